@@ -1,0 +1,50 @@
+"""fullstride: the toolkit for GPU-efficient ConvNets, TResNet, ResNet-RS and GENet.
+
+    "tresnet_m" -> Network --- fit ---> Bundle --- export ---> model.onnx
+       |            ^  \\                 |  \\
+    NetSpec -------/    \\-- cost        |   \\-- predict -> labels
+                                         measure
+
+Floors, each one question, imports only point down:
+`cli > report > deploy > train > tasks > measure | data > nets`.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+try:
+    __version__ = version("fullstride")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0"
+
+# The public names and where they live. They are imported when first asked for, so that `import fullstride` is quick.
+PUBLIC = {
+    "zoo": "fullstride.nets.zoo",
+    "NetSpec": "fullstride.nets.spec",
+    "Stage": "fullstride.nets.spec",
+    "Network": "fullstride.nets.network",
+    "Bundle": "fullstride.nets.bundle",
+    "Preprocessing": "fullstride.nets.preprocessing",
+    "cost": "fullstride.measure.cost",
+    "bench": "fullstride.measure.bench",
+    "open_data": "fullstride.data.images",
+    "Recipe": "fullstride.train.recipes",
+    "fit": "fullstride.train.loop",
+    "evaluate": "fullstride.train.loop",
+    "predict": "fullstride.deploy.predict",
+    "export_onnx": "fullstride.deploy.export",
+}
+
+__all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"fullstride has no {name!r}: it has {', '.join(PUBLIC)}")
+    module = import_module(PUBLIC[name])
+    return module if name == "zoo" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,119 @@
+"""Which pixels of a picture does the network see? A random part while learning, the middle when it counts."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fullstride.nets.preprocessing import Preprocessing
+
+KERNELS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+MOST_PIXELS = 64 * 2**20  # a resized picture above this, from a very long and thin one, is never made whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What chance may do to a training picture: cut out a part, bend it a little, turn it, flip it."""
+
+    scale: tuple[float, float] = (0.08, 1.0)  # the part's share of the area
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # the part's width / height, before it becomes a square
+    turn: float = 0.0  # degrees, at most, to either side; the corners become black
+    flip: float = 0.5  # probability of a flip left to right
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale {self.scale}: use two rising shares of the area, above 0 and up to 1")
+        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
+            raise ValueError(f"ratio {self.ratio}: use two rising numbers above 0, such as (0.75, 1.33)")
+        if not 0 <= self.turn <= 180:
+            raise ValueError(f"turn {self.turn}: use degrees from 0 to 180")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip {self.flip}: use a probability from 0 to 1")
+
+
+def train_view(
+    picture: Image.Image, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
+) -> np.ndarray:
+    """A random part, resized to the network's square, turned, flipped: uint8 (H, W, C)."""
+    box = _random_part(picture.size, augmentation, rng)
+    part = _resized(picture, (pre.resolution, pre.resolution), pre, box)
+    if augmentation.turn:
+        part = part.rotate(rng.uniform(-augmentation.turn, augmentation.turn), Image.Resampling.BILINEAR)
+    pixels = _pixels(part)
+    return np.ascontiguousarray(pixels[:, ::-1]) if rng.random() < augmentation.flip else pixels
+
+
+def test_view(picture: Image.Image, pre: Preprocessing) -> np.ndarray:
+    """The whole picture bent to a square, or its middle in true proportions: uint8 (H, W, C).
+
+    The middle is torchvision's Resize and CenterCrop, with timm's floor(resolution / crop) as the shorter side.
+    """
+    side = pre.resolution
+    if pre.fit == "squish":
+        return _pixels(_resized(picture, (side, side), pre))
+    shorter = math.floor(side / pre.crop)
+    w, h = picture.size
+    new_w, new_h = (shorter, int(shorter * h / w)) if w <= h else (int(shorter * w / h), shorter)
+    left, top = round((new_w - side) / 2), round((new_h - side) / 2)
+    if new_w * new_h <= MOST_PIXELS:
+        return _pixels(_resized(picture, (new_w, new_h), pre).crop((left, top, left + side, top + side)))
+    box = (left * w / new_w, top * h / new_h, (left + side) * w / new_w, (top + side) * h / new_h)
+    return _pixels(_resized(picture, (side, side), pre, box))
+
+
+test_view.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # its name makes pytest take it for a test
+
+
+def to_input(pixels_nhwc: Tensor, pre: Preprocessing) -> Tensor:
+    """uint8 (N, H, W, C) -> float32 (N, C, H, W), channels last in memory, on the same device."""
+
+    def per_channel(values: tuple[float, ...]) -> Tensor:
+        # not waiting for the copy: waiting would stall a GPU once per batch
+        return torch.tensor(values).view(-1, 1, 1).to(pixels_nhwc.device, non_blocking=True)
+
+    x = pixels_nhwc.permute(0, 3, 1, 2).to(torch.float32)
+    return x.div_(255).sub_(per_channel(pre.mean)).div_(per_channel(pre.std))
+
+
+def _random_part(
+    size: tuple[int, int], augmentation: Augmentation, rng: np.random.Generator
+) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom): torchvision's RandomResizedCrop, but of fractions of pixels.
+
+    Whole pixels would leave small pictures with a handful of different parts.
+    """
+    w, h = size
+    (least, most), (low, high) = augmentation.scale, augmentation.ratio
+    for _ in range(10):
+        area = w * h * rng.uniform(least, most)
+        ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
+        width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if width <= w and height <= h:
+            left, top = rng.uniform(0, w - width), rng.uniform(0, h - height)
+            return left, top, min(left + width, w), min(top + height, h)
+    width, height = min(w, h * high), min(h, w / low)  # the largest middle part
+    return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
+
+
+def _resized(
+    picture: Image.Image,
+    size: tuple[int, int],
+    pre: Preprocessing,
+    box: tuple[float, float, float, float] | None = None,
+) -> Image.Image:
+    if picture.mode not in ("L", "RGB"):
+        raise ValueError(f"a picture of mode {picture.mode!r}: decode() gives 'L' or 'RGB'")
+    mode = "L" if pre.channels == 1 else "RGB"
+    return (picture if picture.mode == mode else picture.convert(mode)).resize(size, KERNELS[pre.kernel], box)
+
+
+def _pixels(picture: Image.Image) -> np.ndarray:
+    pixels = np.array(picture)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels

@@ -1,0 +1,121 @@
+"""Where do pictures come from? `open_data` makes a data set of a folder with one subfolder per class, or of "digits".
+
+The digits travel with the package: 1,797 gray handwritten digits of 8 x 8 pixels, the test set of "Optical Recognition
+of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning repository, CC BY 4.0), unchanged from
+scikit-learn, which redistributes it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fullstride.data.decode import UnreadableImage, decode
+from fullstride.data.folder import Parts, Sample, find_folder, read_folder
+
+__all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pictures in a fixed order, decoded when asked for."""
+
+    names: tuple[str, ...]  # POSIX paths below the data folder
+    labels: tuple[int, ...]
+    read: Callable[[str], Image.Image]  # a name's picture; must pickle, because loader workers get a copy
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def picture(self, index: int) -> Image.Image:
+        """Upright, of mode "L" or "RGB". Raises UnreadableImage."""
+        return self.read(self.names[index])
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Images to learn from (`train`), to choose by (`minival`) and to report on (`test`)."""
+
+    name: str
+    where: str  # what `open_data` finds it by from any working directory
+    classes: tuple[str, ...]
+    train: Images
+    minival: Images
+    test: Images
+    channels: int  # 1: gray, 3: RGB
+    mirror: bool  # whether a picture flipped left to right is still of its class
+    fingerprint: str  # of class names, and of each part's names, labels and file sizes
+
+
+def open_data(where: str, *, minival: float | None = None) -> DataSet:
+    """The data set at `where`: "digits" (for a folder of that name, "./digits") or a folder.
+
+    A folder holds one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or both, each with
+    such subfolders; val/ alone is the test. What is missing is cut from the training images by a hash of their names:
+    a tenth for the test, so that no image changes sides when others come or go, and of the rest the share `minival`,
+    by default a tenth, but no more than 500 images or a fiftieth, whichever is more.
+    """
+    if minival is not None and not 0 < minival < 1:
+        raise ValueError(f"minival {minival}: use a share of the training images above 0 and below 1")
+    if where == "digits":
+        classes, parts = tuple("0123456789"), _digit_parts(minival)
+        return _data_set("digits", where, classes, parts, _read_digit, channels=1, mirror=False)
+    root = find_folder(where)
+    classes, parts = read_folder(root, minival)
+    return _data_set(root.name, str(root), classes, parts, _Files(root, 3), channels=3, mirror=True)
+
+
+def _data_set(
+    name: str,
+    where: str,
+    classes: tuple[str, ...],
+    parts: Parts,
+    read: Callable[[str], Image.Image],
+    channels: int,
+    mirror: bool,
+) -> DataSet:
+    train, minival, test = (Images(tuple(s.name for s in p), tuple(s.label for s in p), read) for p in parts)
+    fingerprint = hashlib.sha256(json.dumps([classes, parts]).encode()).hexdigest()[:16]
+    return DataSet(name, where, classes, train, minival, test, channels, mirror, fingerprint)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Reads the image of a name below `root`."""
+
+    root: Path
+    channels: int
+
+    def __call__(self, name: str) -> Image.Image:
+        try:
+            return decode(self.root / name, self.channels)
+        except UnreadableImage as error:
+            raise UnreadableImage(name, error.reason) from error
+
+
+def _digit_parts(minival: float | None) -> Parts:
+    """Split by position: the last 500 were written by other people."""
+    _, labels = _digit_arrays()
+    samples = [Sample(f"digits/{i:04}", int(label), 64) for i, label in enumerate(labels)]
+    pool, test = samples[:1297], samples[1297:]
+    held_out = 260 if minival is None else min(max(1, round(minival * len(pool))), len(pool) - 1)
+    return Parts(pool[:-held_out], pool[-held_out:], test)
+
+
+def _read_digit(name: str) -> Image.Image:
+    images, _ = _digit_arrays()
+    return Image.fromarray(np.rint(images[int(name.removeprefix("digits/"))] * (255 / 16)).astype(np.uint8))
+
+
+@cache
+def _digit_arrays() -> tuple[np.ndarray, np.ndarray]:
+    """Images (1797, 8, 8) of 0..16 and their labels, in scikit-learn's order."""
+    with (resources.files("fullstride.data") / "digits.npz").open("rb") as file:
+        arrays = np.load(file, allow_pickle=False)
+        return arrays["images"], arrays["labels"]

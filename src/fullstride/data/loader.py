@@ -1,0 +1,184 @@
+"""How do pictures reach the device? `Batches` decodes them in workers and sends bytes; floats are made on arrival.
+
+The order of an epoch and every random draw depend on seed, epoch and sample alone, so that neither the number of
+workers nor a resumed run changes a single pixel.
+"""
+
+import signal
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fullstride.data.augment import Augmentation, test_view, to_input, train_view
+from fullstride.data.images import Images, UnreadableImage
+from fullstride.nets.preprocessing import Preprocessing
+
+
+class View(Protocol):
+    """A picture's uint8 (H, W, C) pixels; must pickle, because loader workers get a copy."""
+
+    @property
+    def pre(self) -> Preprocessing: ...
+
+    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class TrainView:
+    pre: Preprocessing
+    augmentation: Augmentation = Augmentation()
+
+    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> np.ndarray:
+        return train_view(picture, self.pre, self.augmentation, rng)
+
+
+@dataclass(frozen=True)
+class TestView:
+    __test__ = False  # its name makes pytest take it for a test
+
+    pre: Preprocessing
+
+    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> np.ndarray:
+        return test_view(picture, self.pre)
+
+
+class Batch(NamedTuple):
+    x: Tensor  # float32 (N, C, H, W), on the device
+    labels: Tensor  # int64 (N,), on the device
+    indices: Tensor  # int64 (N,), on the CPU: which images these are
+
+
+class Batches:
+    """The batches of `images`, epoch after epoch; one epoch at a time.
+
+    With `shuffle`, for training: an incomplete last batch is left out, unless it is the only one, and an image that
+    cannot be read is replaced by the next one that can. Without, for scoring: every image that can be read, once.
+    `skipped` tells the names of unreadable images met so far, and why.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        view: View,
+        *,
+        batch: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        workers: int = 0,  # processes that decode; 0: this one
+        device: str | torch.device = "cpu",
+        pre: Preprocessing | None = None,  # how bytes become floats; the view's own by default
+    ):
+        if not len(images):
+            raise ValueError("no images to load: give at least one")
+        if batch < 1 or workers < 0:
+            raise ValueError(f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more workers")
+        self.images, self.pre, self.device = images, pre or view.pre, torch.device(device)
+        self.skipped: dict[str, str] = {}
+        self._order = _Order(len(images), batch, seed, shuffle)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # more workers than cores is the caller's choice
+            self._loader = DataLoader(
+                _Samples(images, view, seed, replace=shuffle),
+                batch_sampler=self._order,  # pyright: ignore[reportArgumentType]  # torch means any iterable
+                collate_fn=_collate,
+                num_workers=workers,
+                persistent_workers=workers > 0,
+                pin_memory=self.device.type == "cuda",
+                worker_init_fn=_ignore_interrupt,
+                generator=torch.Generator(),  # torch would draw from the global one, and a resumed run would differ
+            )
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        self._order.epoch = number
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = iter(self._loader)
+        read = 0
+        for pixels_nhwc, labels, indices, skipped in loaded:
+            self.skipped.update(skipped)
+            read += len(indices)
+            if len(indices):
+                x = to_input(pixels_nhwc.to(self.device, non_blocking=True), self.pre)
+                yield Batch(x, labels.to(self.device, non_blocking=True), indices)
+            elif self._order.shuffle:
+                break  # not even a replacement was found
+        if not read:
+            name, reason = next(iter(self.skipped.items()))
+            raise ValueError(f"none of the {len(self.images)} images can be read; the first, {name!r}: {reason}")
+
+
+@dataclass
+class _Order:
+    """The batches of an epoch, as (epoch, index) pairs, so that workers need not know the epoch."""
+
+    images: int
+    batch: int
+    seed: int
+    shuffle: bool
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        return max(1, self.images // self.batch) if self.shuffle else -(-self.images // self.batch)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch, order = self.epoch, np.arange(self.images)
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.images)
+        for start in range(0, len(self) * self.batch, self.batch):
+            yield [(epoch, int(index)) for index in order[start : start + self.batch]]
+
+
+class _Sample(NamedTuple):
+    pixels: np.ndarray | None  # None: unreadable
+    label: int
+    image: int
+    skipped: dict[str, str]
+
+
+@dataclass
+class _Samples(Dataset[_Sample]):
+    images: Images
+    view: View
+    seed: int
+    replace: bool  # an unreadable image by the next readable one
+    unreadable: dict[int, str] = field(default_factory=dict)  # met in this process: each is tried once
+
+    def __getitem__(self, key: tuple[int, int]) -> _Sample:
+        epoch, wanted = key
+        rng = np.random.default_rng([self.seed, epoch, wanted])
+        skipped: dict[str, str] = {}
+        for step in range(len(self.images) if self.replace else 1):
+            index = (wanted + step) % len(self.images)
+            if index not in self.unreadable:
+                try:
+                    pixels = self.view(self.images.picture(index), rng)
+                    return _Sample(pixels, self.images.labels[index], index, skipped)
+                except UnreadableImage as error:
+                    self.unreadable[index] = error.reason
+            skipped[self.images.names[index]] = self.unreadable[index]
+        return _Sample(None, -1, wanted, skipped)
+
+
+def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor, Tensor, dict[str, str]]:
+    """Pixels (N, H, W, C), labels and indices of those that could be read, and why others could not."""
+    pixels = [sample.pixels for sample in samples if sample.pixels is not None]
+    good = [sample for sample in samples if sample.pixels is not None]
+    labels = torch.tensor([sample.label for sample in good], dtype=torch.long)
+    indices = torch.tensor([sample.image for sample in good], dtype=torch.long)
+    skipped = {name: reason for sample in samples for name, reason in sample.skipped.items()}
+    return torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)), labels, indices, skipped
+
+
+def _ignore_interrupt(worker: int) -> None:
+    """Ctrl-C reaches workers too: the main process stops them, and theirs would only be more tracebacks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

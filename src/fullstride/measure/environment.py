@@ -1,0 +1,118 @@
+"""Where was a number made? Device, software and commit, to stand beside every measurement."""
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import device as torch_device  # the field `torch` hides the module inside the class
+
+COMMAND_S = 5  # git and nvidia-smi may hang on a sick machine; the number must come out all the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The machine and the software that a number depends on. `asdict` of it is JSON."""
+
+    device: str  # as people call it: "AMD EPYC 7B13", "NVIDIA H200"
+    threads: int  # of torch on the CPU
+    os: str
+    python: str
+    torch: str
+    cuda: str | None  # that torch was built for; None on the CPU
+    driver: str | None  # of the GPU; None on the CPU
+    fullstride: str | None  # version; None where the package is not installed
+    commit: str | None  # of the checkout, with "+" if a tracked file was changed; None outside a checkout
+    date: str  # UTC
+
+    @classmethod
+    def here(cls, device: torch_device | str = "cpu") -> "Environment":
+        where = find_device(device)
+        gpu = where.type == "cuda"
+        return cls(
+            device=torch.cuda.get_device_name(where) if gpu else cpu_name(),
+            threads=torch.get_num_threads(),
+            os=platform.platform(),
+            python=platform.python_version(),
+            torch=torch.__version__,
+            cuda=torch.version.cuda if gpu else None,
+            driver=driver() if gpu else None,
+            fullstride=version(),
+            commit=commit(Path(__file__).resolve().parents[1]),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def find_device(device: torch.device | str) -> torch.device:
+    """The device that is meant, or a ValueError that names one that is here."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {str(device)!r}: use cpu, cuda or cuda:1")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{device} is not here: use cpu")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"{device} is not here: use cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    return found
+
+
+def choose_device(device: str) -> torch.device:
+    """`find_device`, with "auto" for the GPU where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return find_device(device)
+
+
+@cache
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@cache
+def driver() -> str | None:
+    return output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0] or None
+
+
+@cache
+def version() -> str | None:
+    try:
+        return metadata.version("fullstride")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit(package: Path) -> str | None:
+    """The commit of the checkout that holds `package`, if it is one of fullstride and not of who uses it."""
+    checkout = package.parents[1]
+    try:
+        ours = package == checkout / "src" / "fullstride" and (checkout / ".git").exists()
+        if not ours or 'name = "fullstride"' not in (checkout / "pyproject.toml").read_text():
+            return None
+    except (OSError, UnicodeDecodeError):
+        return None
+    asked = ("describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+")
+    return output("git", "--no-optional-locks", *asked, folder=checkout) or None
+
+
+def output(*command: str, folder: Path | None = None) -> str:
+    """What a command prints; nothing if it is not there, fails or takes too long."""
+    # git would follow these to another repository, as it does inside a hook
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=COMMAND_S)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,37 @@
+"""How does a file come to be whole or not at all? It is written beside its place and then renamed into it."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the path to write a file or a folder at; on success it takes the place of `path`, else it is removed.
+
+    What stood at `path` before stays until the new one is complete.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    remove(beside)
+    try:
+        yield beside
+        if path.is_dir():
+            path.rename(old)  # a folder cannot be renamed over a full one
+        beside.rename(path)
+    except BaseException:
+        remove(beside)
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""GENet: Neural Architecture Design for GPU-Efficient Networks, arXiv:2006.14090.
+
+Few channels early, where plain convolutions keep the GPU busy; many late, where bottlenecks and
+depthwise blocks lose little by their low rank.
+"""
+
+from dataclasses import replace
+
+from dataclasses import replace
+
+from fullstride.nets import init
+from fullstride.nets.blocks import Basic, Bottleneck, ConvStem
+from fullstride.nets.spec import NetSpec, Stage
+
+PAPER = "arXiv:2006.14090 Table 2"
+
+
+def genet(resolution: int, stem: int, head: int, *sizes: tuple[int, int], source: str = PAPER) -> NetSpec:
+    """The five stages the paper's search settled on; `sizes` are their (depth, width)."""
+    (d1, w1), (d2, w2), (d3, w3), (d4, w4), (d5, w5) = sizes
+    return NetSpec(
+        source=source,
+        stem=ConvStem,
+        stem_width=stem,
+        stages=(
+            Stage(block=Basic, depth=d1, width=w1, stride=2),
+            Stage(block=Basic, depth=d2, width=w2, stride=2),
+            Stage(block=Bottleneck, depth=d3, width=w3, stride=2, ratio=1 / 4),
+            Stage(block=Bottleneck, depth=d4, width=w4, stride=2, ratio=3, group_width=1),
+            Stage(block=Bottleneck, depth=d5, width=w5, ratio=3, group_width=1),
+        ),
+        head_width=head,
+        init=init.genet,
+        resolution=resolution,
+    )
+
+
+SPECS = {
+    "genet_light": genet(192, 13, 1920, (1, 48), (3, 48), (7, 384), (2, 560), (1, 256)),
+    "genet_normal": genet(192, 32, 2560, (1, 128), (2, 192), (6, 640), (4, 640), (1, 640)),
+    "genet_large": genet(256, 32, 2560, (1, 128), (2, 192), (6, 640), (5, 640), (4, 640)),
+    "genet_tiny": replace(
+        genet(
+            32,
+            16,
+            256,
+            *((1, 48), (3, 64), (1, 128), (1, 96), (1, 64)),
+            source="ours: GENet-normal made small, for tests and the demo",
+        ),
+        classes=10,
+    ),
+}
+
+SPECS["profilingnet_132"] = NetSpec(
+    source="arXiv:2006.14090 Table 5 as printed, which has 92 convolutions and not 132",
+    stem=ConvStem,
+    stem_width=16,
+    stages=tuple(
+        Stage(block=Basic, depth=depth, width=width, stride=stride)
+        for depth, width, stride in (
+            (3, 32, 2),
+            (3, 48, 2),
+            (3, 72, 2),
+            (6, 128, 1),
+            (6, 256, 2),
+            (8, 512, 1),
+            (8, 1024, 1),
+            (4, 2048, 1),
+        )
+    ),
+    head_width=4096,
+    init=init.genet,
+)
+
+# The kinds of block that the paper's tables name by letters, with the ratios of the hand-made nets.
+KINDS = {
+    "X": Stage(block=Basic, depth=1, width=1, kernel=5),
+    "B": Stage(block=Bottleneck, depth=1, width=4, kernel=5, ratio=1 / 4),
+    "D": Stage(block=Bottleneck, depth=1, width=1, kernel=5, ratio=6, group_width=1),
+}
+
+
+def masternet(row: int, kinds: str, stem: int, head: int, *sizes: tuple[int, int, int]) -> NetSpec:
+    """A net that the authors made by hand before their search; `sizes` are (depth, width, stride) of its stages.
+
+    The paper prints neither kernels nor ratios. Inferred: 5 x 5 inside, a 3 x 3 stem and a 1 x 1 head,
+    ratio 1/4 in bottlenecks and 6 in depthwise blocks.
+    """
+    stages = tuple(
+        replace(KINDS[kind], depth=depth, width=width, stride=stride)
+        for kind, (depth, width, stride) in zip(kinds, sizes, strict=True)
+    )
+    source = f"arXiv:2006.14090 Table 6, row Net{row}; kernels and ratios inferred"
+    return NetSpec(
+        source=source, stem=ConvStem, stem_width=stem, stages=stages, head_width=head, init=init.genet
+    )
+
+
+# Net6 is Net1 printed a second time: the table repeats eight of its nets.
+SPECS |= {
+    f"masternet_{row}": masternet(
+        row, "XXBDD", 32, 1280, (1, 64, 2), (4, 96, 2), (8, 512, 2), (4, 320, 2), (2, 320, 1)
+    )
+    for row in (1, 6)
+}

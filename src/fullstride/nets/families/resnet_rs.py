@@ -1,0 +1,56 @@
+"""Revisiting ResNets: Improved Training and Scaling Strategies, arXiv:2103.07579.
+
+ResNet-D with squeeze-and-excitation and no max-pool, scaled by depth and resolution.
+Source of the numbers: the TPU code, tensorflow/tpu@7dc921f, whose weights were released.
+"""
+
+from dataclasses import replace
+
+from fullstride.nets import init
+from fullstride.nets.blocks import SE, Bottleneck, DeepConvStem, Style
+from fullstride.nets.spec import NetSpec, Stage
+
+PAPER = "arXiv:2103.07579 Table 7 and tensorflow/tpu@7dc921f"
+STUDY = "arXiv:2103.07579 section 5, the scaling study"
+
+
+def resnet_rs(source: str, resolution: int, *depths: int) -> NetSpec:
+    """Bottlenecks with squeeze-and-excitation after each; `resolution` is the smallest the paper trains at."""
+    stages = tuple(
+        Stage(
+            block=Bottleneck,
+            depth=depth,
+            width=256 * 2**i,
+            stride=1 if i == 0 else 2,
+            ratio=1 / 4,
+            se=SE(at="out", ratio=1 / 4),
+        )
+        for i, depth in enumerate(depths)
+    )
+    return NetSpec(
+        source=source,
+        stem=DeepConvStem,
+        stem_width=64,
+        stages=stages,
+        style=Style(average_shortcut=True),
+        init=init.resnet_rs,
+        resolution=resolution,
+    )
+
+
+SPECS = {
+    "resnet_rs_50": resnet_rs(PAPER, 160, 3, 4, 6, 3),
+    "resnet_rs_101": resnet_rs(PAPER, 160, 3, 4, 23, 3),
+    "resnet_rs_152": resnet_rs(PAPER, 192, 3, 8, 36, 3),
+    "resnet_rs_200": resnet_rs(PAPER, 256, 3, 24, 36, 3),
+    "resnet_rs_270": resnet_rs(PAPER, 256, 4, 29, 53, 4),
+    "resnet_rs_300": resnet_rs(STUDY, 256, 4, 36, 54, 4),
+    "resnet_rs_350": resnet_rs(PAPER, 256, 4, 36, 72, 4),
+    "resnet_rs_400": resnet_rs(STUDY, 256, 6, 48, 72, 6),
+    "resnet_rs_420": resnet_rs(PAPER, 320, 4, 44, 87, 4),
+    "resnet_rs_tiny": replace(
+        resnet_rs("ours: ResNet-RS made small, for tests and the demo", 32, 1, 1, 2, 1).scaled(width=1 / 8),
+        classes=10,
+        resolution=32,
+    ),
+}

@@ -1,0 +1,130 @@
+"""What are the networks made of? Convolution with batch norm, squeeze-and-excitation, and the ways to make a map smaller.
+
+Letters of the shapes, here and in every docstring: N images, C channels, H x W pixels, K classes.
+"""
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def activation(slope: float | None) -> nn.Module:
+    """ReLU for slope 0, leaky ReLU for a slope above 0, nothing for None."""
+    if slope is None:
+        return nn.Identity()
+    return nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
+
+
+class ConvNorm(nn.Module):
+    """Convolution without bias, batch norm, activation: (N, C_in, H, W) -> (N, C_out, H/stride, W/stride).
+
+    With `blur`, the convolution keeps the size and a blur after the activation halves it: the
+    anti-aliased downsampling of TResNet (arXiv:2003.13630), after arXiv:1904.11486.
+    """
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        slope: float | None = None,
+        blur: bool = False,
+    ):
+        super().__init__()
+        conv_stride = 1 if blur else stride
+        self.conv = nn.Conv2d(c_in, c_out, kernel, conv_stride, kernel // 2, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(c_out)
+        self.act = activation(slope)
+        self.blur = BlurPool(c_out) if blur and stride == 2 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blur(self.act(self.norm(self.conv(x))))
+
+
+class SqueezeExcite(nn.Module):
+    """Scale each channel by a gate that sees the mean of all channels: (N, C, H, W) -> (N, C, H, W).
+
+    Costs almost no arithmetic but reads the map twice, so on a GPU it belongs where maps are small.
+    Source: arXiv:1709.01507; with biases, as in the code of TResNet and ResNet-RS.
+    """
+
+    def __init__(self, channels: int, reduced: int):
+        super().__init__()
+        self.reduce = nn.Conv2d(channels, reduced, 1)
+        self.act = nn.ReLU(inplace=True)
+        self.expand = nn.Conv2d(reduced, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.expand(self.act(self.reduce(x.mean((2, 3), keepdim=True))))
+        return x * gate.sigmoid()
+
+
+class BlurPool(nn.Module):
+    """Blur by the binomial filter [1 2 1] / 4 each way, keep every second pixel: (N, C, H, W) -> (N, C, H/2, W/2).
+
+    Odd sides round up. The border is reflected; a side of one pixel has nothing to reflect and is repeated.
+    Source: arXiv:1904.11486 with the filter and padding of TResNet's code.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        line = torch.tensor([1.0, 2.0, 1.0]) / 4
+        # Not saved: it is a constant, and the released weights do not hold it.
+        self.register_buffer("filter", torch.outer(line, line).expand(channels, 1, 3, 3).clone(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mode = "reflect" if min(x.shape[2:]) > 1 else "replicate"
+        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode), self.filter, stride=2, groups=x.shape[1])
+
+
+class SpaceToDepth(nn.Module):
+    """Fold each 4 x 4 patch of pixels into channels: (N, C, H, W) -> (N, 16C, H/4, W/4).
+
+    A stem that keeps every pixel and starts the network at a quarter of the resolution, where
+    convolutions use the GPU well. Sides that do not divide by 4 are padded with zeros at the
+    bottom and the right.
+
+    Source: TResNet, arXiv:2003.13630. Channels are ordered (row, column, C), as in the released
+    weights; `F.pixel_unshuffle` orders them (C, row, column).
+    """
+
+    patch = 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.patch
+        n, c, h, w = x.shape
+        if h % p or w % p:
+            x = F.pad(x, (0, -w % p, 0, -h % p))
+            h, w = x.shape[2:]
+        x = x.view(n, c, h // p, p, w // p, p)
+        return x.permute(0, 3, 5, 1, 2, 4).reshape(n, c * p * p, h // p, w // p)
+
+
+def average_pool(stride: int) -> nn.Module:
+    """The 2 x 2 average before a projection; odd sides round up and the pixels outside do not count.
+
+    Source: ResNet-D, arXiv:1812.01187, in the form that TResNet and ResNet-RS use.
+    """
+    return nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+
+
+class Head(nn.Module):
+    """Optional 1 x 1 convolution, global average, linear classifier: (N, C, H, W) -> (N, K)."""
+
+    def __init__(self, c_in: int, width: int, classes: int):
+        super().__init__()
+        self.conv = ConvNorm(c_in, width, 1, slope=0.0) if width else nn.Identity()
+        self.fc = nn.Linear(width or c_in, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).mean((2, 3)))
+
+
+def named(*parts: tuple[str, nn.Module]) -> nn.Sequential:
+    """A sequence whose parts keep their names in parameter paths."""
+    return nn.Sequential(OrderedDict(parts))

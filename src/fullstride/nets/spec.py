@@ -1,0 +1,174 @@
+"""What describes a network? Frozen data, `Stage` and `NetSpec`, and their JSON."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from torch import nn
+
+from fullstride.nets import init
+from fullstride.nets.blocks import (
+    SE,
+    Basic,
+    Block,
+    Bottleneck,
+    ConvStem,
+    DeepConvStem,
+    DeepStem,
+    PoolStem,
+    SpaceToDepthStem,
+    Stem,
+    Style,
+)
+
+# What JSON may name. Renaming a class or a function changes nothing on disk; changing a key here does.
+NAMED: dict[str, Any] = {
+    "Basic": Basic,
+    "Bottleneck": Bottleneck,
+    "ConvStem": ConvStem,
+    "PoolStem": PoolStem,
+    "DeepStem": DeepStem,
+    "DeepConvStem": DeepConvStem,
+    "SpaceToDepthStem": SpaceToDepthStem,
+    "init.tresnet": init.tresnet,
+    "init.resnet_rs": init.resnet_rs,
+    "init.genet": init.genet,
+    "init.resnet": init.resnet,
+}
+NAMES = {part: name for name, part in NAMED.items()}
+
+# A file from elsewhere may not ask for more than this; the widest published network has 4096 channels, the deepest 144 blocks.
+MOST_CHANNELS, MOST_BLOCKS = 65_536, 2_048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Blocks of one kind in a row; the first one changes width and resolution."""
+
+    block: type[Block]
+    depth: int  # blocks
+    width: int  # channels out of every block
+    stride: int = 1  # of the first block: 1, or 2 to halve the map
+    ratio: float = 1.0  # channels between a block's convolutions / width
+    kernel: int = 3
+    group_width: int = 0  # channels that a k x k convolution sees at once: 0 all, 1 depthwise
+    se: SE | None = None
+
+    def __post_init__(self) -> None:
+        for name, most in (("depth", MOST_BLOCKS), ("width", MOST_CHANNELS)):
+            check_range(name, getattr(self, name), most)
+        if self.stride not in (1, 2):
+            raise ValueError(f"stride {self.stride} of a stage: use 1 or 2")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel {self.kernel} of a stage: use an odd number, as 3 or 5")
+        check_range(f"inner channels of width {self.width} x ratio {self.ratio:g}:", self.inner, MOST_CHANNELS)
+        if self.group_width and self.inner % self.group_width:
+            fits = self.inner // self.group_width * self.group_width or self.group_width
+            raise ValueError(
+                f"{self.inner} inner channels do not divide into groups of {self.group_width}: "
+                f"set width={round(fits / self.ratio)}, or another group_width"
+            )
+
+    @property
+    def inner(self) -> int:
+        return round(self.width * self.ratio)
+
+    @property
+    def groups(self) -> int:
+        return self.inner // self.group_width if self.group_width else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetSpec:
+    """A whole network: stem, stages, head. `Network(spec)` builds it."""
+
+    source: str  # where the numbers come from
+    stem: type[Stem]
+    stem_width: int
+    stages: tuple[Stage, ...]
+    head_width: int = 0  # channels of a 1 x 1 convolution before the global average; 0: none
+    style: Style = field(default_factory=Style)
+    init: Callable[[nn.Module], None] = init.resnet
+    in_channels: int = 3
+    classes: int = 1000
+    resolution: int = 224  # pixels a side that the network is meant for; it takes any
+
+    def __post_init__(self) -> None:
+        for name in ("stem_width", "in_channels", "classes", "resolution"):
+            check_range(name, getattr(self, name), MOST_CHANNELS * 16)
+        if not self.stages or sum(stage.depth for stage in self.stages) > MOST_BLOCKS:
+            raise ValueError(f"a network has 1 to {MOST_BLOCKS} blocks in its stages")
+
+    def scaled(self, *, width: float = 1.0, depth: float = 1.0) -> "NetSpec":
+        """The same network with every width and every depth multiplied.
+
+        Widths go to the nearest multiple of 8, which is what tensor cores want (and of the group width,
+        if any); at a multiplier of 1 nothing moves. At least one block and one such multiple stay.
+        """
+        check_multiplier("width", width)
+        check_multiplier("depth", depth)
+
+        def wide(channels: int, step: int = 8) -> int:
+            return max(round(channels * width / step) * step, step) if width != 1 else channels
+
+        stages = tuple(
+            replace(
+                stage,
+                width=wide(stage.width, max(8, round(stage.group_width / stage.ratio))),
+                depth=max(round(stage.depth * depth), 1),
+            )
+            for stage in self.stages
+        )
+        head = wide(self.head_width) if self.head_width else 0
+        return replace(self, stem_width=wide(self.stem_width), stages=stages, head_width=head)
+
+    def to_json(self) -> str:
+        data = asdict(self)
+        data["stem"], data["init"] = NAMES[self.stem], NAMES[self.init]
+        for row, stage in zip(data["stages"], self.stages, strict=True):
+            row["block"] = NAMES[stage.block]
+        return json.dumps(data, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> "NetSpec":
+        """Raises ValueError for anything that `to_json` would not write."""
+        try:
+            data = dict(json.loads(text))
+            data["stages"] = tuple(stage_from(dict(row)) for row in data["stages"])
+            data["style"] = build(Style, dict(data["style"]))
+            data["stem"], data["init"] = named(data["stem"], Stem), named(data["init"])
+            return build(NetSpec, data)
+        except (TypeError, KeyError, json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"this is not the JSON of a network spec: {type(error).__name__} {error}") from None
+
+
+def stage_from(row: dict) -> Stage:
+    row["block"] = named(row["block"], Block)
+    row["se"] = build(SE, dict(row["se"])) if row.get("se") else None
+    return build(Stage, row)
+
+
+def build(kind: Callable, values: dict):
+    unknown = set(values) - {f.name for f in fields(kind)}
+    if unknown:
+        raise ValueError(f"a network spec has no field {', '.join(sorted(unknown))} in {kind.__name__}")
+    return kind(**values)
+
+
+def named(name: str, kind: type | None = None) -> Any:
+    part = NAMED.get(name)
+    if part is None or (isinstance(part, type) != (kind is not None)) or (kind and not issubclass(part, kind)):
+        fits = [n for n, p in NAMED.items() if (issubclass(p, kind) if kind and isinstance(p, type) else kind is None)]
+        raise ValueError(f"a network spec may not name {name!r} here: choose from {', '.join(fits)}")
+    return part
+
+
+def check_range(name: str, value: Any, most: int) -> None:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{name} {value!r}: use a whole number from 1 to {most}")
+
+
+def check_multiplier(name: str, value: float) -> None:
+    if not 0 < value <= 64:
+        raise ValueError(f"{name} multiplier {value}: use a number above 0, up to 64")

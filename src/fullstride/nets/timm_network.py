@@ -1,0 +1,93 @@
+"""How does a network of timm stand where ours stand? With a spec, `features`, `channels` and `strides` like ours."""
+
+import json
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmSpec:
+    """A network that timm defines, by timm's own name."""
+
+    name: str
+    in_channels: int = 3
+    classes: int = 1000
+    resolution: int = 224  # pixels a side that its weights are meant for
+
+    @property
+    def source(self) -> str:
+        return f"timm, {self.name}"
+
+    def to_json(self) -> str:
+        return json.dumps({"timm": asdict(self)}, indent=1)
+
+
+def timm_spec(name: str, **changes: int) -> TimmSpec:
+    """The spec of timm's `name`; `name.tag` gives the resolution of those weights."""
+    import timm
+
+    base = name.split(".")[0]
+    if not timm.is_model(base):  # also refuses what timm would fetch or open: "hf-hub:...", "local-dir:..."
+        close = get_close_matches(base, timm.list_models(), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(f'timm/{c}' for c in close)}?" if close else "see timm.list_models()"
+        raise ValueError(f"timm has no network named {base!r}: {hint}")
+    config = released(name)
+    resolution = config.input_size[1] if config else 224
+    return TimmSpec(name=name, **{"resolution": resolution, **changes})
+
+
+def released(name: str):
+    """timm's record of the weights `name` or `name.tag`; None where there are none."""
+    import timm
+
+    try:
+        return timm.get_pretrained_cfg(name)
+    except RuntimeError:
+        return None
+
+
+class TimmNetwork(nn.Module):
+    """A network of timm: (N, in_channels, H, W) -> (N, K) logits. It accepts the sizes that timm's accepts."""
+
+    def __init__(self, spec: TimmSpec):
+        import timm
+
+        super().__init__()
+        self.spec = spec
+        self.net = timm.create_model(
+            spec.name.split(".")[0], pretrained=False, in_chans=spec.in_channels, num_classes=spec.classes
+        )
+
+        self.classifier = f"net.{self.net.pretrained_cfg['classifier']}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def features(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The pyramid: the last map at every stride."""
+        if not hasattr(self.net, "forward_intermediates"):
+            raise ValueError(f"timm/{self.spec.name} gives no intermediate maps: choose a network that does")
+        maps = self.net.forward_intermediates(x, intermediates_only=True)
+        return tuple({m.shape[2:]: m for m in maps}.values())
+
+    @cached_property
+    def channels(self) -> tuple[int, ...]:
+        return tuple(m.shape[1] for m in self.sample)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(round(self.spec.resolution / m.shape[2]) for m in self.sample)
+
+    @cached_property
+    def sample(self) -> tuple[Tensor, ...]:
+        """The pyramid of one blank image, for its shapes: timm's own list of them is wrong for some networks."""
+        weight = next(self.parameters())
+        side, training = self.spec.resolution, self.training
+        with torch.no_grad():
+            maps = self.eval().features(weight.new_zeros(1, self.spec.in_channels, side, side))
+        self.train(training)
+        return maps

@@ -1,0 +1,211 @@
+"""What do the numbers look like? Accuracy against latency, and learning curves, as SVG or PNG.
+
+In the SVG text stays text and ink takes the colour of the page around it: it can be searched, read aloud,
+and seen on a dark page.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
+
+INK = "#1d2129"
+# Distinct for the colour-blind, readable on white and on black. After Okabe and Ito, jfly.uni-koeln.de/color
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56a4d9")
+MARKERS = ("o", "s", "D", "^", "v", "P")
+DASHES = ("solid", "dashed", "dashdot", "dotted")
+WIDE_RANGE = 4.0  # slowest / fastest from which the axis of latency is logarithmic
+STRIP = 0.2  # of the height, below the accuracies, for what was not trained
+LABEL_OFFSETS = [
+    (across * far, up * far)
+    for far in (10, 17, 27, 40)
+    for across, up in ((1, 0), (-1, 0), (0.7, 1), (0.7, -1), (-0.7, 1), (-0.7, -1), (0, 1.2), (0, -1.2))
+]  # in points, the nearest first
+STYLE: Any = {
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+EpochRow = Mapping[str, Any]  # epoch, loss, lr, images_per_s, minival_top1
+
+
+@dataclass(frozen=True)
+class Point:
+    """One network in the plot."""
+
+    name: str
+    ms_per_image: float
+    top1: float | None  # per cent; None: not trained
+    interval: tuple[float, float] | None = None  # of top1, per cent
+
+
+def accuracy_latency(points: Sequence[Point], data: str = "") -> str:
+    """Top-1 against latency as an SVG; what was not trained stands hollow in a strip below."""
+    told = [
+        f"{p.name}: {p.ms_per_image:.3g} ms, " + ("not trained here" if p.top1 is None else f"{p.top1:.1f} %")
+        for p in points
+    ]
+    return svg(accuracy_latency_figure(points, data), "Top-1 against latency. " + "; ".join(told))
+
+
+def learning_curves(curves: Mapping[str, Sequence[EpochRow]]) -> str:
+    """Training loss and top-1 on the minival images, epoch by epoch, as an SVG."""
+    told = [f"{name} ends at {rows[-1]['minival_top1']:.1f} %" for name, rows in curves.items() if rows]
+    return svg(learning_curves_figure(curves), "Loss and minival top-1 by epoch. " + "; ".join(told))
+
+
+def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
+    if not points:
+        raise ValueError("no network to plot: give at least one with a measured time")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((9.2, 4.6), layout="constrained")
+        axes = figure.subplots()
+        trained = [p for p in points if p.top1 is not None]
+        scale_latency(axes, [p.ms_per_image for p in points])
+        scale_accuracy(axes, trained, strip=len(trained) < len(points))
+        axes.set_xlabel("latency of one image, median (ms)")
+        axes.set_ylabel(f"top-1 on {data} (%)" if data else "top-1 (%)", parse_math=False)
+        for number, point in enumerate(trained):
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            if point.interval:
+                axes.plot([point.ms_per_image] * 2, point.interval, color=colour, lw=1.6, alpha=0.45)
+            axes.plot(*place(point), marker, color=colour, ms=9)
+        for point in points:
+            if point.top1 is None:
+                axes.plot(*place(point), "o", transform=axes.get_xaxis_transform(), mfc="none", mec=INK, ms=8)
+        label(figure, axes, points)
+    return figure
+
+
+def place(point: Point) -> tuple[float, float]:
+    """Where the mark stands: ms and per cent, or ms and a share of the height for what was not trained."""
+    return point.ms_per_image, STRIP * 0.3 if point.top1 is None else point.top1
+
+
+def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
+    low, high = min(ms), max(ms)
+    if high >= WIDE_RANGE * low:
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.5, high * 2.2)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.set_xlim(0, high * 1.3)
+
+
+def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
+    """The axis spans the intervals, not 0 to 100; with `strip` there is room below for what was not trained."""
+    ends = [end for p in trained for end in (p.interval or (p.top1, p.top1)) if end is not None] or [0.0, 100.0]
+    room = max(max(ends) - min(ends), 1.0) * 0.12
+    low, high = min(ends) - room, max(ends) + room
+    below = (high - low) * STRIP / (1 - STRIP) if strip else 0.0
+    axes.set_ylim(low - below, high)
+    axes.set_yticks([tick for tick in MaxNLocator(6).tick_values(low, high) if low < tick < high and tick <= 100])
+    if not trained:
+        axes.set_yticks([])
+    if strip:
+        axes.axhline(low, color=INK, lw=0.8, alpha=0.5, dashes=(4, 3))
+        axes.text(0.01, STRIP - 0.015, "not trained here", transform=axes.transAxes, fontsize=9, va="top", alpha=0.75)
+
+
+def label(figure: Figure, axes: Axes, points: Sequence[Point]) -> None:
+    """Write each name where it covers no mark and no other name, as near to its mark as that allows."""
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the measuring font lacks
+        canvas.draw()
+        renderer, frame, radius = canvas.get_renderer(), axes.get_window_extent(), 6 * figure.dpi / 72
+        grids = [axes.get_xaxis_transform() if point.top1 is None else axes.transData for point in points]
+        taken = [text.get_window_extent(renderer) for text in axes.texts]
+        for point, grid in zip(points, grids, strict=True):
+            (x, y), ms = grid.transform(place(point)), point.ms_per_image
+            taken.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
+            if point.interval:
+                taken.append(Bbox(axes.transData.transform([(ms, end) for end in point.interval])))
+        for point, grid in sorted(zip(points, grids, strict=True), key=lambda pair: -pair[0].ms_per_image):
+            text = axes.annotate(
+                point.name, place(point), LABEL_OFFSETS[0], xycoords=grid, textcoords="offset points", va="center"
+            )
+            text.set_parse_math(False)
+            text.set_in_layout(False)
+            for offset in (*LABEL_OFFSETS, LABEL_OFFSETS[0]):
+                text.set_position(offset)
+                text.set_horizontalalignment("center" if offset[0] == 0 else "left" if offset[0] > 0 else "right")
+                box = text.get_window_extent(renderer)
+                inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+                if inside and not any(box.overlaps(other) for other in taken):
+                    break
+            taken.append(text.get_window_extent(renderer))
+
+
+def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]]) -> Figure:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((9.2, 3.4), layout="constrained")
+        loss, top1 = figure.subplots(1, 2)
+        for axes, key, name in ((loss, "loss", "training loss"), (top1, "minival_top1", "minival top-1 (%)")):
+            lines = [
+                axes.plot(
+                    [row["epoch"] for row in rows],
+                    [row[key] for row in rows],
+                    color=COLOURS[number % len(COLOURS)],
+                    ls=DASHES[number % len(DASHES)],
+                    lw=1.8,
+                    marker="o" if len(rows) == 1 else "",
+                )[0]
+                for number, rows in enumerate(curves.values())
+            ]
+            axes.set_xlabel("epoch")
+            axes.set_ylabel(name)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        # A space keeps a name that begins with an underscore, which matplotlib would hide.
+        legend = top1.legend(lines, [f" {name}" for name in curves], frameon=False, fontsize=9.5)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return figure
+
+
+def png(figure: Figure, dpi: int = 150) -> bytes:
+    out = io.BytesIO()
+    save(figure, out, format="png", dpi=dpi, facecolor="white")
+    return out.getvalue()
+
+
+def svg(figure: Figure, told: str) -> str:
+    """The figure as an element of an HTML page; `told` is what it says to who cannot see it."""
+    out = io.StringIO()
+    # The library's own address and the date would be the only links and the only change from run to run.
+    save(figure, out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    text = re.sub(r"font: ([^;\"]*px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # the same in every figure, and an id stands once in a page
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(told)}" ', 1)
+
+
+def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the reader's browser has the font that is lacking here
+        figure.savefig(out, **how)

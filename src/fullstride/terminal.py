@@ -1,0 +1,77 @@
+"""How does a command speak to a person? A bar on a terminal, plain lines elsewhere, one line for what goes wrong."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+NAMED_SKIPPED = 10
+
+
+def console() -> Console:
+    """Wide enough for a table where the output is no terminal, so that a file or a pipe gets whole lines."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+class Bar:
+    """Progress within an epoch, where there is a terminal to show it."""
+
+    def __enter__(self) -> "Bar":
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, console=console(), transient=True, disable=not sys.stdout.isatty())
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def say(self, line: str) -> None:
+        if self.progress.disable:
+            print(line, flush=True)
+        else:
+            self.progress.console.print(line, markup=False)
+
+    def watch(self, batches: Any) -> "Watched":
+        return Watched(batches, self.progress)
+
+
+class Watched:
+    """The same batches, counted on a bar as they pass."""
+
+    def __init__(self, batches: Any, progress: Progress):
+        self.batches, self.progress = batches, progress
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int) -> Iterator[Any]:
+        task = self.progress.add_task(f"epoch {number + 1}", total=len(self))
+        for batch in self.batches.epoch(number):
+            yield batch
+            self.progress.advance(task)
+        self.progress.remove_task(task)
+
+
+def report_skipped(skipped: Mapping[str, str]) -> None:
+    """Which pictures could not be read, at the end, on the standard error stream."""
+    if not skipped:
+        return
+    named = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:NAMED_SKIPPED])
+    more = f"; and {len(skipped) - NAMED_SKIPPED} more" if len(skipped) > NAMED_SKIPPED else ""
+    complain(f"skipped {len(skipped)} unreadable: {named}{more}", 0)
+
+
+def complain(what: object, code: int) -> int:
+    """Say it in one line and hand back the exit code."""
+    print(f"fullstride: {one_line(what)}", file=sys.stderr)
+    return code
+
+
+def one_line(what: object) -> str:
+    if isinstance(what, MemoryError):
+        return "out of memory: use a smaller batch or resolution"
+    if isinstance(what, OSError) and what.strerror:
+        return f"{what.strerror}: {what.filename}" if what.filename else what.strerror
+    return " ".join(str(what).split())

@@ -1,0 +1,187 @@
+"""Trained networks on disk, and where networks come from."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fullstride.nets import zoo
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.disk import replacing
+from fullstride.nets.preprocessing import Preprocessing
+
+
+@pytest.fixture
+def bundle():
+    torch.manual_seed(0)
+    return Bundle(
+        net=zoo.create("tresnet_tiny", classes=3, in_channels=1).eval(),
+        name="mine",
+        classes=("a", "b", "ü/<c>"),
+        preprocessing=Preprocessing(resolution=32, mean=(0.1,), std=(0.5,), kernel="bicubic", fit="squish", crop=1.0),
+        recipe={"epochs": 3, "scale": [0.1, 1.0]},
+        scores={"test": {"top1": 98.5}},
+        environment={"device": "here"},
+        source="a test",
+    )
+
+
+@pytest.mark.parametrize("name", ["tresnet_tiny", "timm/resnet10t"])
+def test_a_bundle_comes_back_from_disk_as_it_was(bundle, name, tmp_path):
+    bundle = replace(bundle, net=zoo.create(name, classes=3, in_channels=1).eval())
+    bundle.save(tmp_path / "b")
+    loaded = Bundle.load(tmp_path / "b")
+    for field in ("name", "classes", "preprocessing", "recipe", "scores", "environment", "source"):
+        assert getattr(loaded, field) == getattr(bundle, field)
+    assert loaded.net.spec == bundle.net.spec
+    x = torch.rand(2, 1, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(loaded.net(x), bundle.net(x))
+
+
+def test_saving_replaces_an_earlier_bundle_whole_and_leaves_nothing_else(bundle, tmp_path):
+    bundle.save(tmp_path / "b")
+    replace(bundle, name="newer").save(tmp_path / "b")
+    assert Bundle.load(tmp_path / "b").name == "newer"
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_save_that_fails_keeps_the_earlier_bundle(bundle, tmp_path):
+    bundle.save(tmp_path / "b")
+    with pytest.raises(TypeError):
+        replace(bundle, name="newer", scores={"test": object()}).save(tmp_path / "b")
+    assert Bundle.load(tmp_path / "b").name == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path):
+    path = tmp_path / "sub" / "file"
+    with replacing(path) as beside:
+        beside.write_text("one")
+    with pytest.raises(OSError, match="full"), replacing(path) as beside:
+        beside.write_text("half of t")
+        raise OSError("disk full")
+    assert path.read_text() == "one"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def broken(folder, how):
+    about = json.loads((folder / "bundle.json").read_text())
+    weights = folder / "weights.safetensors"
+    if how == "no json":
+        (folder / "bundle.json").unlink()
+    elif how == "half a json":
+        (folder / "bundle.json").write_text("{")
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "half the weights":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif how == "a weight missing":
+        state = load_file(weights)
+        del state["head.fc.bias"]
+        save_file(state, weights)
+    elif how == "classes missing":
+        (folder / "bundle.json").write_text(json.dumps({**about, "classes": ["a"]}))
+    elif how == "no spec":
+        del about["spec"]
+        (folder / "bundle.json").write_text(json.dumps(about))
+    elif how == "a spec of code":
+        about["spec"]["stem"] = "os.system"
+        (folder / "bundle.json").write_text(json.dumps(about))
+    elif how == "a spec too large for memory":
+        about["spec"]["stages"] = [{**about["spec"]["stages"][0], "width": 65_536, "depth": 400}] * 5
+        (folder / "bundle.json").write_text(json.dumps(about))
+    elif how == "a timm name that fetches":
+        (folder / "bundle.json").write_text(json.dumps({**about, "spec": {"timm": {"name": "hf-hub:evil/net"}}}))
+    elif how == "a later format":
+        (folder / "bundle.json").write_text(json.dumps({**about, "format": 99}))
+    elif how == "preprocessing of nonsense":
+        (folder / "bundle.json").write_text(json.dumps({**about, "preprocessing": {"mean": 3}}))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "no json",
+        "half a json",
+        "no weights",
+        "half the weights",
+        "a weight missing",
+        "classes missing",
+        "no spec",
+        "a spec of code",
+        "a spec too large for memory",
+        "a timm name that fetches",
+        "a later format",
+        "preprocessing of nonsense",
+    ],
+)
+def test_a_bundle_that_is_not_whole_is_refused_in_one_line(bundle, how, tmp_path):
+    bundle.save(tmp_path / "b")
+    broken(tmp_path / "b", how)
+    with pytest.raises(ValueError, match=str(tmp_path)) as refused:
+        Bundle.load(tmp_path / "b")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_of_weights_is_loaded_with_the_preprocessing_of_its_family(bundle, tmp_path):
+    spec = zoo.spec("tresnet_tiny")
+    net = zoo.create("tresnet_tiny")
+    save_file(net.state_dict(), tmp_path / "w.bin")
+    loaded = zoo.load(tmp_path / "w.bin", "tresnet_tiny")
+    assert loaded.net.spec == spec
+    assert loaded.preprocessing.mean == (0.0, 0.0, 0.0)
+    assert zoo.family_preprocessing(zoo.spec("genet_light")).mean == (0.485, 0.456, 0.406)
+    assert zoo.family_preprocessing(zoo.spec("resnet_rs_50")).kernel == "bicubic"
+
+
+def test_released_weights_are_asked_of_the_hub_and_their_absence_is_said_plainly(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(repository, filename):
+        assert (repository, filename) == ("timm/tresnet_m.miil_in1k_448", "model.safetensors")
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    with pytest.raises(ValueError, match=r"weights of tresnet_m.miil_in1k_448 are neither in the local cache nor"):
+        zoo.load("tresnet_m.miil_in1k_448")
+
+
+def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeypatch, tmp_path):
+    import huggingface_hub
+    import timm
+
+    theirs = timm.create_model("gernet_s", pretrained=False).eval()
+    for norm in theirs.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(norm.weight, -1, 1)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(tmp_path / "model.safetensors"))
+    x = torch.rand(1, 3, 64, 64)
+    for name in ("genet_light", "timm/gernet_s"):
+        bundle = zoo.load(name)
+        with torch.inference_mode():
+            assert torch.allclose(bundle.net(x), theirs(x), rtol=1e-3, atol=1e-4)
+        assert bundle.preprocessing == Preprocessing(resolution=224)
+        assert len(bundle.classes) == 1000
+        assert bundle.classes[0].startswith("tench")
+
+
+def test_names_without_released_weights_say_so():
+    with pytest.raises(ValueError, match="no released weights for resnet_rs_400: train it, or choose from"):
+        zoo.load("resnet_rs_400")
+    with pytest.raises(
+        ValueError, match="timm knows no released weights 'tresnet_m.wrong': choose from tresnet_m.miil"
+    ):
+        zoo.load("tresnet_m.wrong")
+
+
+def test_every_name_with_released_weights_is_one_that_timm_has():
+    import timm
+
+    for name, model in zoo.HUB.items():
+        assert zoo.spec(name)
+        assert model in timm.list_pretrained()

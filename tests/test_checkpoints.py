@@ -1,0 +1,483 @@
+"""Do released files become our weights, and does everything else become one clear line?"""
+
+import io
+import json
+import os
+import pickle
+import re
+import struct
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from networks import randomise
+from timm.layers import BlurPool2d, ConvNormAct
+from timm.models.tresnet import TResNet
+from torch import nn
+
+from fullstride.nets import checkpoints, foreign
+from fullstride.nets.families import SPECS
+from fullstride.nets.families.tresnet import tresnet, tresnet_v2
+from fullstride.nets.network import Network
+
+EPSILON = 1e-5  # of in-place activated batch norm
+
+SMALL = {False: tresnet("test", 16, 1, 2, 2, 1), True: tresnet_v2("test", 16, 1, 2, 2, 1)}
+SMALL_RS = SPECS["resnet_rs_50"].scaled(depth=0.1)
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def small_tresnet(v2=False):
+    return TResNet([1, 2, 2, 1], width_factor=0.25, v2=v2)
+
+
+def images(generator, dtype=torch.float64):
+    return torch.randn(2, 3, 64, 96, generator=generator, dtype=dtype)
+
+
+@torch.inference_mode()
+def same_logits(ours, theirs, generator, bound=1e-9):
+    x = images(generator)
+    expected, got = theirs.eval().double()(x), ours.eval().double()(x)
+    return expected.std() > 0.1 and (got - expected).abs().max() <= bound * expected.abs().max()
+
+
+def network(spec, state):
+    net = Network(spec).double()
+    net.load_state_dict(state)
+    return net
+
+
+def official_tresnet(theirs, generator, *, count=True, filters=True):
+    """What the authors' code would have saved for `theirs`, whose gains are set to |w| + 1e-5 here."""
+    blurred = [
+        name
+        for name, layer in theirs.named_modules()
+        if isinstance(layer, ConvNormAct) and isinstance(layer.aa, BlurPool2d)
+    ]
+    assert len(blurred) == 3
+    gains = {}
+    for name, layer in theirs.named_modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            gains[name] = torch.randn(layer.weight.shape, generator=generator)
+            gains[name][::5] = 0
+            layer.weight.data = gains[name].abs() + EPSILON
+    state = {}
+    for key, value in theirs.state_dict().items():
+        layer, _, leaf = key.rpartition(".")
+        parent, _, last = layer.rpartition(".")
+        if leaf == "num_batches_tracked" and not count:
+            continue
+        if last in ("conv", "bn"):
+            layer = f"{parent}{'.0' if parent in blurred else ''}.{0 if last == 'conv' else 1}"
+        state[f"{layer}.{leaf}"] = gains[f"{parent}.bn"] if last == "bn" and leaf == "weight" else value.clone()
+    if filters:
+        for name in blurred:
+            c = theirs.get_submodule(name).bn.num_features
+            state[f"{name}.1.op.filt"] = torch.full((c, 1, 3, 3), 1 / 16)
+    return state
+
+
+WRAPPERS = {
+    "bare": lambda state: state,
+    "model": lambda state: {"model": state},
+    "state_dict": lambda state: {"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}, "score": torch.ones(1)},
+    "parallel": lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
+    "averaged": lambda state: {"state_dict_ema": state},
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
+def test_official_tresnet_is_timm_with_the_magnitude_of_gains(v2, wrap, tmp_path, generator):
+    theirs = randomise(small_tresnet(v2), generator)
+    torch.save(wrap(official_tresnet(theirs, generator, count=v2, filters=not v2)), tmp_path / "weights.pth")
+    ours = network(SMALL[v2], checkpoints.from_official(tmp_path / "weights.pth", SMALL[v2]))
+    assert same_logits(ours, theirs, generator)
+
+
+def test_old_files_of_torch_are_read_too(tmp_path, generator):
+    theirs = randomise(small_tresnet(), generator)
+    state = official_tresnet(theirs, generator)
+    torch.save(state, tmp_path / "weights.pth", _use_new_zipfile_serialization=False)
+    assert same_logits(checkpoints.load(tmp_path / "weights.pth", SMALL[False]), theirs, generator)
+
+
+def test_the_gain_is_converted_exactly_once(generator):
+    theirs = randomise(small_tresnet(), generator)
+    once = checkpoints.from_official(official_tresnet(theirs, generator), SMALL[False])
+    assert torch.equal(once["stem.conv.norm.weight"], theirs.body.conv1.bn.weight)
+    by_timm = checkpoints.from_official(theirs.state_dict(), SMALL[False])
+    twice = checkpoints.from_official(once, SMALL[False])
+    again = checkpoints.from_timm(once, SMALL[False])
+    for name, value in once.items():
+        assert torch.equal(value, by_timm[name])
+        assert torch.equal(value, twice[name])
+        assert torch.equal(value, again[name])
+
+
+def test_negative_gains_of_timm_stay_negative(generator):
+    theirs = randomise(small_tresnet(), generator)
+    ours = checkpoints.from_official(theirs.state_dict(), SMALL[False])
+    assert (ours["stem.conv.norm.weight"] < 0).any()
+
+
+@pytest.mark.parametrize(("size", "first"), [("gernet_s", "genet_light"), ("gernet_l", "genet_large")])
+def test_official_genet_is_timm_under_other_names(size, first, tmp_path, generator):
+    theirs = randomise(timm.create_model(size), generator)
+    convs = {"conv1_kxk": 0, "conv2_kxk": 3, "conv1_1x1": 0, "conv3_1x1": 6}
+    state = {}
+    for key, value in theirs.state_dict().items():
+        if match := re.fullmatch(r"stages\.(\d)\.(\d)\.(\w+)\.(conv|bn)\.(\w+)", key):
+            stage, block, name, kind, leaf = match.groups()
+            at = 0 if name == "shortcut" else convs[name]
+            kind_of_list = "shortcut_list" if name == "shortcut" else "conv_list"
+            key = f"module_list.{int(stage) + 3}.{kind_of_list}.{block}.{at + (kind == 'bn')}.{leaf}"
+        else:
+            for old, new in {
+                "stem.conv.": "module_list.0.netblock.",
+                "stem.bn.": "module_list.1.netblock.",
+                "final_conv.conv.": "module_list.8.netblock.",
+                "final_conv.bn.": "module_list.9.netblock.",
+                "head.fc.": "fc_linear.",
+            }.items():
+                key = key.replace(old, new)
+        state[key] = value
+    torch.save({"state_dict": state}, tmp_path / "GENet.pth")
+    assert checkpoints.identify(state) == ("official", first)
+    assert same_logits(checkpoints.load(tmp_path / "GENet.pth"), theirs, generator)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "without_a_suffix"])
+def test_files_of_timm_load_by_content_alone(file, tmp_path, generator):
+    theirs = randomise(timm.create_model("gernet_s", num_classes=7, in_chans=4), generator, channels=4)
+    save = torch.save if file.endswith("bin") else safetensors.torch.save_file
+    save(theirs.state_dict(), tmp_path / file)
+    ours = checkpoints.load(tmp_path / file)
+    assert (ours.spec.classes, ours.spec.in_channels) == (7, 4)
+    x = torch.randn(2, 4, 64, 64, generator=generator)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.eval()(x), theirs(x))
+
+
+def tf_variables(theirs, scope="", suffix="", average=True):
+    """Variables of the TPU code for a ResNet-RS of timm: counted in the order in which that code creates layers."""
+    arrays = {"global_step": np.int64(109475)}
+    numbers = {"conv2d": 0, "batch_normalization": 0}
+
+    def put(name, value):
+        raw, copy = (value + 1, value) if average else (value, None)
+        arrays[f"{scope}{name}{suffix}"] = raw
+        arrays[f"{scope}{name}/Momentum{suffix}"] = raw
+        if average:
+            arrays[f"{scope}{name}/ExponentialMovingAverage{suffix}"] = copy
+
+    def layer(kind):
+        n = numbers[kind]
+        numbers[kind] += 1
+        return f"{kind}_{n}" if n else kind
+
+    def conv(module):
+        name = layer("conv2d")
+        put(f"{name}/kernel", module.weight.detach().permute(2, 3, 1, 0).numpy())
+        if module.bias is not None:
+            put(f"{name}/bias", module.bias.detach().numpy())
+
+    def norm(module):
+        name = layer("batch_normalization")
+        put(f"{name}/gamma", module.weight.detach().numpy())
+        put(f"{name}/beta", module.bias.detach().numpy())
+        put(f"{name}/moving_mean", module.running_mean.numpy())
+        put(f"{name}/moving_variance", module.running_var.numpy())
+
+    for convolution, statistics in (
+        (theirs.conv1[0], theirs.conv1[1]),
+        (theirs.conv1[3], theirs.conv1[4]),
+        (theirs.conv1[6], theirs.bn1),
+        (theirs.maxpool[0], theirs.maxpool[1]),
+    ):
+        conv(convolution)
+        norm(statistics)
+    for stage in (theirs.layer1, theirs.layer2, theirs.layer3, theirs.layer4):
+        for block in stage:
+            if block.downsample is not None:
+                conv(block.downsample[1])
+                norm(block.downsample[2])
+            for k in "123":
+                conv(getattr(block, f"conv{k}"))
+                norm(getattr(block, f"bn{k}"))
+            conv(block.se.fc1)
+            conv(block.se.fc2)
+    put("dense/kernel", theirs.fc.weight.detach().T.numpy())
+    put("dense/bias", theirs.fc.bias.detach().numpy())
+    return arrays
+
+
+def small_resnet_rs(generator):
+    return randomise(timm.create_model("resnetrs50", layers=[1, 1, 1, 1], num_classes=10), generator)
+
+
+@pytest.mark.parametrize(("scope", "suffix"), [("", ""), ("resnet/", ":0")], ids=["plain", "scoped"])
+def test_tensorflow_variables_are_timm_in_another_order(scope, suffix, tmp_path, generator):
+    theirs = small_resnet_rs(generator)
+    np.savez(tmp_path / "rs.npz", **tf_variables(theirs, scope, suffix))
+    spec = replace(SMALL_RS, classes=10)
+    assert same_logits(network(spec, checkpoints.from_tf(tmp_path / "rs.npz", spec)), theirs, generator)
+    assert same_logits(checkpoints.load(tmp_path / "rs.npz", spec), theirs, generator)
+
+
+def test_tensorflow_files_of_the_published_networks_are_identified(generator):
+    theirs = randomise(timm.create_model("resnetrs50"), generator)
+    arrays = tf_variables(theirs, average=False)
+    state = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    assert checkpoints.identify(state) == ("tf", "resnet_rs_50")
+    ours = checkpoints.from_tf(arrays, "resnet_rs_50", ema=False)
+    assert same_logits(network(SPECS["resnet_rs_50"], ours), theirs, generator)
+
+
+def test_tensorflow_variables_need_all_their_averages(generator):
+    theirs = small_resnet_rs(generator)
+    with pytest.raises(ValueError, match="those of one batch: export the averages too"):
+        checkpoints.from_tf(tf_variables(theirs, average=False), SMALL_RS)
+    arrays = tf_variables(theirs)
+    del arrays["conv2d_3/kernel/ExponentialMovingAverage"]
+    with pytest.raises(ValueError, match="1 variables have no ExponentialMovingAverage copy: conv2d_3/kernel"):
+        checkpoints.from_tf(arrays, SMALL_RS)
+    del arrays["conv2d_3/kernel"]
+    with pytest.raises(ValueError, match="-conv2d_3/kernel"):
+        checkpoints.from_tf(arrays, SMALL_RS)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_network_is_identified_by_its_own_weights(name):
+    with torch.device("meta"):
+        state = Network(replace(SPECS[name], classes=11)).state_dict()
+    form, found = checkpoints.identify(state)
+    assert form == "fullstride"
+    assert found == name or replace(SPECS[found], source="") == replace(SPECS[name], source="")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_paths_are_given_once_for_every_layer_with_parameters(name):
+    with torch.device("meta"):
+        layers = {key.rpartition(".")[0] for key in Network(SPECS[name]).state_dict()}
+    for names in checkpoints.FORMATS.values():
+        pairs = list(names(SPECS[name]))
+        ours, theirs = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
+        assert not pairs or ours == layers
+        assert len(ours) == len(theirs) == len(pairs)
+    assert dict(foreign.timm(SPECS[name])).keys() == layers
+
+
+def meta_state(name):
+    with torch.device("meta"):
+        return timm.create_model(name).state_dict()
+
+
+def test_the_two_tresnet_l_are_told_apart():
+    assert checkpoints.identify(meta_state("tresnet_l")) == ("timm", "tresnet_l")
+    assert checkpoints.identify(meta_state("tresnet_v2_l")) == ("timm", "tresnet_v2_l")
+    with pytest.raises(ValueError, match="those of tresnet_v2_l .timm names. and not of tresnet_l: give name="):
+        checkpoints.convert(meta_state("tresnet_v2_l"), "tresnet_l")
+
+
+def test_any_number_of_classes_is_identified():
+    state = meta_state("tresnet_m")
+    state["head.fc.weight"] = torch.empty(11221, 2048, device="meta")
+    state["head.fc.bias"] = torch.empty(11221, device="meta")
+    assert checkpoints.identify(state) == ("timm", "tresnet_m")
+
+
+def test_an_unfit_state_names_the_closest_network_and_the_difference():
+    state = meta_state("tresnet_m")
+    state["more"] = state.pop("body.layer1.0.se.fc1.bias")
+    with pytest.raises(ValueError, match="tresnet_m is the closest.*-body.layer1.0.se.fc1.bias; .more") as caught:
+        checkpoints.identify(state)
+    assert one_line(caught)
+    with pytest.raises(ValueError, match="no network has weights of these names: a, b"):
+        checkpoints.identify({"a": torch.ones(1), "b": torch.ones(1)})
+
+
+def test_unknown_names_hint_at_near_ones():
+    with pytest.raises(ValueError, match="no network named 'tresnet_s': did you mean tresnet_"):
+        checkpoints.from_timm({"a": torch.ones(1)}, "tresnet_s")
+
+
+def test_a_file_of_another_format_names_the_function_that_reads_it(generator):
+    state = official_tresnet(small_tresnet(), generator)
+    with pytest.raises(ValueError, match="the weights have official names: use from_official"):
+        checkpoints.from_timm(state, SMALL[False])
+
+
+@pytest.mark.parametrize(
+    ("key", "head"), [("head.fc.embedding_generator.0.weight", "bottleneck"), ("head.decoder.query", "ML-Decoder")]
+)
+def test_heads_that_are_not_built_are_refused_by_name(key, head, generator):
+    state = official_tresnet(small_tresnet(), generator)
+    for name in ("head.fc.weight", "head.fc.bias"):
+        del state[name]
+    state[key] = torch.ones(2, 2)
+    with pytest.raises(ValueError, match=f"{head} head .*use weights with a plain classifier") as caught:
+        checkpoints.from_official(state, SMALL[False])
+    assert one_line(caught)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_becomes_float32(dtype, generator):
+    state = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in official_tresnet(small_tresnet(), generator).items()
+    }
+    ours = checkpoints.from_official(state, SMALL[False])
+    assert {value.dtype for value in ours.values()} == {torch.float32, torch.int64}
+    gains = state["body.conv1.1.weight"].float().abs() + EPSILON
+    assert torch.equal(ours["stem.conv.norm.weight"], gains)
+
+
+def test_numbers_that_are_not_finite_are_refused_by_name():
+    state = small_tresnet().state_dict()
+    state["body.conv1.bn.running_var"][3] = float("inf")
+    with pytest.raises(ValueError, match=r"^body.conv1.bn.running_var holds a number that is not finite"):
+        checkpoints.from_timm(state, SMALL[False])
+    state["body.conv1.bn.running_var"] = torch.ones(16, dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"^body.conv1.bn.running_var is torch.int8"):
+        checkpoints.from_timm(state, SMALL[False])
+
+
+def test_a_difference_lists_missing_unexpected_and_misshapen_ten_each():
+    expected = {"conv.weight": (64, 3, 7, 7), "kept": (2,), **{f"m{i}": (1,) for i in range(12)}}
+    state = {"conv.weight": torch.ones(64, 1, 7, 7), "kept": torch.ones(2), "new\nline": torch.ones(1)}
+    with pytest.raises(ValueError, match="do not fit") as caught:
+        checkpoints.check(expected, state)
+    text = str(caught.value)
+    assert "-m0, -m1, " in text
+    assert "-m9 and 2 more; " in text
+    assert "+new line; " in text
+    assert "conv.weight (64, 3, 7, 7) is (64, 1, 7, 7)" in text
+    assert "kept" not in text
+    assert one_line(caught)
+    checkpoints.check({"a": (1,)}, {"a": torch.ones(1)})
+
+
+def one_line(caught):
+    return "\n" not in str(caught.value) and len(str(caught.value)) < 2000
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
+def test_a_file_that_would_run_code_is_refused_and_runs_none(new, tmp_path):
+    state = {"weight": torch.ones(1), "args": Trap(tmp_path / "ran")}
+    torch.save(state, tmp_path / "trap.pth", _use_new_zipfile_serialization=new)
+    with pytest.raises(ValueError, match=r"would run code on loading .it needs \w+.mkdir.*safetensors") as caught:
+        checkpoints.read(tmp_path / "trap.pth")
+    assert one_line(caught)
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(state["args"]))
+    with pytest.raises(ValueError, match=r"could run code on loading: save its weights as safetensors") as caught:
+        checkpoints.read(tmp_path / "plain.pkl")
+    assert one_line(caught)
+    assert not (tmp_path / "ran").exists()
+
+
+def saved(save, *args, **options):
+    buffer = io.BytesIO()
+    save(*args, buffer, **options)
+    return buffer.getvalue()
+
+
+def zipped(**members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name.replace("__", "."), data)
+    return buffer.getvalue()
+
+
+def npy(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+STATE = {"weight": torch.arange(1000.0)}
+TORCH = saved(torch.save, STATE)
+LEGACY = saved(torch.save, STATE, _use_new_zipfile_serialization=False)
+SAFE = safetensors.torch.save(STATE)
+HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}}).encode()
+NPZ = zipped(weight__npy=npy(np.arange(1000.0)))
+
+WRONG_FILES = {
+    "nothing in it": (b"", "is empty"),
+    "web page": (b"\n<!DOCTYPE html><html>forbidden</html>", "is a web page"),
+    "text": (b"404: not found", "is not a file of weights"),
+    "one byte": (b"{", "is not a file of weights"),
+    "lfs pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
+    "gzip": (b"\x1f\x8b\x08\x00", "unpack it"),
+    "keras": (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    "safetensors cut in the data": (SAFE[:-100], "damaged or incomplete"),
+    "safetensors cut in the header": (SAFE[:20], "damaged or incomplete"),
+    "safetensors with an oversized header": (struct.pack("<Q", 10**12) + b"{" * 100, "header has 1000000000000 bytes"),
+    "safetensors that overlaps": (struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 8, "damaged or incomplete"),
+    "torch cut in half": (TORCH[: len(TORCH) // 2], "damaged or incomplete zip"),
+    "torch with a cut pickle": (zipped(**{"a/data.pkl": b"\x80\x02}q", "a/version": b"3"}), "damaged or incomplete"),
+    "legacy cut early": (LEGACY[:30], "damaged or incomplete"),
+    "legacy cut in the data": (LEGACY[:-100], "damaged or incomplete"),
+    "program": (zipped(**{"a/data.pkl": b"", "a/constants.pkl": b""}), "TorchScript"),
+    "zip without weights": (zipped(readme__txt=b"hello"), "zip archive without weights"),
+    "npz cut in half": (NPZ[: len(NPZ) // 2], "damaged or incomplete zip"),
+    "npz bomb": (zipped(bomb__npy=npy(np.zeros(10**7))), "would unpack from"),
+    "torch bomb": (zipped(**{"a/data.pkl": b"\0" * 10**8}), "would unpack from"),
+    "npz with objects": (zipped(weight__npy=npy(np.array([{}, []], dtype=object))), "damaged or incomplete"),
+    "npz with text": (zipped(weight__npy=npy(np.array(["a"]))), "holds no tensors by name"),
+    "npz shorter than it says": (zipped(weight__npy=npy(np.arange(1000.0))[:-100]), "damaged or incomplete"),
+    "list": (saved(torch.save, [torch.ones(1)]), "holds a list and not tensors by name"),
+    "no tensors": (saved(torch.save, {"epoch": 3, "model": {"lr": 0.1}}), "holds no tensors by name, only: lr"),
+    "tensor larger than its storage": (saved(torch.save, {"a": torch.ones(1).expand(10**12)}), "fewer numbers"),
+    "tensor without numbers": (saved(torch.save, {"a": torch.empty(3, device="meta")}), "not a plain tensor"),
+    "sparse tensor": (saved(torch.save, {"a": torch.eye(3).to_sparse()}), "not a plain tensor"),
+}
+
+
+@pytest.mark.parametrize(("data", "says"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_a_wrong_file_is_one_line(data, says, tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=says) as caught:
+        checkpoints.read(path)
+    assert one_line(caught)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder_are_one_line(tmp_path):
+    for path, says in ((tmp_path / "none", "No such file"), (tmp_path, "is a directory")):
+        with pytest.raises(ValueError, match=says) as caught:
+            checkpoints.load(path)
+        assert one_line(caught)
+
+
+@pytest.mark.parametrize("data", [TORCH, LEGACY, SAFE, NPZ], ids=["torch", "legacy", "safetensors", "npz"])
+def test_damage_anywhere_gives_weights_or_one_line(data, tmp_path, generator):
+    path = tmp_path / "weights"
+    for _ in range(100):
+        damaged = bytearray(data)
+        for position in torch.randint(0, min(len(data), 600), (3,), generator=generator).tolist():
+            damaged[position] = int(torch.randint(0, 256, (1,), generator=generator))
+        path.write_bytes(damaged)
+        try:
+            checkpoints.read(path)
+        except ValueError as error:
+            assert "\n" not in str(error)  # noqa: PT017

@@ -1,0 +1,409 @@
+"""Does every file become the right picture in the right part, or an error that tells what to do?"""
+
+import contextlib
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits, load_sample_image
+
+from fullstride.data.images import UnreadableImage, decode, open_data
+
+CORNERS_OF = {  # by EXIF orientation: from the upright array to the stored one, from the standard's "row 0 is the ..."
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: a[:, ::-1].swapaxes(0, 1),
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: a[::-1].swapaxes(0, 1),
+}
+
+
+@cache
+def photo() -> np.ndarray:
+    return load_sample_image("china.jpg")[100:180, 200:320].copy()
+
+
+def distance(picture: Image.Image, pixels: np.ndarray) -> float:
+    """Mean difference in levels of 0..255."""
+    assert picture.size == (pixels.shape[1], pixels.shape[0])
+    return float(np.abs(np.asarray(picture).astype(float) - pixels).mean())
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that promises width x height pixels and holds next to none."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"\0" * 10)) + chunk(b"IEND", b"")
+
+
+def write(root: Path, *names: str) -> Path:
+    """A small picture at each name below `root`."""
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4 + number % 3, 5), (number % 256, 0, 0)).save(root / name, "PNG")
+    return root
+
+
+def many(*classes: str, each: int) -> list[str]:
+    return [f"{name}/{i:03}.png" for name in classes for i in range(each)]
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+def test_each_of_the_eight_exif_orientations_comes_out_upright(tmp_path, suffix):
+    for value, stored in CORNERS_OF.items():
+        exif = Image.Exif()
+        exif[0x0112] = value
+        path = tmp_path / f"{value}.{suffix}"
+        Image.fromarray(np.ascontiguousarray(stored(photo()))).save(path, exif=exif, quality=95)
+        picture = decode(path, 3)
+        assert distance(picture, photo()) < (6 if suffix in ("jpg", "webp") else 1e-9), value
+        assert not picture.info
+
+
+def test_gray_of_16_bits_is_scaled_and_not_clipped(tmp_path):
+    values = np.linspace(0, 65535, 80 * 60).reshape(60, 80).astype(np.uint16)
+    wanted = np.floor(values / 257 + 0.5)
+    for suffix in ("png", "tif"):
+        Image.fromarray(values).save(tmp_path / f"gray.{suffix}")
+        assert distance(decode(tmp_path / f"gray.{suffix}", 1), wanted) == 0
+        assert distance(decode(tmp_path / f"gray.{suffix}", 3), wanted[:, :, None].repeat(3, 2)) == 0
+    Image.fromarray(values.astype(np.int32)).save(tmp_path / "integers.tif")
+    assert distance(decode(tmp_path / "integers.tif", 1), wanted) == 0
+
+
+def test_floats_and_wide_integers_span_black_to_white(tmp_path):
+    ramp = np.linspace(0, 255, 256).reshape(16, 16)
+    for values in (ramp.astype(np.float32) / 1000 - 0.1, (ramp * 8_000_000).astype(np.int32) - 5):
+        Image.fromarray(values).save(tmp_path / "wide.tif")
+        assert distance(decode(tmp_path / "wide.tif", 1), ramp) < 1e-9
+    holed = ramp.astype(np.float32)
+    holed[0, 1], holed[0, 2] = np.nan, np.inf
+    Image.fromarray(holed).save(tmp_path / "holed.tif")
+    assert np.asarray(decode(tmp_path / "holed.tif", 1))[0, :4].tolist() == [0, 0, 0, 3]
+    Image.fromarray(np.full((3, 3), 7, np.float32)).save(tmp_path / "flat.tif")
+    assert decode(tmp_path / "flat.tif", 1).getextrema() == (0, 0)
+    Image.fromarray(np.full((3, 3), np.nan, np.float32)).save(tmp_path / "none.tif")
+    with pytest.raises(UnreadableImage, match="no pixel has a finite value"):
+        decode(tmp_path / "none.tif", 1)
+
+
+def test_a_cmyk_jpeg_keeps_its_colours(tmp_path):
+    Image.fromarray(photo()).convert("CMYK").save(tmp_path / "cmyk.jpg", quality=95)
+    assert distance(decode(tmp_path / "cmyk.jpg", 3), photo()) < 6
+    assert np.allclose(np.asarray(decode(tmp_path / "cmyk.jpg", 3)).mean((0, 1)), photo().mean((0, 1)), atol=2)
+
+
+def test_a_ycck_jpeg_keeps_its_colours(tmp_path):
+    ink = Image.fromarray(255 - photo())  # cyan, magenta and yellow
+    y, cb, cr = (255 - np.asarray(band) for band in ink.convert("YCbCr").split())
+    black = np.full_like(y, 64)
+    path = tmp_path / "ycck.jpg"
+    Image.merge("CMYK", [Image.fromarray(band) for band in (y, cb, cr, black)]).save(path, quality=95)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"Adobe") + 11] = 2  # of Adobe's marker: the transform, 2 for YCCK
+    path.write_bytes(data)
+    assert distance(decode(path, 3), photo() * ((255 - 64) / 255)) < 6
+
+
+def test_what_is_transparent_lies_over_white(tmp_path):
+    alpha = np.full(photo().shape[:2], 255, np.uint8)
+    alpha[:40], alpha[40:60] = 0, 128
+    share = alpha[:, :, None] / 255
+    over_white = photo() * share + 255 * (1 - share)
+    rgba = Image.fromarray(np.dstack([photo(), alpha]))
+    for name in ("rgba.png", "rgba.tif"):
+        rgba.save(tmp_path / name)
+        assert distance(decode(tmp_path / name, 3), over_white) < 1
+    rgba.convert("LA").save(tmp_path / "la.png")
+    gray = np.asarray(Image.fromarray(photo()).convert("L"))
+    assert distance(decode(tmp_path / "la.png", 1), gray * share[:, :, 0] + 255 * (1 - share[:, :, 0])) < 1
+
+
+def test_palettes_one_bit_and_colour_keys_become_plain_pictures(tmp_path):
+    indexed = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4) % 3).convert("P")
+    indexed.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255])
+    colours = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]])
+    shown = colours[np.arange(16).reshape(4, 4) % 3]
+    indexed.save(tmp_path / "palette.png")
+    assert distance(decode(tmp_path / "palette.png", 3), shown) == 0
+    colours[1] = 255
+    for name in ("key.png", "key.gif"):
+        indexed.save(tmp_path / name, transparency=1)
+        assert distance(decode(tmp_path / name, 3), colours[np.arange(16).reshape(4, 4) % 3]) == 0
+    half = bytes([255, 255, 51])  # blue at a fifth
+    indexed.save(tmp_path / "alpha.png", transparency=half)
+    assert decode(tmp_path / "alpha.png", 3).getpixel((2, 0)) == (204, 204, 255)
+    Image.fromarray(photo()[:, :, 0] > 99).save(tmp_path / "bits.png")
+    assert distance(decode(tmp_path / "bits.png", 1), (photo()[:, :, 0] > 99) * 255.0) == 0
+    Image.fromarray(photo()[:, :, 0]).save(tmp_path / "gray_key.png", transparency=int(photo()[0, 0, 0]))
+    assert decode(tmp_path / "gray_key.png", 3).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_of_an_animation_the_first_frame_is_taken(tmp_path):
+    red, blue = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "blue")
+    for name in ("moving.gif", "moving.png", "moving.webp", "pages.tif", "pair.mpo"):
+        red.save(tmp_path / name, save_all=True, append_images=[blue])
+        assert distance(decode(tmp_path / name, 3), np.full((8, 8, 3), (255, 0, 0))) < 3
+
+
+def test_every_kind_of_file_gives_gray_or_colour_as_asked(tmp_path):
+    for mode in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "I;16", "F"):
+        source = Image.fromarray(photo()).convert(mode) if mode != "I;16" else Image.new("I;16", (120, 80), 9999)
+        suffix = "tif" if mode != "PA" else "png"
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.{suffix}"
+        (source if mode != "PA" else source.convert("RGBA")).save(path)
+        assert [decode(path, channels).mode for channels in (1, 3)] == ["L", "RGB"]
+        assert decode(path.read_bytes(), 3).size == (120, 80)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp", "webp", "tif"])
+def test_a_file_cut_short_is_refused_in_one_line(tmp_path, suffix):
+    path = tmp_path / f"cut.{suffix}"
+    Image.fromarray(photo()).save(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.raises(UnreadableImage) as caught:
+        decode(path, 3)
+    assert "\n" not in str(caught.value)
+    assert caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"no picture, but words", "not a JPEG, PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a JPEG, PNG"),
+        (png_header(60_000, 60_000), "exceeds limit"),
+        (png_header(12_000, 10_000), "exceeds limit"),
+        (png_header(100, 100), "truncated"),
+    ],
+)
+def test_what_is_no_picture_is_refused_with_the_reason(tmp_path, content, reason):
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(UnreadableImage, match=reason):
+        decode(tmp_path / "a.jpg", 3)
+    with pytest.raises(UnreadableImage, match=f"'image bytes': .*{reason}"):
+        decode(content, 3)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UnreadableImage, match=r"cannot read '.*gone.jpg': No such file"):
+        decode(tmp_path / "gone.jpg", 3)
+
+
+def test_nonsense_in_the_exif_block_does_not_cost_the_picture(tmp_path):
+    entry = struct.pack("<HHII", 0x0112, 3, 0xFFFFFFFF, 0xFFFFFFFF)
+    for junk in (b"", b"II", bytes(range(200, 240)), b"II*\0\x08\0\0\0\xff\xff" + entry, b"II*\0\xff\xff\xff\xff"):
+        Image.fromarray(photo()).save(tmp_path / "odd.jpg", exif=b"Exif\0\0" + junk, quality=95)
+        assert distance(decode(tmp_path / "odd.jpg", 3), photo()) < 6
+
+
+def test_a_damaged_file_is_a_picture_or_an_unreadable_image_and_nothing_else(tmp_path):
+    rng = np.random.default_rng(0)
+    for suffix in ("jpg", "png", "gif", "bmp", "webp", "tif"):
+        path = tmp_path / f"whole.{suffix}"
+        Image.fromarray(photo()[:24, :24]).save(path)
+        whole = np.frombuffer(path.read_bytes(), np.uint8)
+        for _ in range(60):
+            damaged = whole.copy()
+            damaged[rng.integers(min(len(whole), 400), size=4)] = rng.integers(256, size=4)
+            with contextlib.suppress(UnreadableImage):
+                assert decode(damaged.tobytes(), 3).mode == "RGB"
+
+
+def test_an_unreadable_image_pickles():
+    error = pickle.loads(pickle.dumps(UnreadableImage("a/b.jpg", "it is empty")))
+    assert (error.name, error.reason, str(error)) == ("a/b.jpg", "it is empty", "cannot read 'a/b.jpg': it is empty")
+
+
+# ---- digits
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    theirs: Any = load_digits()
+    data = open_data("digits")
+    parts = (data.train, data.minival, data.test)
+    assert [len(part) for part in parts] == [1037, 260, 500]
+    assert [label for part in parts for label in part.labels] == theirs.target.tolist()
+    ours = np.stack([np.asarray(part.picture(i)) for part in parts for i in range(len(part))])
+    assert np.abs(ours - theirs.images * 255 / 16).max() <= 0.5
+    assert data.train.picture(0).mode == "L"
+    assert data.classes == tuple("0123456789")
+    assert (data.channels, data.mirror, data.train.names[1]) == (1, False, "digits/0001")
+
+
+def test_another_share_of_the_digits_can_be_held_out():
+    data = open_data("digits", minival=0.5)
+    assert [len(part) for part in (data.train, data.minival, data.test)] == [649, 648, 500]
+    assert data.fingerprint != open_data("digits").fingerprint
+
+
+# ---- folders
+
+
+def test_a_folder_is_cut_into_disjoint_parts_that_cover_it(tmp_path):
+    names = many("cat", "dog", each=200)
+    data = open_data(str(write(tmp_path / "pets", *names)))
+    parts = (data.train, data.minival, data.test)
+    assert sorted(name for part in parts for name in part.names) == sorted(names)
+    assert all(
+        data.classes[label] == name[:3] for part in parts for name, label in zip(part.names, part.labels, strict=True)
+    )
+    assert 20 <= len(data.test) <= 60
+    assert 18 <= len(data.minival) <= 54
+    assert (data.name, data.classes, data.channels, data.mirror) == ("pets", ("cat", "dog"), 3, True)
+    assert data.train.picture(0).mode == "RGB"
+
+
+def test_an_image_stays_in_its_part_when_others_come_and_go(tmp_path):
+    few, more = many("cat", "dog", each=60), many("ant", "cat", "dog", each=90)
+    small, large = (open_data(str(write(tmp_path / str(len(names)), *names))) for names in (few, more))
+    for part in ("train", "minival", "test"):
+        assert set(getattr(small, part).names) == set(getattr(large, part).names) & set(few)
+
+
+@pytest.mark.parametrize("each", [2, 3, 5])
+def test_even_of_a_handful_no_part_is_empty(tmp_path, each):
+    data = open_data(str(write(tmp_path, *many("a", "b", each=each))))
+    assert min(len(data.train), len(data.minival), len(data.test)) >= 1
+    assert len(data.train) + len(data.minival) + len(data.test) == 2 * each
+
+
+def test_the_minival_share_can_be_chosen(tmp_path):
+    write(tmp_path, *many("a", "b", each=100))
+    assert 55 <= len(open_data(str(tmp_path), minival=0.4).minival) <= 95
+    with pytest.raises(ValueError, match="minival 1.5: use a share"):
+        open_data(str(tmp_path), minival=1.5)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "Test"])
+def test_one_folder_beside_train_is_the_test(tmp_path, name):
+    data = open_data(str(write(tmp_path, *many("train/a", "train/b", each=10), f"{name}/b/x.png")))
+    assert data.test.names == (f"{name}/b/x.png",)
+    assert data.test.labels == (1,)
+    assert len(data.train) + len(data.minival) == 20
+
+
+def test_val_is_the_minival_where_there_is_a_test_too(tmp_path):
+    write(tmp_path, *many("train/a", "train/b", each=5), "val/a/v.png", "test/b/t.png")
+    data = open_data(str(tmp_path))
+    assert (len(data.train), data.minival.names, data.test.names) == (10, ("val/a/v.png",), ("test/b/t.png",))
+    with pytest.raises(ValueError, match="val' is the minival already"):
+        open_data(str(tmp_path), minival=0.1)
+
+
+def test_odd_names_links_and_nested_folders_are_read_and_hidden_ones_are_not(tmp_path):
+    odd = ["-rf.png", "ü ñ 猫.PNG", "a b.jpeg", "new\nline.gif", "deep/er/x.webp", "#%?.tif"]
+    root = write(
+        tmp_path / "root", *(f"a/{name}" for name in odd), "b/1.png", ".hidden/x.png", "a/._x.png", "a/.t/x.png"
+    )
+    (root / "a" / "notes.txt").write_text("no picture")
+    write(tmp_path, "elsewhere/2.png")
+    (root / "b" / "linked.png").symlink_to(tmp_path / "elsewhere" / "2.png")
+    (root / "c").symlink_to(tmp_path / "elsewhere")
+    (root / "b" / "loop").symlink_to(root)
+    (root / "b" / "self.png").symlink_to(root / "b" / "self.png")
+    if sys.platform == "linux":
+        write(root, os.fsdecode(b"b/\xff.png"))
+    data = open_data(str(root))
+    names = {*data.train.names, *data.minival.names, *data.test.names}
+    assert {f"a/{name}" for name in odd} | {"b/1.png", "b/linked.png", "b/self.png", "c/2.png"} == names - {
+        "b/\udcff.png"
+    }
+    for part in (data.train, data.minival, data.test):
+        for index, name in enumerate(part.names):
+            if name == "b/self.png":
+                with pytest.raises(UnreadableImage, match=r"cannot read 'b/self.png': Too many levels"):
+                    part.picture(index)
+            else:
+                assert part.picture(index).height == 5
+
+
+def test_the_fingerprint_sees_names_labels_and_sizes(tmp_path):
+    root = write(tmp_path, *many("a", "b", each=5))
+    first = open_data(str(root)).fingerprint
+    assert open_data(str(root)).fingerprint == first
+    assert len(first) == 16
+    with (root / "a/000.png").open("ab") as file:
+        file.write(b"x")
+    second = open_data(str(root)).fingerprint
+    (root / "a/001.png").rename(root / "b/001a.png")
+    assert len({first, second, open_data(str(root)).fingerprint}) == 3
+
+
+def test_the_cut_is_the_same_in_every_process(tmp_path):
+    root = write(tmp_path, *many("a", "b", each=30))
+    code = f"import json; from fullstride.data.images import *; print(json.dumps(open_data({str(root)!r}).test.names))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert tuple(json.loads(told.stdout)) == open_data(str(root)).test.names
+
+
+@pytest.mark.parametrize(
+    ("files", "where", "message"),
+    [
+        (["pets/a/1.png"], "pest", r"no folder '.*pest': did you mean '.*pets'\?"),
+        ([], "zzzz", "no folder '.*zzzz': give a folder with one subfolder of images per class, or 'digits'"),
+        (["pets.zip"], "pets.zip", "is a file: give a folder"),
+        (["pets.zip"], "pets.zip/a", "no folder '.*pets.zip/a': give a folder"),
+        (["1.png", "2.jpg"], "", "has images but no class folders: put the images of each class in a subfolder"),
+        ([".hidden/1.png"], "", "has no class folders: put"),
+        (["cat/1.png", "cat/2.png"], "", "has one class only, 'cat': add a second class folder"),
+        (["train/a/1.png", "train/b/1.png"], "", "one class only, 'train': add .*, or give '.*train'"),
+        (["a/1.png", "b/1.txt", "c/1.png"], "", "no images in 'b' of .*: add some .*png.* or remove it"),
+        (["a/1.png", "b/1.png"], "", "too few images"),
+        (
+            ["train/a/1.png", "train/b/1.png", "val/a/1.png", "val/z/1.png"],
+            "",
+            "val' has 'z', which the training images",
+        ),
+        (["train/a/1.png", "train/b/1.png", "test/1.png"], "", "test' has no class folders: put"),
+        (["train/1.png", "test/2.png"], "", "train' has images but no class folders"),
+        (["train/a/1.png", "val/a/1.png", "valid/a/1.png"], "", "has 'val', 'valid' for one purpose: keep one"),
+    ],
+)
+def test_a_folder_that_will_not_do_is_refused_in_one_line(tmp_path, files, where, message):
+    write(tmp_path, *files)
+    with pytest.raises(ValueError, match=message) as caught:
+        open_data(str(tmp_path / where))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_slip_in_digits_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"no folder 'digit': did you mean 'digits'\?"):
+        open_data("digit")
+    with pytest.raises(ValueError, match="no folder named"):
+        open_data("")
+
+
+def test_a_folder_that_may_not_be_listed_is_told_by_name(tmp_path, monkeypatch):
+    write(tmp_path, *many("a", "b", each=3))
+    scandir = os.scandir
+
+    def guarded(path):
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(ValueError, match=r"cannot list '.*b': Permission denied; check its permissions"):
+        open_data(str(tmp_path))

@@ -1,0 +1,211 @@
+"""Every network, through the same sentences."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fullstride.nets import zoo
+from fullstride.nets.blocks import Basic, Block, Bottleneck
+from fullstride.nets.families import SPECS
+from fullstride.nets.layers import BlurPool, SpaceToDepth
+from fullstride.nets.network import Network
+from fullstride.nets.spec import NetSpec, Stage
+
+TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
+# One of each shape of network, small enough to be run: every stem, every block, every style.
+SMALL = (*TINY, "tresnet_v2_l", "resnet18", "resnet50d", "masternet_1", "profilingnet_132")
+
+
+def small(name: str, **changes: int) -> Network:
+    spec = SPECS[name] if name in TINY else SPECS[name].scaled(width=1 / 8, depth=1 / 4)
+    return Network(replace(spec, classes=7, **changes)).eval()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_goes_to_json_and_back_unchanged(name):
+    assert NetSpec.from_json(SPECS[name].to_json()) == SPECS[name]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_spec_names_its_source(name):
+    assert "arXiv:" in SPECS[name].source or SPECS[name].source.startswith("ours:")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_tiny_networks_have_less_than_half_a_million_parameters(name):
+    assert sum(p.numel() for p in Network(SPECS[name]).parameters()) < 500_000
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (31, 33), (64, 40)], ids=str)
+@pytest.mark.parametrize("name", SMALL)
+def test_any_image_size_is_accepted_and_the_pyramid_is_as_described(name, size):
+    net = small(name)
+    x = torch.rand(2, 3, *size)
+    with torch.inference_mode():
+        maps, logits = net.features(x), net(x)
+    assert logits.shape == (2, 7)
+    assert logits.isfinite().all()
+    assert [m.shape[1] for m in maps] == list(net.channels)
+    for m, stride in zip(maps, net.strides, strict=True):
+        assert tuple(m.shape[2:]) == tuple(-(-side // stride) for side in size)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_logits_come_from_the_last_map_of_the_pyramid(name):
+    net = small(name)
+    x = torch.rand(2, 3, 64, 64)
+    with torch.inference_mode():
+        assert torch.equal(net(x), net.head(net.features(x)[-1]))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_image_does_not_change_the_logits_of_another(name):
+    net = small(name).double()
+    x = torch.rand(3, 3, 48, 48, dtype=torch.float64)
+    with torch.inference_mode():
+        together, alone = net(x)[:1], net(x[:1])
+    assert (together - alone).abs().max() <= 1e-9 * alone.abs().max()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("name", SMALL)
+def test_input_channels_and_classes_are_as_asked(name, channels):
+    net = small(name, in_channels=channels)
+    with torch.inference_mode():
+        assert net(torch.rand(1, channels, 32, 32)).shape == (1, 7)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_of_a_network_gets_a_gradient(name):
+    net = small(name).train()
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)  # zero gains of a fresh network would stop gradients
+    net(torch.rand(4, 3, 64, 64)).square().sum().backward()
+    assert [n for n, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
+
+
+def test_a_multiplier_of_one_changes_nothing_and_others_multiply_every_width_and_depth():
+    spec = SPECS["tresnet_xl"]
+    assert spec.scaled() == spec
+    half = SPECS["resnet_rs_50"].scaled(width=0.5, depth=2)
+    assert half.stem_width == 32
+    assert [(s.width, s.inner, s.depth) for s in half.stages] == [
+        (128, 32, 6),
+        (256, 64, 8),
+        (512, 128, 12),
+        (1024, 256, 6),
+    ]
+
+
+def test_scaled_widths_are_multiples_of_eight_and_of_the_group_width():
+    spec = replace(
+        SPECS["resnet50"],
+        stages=(Stage(block=Bottleneck, depth=2, width=96, ratio=1, group_width=24),),
+    )
+    (stage,) = spec.scaled(width=1.7).stages
+    assert stage.width % 8 == 0
+    assert stage.inner % 24 == 0
+
+
+def test_space_to_depth_orders_channels_by_row_then_column_then_colour():
+    x = torch.arange(3 * 8 * 8.0).view(1, 3, 8, 8)
+    folded = SpaceToDepth()(x)
+    for row in range(4):
+        for column in range(4):
+            for colour in range(3):
+                assert folded[0, (row * 4 + column) * 3 + colour, 1, 0] == x[0, colour, 4 + row, column]
+
+
+def test_the_blur_keeps_a_constant_map_and_halves_it_rounding_up():
+    blurred = BlurPool(2)(torch.full((1, 2, 5, 6), 3.0))
+    assert blurred.shape == (1, 2, 3, 3)
+    assert torch.allclose(blurred, torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny"])
+def test_a_fresh_block_of_tresnet_and_resnet_rs_is_its_shortcut(name):
+    net = small(name)
+    for block in net.modules():
+        if isinstance(block, Block):
+            x = torch.rand(1, *next(p for p in block.branch.parameters()).shape[1:2], 8, 8)
+            assert torch.allclose(block(x), block.shortcut(x).relu())
+
+
+def test_fresh_weights_have_the_spread_that_their_paper_gives_them():
+    torch.manual_seed(0)
+
+    def spread(name: str) -> float:
+        kernel = Network(SPECS[name].scaled(width=1 / 2, depth=1 / 4)).stages[1][0].branch.conv2.conv.weight
+        assert kernel.shape == ((96, 96, 3, 3) if name == "genet_normal" else (64, 64, 3, 3))
+        return kernel.std().item()
+
+    assert spread("tresnet_m") == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    assert spread("resnet_rs_50") == pytest.approx((1 / (9 * 64)) ** 0.5, rel=0.02)
+    assert spread("genet_normal") == pytest.approx(3.26033 * (2 / (9 * 192)) ** 0.5, rel=0.02)
+
+
+def test_an_unknown_network_is_refused_with_near_misses():
+    with pytest.raises(ValueError, match="no network named 'tresnet_s': did you mean tresnet_"):
+        zoo.create("tresnet_s")
+    with pytest.raises(ValueError, match="timm has no network named 'resnet51': did you mean timm/resnet"):
+        zoo.create("timm/resnet51")
+    with pytest.raises(ValueError, match="timm has no network named 'hf-hub:evil/net'"):
+        zoo.create("timm/hf-hub:evil/net")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(stride=3), "stride 3 of a stage: use 1 or 2"),
+        (dict(kernel=4), "kernel 4 of a stage: use an odd number"),
+        (dict(depth=0), "depth 0: use a whole number"),
+        (dict(width=10**9), "width 1000000000: use a whole number"),
+        (dict(width=400, group_width=48), "set width=384, or another group_width"),
+    ],
+)
+def test_a_stage_that_cannot_be_built_is_refused_with_what_would_work(change, message):
+    with pytest.raises(ValueError, match=message):
+        Stage(**{"block": Basic, "depth": 1, "width": 64, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stem": "os.system"},
+        {"stem": "Basic"},
+        {"init": "ConvStem"},
+        {"stages": [{"block": "ConvStem", "depth": 1, "width": 8}]},
+        {"stages": [{"block": "Basic", "depth": 10**9, "width": 8}]},
+        {"stages": [{"block": "Basic", "depth": 2000, "width": 8}] * 3},
+        {"stages": "many"},
+        {"colour": "red"},
+        {"classes": -1},
+        {"style": {"slope": 0, "speed": 1}},
+    ],
+    ids=str,
+)
+def test_json_that_names_anything_else_than_our_parts_is_refused(change):
+    text = json.dumps({**json.loads(SPECS["genet_tiny"].to_json()), **change})
+    with pytest.raises(ValueError, match=r"\w") as refused:
+        NetSpec.from_json(text)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["timm/resnet18", "timm/tresnet_m", "timm/mobilenetv3_small_050"])
+def test_a_network_of_timm_stands_where_ours_stand(name):
+    net = zoo.create(name, classes=5, in_channels=1, resolution=64).eval()
+    with torch.inference_mode():
+        x = torch.rand(2, 1, 64, 64)
+        assert net(x).shape == (2, 5)
+        maps = net.features(x)
+    assert [m.shape[1] for m in maps] == list(net.channels)
+    assert [64 // m.shape[2] for m in maps] == list(net.strides)
+
+
+def test_networks_of_timm_are_not_scaled():
+    with pytest.raises(ValueError, match="timm/resnet18 cannot be scaled"):
+        zoo.create("timm/resnet18", width=0.5)
