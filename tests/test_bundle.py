@@ -60,11 +60,25 @@ def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path):
     path = tmp_path / "sub" / "file"
     with replacing(path) as beside:
         beside.write_text("one")
-    with pytest.raises(OSError, match="full"), replacing(path) as beside:
-        beside.write_text("half of t")
-        raise OSError("disk full")
+
+    def fail():
+        with replacing(path) as beside:
+            beside.write_text("half of t")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
     assert path.read_text() == "one"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_does_not_replace_a_folder(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("mine")
+    with pytest.raises(IsADirectoryError), replacing(tmp_path / "folder") as beside:
+        beside.write_text("new")
+    assert (tmp_path / "folder" / "mine").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def broken(folder, how):

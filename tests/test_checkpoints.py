@@ -14,12 +14,13 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torchvision
 from networks import randomise
 from timm.layers import BlurPool2d, ConvNormAct
 from timm.models.tresnet import TResNet
 from torch import nn
 
-from fullstride.nets import checkpoints, foreign
+from fullstride.nets import checkpoints, foreign, weights_file
 from fullstride.nets.families import SPECS
 from fullstride.nets.families.tresnet import tresnet, tresnet_v2
 from fullstride.nets.network import Network
@@ -130,9 +131,8 @@ def test_negative_gains_of_timm_stay_negative(generator):
     assert (ours["stem.conv.norm.weight"] < 0).any()
 
 
-@pytest.mark.parametrize(("size", "first"), [("gernet_s", "genet_light"), ("gernet_l", "genet_large")])
-def test_official_genet_is_timm_under_other_names(size, first, tmp_path, generator):
-    theirs = randomise(timm.create_model(size), generator)
+def test_official_genet_is_timm_under_other_names(tmp_path, generator):
+    theirs = randomise(timm.create_model("gernet_s"), generator)
     convs = {"conv1_kxk": 0, "conv2_kxk": 3, "conv1_1x1": 0, "conv3_1x1": 6}
     state = {}
     for key, value in theirs.state_dict().items():
@@ -152,7 +152,7 @@ def test_official_genet_is_timm_under_other_names(size, first, tmp_path, generat
                 key = key.replace(old, new)
         state[key] = value
     torch.save({"state_dict": state}, tmp_path / "GENet.pth")
-    assert checkpoints.identify(state) == ("official", first)
+    assert checkpoints.identify(state) == ("official", "genet_light")
     assert same_logits(checkpoints.load(tmp_path / "GENet.pth"), theirs, generator)
 
 
@@ -234,13 +234,17 @@ def test_tensorflow_variables_are_timm_in_another_order(scope, suffix, tmp_path,
     assert same_logits(checkpoints.load(tmp_path / "rs.npz", spec), theirs, generator)
 
 
-def test_tensorflow_files_of_the_published_networks_are_identified(generator):
-    theirs = randomise(timm.create_model("resnetrs50"), generator)
-    arrays = tf_variables(theirs, average=False)
-    state = {name: torch.as_tensor(array) for name, array in arrays.items()}
+def test_tensorflow_files_of_the_published_networks_are_identified():
+    with torch.device("meta"):
+        theirs = timm.create_model("resnetrs50")
+    state = weights_file.from_arrays(tf_variables(theirs.to_empty(device="cpu"), average=False))
     assert checkpoints.identify(state) == ("tf", "resnet_rs_50")
-    ours = checkpoints.from_tf(arrays, "resnet_rs_50", ema=False)
-    assert same_logits(network(SPECS["resnet_rs_50"], ours), theirs, generator)
+
+
+def test_plain_tensorflow_variables_are_taken_when_asked_for(generator):
+    theirs = small_resnet_rs(generator)
+    ours = checkpoints.from_tf(tf_variables(theirs, average=False), SMALL_RS, ema=False)
+    assert same_logits(network(replace(SMALL_RS, classes=10), ours), theirs, generator)
 
 
 def test_tensorflow_variables_need_all_their_averages(generator):
@@ -299,11 +303,26 @@ def test_any_number_of_classes_is_identified():
 def test_an_unfit_state_names_the_closest_network_and_the_difference():
     state = meta_state("tresnet_m")
     state["more"] = state.pop("body.layer1.0.se.fc1.bias")
-    with pytest.raises(ValueError, match="tresnet_m is the closest.*-body.layer1.0.se.fc1.bias; .more") as caught:
+    with pytest.raises(
+        ValueError, match="closest is tresnet_m .timm names.: -body.layer1.0.se.fc1.bias; .more"
+    ) as caught:
         checkpoints.identify(state)
     assert one_line(caught)
     with pytest.raises(ValueError, match="no network has weights of these names: a, b"):
         checkpoints.identify({"a": torch.ones(1), "b": torch.ones(1)})
+
+
+def test_a_misfit_to_a_given_network_says_so(generator):
+    state = official_tresnet(small_tresnet(), generator)
+    del state["body.layer2.0.conv1.0.1.bias"]
+    with pytest.raises(ValueError, match=r"do not fit the given spec .official names.: -body.layer2.0.conv1.0.1.bias$"):
+        checkpoints.from_official(state, SMALL[False])
+
+
+def test_a_resnet_of_torchvision_has_the_names_of_timm():
+    with torch.device("meta"):
+        state = torchvision.models.resnet50().state_dict()
+    assert checkpoints.identify(state) == ("timm", "resnet50")
 
 
 def test_unknown_names_hint_at_near_ones():

@@ -35,9 +35,9 @@ def test_tresnet_m_costs_the_published_multiply_adds():
 
 
 def test_the_rows_of_the_layers_and_the_fixed_blurs_add_up_to_the_whole():
-    blurs = [(32, 4), (64, 2), (128, 1)]  # tresnet_tiny at 32 pixels: channels and side of what each blur puts out
-    rows = layer_costs(lambda: Network(SPECS["tresnet_tiny"]), 32)
-    whole = cost(lambda: Network(SPECS["tresnet_tiny"]), 32)
+    blurs = [(128, 28), (256, 14), (512, 7)]  # channels and side of what each blur of TResNet-M puts out at 224
+    rows = layer_costs(lambda: Network(SPECS["tresnet_m"]), 224)
+    whole = cost(lambda: Network(SPECS["tresnet_m"]), 224)
     fixed = sum(9 * channels * side**2 for channels, side in blurs)
     assert sum(row.macs for row in rows) + fixed == whole.macs
 

@@ -72,7 +72,7 @@ def test_the_average_equals_pytorchs_at_a_constant_decay_and_covers_batch_norm_s
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(torch.randn_like(p))
-        ours.update(net, step)
+        ours.update(step)
         theirs.update_parameters(net)
     for a, b in zip(ours.net.parameters(), theirs.module.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=1e-12)
@@ -86,7 +86,7 @@ def test_the_average_of_a_short_run_forgets_its_first_weights():
     with torch.no_grad():
         net.weight.fill_(100.0)
     for step in range(30):
-        average.update(net, step)
+        average.update(step)
     assert average.net.weight.item() == pytest.approx(100.0, rel=1e-3)
 
 
@@ -181,8 +181,8 @@ def test_workers_do_not_change_what_is_learned(finished, digits, tmp_path):
 
 def test_a_folder_with_another_run_is_refused_with_the_difference(finished, digits):
     folder, _ = finished
-    with pytest.raises(ValueError, match=r"another run: recipe.lr is 0.1 there and 0.2 now"):
-        rows_of(folder, digits, replace(SHORT, lr=0.2))
+    with pytest.raises(ValueError, match=r"another run: recipe.lr is 0.2 there and 0.3 now"):
+        rows_of(folder, digits, replace(SHORT, lr=0.3))
 
 
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(digits, tmp_path):
@@ -216,8 +216,8 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(finishe
 
 
 def below(images: Images, classes: int) -> Images:
-    kept = [(n, l) for n, l in zip(images.names, images.labels, strict=True) if l < classes]
-    return replace(images, names=tuple(n for n, _ in kept), labels=tuple(l for _, l in kept))
+    kept = [(name, label) for name, label in zip(images.names, images.labels, strict=True) if label < classes]
+    return replace(images, names=tuple(name for name, _ in kept), labels=tuple(label for _, label in kept))
 
 
 def test_a_network_of_timm_is_trained_and_kept_like_ours(digits, tmp_path):

@@ -1,9 +1,11 @@
 """The roof: one thin command per verb. What a command needs is imported inside it, so that `--help` is quick."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, replace
-from functools import partial
+from functools import partial, wraps
+from io import StringIO
 from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-from fullstride.terminal import Bar, complain, console, report_skipped
+from fullstride.terminal import Bar, complain, console, report_skipped, unboxed
 from fullstride.train.recipes import RECIPES, Recipe
 
 ABOUT = "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, ready to ship."
@@ -21,24 +23,20 @@ Device = Annotated[str, arg(help="cpu, cuda, cuda:1, or auto: cuda where there i
 
 def zoo() -> None:
     """List the networks: parameters, multiply-adds, published accuracy, and where weights are."""
-    from rich.table import Table
-
     from fullstride.measure.cost import cost
     from fullstride.measure.tables import published
     from fullstride.nets.families import SPECS
     from fullstride.nets.network import Network
     from fullstride.nets.zoo import HUB
 
-    table = Table(box=None, header_style="bold")
-    for column in ("network", "params M", "MACs G", "at pixels", "published top-1 % (at pixels)", "weights"):
-        table.add_column(column, justify="right" if column in ("params M", "MACs G", "at pixels") else "left")
+    line = "{:18} {:>9} {:>8} {:>6}  {:28} {}".format
+    print(line("network", "params M", "MACs G", "pixels", "published top-1 % (pixels)", "weights"))
     for name, spec in SPECS.items():
-        price = cost(lambda spec=spec: Network(spec), spec.resolution)
+        price = cost(partial(Network, spec), spec.resolution)
         scores = ", ".join(f"{p.top1:g} ({p.resolution})" for p in published() if p.name == name)
         weights = f"hub: timm/{HUB[name]}" if name in HUB else ""
-        millions = f"{price.params / 1e6:.2f}"
-        table.add_row(name, millions, f"{price.macs / 1e9:.3f}", str(spec.resolution), scores, weights)
-    console().print(table)
+        size = f"{price.params / 1e6:.2f}", f"{price.macs / 1e9:.3f}", spec.resolution
+        print(line(name, *size, scores, weights), flush=True)
     print("Any network of timm goes by timm/NAME wherever these go.")
 
 
@@ -109,7 +107,9 @@ def train(
             )
     report_skipped(skipped)
     scores = Bundle.load(out / run.BUNDLE).scores
-    print(f"test top-1 {scores['test']['top1']:.2f} % on {scores['test']['images']} images; bundle in {out / run.BUNDLE}")
+    print(
+        f"test top-1 {scores['test']['top1']:.2f} % on {scores['test']['images']} images; bundle in {out / run.BUNDLE}"
+    )
 
 
 def validate(
@@ -252,9 +252,7 @@ def export(
     )
 
 
-def report(
-    runs: Positional[tuple[Path, ...]], out: Path = Path("report.html"), bench: Path | None = None
-) -> None:
+def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report.html"), bench: Path | None = None) -> None:
     """Write one self-contained HTML page about runs: accuracy against latency, learning curves, predicted images.
 
     Args:
@@ -263,7 +261,7 @@ def report(
         bench: What `fullstride bench --out` wrote, for times; its other networks stand beside as untrained.
     """
     from fullstride.report.gather import gather
-    from fullstride.report.page import picture, render, write
+    from fullstride.report.page import render, write
 
     if not runs:
         raise ValueError("nothing to report: name one or more run folders")
@@ -293,8 +291,8 @@ def run(words: Sequence[str]) -> int:
     """Run the command that `words` spell; what goes wrong is one line on the standard error stream."""
     try:
         recipe, words = take_recipe(words)
-        commands = {**COMMANDS, "train": partial(train, recipe=recipe)}
-        tyro.extras.subcommand_cli_from_dict(commands, args=words, prog="fullstride", description=ABOUT)
+        command = parse(words, recipe)
+        command()
     except KeyboardInterrupt:
         return complain("interrupted; the same command goes on from the last whole epoch of a run", 130)
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
@@ -302,6 +300,27 @@ def run(words: Sequence[str]) -> int:
     except (FloatingPointError, MemoryError, OSError) as error:
         return complain(error, 1)
     return 0
+
+
+def parse(words: Sequence[str], recipe: Recipe) -> Callable[[], None]:
+    """The command that `words` spell, ready to be called; `recipe` gives the defaults of its fields.
+
+    Raises ValueError in one line where the parser would draw a box.
+    """
+
+    def later(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+        return wraps(command)(lambda *args, **kwargs: partial(command, *args, **kwargs))
+
+    commands = {name: later(command) for name, command in COMMANDS.items()}
+    commands["train"] = partial(commands["train"], recipe=recipe)
+    drawn = StringIO()
+    try:
+        with redirect_stderr(drawn):
+            return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog="fullstride", description=ABOUT)
+    except SystemExit as stop:
+        if not stop.code:  # it was --help
+            raise
+        raise ValueError(unboxed(drawn.getvalue())) from None
 
 
 def take_recipe(words: Sequence[str]) -> tuple[Recipe, list[str]]:

@@ -69,6 +69,13 @@ def complain(what: object, code: int) -> int:
     return code
 
 
+def unboxed(drawn: str) -> str:
+    """What the parser says in its box, without the frame, the title and the pointer to the help."""
+    lines = [line.strip(" ╭╮╰╯│─\n") for line in drawn.splitlines()]
+    told = [line for line in lines[1:] if line.strip("-") and not line.startswith("For full helptext")]
+    return " ".join(told).replace("Error parsing __tyro-dummy-inner__.recipe: ", "")
+
+
 def one_line(what: object) -> str:
     if isinstance(what, MemoryError):
         return "out of memory: use a smaller batch or resolution"

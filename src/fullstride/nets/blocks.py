@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fullstride.nets.layers import ConvNorm, SpaceToDepth, SqueezeExcite, activation, average_pool, named
+from fullstride.nets.layers import ConvNorm, SpaceToDepth, SqueezeExcite, average_pool, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Basic(Block):
 
 
 class Bottleneck(Block):
-    """1 x 1 -> k x k -> 1 x 1. Narrow inside: classic (GENet's BL). Wide inside and depthwise: inverted (GENet's DW)."""
+    """1 x 1 -> k x k -> 1 x 1. Narrow inside: classic (BL in GENet). Wide inside and depthwise: inverted (DW)."""
 
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
         parts: list[tuple[str, nn.Module]] = [

@@ -5,7 +5,6 @@ Every load compares all names and shapes first, in the file's own names, and say
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.nets import foreign
+from fullstride.nets import families, foreign
 from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.weights_file import one_line, read, unwrap
+from fullstride.nets.weights_file import from_arrays, one_line, read, unwrap
 
 __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "identify", "load", "read"]
 
@@ -83,10 +82,7 @@ def from_tf(
 
     The averaged copies are used, also those of the batch-norm statistics; `ema=False` takes the plain variables.
     """
-    if isinstance(path_or_arrays, str | Path):
-        state = read(path_or_arrays)
-    else:
-        state = unwrap({variable: torch.as_tensor(array) for variable, array in path_or_arrays.items()})
+    state = read(path_or_arrays) if isinstance(path_or_arrays, str | Path) else from_arrays(path_or_arrays)
     return adopt(state, name, ("tf",), ema=ema)[1]
 
 
@@ -98,6 +94,11 @@ def identify(state: State) -> tuple[str, str]:
 
 def check(expected: Shapes, state: Mapping[str, Tensor]) -> None:
     """Raise ValueError, in one line, unless `state` has exactly the expected names and shapes."""
+    if line := difference(expected, state):
+        raise ValueError(f"the weights do not fit: {line}")
+
+
+def difference(expected: Shapes, state: Mapping[str, Tensor]) -> str:
     missing = [f"-{name}" for name in expected if name not in state]
     unexpected = [f"+{name}" for name in state if name not in expected]
     misshapen = [
@@ -105,9 +106,7 @@ def check(expected: Shapes, state: Mapping[str, Tensor]) -> None:
         for name, shape in expected.items()
         if name in state and tuple(state[name].shape) != tuple(shape)
     ]
-    lines = [first_ten(lines) for lines in (missing, unexpected, misshapen) if lines]
-    if lines:
-        raise ValueError(f"the weights do not fit: {'; '.join(lines)}")
+    return "; ".join(first_ten(lines) for lines in (missing, unexpected, misshapen) if lines)
 
 
 def first_ten(lines: list[str]) -> str:
@@ -180,7 +179,13 @@ def tf_variables(state: State, ema: bool | None) -> State:
 
 def find(state: State, name: str | NetSpec | None) -> Fit:
     """The network and format that the weights fit, or the network called `name` and its format."""
-    wanted = SPECS if name is None else {"the given spec": name} if isinstance(name, NetSpec) else {name: lookup(name)}
+    wanted = (
+        SPECS
+        if name is None
+        else {"the given spec": name}
+        if isinstance(name, NetSpec)
+        else {name: families.find(name)}
+    )
     fit = closest(state, wanted)
     if fit and not fit.faults:
         return fit
@@ -191,19 +196,8 @@ def find(state: State, name: str | NetSpec | None) -> Fit:
         )
     if fit is None:
         raise ValueError(f"no network has weights of these names: {first_ten(list(state))}")
-    try:
-        check(fit.expected, state)
-    except ValueError as error:
-        raise ValueError(f"{fit.name} is the closest network ({fit.format} names), but {error}") from None
-    raise AssertionError("faults are what check finds")
-
-
-def lookup(name: str) -> NetSpec:
-    if name in SPECS:
-        return SPECS[name]
-    close = get_close_matches(name, SPECS, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(SPECS)}"
-    raise ValueError(f"no network named {name!r}: {hint}")
+    verdict = "no network fits; the closest is" if name is None else "the weights do not fit"
+    raise ValueError(f"{verdict} {fit.name} ({fit.format} names): {difference(fit.expected, state)}")
 
 
 def closest(state: State, specs: Mapping[str, NetSpec]) -> Fit | None:

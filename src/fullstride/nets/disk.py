@@ -1,5 +1,6 @@
 """How does a file come to be whole or not at all? It is written beside its place and then renamed into it."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Gives the path to write a file or a folder at; on success it takes the place of `path`, else it is removed.
 
-    What stood at `path` before stays until the new one is complete.
+    What stood at `path` before stays until the new one is complete. A file does not replace a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
@@ -19,6 +20,8 @@ def replacing(path: Path) -> Iterator[Path]:
     remove(beside)
     try:
         yield beside
+        if path.is_dir() and not beside.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "a folder stands where the file should go", str(path))
         if path.is_dir():
             path.rename(old)  # a folder cannot be renamed over a full one
         beside.rename(path)

@@ -1,4 +1,4 @@
-"""What are the networks made of? Convolution with batch norm, squeeze-and-excitation, and the ways to make a map smaller.
+"""What are the networks made of? Convolution with batch norm, squeeze-and-excitation, ways to shrink a map.
 
 Letters of the shapes, here and in every docstring: N images, C channels, H x W pixels, K classes.
 """
@@ -70,6 +70,8 @@ class BlurPool(nn.Module):
     Odd sides round up. The border is reflected; a side of one pixel has nothing to reflect and is repeated.
     Source: arXiv:1904.11486 with the filter and padding of TResNet's code.
     """
+
+    filter: Tensor
 
     def __init__(self, channels: int):
         super().__init__()

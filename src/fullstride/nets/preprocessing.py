@@ -1,4 +1,4 @@
-"""What pixels does a network want? `Preprocessing` travels with the weights, because the wrong one costs accuracy silently."""
+"""What pixels does a network want? That travels with the weights: the wrong ones cost accuracy silently."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """From a picture of any size to the network's input: fit to a square, scale to 0..1, subtract `mean`, divide by `std`."""
+    """From a picture to the network's input: fit to a square, scale to 0..1, subtract `mean`, divide by `std`."""
 
     resolution: int = 224  # pixels a side
     mean: tuple[float, ...] = IMAGENET_MEAN  # one per channel: 1 is gray, 3 is RGB

@@ -38,7 +38,7 @@ NAMED: dict[str, Any] = {
 }
 NAMES = {part: name for name, part in NAMED.items()}
 
-# A file from elsewhere may not ask for more than this; the widest published network has 4096 channels, the deepest 144 blocks.
+# A file from elsewhere may not ask for more. The widest published network has 4096 channels, the deepest 144 blocks.
 MOST_CHANNELS, MOST_BLOCKS = 65_536, 2_048
 
 
@@ -149,7 +149,7 @@ def stage_from(row: dict) -> Stage:
     return build(Stage, row)
 
 
-def build(kind: Callable, values: dict):
+def build(kind: type, values: dict) -> Any:
     unknown = set(values) - {f.name for f in fields(kind)}
     if unknown:
         raise ValueError(f"a network spec has no field {', '.join(sorted(unknown))} in {kind.__name__}")

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class TimmNetwork(nn.Module):
 
         super().__init__()
         self.spec = spec
-        self.net = timm.create_model(
+        self.net: Any = timm.create_model(
             spec.name.split(".")[0], pretrained=False, in_chans=spec.in_channels, num_classes=spec.classes
         )
 

@@ -104,8 +104,18 @@ def read_torch(path: Path) -> Any:
 
 def read_npz(path: Path) -> dict[str, Tensor]:
     with np.load(path, allow_pickle=False) as arrays:
-        loaded = {name: arrays[name] for name in arrays.files}
-    return {name: torch.from_numpy(array) for name, array in loaded.items() if array.dtype.kind in "fiub"}
+        return from_arrays(arrays)
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+    """Tensors of the arrays that hold numbers."""
+    state = {}
+    for name, array in arrays.items():
+        if isinstance(array, Tensor):
+            state[name] = array.detach()
+        elif (array := np.array(array)).dtype.kind in "fiub":  # a copy: PyTorch wants to be able to write
+            state[name] = torch.from_numpy(array)
+    return state
 
 
 def reason(error: Exception) -> str:

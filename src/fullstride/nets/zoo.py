@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
-from fullstride.nets import checkpoints
+from fullstride.nets import checkpoints, families
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build
-from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
@@ -38,16 +36,7 @@ def spec(name: str) -> NetSpec | TimmSpec:
     """The spec of a network's name. Raises ValueError with near misses."""
     if name.startswith("timm/"):
         return timm_spec(name.removeprefix("timm/"))
-    if name in SPECS:
-        return SPECS[name]
-    if name.startswith("masternet_") and name.removeprefix("masternet_") in map(str, range(1, 21)):
-        raise ValueError(
-            f"no network named {name!r}: of arXiv:2006.14090 Table 6 only masternet_1 (printed again as masternet_6) "
-            "is built in"
-        )
-    close = get_close_matches(name, SPECS, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(SPECS)}, or timm/NAME"
-    raise ValueError(f"no network named {name!r}: {hint}")
+    return families.find(name)
 
 
 def create(
@@ -103,7 +92,9 @@ def measurable(names: Sequence[str]) -> dict[str, Network | TimmNetwork]:
     folders = {name: load(name).net for name in names if Path(name).exists()}
     channels = {name: net.spec.in_channels for name, net in folders.items()}
     if len(set(channels.values())) > 1:
-        raise ValueError(f"one input cannot serve all: {', '.join(f'{n} takes {c}' for n, c in channels.items())} channels")
+        raise ValueError(
+            f"one input cannot serve all: {', '.join(f'{n} takes {c}' for n, c in channels.items())} channels"
+        )
     wanted = next(iter(channels.values()), None)
     return {name: folders.get(name) or create(name, in_channels=wanted) for name in names}
 
@@ -119,13 +110,13 @@ def from_hub(name: str) -> Bundle:
             raise ValueError(f"no released weights for {ours}: train it, or choose from {', '.join(HUB)}")
         model = f"{HUB[ours].partition('.')[0]}.{tag}" if tag else HUB[ours]
     config = hub_config(model)
-    state = checkpoints.read(download(config.hf_hub_id, name))
-    sizes = dict(classes=config.num_classes, resolution=config.input_size[1])
+    state = checkpoints.read(download(str(config.hf_hub_id), name))
     if isinstance(base, NetSpec):
-        net = Network(replace(base, **sizes))
-        net.load_state_dict(checkpoints.from_timm(state, ours))
+        found, state = checkpoints.convert(state, ours)
+        net = Network(replace(found, resolution=config.input_size[1]))
+        net.load_state_dict(state)
     else:
-        net = TimmNetwork(timm_spec(model, **sizes))
+        net = TimmNetwork(timm_spec(model, classes=config.num_classes))
         checkpoints.check({key: tuple(value.shape) for key, value in net.net.state_dict().items()}, state)
         net.net.load_state_dict(state)
     return Bundle(
@@ -185,7 +176,7 @@ def family_preprocessing(spec: NetSpec | TimmSpec) -> Preprocessing:
 
 
 def imagenet_names(classes: int) -> tuple[str, ...]:
-    from timm.data import ImageNetInfo
+    from timm.data.imagenet_info import ImageNetInfo
 
     subset = {1000: "imagenet-1k", 11221: "imagenet-21k-miil"}.get(classes)
     if subset is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.data.images import DataSet
+from fullstride.data.images import DataSet, UnreadableImage
 from fullstride.deploy.predict import probabilities
 from fullstride.measure.bench import Measurement
 from fullstride.measure.cost import cost
@@ -16,7 +16,7 @@ from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, read_json
 from fullstride.report.page import Entry, Prediction
-from fullstride.train.run import BUNDLE, LOG, fitting_data, logged
+from fullstride.train.run import ASKED, BUNDLE, fitting_data, logged
 
 SHOWN = 24  # pictures with their predicted class
 
@@ -31,12 +31,12 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
     first = next(iter(bundles))
     data = fitting_data(first, bundles[first].classes)
     for run in bundles:
-        other = read_json(Path(run) / "run.json")
+        other = read_json(Path(run) / ASKED)
         if other["fingerprint"] != data.fingerprint:
             raise ValueError(f"{run} was trained on {other['data']}, {first} on {data.name}: report them apart")
     times = measurements(bench) if bench else {}
-    entries = [entry(run, bundle, times.pop(run, {})) for run, bundle in bundles.items()]
-    entries += [untrained(name, found) for name, found in times.items()]
+    entries = [entry(run, bundle, times.get(run, {})) for run, bundle in bundles.items()]
+    entries += [untrained(name, found) for name, found in times.items() if name not in bundles]
     best = max(bundles.values(), key=lambda bundle: bundle.scores["test"]["top1"])
     environment = next((m.environment for found in times.values() for m in found.values()), None)
     return dict(
@@ -44,7 +44,7 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
         entries=entries,
         predictions=examples(best, data),
         environment=asdict(environment or Environment.here()),
-        notes=notes(data, best),
+        notes=notes(data, best, bench is not None),
     )
 
 
@@ -68,6 +68,12 @@ def measurements(path: Path) -> dict[str, dict[str, Measurement]]:
 
 def entry(run: str, bundle: Bundle, found: dict[str, Measurement]) -> Entry:
     test, pre = bundle.scores["test"], bundle.preprocessing
+    for measurement in found.values():
+        if measurement.protocol.resolution != pre.resolution:
+            raise ValueError(
+                f"{run} was trained at {pre.resolution} pixels a side and timed at {measurement.protocol.resolution}: "
+                f"measure again with --resolution {pre.resolution}"
+            )
     return Entry(
         name=bundle.name,
         data=bundle.source.removeprefix("trained on "),
@@ -91,5 +97,62 @@ def untrained(name: str, found: dict[str, Measurement]) -> Entry:
         log=[],
         **prices(net, resolution, net.spec.in_channels),
         **speeds(found),
-        note="not trained here",
     )
+
+
+def prices(net: Any, resolution: int, channels: int) -> dict[str, int]:
+    price = cost(net, resolution, channels)
+    return dict(params=price.params, macs=price.macs, resolution=resolution)
+
+
+def speeds(found: dict[str, Measurement]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if online := found.get("online"):
+        told |= dict(ms_p50=online.ms_p50, ms_p99=online.ms_p99)
+    if throughput := found.get("throughput"):
+        told |= dict(images_per_s=throughput.images_per_s, batch=throughput.protocol.batch)
+    return told
+
+
+def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
+    """Test images with the predicted class: the wrong ones first, then right ones evenly spread over the rest."""
+    labels = np.array(data.test.labels)
+    readable, rows = [], []
+    for index in range(len(labels)):
+        try:
+            picture = data.test.picture(index)
+        except UnreadableImage:
+            continue
+        readable.append((index, picture))
+    for start in range(0, len(readable), 128):
+        rows.append(probabilities(bundle, [picture for _, picture in readable[start : start + 128]]))
+    found = np.concatenate(rows)
+    guesses = found.argmax(1)
+    right = guesses == labels[[index for index, _ in readable]]
+    wrong = np.flatnonzero(~right)[: SHOWN // 2]
+    good = np.flatnonzero(right)
+    good = good[np.linspace(0, len(good) - 1, min(SHOWN - len(wrong), len(good))).astype(int)] if len(good) else good
+    return [
+        Prediction(
+            picture=np.asarray(readable[i][1]),
+            truth=data.classes[labels[readable[i][0]]],
+            guess=bundle.classes[guesses[i]],
+            probability=float(found[i, guesses[i]]),
+        )
+        for i in (*wrong, *good)
+    ]
+
+
+def notes(data: DataSet, best: Bundle, measured: bool) -> list[str]:
+    sizes = f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
+    told = [
+        f"{data.name}: {sizes}. Test images were used once, after training.",
+        f"Predicted images are answers of {best.name} on test images; wrong ones are shown first.",
+        "Accuracies are of the averaged weights after the last epoch.",
+    ]
+    if measured:
+        told.append(
+            "Times: all networks in turn within every round on the same random input, medians; "
+            "one image at a time (online) and batches (throughput), float32."
+        )
+    return told

@@ -21,10 +21,10 @@ def wilson(percent: float, images: int) -> tuple[float, float]:
 
 def three_digits(value: float) -> str:
     """0.4213 -> 0.421, 31.389 -> 31.4, 2930.4 -> 2,930."""
-    if value == 0:
-        return "0"
-    decimals = max(2 - floor(log10(abs(value))), 0)
-    return f"{value:,.{decimals}f}"
+    rounded = float(f"{value:.3g}")
+    if rounded == 0 or abs(rounded) >= 1000:
+        return f"{value:,.0f}"
+    return f"{rounded:.{max(2 - floor(log10(abs(rounded))), 0)}f}"
 
 
 def count(value: float) -> str:
@@ -32,7 +32,7 @@ def count(value: float) -> str:
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * unit:
             return f"{three_digits(value / unit)} {name}"
-    return three_digits(value) if value else "0"
+    return f"{value:.0f}"
 
 
 def ms(value: float) -> str:

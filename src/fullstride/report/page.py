@@ -2,8 +2,9 @@
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -67,6 +68,7 @@ def render(
     """The page. Speeds are told relative to the first network that was not trained here, else to the first."""
     if not entries:
         raise ValueError("nothing to report: give at least one network")
+    entries = distinct(entries)
     css = resources.files(__package__ or __name__).joinpath("page.css").read_text()
     sections = (
         ("Accuracy against latency", latency_section(entries)),
@@ -113,6 +115,17 @@ def write(path: str | Path, html: str) -> None:
 def picture(entries: Sequence[Entry]) -> bytes:
     """The plot of accuracy against latency as PNG, for a README."""
     return plots.png(plots.accuracy_latency_figure(*points(entries)))
+
+
+def distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """The same with a number after every name that stands there already."""
+    seen: Counter[str] = Counter()
+    named = []
+    for entry in entries:
+        seen[entry.name] += 1
+        number = seen[entry.name]
+        named.append(replace(entry, name=f"{entry.name} ({number})") if number > 1 else entry)
+    return named
 
 
 def reference(entries: Sequence[Entry]) -> Entry:
@@ -167,7 +180,8 @@ def table(entries: Sequence[Entry], base: Entry) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     rows = "\n".join(row(entry, base) for entry in entries)
     caption = (
-        f"MACs are multiply-adds of one image; FLOPs are twice as many. The reference of speeds is {escape(base.name)}."
+        "Intervals are Wilson's, at 95 %. MACs are multiply-adds of one image; FLOPs are twice as many. "
+        f"The reference of speeds is {escape(base.name)}."
     )
     return (
         f'<div class="wide"><table><caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n'
@@ -222,9 +236,8 @@ def pictures(predictions: Sequence[Prediction]) -> str:
         return ""
     wrong = sum(p.truth != p.guess for p in predictions)
     cards = "\n".join(card(p) for p in predictions)
-    return (
-        f'<p class="soft">{len(predictions) - wrong} right, {wrong} wrong.</p>\n<ul class="pictures">\n{cards}\n</ul>'
-    )
+    told = f"{len(predictions) - wrong} right and {wrong} wrong ones are shown; how often each happens is in the table."
+    return f'<p class="soft">{told}</p>\n<ul class="pictures">\n{cards}\n</ul>'
 
 
 def card(prediction: Prediction) -> str:

@@ -123,7 +123,13 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
     low, high = min(ends) - room, max(ends) + room
     below = (high - low) * STRIP / (1 - STRIP) if strip else 0.0
     axes.set_ylim(low - below, high)
-    axes.set_yticks([tick for tick in MaxNLocator(6).tick_values(low, high) if low < tick < high and tick <= 100])
+    axes.set_yticks(
+        [
+            tick
+            for tick in MaxNLocator(6, steps=(1, 2, 5, 10)).tick_values(low, high)
+            if low < tick < high and tick <= 100
+        ]
+    )
     if not trained:
         axes.set_yticks([])
     if strip:
@@ -197,7 +203,10 @@ def svg(figure: Figure, told: str) -> str:
     """The figure as an element of an HTML page; `told` is what it says to who cannot see it."""
     out = io.StringIO()
     # The library's own address and the date would be the only links and the only change from run to run.
-    save(figure, out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    # The salt makes ids the same in every run and different in every figure of a page.
+    with matplotlib.rc_context({"svg.hashsalt": told}):
+        save(figure, out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"font: ([^;\"]*px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)

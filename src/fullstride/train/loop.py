@@ -67,7 +67,7 @@ def fit(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            average.update(net, step)
+            average.update(step)
             losses.append(loss.detach())  # stays on the device: reading it here would stall a GPU
             images += len(x)
             mark = time.perf_counter()

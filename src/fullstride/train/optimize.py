@@ -37,13 +37,15 @@ class Average:
     def __init__(self, net: nn.Module, decay: float):
         self.decay = decay
         self.net = copy.deepcopy(net).eval().requires_grad_(False)
+        pairs = list(zip(self.net.state_dict().values(), net.state_dict().values(), strict=True))
+        self.moving = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def update(self, net: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
+        """Take in what the network's weights are after `step`, counted from 0."""
         keep = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
-        ours, theirs = self.net.state_dict().values(), net.state_dict().values()
-        moving = [pair for pair in zip(ours, theirs, strict=True) if pair[0].is_floating_point()]
-        torch._foreach_lerp_([a for a, _ in moving], [b for _, b in moving], 1 - keep)
-        for a, b in zip(ours, theirs, strict=True):
-            if not a.is_floating_point():
-                a.copy_(b)
+        ours, theirs = [a for a, _ in self.moving], [b for _, b in self.moving]
+        torch._foreach_lerp_(ours, theirs, 1 - keep)  # pyright: ignore[reportPrivateImportUsage]  # one launch for all
+        for a, b in self.copied:
+            a.copy_(b)

@@ -16,7 +16,9 @@ class Recipe:
     label_smoothing: float = 0.1  # probability taken from the true class and spread over all
     ema_decay: float = 0.9999  # per step, of the average of weights and batch-norm statistics; 0: no average
     resolution: int | None = None  # pixels a side; the network's own where not given
-    crop: float | None = None  # at evaluation: side of the square that stays / shorter side; the network's own if not given
+    crop: float | None = (
+        None  # at evaluation: side of the square that stays / shorter side; the network's own if not given
+    )
     scale: tuple[float, float] = (0.08, 1.0)  # random resized crop: share of the picture's area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # random resized crop: width / height
     turn: float = 0.0  # degrees, at most, by which a picture is turned to either side
@@ -42,9 +44,7 @@ class Recipe:
 
 
 # For a user's own folder. Ours: small steps and a short average suit a start from released weights; no claim yet.
-FINETUNE = Recipe(
-    epochs=20, batch=64, lr=0.02, weight_decay=1e-4, warmup_epochs=1, ema_decay=0.998, scale=(0.25, 1.0)
-)
+FINETUNE = Recipe(epochs=20, batch=64, lr=0.02, weight_decay=1e-4, warmup_epochs=1, ema_decay=0.998, scale=(0.25, 1.0))
 
 # For the embedded digits, 8 x 8 pixels shown at 32 x 32, from fresh weights. Ours. Claim: the tiny networks
 # reach 98.5 % top-1 on the 500 test digits; `make demo` shows what they reach where it runs.

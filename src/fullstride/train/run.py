@@ -66,13 +66,6 @@ def train(
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
     )
-    claim(folder, asked)
-    resume = load_checkpoint(folder)
-    rows = logged(folder, resume["epoch"] + 1 if resume else 0)
-    yield from rows
-    if (folder / BUNDLE).is_dir():
-        return
-
     flip = recipe.flip if data.mirror else 0.0
     augmentation = Augmentation(scale=recipe.scale, ratio=recipe.ratio, turn=recipe.turn, flip=flip)
     batches = Batches(
@@ -84,6 +77,13 @@ def train(
         workers=workers,
         device=device,
     )
+    claim(folder, asked)
+    resume = load_checkpoint(folder)
+    rows = logged(folder, resume["epoch"] + 1 if resume else 0)
+    yield from rows
+    if (folder / BUNDLE).is_dir():
+        return
+
     net.to(device)
     task = Classify(recipe.label_smoothing)
     for epoch in loop.fit(net, task, watch(batches), recipe, resume):
@@ -118,14 +118,10 @@ def train(
     ).save(folder / BUNDLE)
 
 
-def beginning(
-    model: str, data: DataSet, recipe: Recipe, weights: str
-) -> tuple[Network | TimmNetwork, Preprocessing]:
+def beginning(model: str, data: DataSet, recipe: Recipe, weights: str) -> tuple[Network | TimmNetwork, Preprocessing]:
     """The network before training, with fresh or given weights, and the pixels it wants."""
     torch.manual_seed(recipe.seed)
-    net = zoo.create(
-        model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution
-    )
+    net = zoo.create(model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution)
     pre = zoo.family_preprocessing(net.spec)
     if weights:
         start = zoo.load(model if weights == "hub" else weights, model)

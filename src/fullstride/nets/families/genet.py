@@ -6,8 +6,6 @@ depthwise blocks lose little by their low rank.
 
 from dataclasses import replace
 
-from dataclasses import replace
-
 from fullstride.nets import init
 from fullstride.nets.blocks import Basic, Bottleneck, ConvStem
 from fullstride.nets.spec import NetSpec, Stage
@@ -91,15 +89,11 @@ def masternet(row: int, kinds: str, stem: int, head: int, *sizes: tuple[int, int
         for kind, (depth, width, stride) in zip(kinds, sizes, strict=True)
     )
     source = f"arXiv:2006.14090 Table 6, row Net{row}; kernels and ratios inferred"
-    return NetSpec(
-        source=source, stem=ConvStem, stem_width=stem, stages=stages, head_width=head, init=init.genet
-    )
+    return NetSpec(source=source, stem=ConvStem, stem_width=stem, stages=stages, head_width=head, init=init.genet)
 
 
 # Net6 is Net1 printed a second time: the table repeats eight of its nets.
 SPECS |= {
-    f"masternet_{row}": masternet(
-        row, "XXBDD", 32, 1280, (1, 64, 2), (4, 96, 2), (8, 512, 2), (4, 320, 2), (2, 320, 1)
-    )
+    f"masternet_{row}": masternet(row, "XXBDD", 32, 1280, (1, 64, 2), (4, 96, 2), (8, 512, 2), (4, 320, 2), (2, 320, 1))
     for row in (1, 6)
 }

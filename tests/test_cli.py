@@ -1,0 +1,216 @@
+"""The command line as a user meets it: what works, and what goes wrong in one line."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from fullstride import cli
+from fullstride.nets.bundle import Bundle
+
+SHORT = ["--recipe.epochs", "2", "--recipe.warmup-epochs", "1", "--recipe.resolution", "32", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Tiles of scikit-learn's two sample photographs as JPEGs, a class for each."""
+    root = tmp_path_factory.mktemp("photos")
+    for name, pixels in zip(("temple", "flower"), load_sample_images().images, strict=True):
+        (root / name).mkdir()
+        for i in range(40):
+            y, x = 48 * (i % 8), 64 * (i // 8)
+            Image.fromarray(pixels[y : y + 80, x : x + 96]).save(root / name / f"{i:02}.jpg", quality=92)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    """A trained run on the photographs."""
+    out = tmp_path_factory.mktemp("runs") / "genet"
+    assert (
+        cli.run(["train", str(photos), "--model", "genet_tiny", "--out", str(out), *SHORT, "--recipe.batch", "16"]) == 0
+    )
+    return out
+
+
+def refused(capsys, *words, code=2):
+    """The one line of a command that must fail."""
+    capsys.readouterr()
+    try:
+        found = cli.run(list(map(str, words)))
+    except SystemExit as exit:  # the parser's own refusals
+        found = exit.code
+    error = capsys.readouterr().err
+    assert found == code, error
+    assert "Traceback" not in error
+    return error.strip()
+
+
+def test_help_starts_in_less_than_a_second_and_imports_nothing_heavy():
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # CPU time: the wall's depends on what else is running
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    subprocess.run([sys.executable, "-m", "fullstride", "--help"], check=True, capture_output=True)
+    assert spent() - before < 1
+    code = "import sys, fullstride.cli; print([m for m in ('torch', 'timm', 'numpy', 'PIL') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_folder_of_jpegs_is_learned_validated_predicted_exported_and_reported(run, photos, tmp_path, capsys):
+    capsys.readouterr()
+    assert cli.run(["validate", str(run), "--device", "cpu"]) == 0
+    assert "test top-1" in capsys.readouterr().out
+    pictures = [str(photos / "temple" / "03.jpg"), str(photos / "flower" / "07.jpg")]
+    assert cli.run(["predict", str(run), *pictures, "--json"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [a["path"] for a in answers] == pictures
+    assert {g["label"] for g in answers[0]["guesses"]} == {"temple", "flower"}
+    assert cli.run(["export", str(run), "--format", "onnx", "--out", str(tmp_path / "net.onnx")]) == 0
+    assert (tmp_path / "net.onnx").stat().st_size > 1e6
+    bench = ["bench", str(run), "timm/resnet10t", "--resolution", "32", "--batch", "2", "--rounds", "2"]
+    assert cli.run([*bench, "--out", str(tmp_path / "bench.json")]) == 0
+    assert "resnet10t" in capsys.readouterr().out
+    page = ["report", str(run), "--bench", str(tmp_path / "bench.json"), "--out", str(tmp_path / "page.html")]
+    assert cli.run(page) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == str((tmp_path / "page.html").resolve())
+    assert "timm/resnet10t" in (tmp_path / "page.html").read_text()
+
+
+def test_the_zoo_lists_every_network_with_its_published_accuracy(capsys):
+    assert cli.run(["zoo"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert {"31.39", "5.737"} <= set(lines["tresnet_m"].split())
+    assert "80.8 (224)" in lines["tresnet_m"]
+    assert "timm/tresnet_m.miil" in lines["tresnet_m"]
+    assert "81.3 (256)" in lines["genet_large"]
+
+
+def test_cost_prints_the_published_counts(capsys):
+    assert cli.run(["cost", "genet_light", "--layers"]) == 0
+    out = capsys.readouterr().out
+    assert "8,173,761 parameters" in out
+    assert "head.fc" in out
+
+
+def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, capsys):
+    words = ["train", str(photos), "--model", "genet_tiny", "--recipe", "digits", "--recipe.lr", "0.05", *SHORT]
+    assert cli.run([*words, "--out", str(tmp_path / "run")]) == 0
+    recipe = Bundle.load(tmp_path / "run" / "bundle").recipe
+    assert (recipe["lr"], recipe["turn"], recipe["epochs"]) == (0.05, 12.0, 2)
+
+
+def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp_path, capsys):
+    data = tmp_path / "data"
+    for name in ("temple", "flower"):
+        (data / name).mkdir(parents=True)
+        for path in (photos / name).iterdir():
+            (data / name / path.name).write_bytes(path.read_bytes())
+    (data / "temple" / "zero.jpg").touch()
+    (data / "temple" / "cut.jpg").write_bytes((photos / "temple" / "01.jpg").read_bytes()[:700])
+    (data / "flower" / "text.png").write_text("no picture")
+    deep = np.random.default_rng(0).integers(0, 65_536, (40, 40), dtype=np.uint16)
+    Image.fromarray(deep).save(data / "flower" / "deep.png")
+    Image.new("CMYK", (40, 40), (10, 200, 30, 0)).save(data / "flower" / "cmyk.jpg")
+    words = ["train", str(data), "--model", "genet_tiny", "--out", str(tmp_path / "run"), *SHORT]
+    assert cli.run([*words, "--recipe.batch", "16"]) == 0
+    error = capsys.readouterr().err.strip()
+    assert "skipped" in error
+    assert len(error.splitlines()) == 1
+    seen = {name for name in ("zero.jpg", "cut.jpg", "text.png", "deep.png", "cmyk.jpg") if name in error}
+    assert seen == {"zero.jpg", "cut.jpg", "text.png"}
+
+
+def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
+    out = ["--out", tmp_path / "new"]
+    train = ["train", photos, "--model"]
+    one = tmp_path / "one"
+    (one / "only").mkdir(parents=True)
+    (one / "only" / "a.jpg").write_bytes((photos / "temple" / "01.jpg").read_bytes())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "half.pth").write_bytes(b"PK\x03\x04 half")
+    lines = [
+        refused(capsys, *train, "tresnet_s", *out),
+        refused(capsys, *train, "timm/resnet51", *out),
+        refused(capsys, "train", tmp_path / "empty", "--model", "genet_tiny", *out),
+        refused(capsys, "train", one, "--model", "genet_tiny", *out),
+        refused(capsys, "train", tmp_path / "nowhere", "--model", "genet_tiny", *out),
+        refused(capsys, *train, "genet_tiny", "--recipe", "nonsense", *out),
+        refused(capsys, *train, "genet_tiny", "--recipe.epochs", "0", *out),
+        refused(capsys, *train, "genet_tiny", "--recipe.scale", "0.9", "0.1", *out),
+        refused(capsys, *train, "genet_tiny", "--device", "cuda:99", *out),
+        refused(capsys, *train, "genet_tiny", "--weights", tmp_path / "half.pth", *out),
+        refused(capsys, *train, "genet_tiny", *SHORT, "--out", run),
+        refused(capsys, *train, "genet_tiny", "--out", photos),
+        refused(capsys, "validate", tmp_path / "empty"),
+        refused(capsys, "validate", run, "--data", "digits"),
+        refused(capsys, "predict", run, tmp_path / "none.jpg").splitlines()[-1],
+        refused(capsys, "predict", run),
+        refused(capsys, "predict", run, photos / "temple" / "01.jpg", "--top", "0"),
+        refused(capsys, "bench", "genet_tiny", "--batch", "0"),
+        refused(capsys, "bench", "genet_tiny", "--device", "tpu"),
+        refused(capsys, "bench"),
+        refused(capsys, "export", run, "--budget-ms", "0.000001", *out),
+        refused(capsys, "export", "resnet_rs_400", *out),
+        refused(capsys, "cost", "genet_tinny"),
+        refused(capsys, "cost", "genet_tiny", "--resolution", "-3"),
+        refused(capsys, "report", tmp_path / "empty"),
+        refused(capsys, "report", run, "--bench", run / "run.json"),
+    ]
+    for line in lines:
+        assert line.startswith("fullstride: "), line
+        assert len(line.splitlines()) == 1, line
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_unknown_flag_is_refused_by_name(capsys):
+    assert "--modle" in refused(capsys, "train", "digits", "--modle", "genet_tiny", "--out", "x")
+
+
+def test_a_full_disk_is_said_and_what_was_written_before_stays(photos, tmp_path, capsys, monkeypatch):
+    from fullstride.train import run as running
+
+    out = tmp_path / "run"
+    words = ["train", photos, "--model", "genet_tiny", "--out", out, *SHORT, "--recipe.batch", "16"]
+    keep, kept = running.keep, []
+
+    def full(folder, rows, state):
+        if kept:
+            raise OSError(28, "No space left on device", str(folder / running.CHECKPOINT))
+        kept.append(keep(folder, rows, state))
+
+    monkeypatch.setattr(running, "keep", full)
+    line = refused(capsys, *words, code=1)
+    assert line == f"fullstride: No space left on device: {out / running.CHECKPOINT}"
+    monkeypatch.setattr(running, "keep", keep)
+    assert cli.run(list(map(str, words))) == 0
+    assert "epoch   2/2" in capsys.readouterr().out
+
+
+def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path):
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "fullstride", "train", "digits", "--model", "genet_tiny", "--out", str(out)]
+    words += ["--recipe.epochs", "3", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    assert started.stdout
+    assert "epoch   1/3" in started.stdout.readline()
+    started.send_signal(signal.SIGINT)
+    _, error = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "interrupted; the same command goes on" in error
+    assert "Traceback" not in error
+    assert not list(out.glob(".*"))
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("epoch")] == ["1/3", "2/3", "3/3"]
+    assert Path(out / "bundle").is_dir()
