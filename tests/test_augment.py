@@ -143,7 +143,7 @@ def test_gray_and_colour_pictures_suit_either_network(photo):
     [
         ({"scale": (0, 1)}, r"scale \(0, 1\): use two rising shares"),
         ({"scale": (0.5, 0.4)}, "scale"),
-        ({"scale": (0.5, 1.1)}, "scale"),
+        ({"scale": (0.5, 4.1)}, "scale"),
         ({"scale": (math.nan, 1)}, "scale"),
         ({"ratio": (2, 1)}, "ratio"),
         ({"ratio": (1, math.inf)}, "ratio"),
@@ -167,3 +167,17 @@ def test_turning_moves_a_bar_and_leaves_a_disc():
             plain, turned = (train_view(picture, pre, how, rng(seed)).astype(float) for how in (still, turning))
             assert (abs(plain - turned).mean() > 5) == moved
     assert Augmentation().turn == 0
+
+
+def test_a_part_larger_than_the_picture_shows_all_of_it_on_black():
+    white = Image.new("L", (40, 40), 255)
+    pre = Preprocessing(resolution=80, mean=(0.0,), std=(1.0,))
+    larger = Augmentation(scale=(4, 4), ratio=(1, 1), flip=0)
+    corners = set()
+    for seed in range(20):
+        seen = train_view(white, pre, larger, rng(seed))[..., 0] > 127
+        rows, columns = np.flatnonzero(seen.any(1)), np.flatnonzero(seen.any(0))
+        assert abs(len(rows) - 40) <= 1
+        assert abs(len(columns) - 40) <= 1
+        corners.add((rows[0], columns[0]))
+    assert len(corners) > 10

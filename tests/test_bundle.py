@@ -1,6 +1,7 @@
 """Trained networks on disk, and where networks come from."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -105,7 +106,7 @@ def broken(folder, how):
         about["spec"]["stem"] = "os.system"
         (folder / "bundle.json").write_text(json.dumps(about))
     elif how == "a spec too large for memory":
-        about["spec"]["stages"] = [{**about["spec"]["stages"][0], "width": 65_536, "depth": 400}] * 5
+        about["spec"]["stages"] = [{**about["spec"]["stages"][0], "width": 65_536, "depth": 100}] * 10
         (folder / "bundle.json").write_text(json.dumps(about))
     elif how == "a timm name that fetches":
         (folder / "bundle.json").write_text(json.dumps({**about, "spec": {"timm": {"name": "hf-hub:evil/net"}}}))
@@ -160,8 +161,24 @@ def test_released_weights_are_asked_of_the_hub_and_their_absence_is_said_plainly
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(ValueError, match=r"weights of tresnet_m.miil_in1k_448 are neither in the local cache nor"):
+    monkeypatch.setattr(zoo, "no_network", lambda: False)
+    said = (
+        r"weights of tresnet_m.miil_in1k_448 are not in the local cache, and huggingface.co/timm/.* cannot be reached"
+    )
+    with pytest.raises(ValueError, match=said):
         zoo.load("tresnet_m.miil_in1k_448")
+
+
+def test_without_a_network_the_hub_is_not_waited_for(monkeypatch):
+    def fail(*_):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(zoo.socket, "getaddrinfo", fail)
+    monkeypatch.setattr(zoo, "getproxies", dict)
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="connect to the network, or give a file of weights"):
+        zoo.load("tresnet_l.miil_in1k_448")
+    assert time.perf_counter() - start < 10
 
 
 def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeypatch, tmp_path):
@@ -174,6 +191,7 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
             torch.nn.init.uniform_(norm.weight, -1, 1)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(tmp_path / "model.safetensors"))
+    monkeypatch.setattr(zoo, "no_network", lambda: False)
     x = torch.rand(1, 3, 64, 64)
     for name in ("genet_light", "timm/gernet_s"):
         bundle = zoo.load(name)

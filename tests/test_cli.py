@@ -214,3 +214,16 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("epoch")] == ["1/3", "2/3", "3/3"]
     assert Path(out / "bundle").is_dir()
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    listing = subprocess.Popen(
+        [sys.executable, "-m", "fullstride", "zoo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert listing.stdout
+    assert listing.stderr
+    assert listing.stdout.readline().startswith(b"network")
+    listing.stdout.close()
+    assert listing.stderr.read() == b""
+    listing.stderr.close()
+    assert listing.wait(timeout=60) == 0

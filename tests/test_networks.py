@@ -180,7 +180,7 @@ def test_a_stage_that_cannot_be_built_is_refused_with_what_would_work(change, me
         {"init": "ConvStem"},
         {"stages": [{"block": "ConvStem", "depth": 1, "width": 8}]},
         {"stages": [{"block": "Basic", "depth": 10**9, "width": 8}]},
-        {"stages": [{"block": "Basic", "depth": 2000, "width": 8}] * 3},
+        {"stages": [{"block": "Basic", "depth": 1000, "width": 8}] * 3},
         {"stages": "many"},
         {"colour": "red"},
         {"classes": -1},

@@ -1,5 +1,6 @@
 """The roof: one thin command per verb. What a command needs is imported inside it, so that `--help` is quick."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
@@ -252,21 +253,31 @@ def export(
     )
 
 
-def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report.html"), bench: Path | None = None) -> None:
+def report(
+    runs: Positional[tuple[Path, ...]],
+    out: Path = Path("report.html"),
+    bench: Path | None = None,
+    picture: Path | None = None,
+) -> None:
     """Write one self-contained HTML page about runs: accuracy against latency, learning curves, predicted images.
 
     Args:
         runs: Finished runs on the same data.
         out: The page.
         bench: What `fullstride bench --out` wrote, for times; its other networks stand beside as untrained.
+        picture: The plot of accuracy against latency alone, as a PNG file.
     """
+    from fullstride.nets.disk import replacing
+    from fullstride.report import page
     from fullstride.report.gather import gather
-    from fullstride.report.page import render, write
 
     if not runs:
         raise ValueError("nothing to report: name one or more run folders")
     found = gather(runs, bench)
-    write(out, render(**found))
+    page.write(out, page.render(**found))
+    if picture:
+        with replacing(picture) as beside:
+            beside.write_bytes(page.picture(found["entries"]))
     print(out.resolve())
 
 
@@ -295,6 +306,8 @@ def run(words: Sequence[str]) -> int:
         command()
     except KeyboardInterrupt:
         return complain("interrupted; the same command goes on from the last whole epoch of a run", 130)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
         return complain(error, 2)
     except (FloatingPointError, MemoryError, OSError) as error:

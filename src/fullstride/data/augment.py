@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from fullstride.nets.preprocessing import Preprocessing
@@ -22,14 +22,14 @@ MOST_PIXELS = 64 * 2**20  # a resized picture above this, from a very long and t
 class Augmentation:
     """What chance may do to a training picture: cut out a part, bend it a little, turn it, flip it."""
 
-    scale: tuple[float, float] = (0.08, 1.0)  # the part's share of the area
+    scale: tuple[float, float] = (0.08, 1.0)  # the part's share of the area; above 1 the picture lies on black
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # the part's width / height, before it becomes a square
     turn: float = 0.0  # degrees, at most, to either side; the corners become black
     flip: float = 0.5  # probability of a flip left to right
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {self.scale}: use two rising shares of the area, above 0 and up to 1")
+        if not 0 < self.scale[0] <= self.scale[1] <= 4:
+            raise ValueError(f"scale {self.scale}: use two rising shares of the area, above 0 and up to 4")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise ValueError(f"ratio {self.ratio}: use two rising numbers above 0, such as (0.75, 1.33)")
         if not 0 <= self.turn <= 180:
@@ -42,7 +42,11 @@ def train_view(
     picture: Image.Image, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
 ) -> np.ndarray:
     """A random part, resized to the network's square, turned, flipped: uint8 (H, W, C)."""
-    box = _random_part(picture.size, augmentation, rng)
+    left, top, right, bottom = _random_part(picture.size, augmentation, rng)
+    outside = math.ceil(max(-left, -top, right - picture.width, bottom - picture.height, 0))
+    if outside:
+        picture = ImageOps.expand(picture, outside)
+    box = (left + outside, top + outside, right + outside, bottom + outside)
     part = _resized(picture, (pre.resolution, pre.resolution), pre, box)
     if augmentation.turn:
         part = part.rotate(rng.uniform(-augmentation.turn, augmentation.turn), Image.Resampling.BILINEAR)
@@ -87,7 +91,8 @@ def _random_part(
 ) -> tuple[float, float, float, float]:
     """(left, top, right, bottom): torchvision's RandomResizedCrop, but of fractions of pixels.
 
-    Whole pixels would leave small pictures with a handful of different parts.
+    Whole pixels would leave small pictures with a handful of different parts. A part that is larger than the
+    picture contains it.
     """
     w, h = size
     (least, most), (low, high) = augmentation.scale, augmentation.ratio
@@ -95,9 +100,11 @@ def _random_part(
         area = w * h * rng.uniform(least, most)
         ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
         width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
-        if width <= w and height <= h:
-            left, top = rng.uniform(0, w - width), rng.uniform(0, h - height)
-            return left, top, min(left + width, w), min(top + height, h)
+        if most > 1 or (width <= w and height <= h):
+            left, top = (rng.uniform(*sorted((0, free))) for free in (w - width, h - height))
+            right, bottom = left + width, top + height
+            # rounding may not reach over the border, where Pillow refuses to look
+            return left, top, min(right, w) if width <= w else right, min(bottom, h) if height <= h else bottom
     width, height = min(w, h * high), min(h, w / low)  # the largest middle part
     return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
 

@@ -39,7 +39,7 @@ NAMED: dict[str, Any] = {
 NAMES = {part: name for name, part in NAMED.items()}
 
 # A file from elsewhere may not ask for more. The widest published network has 4096 channels, the deepest 144 blocks.
-MOST_CHANNELS, MOST_BLOCKS = 65_536, 2_048
+MOST_CHANNELS, MOST_BLOCKS = 65_536, 1_024
 
 
 @dataclass(frozen=True, kw_only=True)

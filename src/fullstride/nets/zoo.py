@@ -1,8 +1,11 @@
 """Where does a network come from? A name, `timm/NAME`, or a folder becomes a network."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from fullstride.nets import checkpoints, families
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
@@ -141,16 +144,31 @@ def hub_config(model: str):
 
 
 def download(repository: str, name: str) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    cached = try_to_load_from_cache(repository, "model.safetensors")
+    if isinstance(cached, str):
+        return Path(cached)
     try:
+        if no_network():  # the hub's client would try again for half a minute
+            raise LocalEntryNotFoundError("no network")
         return Path(hf_hub_download(repository, "model.safetensors"))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, OSError) as error:
         raise ValueError(
-            f"the weights of {name} are neither in the local cache nor to be had from huggingface.co/{repository} "
+            f"the weights of {name} are not in the local cache, and huggingface.co/{repository} cannot be reached "
             f"({type(error).__name__}): connect to the network, or give a file of weights"
         ) from None
+
+
+def no_network() -> bool:
+    """Whether the hub's name cannot even be looked up; with a proxy that says nothing."""
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        return not getproxies() and not socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return True
 
 
 def hub_preprocessing(model: str, config) -> Preprocessing:

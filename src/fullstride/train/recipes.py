@@ -19,7 +19,7 @@ class Recipe:
     crop: float | None = (
         None  # at evaluation: side of the square that stays / shorter side; the network's own if not given
     )
-    scale: tuple[float, float] = (0.08, 1.0)  # random resized crop: share of the picture's area
+    scale: tuple[float, float] = (0.08, 1.0)  # random resized crop: share of the area; above 1 it lies on black
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # random resized crop: width / height
     turn: float = 0.0  # degrees, at most, by which a picture is turned to either side
     flip: float = 0.5  # probability of a left-right flip; no effect where mirrored images change class
@@ -51,14 +51,13 @@ FINETUNE = Recipe(epochs=20, batch=64, lr=0.02, weight_decay=1e-4, warmup_epochs
 DIGITS = replace(
     FINETUNE,
     epochs=80,
-    lr=0.2,
+    lr=0.3,
     weight_decay=1e-3,
     warmup_epochs=5,
-    ema_decay=0.995,
     resolution=48,
     crop=1.0,
-    scale=(0.5, 1.0),
-    turn=12.0,
+    scale=(0.6, 1.3),
+    turn=15.0,
     flip=0.0,
 )
 
