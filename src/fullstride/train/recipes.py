@@ -50,7 +50,7 @@ FINETUNE = Recipe(epochs=20, batch=64, lr=0.02, weight_decay=1e-4, warmup_epochs
 # reach 98.5 % top-1 on the 500 test digits; `make demo` shows what they reach where it runs.
 DIGITS = replace(
     FINETUNE,
-    epochs=80,
+    epochs=120,
     lr=0.3,
     weight_decay=1e-3,
     warmup_epochs=5,
