@@ -22,7 +22,7 @@ test: check
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 # The picture of the README and the page behind it, from what the demo measured on this machine.
