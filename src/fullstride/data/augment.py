@@ -101,7 +101,7 @@ def _random_part(
         ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
         width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if most > 1 or (width <= w and height <= h):
-            left, top = (rng.uniform(*sorted((0, free))) for free in (w - width, h - height))
+            left, top = (free * rng.random() for free in (w - width, h - height))
             right, bottom = left + width, top + height
             # rounding may not reach over the border, where Pillow refuses to look
             return left, top, min(right, w) if width <= w else right, min(bottom, h) if height <= h else bottom
