@@ -15,6 +15,7 @@ from sklearn.datasets import load_sample_images
 
 from fullstride import cli
 from fullstride.nets.bundle import Bundle
+from fullstride.train.recipes import FINETUNE, RECIPES
 
 SHORT = ["--recipe.epochs", "2", "--recipe.warmup-epochs", "1", "--recipe.resolution", "32", "--device", "cpu"]
 
@@ -107,7 +108,8 @@ def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, ca
     words = ["train", str(photos), "--model", "genet_tiny", "--recipe", "digits", "--recipe.lr", "0.05", *SHORT]
     assert cli.run([*words, "--out", str(tmp_path / "run")]) == 0
     recipe = Bundle.load(tmp_path / "run" / "bundle").recipe
-    assert (recipe["lr"], recipe["turn"], recipe["epochs"]) == (0.05, 12.0, 2)
+    assert RECIPES["digits"].turn != FINETUNE.turn
+    assert (recipe["lr"], recipe["turn"], recipe["epochs"]) == (0.05, RECIPES["digits"].turn, 2)
 
 
 def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp_path, capsys):

@@ -181,8 +181,8 @@ def test_workers_do_not_change_what_is_learned(finished, digits, tmp_path):
 
 def test_a_folder_with_another_run_is_refused_with_the_difference(finished, digits):
     folder, _ = finished
-    with pytest.raises(ValueError, match=r"another run: recipe.lr is 0.2 there and 0.3 now"):
-        rows_of(folder, digits, replace(SHORT, lr=0.3))
+    with pytest.raises(ValueError, match=f"another run: recipe.lr is {SHORT.lr} there and 0.7 now"):
+        rows_of(folder, digits, replace(SHORT, lr=0.7))
 
 
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(digits, tmp_path):
