@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -87,15 +88,15 @@ def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
         scale_accuracy(axes, trained, strip=len(trained) < len(points))
         axes.set_xlabel("latency of one image, median (ms)")
         axes.set_ylabel(f"top-1 on {data} (%)" if data else "top-1 (%)", parse_math=False)
-        for number, point in enumerate(trained):
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        colours = dict(zip(trained, cycle(COLOURS), strict=False))
+        for (point, colour), marker in zip(colours.items(), cycle(MARKERS), strict=False):
             if point.interval:
                 axes.plot([point.ms_per_image] * 2, point.interval, color=colour, lw=1.6, alpha=0.45)
             axes.plot(*place(point), marker, color=colour, ms=9)
         for point in points:
             if point.top1 is None:
                 axes.plot(*place(point), "o", transform=axes.get_xaxis_transform(), mfc="none", mec=INK, ms=8)
-        label(figure, axes, points)
+        label(figure, axes, points, colours)
     return figure
 
 
@@ -108,7 +109,7 @@ def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
     low, high = min(ms), max(ms)
     if high >= WIDE_RANGE * low:
         axes.set_xscale("log")
-        axes.set_xlim(low / 1.5, high * 2.2)
+        axes.set_xlim(low / 2.2, high * 2.2)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -137,8 +138,8 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
         axes.text(0.01, STRIP - 0.015, "not trained here", transform=axes.transAxes, fontsize=9, va="top", alpha=0.75)
 
 
-def label(figure: Figure, axes: Axes, points: Sequence[Point]) -> None:
-    """Write each name where it covers no mark and no other name, as near to its mark as that allows."""
+def label(figure: Figure, axes: Axes, points: Sequence[Point], colours: Mapping[Point, str]) -> None:
+    """Write each name, in the colour of its mark, as near to it as covering no mark and no other name allows."""
     canvas = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the measuring font lacks
@@ -157,6 +158,7 @@ def label(figure: Figure, axes: Axes, points: Sequence[Point]) -> None:
             )
             text.set_parse_math(False)
             text.set_in_layout(False)
+            text.set_color(colours.get(point, INK))
             for offset in (*LABEL_OFFSETS, LABEL_OFFSETS[0]):
                 text.set_position(offset)
                 text.set_horizontalalignment("center" if offset[0] == 0 else "left" if offset[0] > 0 else "right")
