@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -177,6 +178,26 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
 
 def test_an_unknown_flag_is_refused_by_name(capsys):
     assert "--modle" in refused(capsys, "train", "digits", "--modle", "genet_tiny", "--out", "x")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+    ids=["python", "cpu", "cuda"],
+)
+def test_a_batch_that_does_not_fit_is_said_in_one_line(error, photos, tmp_path, capsys, monkeypatch):
+    from fullstride.train import loop
+
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(loop, "build_optimizer", full)
+    line = refused(capsys, "train", photos, "--model", "genet_tiny", "--out", tmp_path / "run", *SHORT)
+    assert line == "fullstride: out of memory: use a smaller batch or resolution"
 
 
 def test_a_full_disk_is_said_and_what_was_written_before_stays(photos, tmp_path, capsys, monkeypatch):

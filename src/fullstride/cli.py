@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+import fullstride
 from fullstride.terminal import Bar, complain, console, report_skipped, unboxed
 from fullstride.train.recipes import RECIPES, Recipe
 
@@ -300,6 +301,9 @@ def main() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run the command that `words` spell; what goes wrong is one line on the standard error stream."""
+    if list(words) == ["--version"]:
+        print(f"fullstride {fullstride.__version__}")
+        return 0
     try:
         recipe, words = take_recipe(words)
         command = parse(words, recipe)
@@ -310,8 +314,14 @@ def run(words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
         return complain(error, 2)
-    except (FloatingPointError, MemoryError, OSError) as error:
+    except (FloatingPointError, OSError) as error:
         return complain(error, 1)
+    except (MemoryError, RuntimeError) as error:
+        from fullstride.measure.memory import lacks_memory
+
+        if not lacks_memory(error):
+            raise
+        return complain("out of memory: use a smaller batch or resolution", 2)
     return 0
 
 

@@ -77,8 +77,6 @@ def unboxed(drawn: str) -> str:
 
 
 def one_line(what: object) -> str:
-    if isinstance(what, MemoryError):
-        return "out of memory: use a smaller batch or resolution"
     if isinstance(what, OSError) and what.strerror:
         return f"{what.strerror}: {what.filename}" if what.filename else what.strerror
     return " ".join(str(what).split())

@@ -61,8 +61,13 @@ def memory_errors(what: str, hint: str) -> Iterator[None]:
     """Lack of memory becomes one line: "`what` does not fit into memory: `hint`"."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        lack = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if lack or "memory" in str(error) or "can't allocate" in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if lacks_memory(error):
             raise ValueError(f"{what} does not fit into memory: {hint}") from None
         raise
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out: torch says so by a RuntimeError, of a kind of its own on a GPU."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said
