@@ -6,7 +6,7 @@
                                          measure
 
 Floors, each one question, imports only point down:
-`cli > report > deploy > train > tasks > measure | data > nets`.
+`cli > commands > report > deploy > train > tasks > measure | data > nets`.
 """
 
 from importlib import import_module

@@ -170,7 +170,7 @@ def claim(folder: Path, asked: Asked) -> None:
         ]
         if differ:
             raise ValueError(f"{folder} holds another run: {'; '.join(differ[:5])}. Give another --out or ask the same")
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and not (folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())):
         raise ValueError(f"{folder} exists and is no run: give another --out")
     else:
         with replacing(folder / ASKED) as beside:
