@@ -148,6 +148,42 @@ def test_fresh_weights_have_the_spread_that_their_paper_gives_them():
     assert spread("genet_normal") == pytest.approx(3.26033 * (2 / (9 * 192)) ** 0.5, rel=0.02)
 
 
+def test_stochastic_depth_leaves_out_whole_branches_and_keeps_the_mean():
+    net = small("resnet_rs_tiny").train()
+    net.regularise(drop_path=0.8, dropout=0.5)
+    assert net.drop_paths == pytest.approx((0.0, 0.2, 0.4, 0.6, 0.8))
+    masks = net.draw(4000)
+    assert masks.branches[0] is None
+    for rate, mask in zip(net.drop_paths[1:], masks.branches[1:], strict=True):
+        assert mask.shape == (4000, 1, 1, 1)
+        assert mask.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)])
+        assert mask.mean().item() == pytest.approx(1, abs=0.1)
+    net.regularise(drop_path=0.1, by="stage")
+    assert net.drop_paths == pytest.approx((0.04, 0.06, 0.08, 0.08, 0.1))  # tensorflow/tpu@7dc921f: rate * (i + 2) / 5
+
+
+def test_a_dropped_branch_leaves_the_shortcut_and_masks_change_nothing_in_evaluation():
+    net = small("resnet18")
+    x = torch.rand(2, 3, 32, 32)
+    block = net.stages[0][0]
+    inside = torch.rand(2, 8, 8, 8)
+    with torch.inference_mode():
+        assert torch.equal(block(inside, torch.zeros(2, 1, 1, 1)), block.shortcut(inside).relu())
+        before = net(x)
+        net.regularise(drop_path=0.9, dropout=0.9)
+        assert torch.equal(net(x), before)
+        ones = net.draw(2)._replace(branches=(None,) * len(net.drop_paths), pooled=torch.ones(2, 64))
+        assert torch.equal(net(x, ones), before)
+
+
+def test_masks_are_inputs_so_that_the_same_ones_give_the_same_step():
+    net = small("genet_tiny").train()
+    net.regularise(drop_path=0.5, dropout=0.5)
+    x, masks = torch.rand(4, 3, 32, 32), net.draw(4)
+    assert torch.equal(net(x, masks), net(x, masks))
+    assert not torch.equal(net(x), net(x))
+
+
 def test_an_unknown_network_is_refused_with_near_misses():
     with pytest.raises(ValueError, match="no network named 'tresnet_s': did you mean tresnet_"):
         zoo.create("tresnet_s")

@@ -3,24 +3,26 @@
 import copy
 import json
 import math
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fullstride.data.augment import Augmentation
 from fullstride.data.images import Images, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import run
 from fullstride.train.loop import evaluate, fit
-from fullstride.train.optimize import Average, build_optimizer, lr_at
 from fullstride.train.recipes import DIGITS, FINETUNE, RECIPES, Recipe
+from fullstride.train.teach import fitting_teacher
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16)
@@ -35,59 +37,6 @@ def digits():
     """A hundred digits, enough to see that a loop works."""
     data = open_data("digits")
     return replace(data, train=few(data.train, 64), minival=few(data.minival, 20), test=few(data.test, 20))
-
-
-def test_the_learning_rate_rises_in_a_line_and_falls_by_half_a_cosine():
-    recipe = replace(FINETUNE, epochs=20, warmup_epochs=4, lr=0.8)
-    assert lr_at(1, recipe) == pytest.approx(0.2)
-    assert lr_at(4, recipe) == pytest.approx(0.8)
-    assert lr_at(20, recipe) == pytest.approx(0)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.8)
-    reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16)
-    for epoch in range(4, 20):
-        assert lr_at(epoch, recipe) == pytest.approx(reference.get_last_lr()[0])
-        optimizer.step()
-        reference.step()
-
-
-def test_batch_norms_and_biases_do_not_decay_and_everything_else_does():
-    net = zoo.create("tresnet_tiny")
-    decayed, free = build_optimizer(net, FINETUNE).param_groups
-    names = {id(p): name for name, p in net.named_parameters()}
-    assert decayed["weight_decay"] == FINETUNE.weight_decay
-    assert free["weight_decay"] == 0
-    assert all(names[id(p)].endswith(".weight") and ".norm." not in names[id(p)] for p in decayed["params"])
-    assert all(names[id(p)].endswith(".bias") or ".norm." in names[id(p)] for p in free["params"])
-    assert len(decayed["params"]) + len(free["params"]) == len(names)
-
-
-def test_the_average_equals_pytorchs_at_a_constant_decay_and_covers_batch_norm_statistics():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
-    ours = Average(net, 0.5)
-    theirs = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    theirs.update_parameters(net)  # PyTorch's first update copies
-    for step in range(8, 14):  # from here on (1 + step) / (10 + step) is at least one half
-        net(torch.randn(5, 3, dtype=torch.float64))
-        with torch.no_grad():
-            for p in net.parameters():
-                p.add_(torch.randn_like(p))
-        ours.update(step)
-        theirs.update_parameters(net)
-    for a, b in zip(ours.net.parameters(), theirs.module.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-12)
-    assert not torch.equal(ours.net[1].running_mean, net[1].running_mean)
-    assert ours.net[1].num_batches_tracked == net[1].num_batches_tracked
-
-
-def test_the_average_of_a_short_run_forgets_its_first_weights():
-    net = nn.Linear(1, 1)
-    average = Average(net, 0.9999)
-    with torch.no_grad():
-        net.weight.fill_(100.0)
-    for step in range(30):
-        average.update(step)
-    assert average.net.weight.item() == pytest.approx(100.0, rel=1e-3)
 
 
 def test_label_smoothing_equals_cross_entropy_with_softened_targets():
@@ -121,7 +70,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     recipe = replace(SHORT, lr=1e30, warmup_epochs=0)
-    with pytest.raises(FloatingPointError, match=r"in epoch 1 .* lower recipe.lr"):
+    with pytest.raises(FloatingPointError, match=r"in step \d of epoch 1, at a .* lower recipe.lr"):
         list(fit(net, Classify(), batches, recipe))
 
 
@@ -150,11 +99,148 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights_bit_for_bit(stop_aft
     started.close()  # as Ctrl-C between two epochs, or after the last one and before the bundle
     assert not (folder / run.BUNDLE).exists()
     assert numbers(rows_of(folder, digits)) == numbers(rows)
-    assert run.load_checkpoint(folder)["epoch"] == SHORT.epochs - 1
+    assert run.load_checkpoint(folder)["epochs"] == SHORT.epochs
     ours, theirs = Bundle.load(folder / run.BUNDLE), Bundle.load(whole / run.BUNDLE)
     for name, value in ours.net.state_dict().items():
         assert torch.equal(value, theirs.net.state_dict()[name])
     assert ours.scores == theirs.scores
+
+
+GENTLE = replace(SHORT, epochs=1, warmup_epochs=0, lr=1e-3)  # rounding does not grow
+HARD = replace(
+    SHORT,
+    mixup=0.2,
+    cutmix=1.0,
+    drop_path=0.3,
+    dropout=0.3,
+    rand_layers=2,
+    erase=0.5,
+    accumulate=2,
+    clip_norm=1.0,
+    channels_last=True,
+)
+
+
+def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_worker_count(
+    digits, tmp_path, monkeypatch
+):
+    rows = rows_of(tmp_path / "whole", digits, HARD)
+    save, saved = run.save, []
+
+    def stop_at_the_third(folder, state):
+        save(folder, state)
+        saved.append(state["index"])
+        if len(saved) == 6:  # the marks after two steps of four, and the ends, of two epochs, then the third's middle
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "save", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        rows_of(tmp_path / "stopped", digits, HARD, mark_every=2)
+    monkeypatch.setattr(run, "save", save)
+    assert saved == [2, 0, 2, 0, 2, 0][: len(saved)]
+    assert numbers(rows_of(tmp_path / "stopped", digits, HARD, workers=1)) == numbers(rows)
+    ours, theirs = (Bundle.load(tmp_path / name / run.BUNDLE).net.state_dict() for name in ("stopped", "whole"))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
+    words = [sys.executable, "-m", "fullstride", "train", "digits", "--model", "genet_tiny", "--mark-every", "3"]
+    words += [
+        "--recipe.epochs",
+        "2",
+        "--recipe.warmup-epochs",
+        "0",
+        "--recipe.resolution",
+        "16",
+        "--recipe.dropout",
+        "0.2",
+    ]
+    subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
+    killed = subprocess.Popen([*words, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
+    checkpoint = tmp_path / "killed" / run.CHECKPOINT
+    deadline = time.monotonic() + 60
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "killed" / run.BUNDLE).exists()
+    subprocess.run([*words, "--out", str(tmp_path / "killed")], check=True, capture_output=True)
+    ours, theirs = (Bundle.load(tmp_path / name / run.BUNDLE).net.state_dict() for name in ("killed", "whole"))
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / run.LOG).read_text().splitlines()]
+        for name in ("killed", "whole")
+    ]
+    assert numbers(logs[0]) == numbers(logs[1])
+
+
+def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistics_are_taken(digits):
+    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    after = []
+    for accumulate in (1, 4):
+        torch.manual_seed(0)
+        net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
+        recipe = replace(GENTLE, accumulate=accumulate)
+        doubles = type("D", (), {"__len__": lambda _: 2, "epoch": lambda _, n, start=0: two(batches, n)})()
+        list(fit(net, Classify(0.1), doubles, recipe))
+        after.append(net.state_dict())
+    assert all(torch.allclose(value, after[1][name], rtol=1e-9, atol=1e-12) for name, value in after[0].items())
+
+
+class FrozenNorms(Network):
+    """Batch norms keep their statistics, as in evaluation, while the rest learns."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def two(batches, number):
+    """The first two batches of an epoch, in float64."""
+    for _, batch in zip(range(2), batches.epoch(number), strict=False):
+        yield batch.x.double(), batch.labels, batch.indices
+
+
+def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
+    bundle = Bundle.load(finished[0] / run.BUNDLE)
+    student = replace(bundle.preprocessing, mean=(0.3,), std=(0.7,))
+    teacher = fitting_teacher(bundle, "it", digits.classes, student)
+    pixels = torch.rand(4, 1, 16, 16)
+    with torch.inference_mode():
+        expected = bundle.net(pixels).softmax(1)
+    assert torch.allclose(teacher((pixels - 0.3) / 0.7), expected, rtol=1e-4, atol=1e-5)
+    net = zoo.create("genet_tiny", in_channels=1)
+    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    whole = replace(SHORT, epochs=1, warmup_epochs=0, teacher_share=1.0, lr=1e-9)
+    (epoch,) = fit(net, Classify(), batches, whole, teacher=teacher)
+    said = [torch.nn.functional.cross_entropy(net(x), teacher(x)).item() for x, _, _ in batches.epoch(0)]
+    assert epoch.loss == pytest.approx(sum(said) / len(said), rel=0.1)
+
+
+def test_a_teacher_of_other_classes_is_refused_before_anything_is_written(finished, digits, tmp_path):
+    other = replace(digits, classes=tuple("abcdefghi"), train=below(digits.train, 9))
+    with pytest.raises(ValueError, match=r"the teacher .* knows the classes 10 \(0, 1, 2, ...\), the images have 9"):
+        rows_of(tmp_path / "run", other, replace(SHORT, teacher=str(finished[0])))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_learns_as_float32_does(precision, digits):
+    losses = {}
+    for kind in ("float32", precision):
+        torch.manual_seed(0)
+        net = zoo.create("resnet_rs_tiny", in_channels=1)
+        batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+        losses[kind] = [e.loss for e in fit(net, Classify(), batches, replace(GENTLE, precision=kind))]
+        assert all(p.dtype == torch.float32 for p in net.parameters())
+    assert losses[precision] == pytest.approx(losses["float32"], rel=0.02)
+    assert losses[precision] != losses["float32"]
+
+
+def test_what_computes_wrongly_on_a_cpu_is_refused(digits):
+    net = zoo.create("genet_tiny", in_channels=1)
+    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    with pytest.raises(ValueError, match="bf16 with recipe.channels_last is not reliable on a CPU"):
+        list(fit(net, Classify(), batches, replace(SHORT, precision="bf16", channels_last=True)))
 
 
 def test_a_row_that_was_written_after_the_last_checkpoint_is_written_again(finished, digits, tmp_path):
@@ -228,8 +314,10 @@ def test_a_network_of_timm_is_trained_and_kept_like_ours(digits, tmp_path):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_named_recipe_trains_an_epoch(name, digits, tmp_path):
+def test_every_named_recipe_trains_an_epoch(name, finished, digits, tmp_path):
     recipe = replace(RECIPES[name], epochs=1, warmup_epochs=0, batch=32, resolution=16)
+    if recipe.teacher:
+        recipe = replace(recipe, teacher=str(finished[0]))
     (row,) = rows_of(tmp_path / "run", digits, recipe)
     assert math.isfinite(row["loss"])
 

@@ -66,31 +66,44 @@ def train(
     weights: str = "",
     device: Device = "auto",
     workers: int = 0,
+    mark_every: int = 0,
 ) -> None:
     """Train a network on images and leave a run folder: log, checkpoint, and at the end a bundle with scores.
 
-    Stopped at any time, the same command goes on from the last whole epoch. `--recipe NAME` chooses a
+    Stopped at any time, the same command goes on from the last checkpoint. On several GPUs:
+    `torchrun --nproc-per-node N -m fullstride train ...`, no other flag. `--recipe NAME` chooses a
     named recipe (digits for the digits, else finetune), `--recipe.FIELD` changes a field of it.
 
     Args:
-        data: A folder with one subfolder of images per class, or digits.
+        data: A folder with one subfolder of images per class, a .csv table, .tar shards, or digits.
         model: A name that `fullstride zoo` lists, or timm/NAME.
         out: The run folder.
         recipe: How to train.
         weights: Where to begin: a run, a bundle, a file of released weights, or hub. Fresh weights if not given.
         device: Where to train.
         workers: Processes that decode images beside this one; 0 decodes in this one.
+        mark_every: Steps from one checkpoint to the next within an epoch; 0 writes one after each epoch only.
     """
     from fullstride.data.images import open_data
     from fullstride.measure.environment import choose_device
     from fullstride.nets.bundle import Bundle
     from fullstride.train import run
+    from fullstride.train.ranks import joined
 
     images = open_data(data)
     skipped: dict[str, str] = {}
-    with Bar() as bar:
+    with joined(choose_device(device)) as (ranks, place), Bar(shown=ranks.first) as bar:
         rows = run.train(
-            out, model, images, recipe, weights=weights, device=choose_device(device), workers=workers, watch=bar.watch
+            out,
+            model,
+            images,
+            recipe,
+            weights=weights,
+            device=place,
+            workers=workers,
+            mark_every=mark_every,
+            ranks=ranks,
+            watch=bar.watch,
         )
         for row in rows:
             skipped |= row["skipped"]
@@ -98,11 +111,42 @@ def train(
                 f"epoch {row['epoch']:>3}/{recipe.epochs}  loss {row['loss']:.4f}  "
                 f"minival top-1 {row['minival_top1']:.2f} %  {row['images_per_s']:,.0f} images/s"
             )
+    if not ranks.first:
+        return
     report_skipped(skipped)
     scores = Bundle.load(out / run.BUNDLE).scores
     print(
         f"test top-1 {scores['test']['top1']:.2f} % on {scores['test']['images']} images; bundle in {out / run.BUNDLE}"
     )
+
+
+def pack(
+    data: Positional[str],
+    out: Positional[Path],
+    long_side: int | None = None,
+    quality: int = 90,
+    shard_mib: int = 256,
+) -> None:
+    """Write a data set as tar shards: a few large files in place of many small ones.
+
+    The parts stay as they are. Pictures go in as the files that they are unless --long-side is given.
+
+    Args:
+        data: A folder with one subfolder of images per class, a .csv table, .tar shards, or digits.
+        out: The new folder; train on it as on any other.
+        long_side: Store upright JPEGs whose longer side has at most so many pixels; 400 suits training at 224.
+        quality: Of these JPEGs, 1 to 100.
+        shard_mib: How large a shard is.
+    """
+    from fullstride.data import pack as packing
+    from fullstride.data.images import open_data
+
+    done = None
+    for done in packing.pack(open_data(data), out, packing.Form(long_side, quality), shard_mib=shard_mib):
+        print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
+    assert done
+    report_skipped(done.skipped)
+    print(f"{done.bytes_in / 2**20:,.1f} MiB of images became {done.bytes_out / 2**20:,.1f} MiB in {out}")
 
 
 def validate(
@@ -112,7 +156,7 @@ def validate(
 
     Args:
         run: A run, a bundle, a file of weights, or a name with released weights.
-        data: A folder of images or digits; the run's own where not given.
+        data: A folder of images, a table, shards or digits; the run's own where not given.
         split: Which part of the images.
         device: Where to compute.
     """
@@ -276,6 +320,7 @@ def report(
 COMMANDS = {
     "zoo": zoo,
     "cost": cost,
+    "pack": pack,
     "train": train,
     "validate": validate,
     "predict": predict,

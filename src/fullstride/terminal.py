@@ -1,5 +1,6 @@
 """How does a command speak to a person? A bar on a terminal, plain lines elsewhere, one line for what goes wrong."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,11 +17,15 @@ def console() -> Console:
 
 
 class Bar:
-    """Progress within an epoch, where there is a terminal to show it."""
+    """Progress within an epoch, where there is a terminal to show it. Of several processes one is `shown`."""
+
+    def __init__(self, shown: bool = True):
+        self.shown = shown
 
     def __enter__(self) -> "Bar":
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=console(), transient=True, disable=not sys.stdout.isatty())
+        hidden = not (self.shown and sys.stdout.isatty())
+        self.progress = Progress(*columns, console=console(), transient=True, disable=hidden)
         self.progress.start()
         return self
 
@@ -28,6 +33,8 @@ class Bar:
         self.progress.stop()
 
     def say(self, line: str) -> None:
+        if not self.shown:
+            return
         if self.progress.disable:
             print(line, flush=True)
         else:
@@ -46,9 +53,9 @@ class Watched:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def epoch(self, number: int) -> Iterator[Any]:
-        task = self.progress.add_task(f"epoch {number + 1}", total=len(self))
-        for batch in self.batches.epoch(number):
+    def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+        task = self.progress.add_task(f"epoch {number + 1}", total=len(self), completed=start)
+        for batch in self.batches.epoch(number, start):
             yield batch
             self.progress.advance(task)
         self.progress.remove_task(task)
@@ -64,8 +71,9 @@ def report_skipped(skipped: Mapping[str, str]) -> None:
 
 
 def complain(what: object, code: int) -> int:
-    """Say it in one line and hand back the exit code."""
-    print(f"fullstride: {one_line(what)}", file=sys.stderr)
+    """Say it in one line and hand back the exit code. Of several processes that torchrun started, the first speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"fullstride: {one_line(what)}", file=sys.stderr)
     return code
 
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from fullstride.data.policies import AutoAugment, Cutout, RandAugment, RandomErasing, Steps
 from fullstride.nets.preprocessing import Preprocessing
 
 KERNELS = {
@@ -20,12 +21,23 @@ MOST_PIXELS = 64 * 2**20  # a resized picture above this, from a very long and t
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What chance may do to a training picture: cut out a part, bend it a little, turn it, flip it."""
+    """What chance may do to a training picture: cut out a part, bend it a little, turn it, flip it.
+
+    Then what the policies do, in the order of the fields: AutoAugment, RandAugment, Cutout, erasing.
+    """
 
     scale: tuple[float, float] = (0.08, 1.0)  # the part's share of the area; above 1 the picture lies on black
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # the part's width / height, before it becomes a square
     turn: float = 0.0  # degrees, at most, to either side; the corners become black
     flip: float = 0.5  # probability of a flip left to right
+    auto_augment: bool = False  # one of AutoAugment's 25 pairs of operations
+    rand_layers: int = 0  # operations of RandAugment; 0: off
+    rand_magnitude: float = 10  # their level from 0 to 30; 10 is full
+    rand_increasing: bool = False  # each does more as the level rises (timm's "inc1")
+    rand_std: float = 0.0  # of a level drawn anew for each operation (timm's "mstd"); 0: always the same
+    rand_probability: float = 1.0  # of each chosen operation; timm's is 0.5
+    cutout: float = 0.0  # a gray patch's side as a share of the picture's; 0: off
+    erase: float = 0.0  # probability of a rectangle of noise
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 4:
@@ -36,13 +48,37 @@ class Augmentation:
             raise ValueError(f"turn {self.turn}: use degrees from 0 to 180")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip {self.flip}: use a probability from 0 to 1")
+        _ = self._rand_augment(), Cutout(self.cutout), self.erasing()  # they refuse what they cannot do
+
+    def steps(self) -> list[Steps]:
+        """The policies that are on, first to last, without erasing, which works on pixels and comes at the end."""
+        steps: list[Steps] = []
+        if self.auto_augment:
+            steps.append(AutoAugment())
+        if self.rand_layers:
+            steps.append(self._rand_augment())
+        if self.cutout:
+            steps.append(Cutout(self.cutout))
+        return steps
+
+    def erasing(self) -> RandomErasing:
+        return RandomErasing(probability=self.erase)
+
+    def _rand_augment(self) -> RandAugment:
+        return RandAugment(
+            layers=self.rand_layers,
+            magnitude=self.rand_magnitude,
+            increasing=self.rand_increasing,
+            magnitude_std=self.rand_std,
+            probability=self.rand_probability,
+        )
 
 
 def train_view(
     picture: Image.Image, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
 ) -> np.ndarray:
-    """A random part, resized to the network's square, turned, flipped: uint8 (H, W, C)."""
-    left, top, right, bottom = _random_part(picture.size, augmentation, rng)
+    """A random part, resized to the network's square, turned, flipped, and what the policies do: uint8 (H, W, C)."""
+    left, top, right, bottom = random_part(picture.size, augmentation, rng)
     outside = math.ceil(max(-left, -top, right - picture.width, bottom - picture.height, 0))
     if outside:
         picture = ImageOps.expand(picture, outside)
@@ -50,8 +86,14 @@ def train_view(
     part = _resized(picture, (pre.resolution, pre.resolution), pre, box)
     if augmentation.turn:
         part = part.rotate(rng.uniform(-augmentation.turn, augmentation.turn), Image.Resampling.BILINEAR)
+    if rng.random() < augmentation.flip:
+        part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    for policy in augmentation.steps():
+        part = policy(part, rng)
     pixels = _pixels(part)
-    return np.ascontiguousarray(pixels[:, ::-1]) if rng.random() < augmentation.flip else pixels
+    if augmentation.erase:
+        augmentation.erasing().erase(pixels, rng)
+    return pixels
 
 
 def test_view(picture: Image.Image, pre: Preprocessing) -> np.ndarray:
@@ -86,7 +128,7 @@ def to_input(pixels_nhwc: Tensor, pre: Preprocessing) -> Tensor:
     return x.div_(255).sub_(per_channel(pre.mean)).div_(per_channel(pre.std))
 
 
-def _random_part(
+def random_part(
     size: tuple[int, int], augmentation: Augmentation, rng: np.random.Generator
 ) -> tuple[float, float, float, float]:
     """(left, top, right, bottom): torchvision's RandomResizedCrop, but of fractions of pixels.
@@ -115,10 +157,15 @@ def _resized(
     pre: Preprocessing,
     box: tuple[float, float, float, float] | None = None,
 ) -> Image.Image:
+    return in_mode(picture, pre.channels).resize(size, KERNELS[pre.kernel], box)
+
+
+def in_mode(picture: Image.Image, channels: int) -> Image.Image:
+    """A decoded picture as "L" (1 channel) or "RGB" (3)."""
     if picture.mode not in ("L", "RGB"):
         raise ValueError(f"a picture of mode {picture.mode!r}: decode() gives 'L' or 'RGB'")
-    mode = "L" if pre.channels == 1 else "RGB"
-    return (picture if picture.mode == mode else picture.convert(mode)).resize(size, KERNELS[pre.kernel], box)
+    mode = "L" if channels == 1 else "RGB"
+    return picture if picture.mode == mode else picture.convert(mode)
 
 
 def _pixels(picture: Image.Image) -> np.ndarray:

@@ -1,29 +1,15 @@
-"""Which images does a folder hold, and which of them are for learning, tuning and testing?"""
+"""Which images does a folder hold, and which of them does it set apart for tuning and testing?"""
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+
+from fullstride.data.parts import TEST, TRAIN, VAL, Parts, Sample, divide, listed
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
-TEST_SHARE = 0.1
-HOW = "give a folder with one subfolder of images per class, or 'digits'"
-
-
-class Sample(NamedTuple):
-    name: str  # POSIX path below the data folder
-    label: int
-    size: int  # bytes; -1 where a link leads nowhere
-
-
-class Parts(NamedTuple):
-    train: list[Sample]
-    minival: list[Sample]
-    test: list[Sample]
+HOW = "give a folder with one subfolder of images per class, or 'digits', a .csv table or .tar shards"
 
 
 def read_folder(root: Path, minival: float | None) -> tuple[tuple[str, ...], Parts]:
@@ -32,18 +18,10 @@ def read_folder(root: Path, minival: float | None) -> tuple[tuple[str, ...], Par
     held_out = [part for part in (val, test) if part]
     if not (train and held_out):
         classes = _classes(root)
-        pool, tested = _cut(_samples(root, root, classes), TEST_SHARE)
-        kept, tuned = _cut(pool, _minival_share(pool, minival), start=TEST_SHARE)
-        return classes, Parts(kept, tuned, tested)
+        return classes, divide(_samples(root, root, classes), {}, minival)
     classes = _classes(train)
     pool = _samples(root, train, classes)
-    tested = _held_out(root, held_out[-1], classes)
-    if len(held_out) == 1:
-        kept, tuned = _cut(pool, _minival_share(pool, minival))
-        return classes, Parts(kept, tuned, tested)
-    if minival is not None:
-        raise ValueError(f"minival {minival}: {str(val)!r} is the minival already; leave the share out")
-    return classes, Parts(pool, _held_out(root, held_out[0], classes), tested)
+    return classes, divide(pool, {str(part): _held_out(root, part, classes) for part in held_out}, minival)
 
 
 def find_folder(where: str) -> Path:
@@ -61,9 +39,6 @@ def find_folder(where: str) -> Path:
         raise ValueError(f"no folder {where!r}: {hint}") from None
     except OSError as error:
         raise ValueError(f"cannot reach {where!r} ({error.strerror}): check the path and its permissions") from error
-
-
-# ---- what lies there
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -89,7 +64,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _part(root: Path, kinds: tuple[str, ...]) -> Path | None:
     found = [name for name in _subfolders(root) if name.lower() in kinds]
     if len(found) > 1:
-        raise ValueError(f"{str(root)!r} has {_listed(found)} for one purpose: keep one of them")
+        raise ValueError(f"{str(root)!r} has {listed(found)} for one purpose: keep one of them")
     return root / found[0] if found else None
 
 
@@ -116,9 +91,7 @@ def _samples(root: Path, part: Path, names: tuple[str, ...]) -> list[Sample]:
         if not files:
             empty.append(name)
     if empty:
-        raise ValueError(
-            f"no images in {_listed(empty)} of {str(part)!r}: add some ({' '.join(SUFFIXES)}) or remove it"
-        )
+        raise ValueError(f"no images in {listed(empty)} of {str(part)!r}: add some ({' '.join(SUFFIXES)}) or remove it")
     return samples
 
 
@@ -128,7 +101,7 @@ def _held_out(root: Path, part: Path, classes: tuple[str, ...]) -> list[Sample]:
     if not names:
         raise ValueError(f"{str(part)!r} has no class folders: put the images of each class in a subfolder")
     if unknown := [name for name in names if name not in classes]:
-        raise ValueError(f"{str(part)!r} has {_listed(unknown)}, which the training images lack: add or remove it")
+        raise ValueError(f"{str(part)!r} has {listed(unknown)}, which the training images lack: add or remove it")
     return [s._replace(label=classes.index(names[s.label])) for s in _samples(root, part, tuple(names))]
 
 
@@ -147,30 +120,3 @@ def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, int]]:
             else:
                 if stat.S_ISREG(status.st_mode):
                     yield entry.name, status.st_size
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-# ---- which is for what
-
-
-def fraction(name: str) -> float:
-    """A number in [0, 1) that depends on nothing but the name."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).digest()
-    return int.from_bytes(digest, "big") / 2**48  # 48 bits, so that the quotient cannot round up to 1
-
-
-def _cut(pool: list[Sample], share: float, start: float = 0.0) -> tuple[list[Sample], list[Sample]]:
-    """Those that stay, and a share taken by their fractions, which begin at `start`: at least one, and never all."""
-    if len(pool) < 2:
-        raise ValueError("too few images to keep one each for the minival and the test: add more, at least 3 in all")
-    fractions = {sample: fraction(sample.name) for sample in pool}
-    count = sum(each < start + (1 - start) * share for each in fractions.values())
-    taken = set(sorted(pool, key=fractions.__getitem__)[: min(max(1, count), len(pool) - 1)])
-    return [s for s in pool if s not in taken], [s for s in pool if s in taken]
-
-
-def _minival_share(pool: list[Sample], share: float | None) -> float:
-    return share or min(0.1, max(0.02, 500 / len(pool)))

@@ -1,4 +1,4 @@
-"""Where do pictures come from? `open_data` makes a data set of a folder with one subfolder per class, or of "digits".
+"""Where do pictures come from? `open_data` makes a data set of a folder, of a table, of tar shards, or of "digits".
 
 The digits travel with the package: 1,797 gray handwritten digits of 8 x 8 pixels, the test set of "Optical Recognition
 of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning repository, CC BY 4.0), unchanged from
@@ -17,7 +17,11 @@ import numpy as np
 from PIL import Image
 
 from fullstride.data.decode import UnreadableImage, decode
-from fullstride.data.folder import Parts, Sample, find_folder, read_folder
+from fullstride.data.folder import find_folder, read_folder
+from fullstride.data.parts import Parts, Sample
+from fullstride.data.shards import holds_shards, read_shards
+from fullstride.data.table import SUFFIXES as TABLES
+from fullstride.data.table import find_table, read_table
 
 __all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
 
@@ -29,6 +33,9 @@ class Images:
     names: tuple[str, ...]  # POSIX paths below the data folder
     labels: tuple[int, ...]
     read: Callable[[str], Image.Image]  # a name's picture; must pickle, because loader workers get a copy
+    file: Callable[[str], Path | bytes] | None = (
+        None  # what it is decoded from, a file or its bytes, where there is one
+    )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -54,21 +61,48 @@ class DataSet:
 
 
 def open_data(where: str, *, minival: float | None = None) -> DataSet:
-    """The data set at `where`: "digits" (for a folder of that name, "./digits") or a folder.
+    """The data set at `where`: "digits" (for a folder of that name, "./digits"), a folder, a table or tar shards.
 
     A folder holds one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or both, each with
     such subfolders; val/ alone is the test. What is missing is cut from the training images by a hash of their names:
     a tenth for the test, so that no image changes sides when others come or go, and of the rest the share `minival`,
     by default a tenth, but no more than 500 images or a fiftieth, whichever is more.
+
+    A table is a .csv or .tsv file with the columns path and label and perhaps split. Shards are a folder of .tar files
+    such as `fullstride pack` writes, or a pattern: `photos-{000000..000007}.tar`, `photos-*.tar`.
     """
     if minival is not None and not 0 < minival < 1:
         raise ValueError(f"minival {minival}: use a share of the training images above 0 and below 1")
     if where == "digits":
         classes, parts = tuple("0123456789"), _digit_parts(minival)
         return _data_set("digits", where, classes, parts, _read_digit, channels=1, mirror=False)
+    path = Path(where)
+    if path.suffix.lower() in TABLES and not path.is_dir():
+        table = find_table(where)
+        return _of_files(table.stem, table, *read_table(table, minival), _Below(table.parent))
+    if path.suffix.lower() == ".tar" and not path.is_dir():
+        return _of_shards(find_folder(str(path.parent)), path.name, minival)
     root = find_folder(where)
-    classes, parts = read_folder(root, minival)
-    return _data_set(root.name, str(root), classes, parts, _Files(root, 3), channels=3, mirror=True)
+    if holds_shards(root):
+        return _of_shards(root, "", minival)
+    return _of_files(root.name, root, *read_folder(root, minival), _Below(root))
+
+
+def _of_files(
+    name: str,
+    where: Path,
+    classes: tuple[str, ...],
+    parts: Parts,
+    file: Callable[[str], Path | bytes],
+    channels: int = 3,
+    mirror: bool = True,
+) -> DataSet:
+    return _data_set(name, str(where), classes, parts, _Decoded(file, channels), channels, mirror, file)
+
+
+def _of_shards(folder: Path, pattern: str, minival: float | None) -> DataSet:
+    index, parts, file = read_shards(folder, pattern, minival)
+    return _of_files(folder.name, folder / pattern, index.classes, parts, file, index.channels, index.mirror)
 
 
 def _data_set(
@@ -79,22 +113,33 @@ def _data_set(
     read: Callable[[str], Image.Image],
     channels: int,
     mirror: bool,
+    file: Callable[[str], Path | bytes] | None = None,
 ) -> DataSet:
-    train, minival, test = (Images(tuple(s.name for s in p), tuple(s.label for s in p), read) for p in parts)
+    train, minival, test = (Images(tuple(s.name for s in p), tuple(s.label for s in p), read, file) for p in parts)
     fingerprint = hashlib.sha256(json.dumps([classes, parts]).encode()).hexdigest()[:16]
     return DataSet(name, where, classes, train, minival, test, channels, mirror, fingerprint)
 
 
 @dataclass(frozen=True)
-class _Files:
-    """Reads the image of a name below `root`."""
+class _Below:
+    """The file of a name below `root`."""
 
     root: Path
+
+    def __call__(self, name: str) -> Path:
+        return self.root / name
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """The picture of a name, decoded from what `file` gives for it."""
+
+    file: Callable[[str], Path | bytes]
     channels: int
 
     def __call__(self, name: str) -> Image.Image:
         try:
-            return decode(self.root / name, self.channels)
+            return decode(self.file(name), self.channels)
         except UnreadableImage as error:
             raise UnreadableImage(name, error.reason) from error
 

@@ -8,7 +8,9 @@ import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,8 +36,24 @@ class View(Protocol):
 class TrainView:
     pre: Preprocessing
     augmentation: Augmentation = Augmentation()
+    engine: Literal["pillow", "opencv"] = "pillow"  # OpenCV's pixels differ a little and take half of the time
 
-    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> np.ndarray:
+    def __post_init__(self) -> None:
+        if self.engine not in ("pillow", "opencv"):
+            raise ValueError(f"engine {self.engine!r}: use 'pillow' or 'opencv'")
+        missing = [name for name in ("cv2", "simplejpeg") if find_spec(name) is None]
+        if self.engine == "opencv" and missing:
+            raise ValueError(
+                f"engine 'opencv' needs {' and '.join(missing)}: pip install 'fullstride[fast]', or use 'pillow'"
+            )
+
+    def __call__(self, picture: Image.Image | bytes, rng: np.random.Generator) -> np.ndarray:
+        """Of a picture, or with OpenCV also of an image file's bytes."""
+        if self.engine == "opencv":
+            from fullstride.data.fast import fast_train_view  # an extra, which may be absent
+
+            return fast_train_view(picture, self.pre, self.augmentation, rng)
+        assert isinstance(picture, Image.Image)
         return train_view(picture, self.pre, self.augmentation, rng)
 
 
@@ -74,6 +92,7 @@ class Batches:
         workers: int = 0,  # processes that decode; 0: this one
         device: str | torch.device = "cpu",
         pre: Preprocessing | None = None,  # how bytes become floats; the view's own by default
+        share: tuple[int, int] = (0, 1),  # this process's place and how many there are: each gets a part of each batch
     ):
         if not len(images):
             raise ValueError("no images to load: give at least one")
@@ -81,7 +100,7 @@ class Batches:
             raise ValueError(f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more workers")
         self.images, self.pre, self.device = images, pre or view.pre, torch.device(device)
         self.skipped: dict[str, str] = {}
-        self._order = _Order(len(images), batch, seed, shuffle)
+        self._order = _Order(len(images), batch, seed, shuffle, share)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores is the caller's choice
             self._loader = DataLoader(
@@ -98,8 +117,9 @@ class Batches:
     def __len__(self) -> int:
         return len(self._order)
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        self._order.epoch = number
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from the one numbered `start`."""
+        self._order.epoch, self._order.start = number, start
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = iter(self._loader)
@@ -112,7 +132,7 @@ class Batches:
                 yield Batch(x, labels.to(self.device, non_blocking=True), indices)
             elif self._order.shuffle:
                 break  # not even a replacement was found
-        if not read:
+        if not read and self.skipped:
             name, reason = next(iter(self.skipped.items()))
             raise ValueError(f"none of the {len(self.images)} images can be read; the first, {name!r}: {reason}")
 
@@ -125,7 +145,9 @@ class _Order:
     batch: int
     seed: int
     shuffle: bool
+    share: tuple[int, int] = (0, 1)
     epoch: int = 0
+    start: int = 0
 
     def __len__(self) -> int:
         return max(1, self.images // self.batch) if self.shuffle else -(-self.images // self.batch)
@@ -134,8 +156,9 @@ class _Order:
         epoch, order = self.epoch, np.arange(self.images)
         if self.shuffle:
             order = np.random.default_rng([self.seed, epoch]).permutation(self.images)
-        for start in range(0, len(self) * self.batch, self.batch):
-            yield [(epoch, int(index)) for index in order[start : start + self.batch]]
+        for start in range(self.start * self.batch, len(self) * self.batch, self.batch):
+            place, processes = self.share
+            yield [(epoch, int(index)) for index in order[start : start + self.batch][place::processes]]
 
 
 class _Sample(NamedTuple):
@@ -161,12 +184,25 @@ class _Samples(Dataset[_Sample]):
             index = (wanted + step) % len(self.images)
             if index not in self.unreadable:
                 try:
-                    pixels = self.view(self.images.picture(index), rng)
+                    pixels = self._pixels(index, rng)
                     return _Sample(pixels, self.images.labels[index], index, skipped)
                 except UnreadableImage as error:
                     self.unreadable[index] = error.reason
             skipped[self.images.names[index]] = self.unreadable[index]
         return _Sample(None, -1, wanted, skipped)
+
+    def _pixels(self, index: int, rng: np.random.Generator) -> np.ndarray:
+        file = self.images.file
+        if file and isinstance(self.view, TrainView) and self.view.engine == "opencv":
+            return self.view(_bytes(file(self.images.names[index])), rng)
+        return self.view(self.images.picture(index), rng)
+
+
+def _bytes(source: Path | bytes) -> bytes:
+    try:
+        return source if isinstance(source, bytes) else source.read_bytes()
+    except OSError as error:
+        raise UnreadableImage(str(source), error.strerror or type(error).__name__) from error
 
 
 def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor, Tensor, dict[str, str]]:

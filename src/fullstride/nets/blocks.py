@@ -33,7 +33,8 @@ class SE:
 class Block(nn.Module):
     """y = relu(shortcut(x) + branch(x)): (N, C_in, H, W) -> (N, C_out, H/stride, W/stride).
 
-    The shortcut is the input itself, or a 1 x 1 convolution where the shape changes.
+    The shortcut is the input itself, or a 1 x 1 convolution where the shape changes. `keep`, (N, 1, 1, 1),
+    scales the branch of each image: stochastic depth (arXiv:1603.09382).
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class Block(nn.Module):
         """The layers of the branch by name, in order. `inner`: channels between its convolutions."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.shortcut(x) + self.branch(x))
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        branch = self.branch(x) if keep is None else self.branch(x) * keep
+        return self.act(self.shortcut(x) + branch)
 
 
 def shortcut(c_in: int, c_out: int, stride: int, style: Style) -> nn.Module:

@@ -116,15 +116,19 @@ def average_pool(stride: int) -> nn.Module:
 
 
 class Head(nn.Module):
-    """Optional 1 x 1 convolution, global average, linear classifier: (N, C, H, W) -> (N, K)."""
+    """Optional 1 x 1 convolution, global average, linear classifier: (N, C, H, W) -> (N, K).
+
+    `keep`, (N, channels of the average), scales what the classifier sees: dropout.
+    """
 
     def __init__(self, c_in: int, width: int, classes: int):
         super().__init__()
         self.conv = ConvNorm(c_in, width, 1, slope=0.0) if width else nn.Identity()
         self.fc = nn.Linear(width or c_in, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.conv(x).mean((2, 3)))
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        pooled = self.conv(x).mean((2, 3))
+        return self.fc(pooled if keep is None else pooled * keep)
 
 
 def named(*parts: tuple[str, nn.Module]) -> nn.Sequential:

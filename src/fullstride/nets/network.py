@@ -1,9 +1,19 @@
 """How does data become a module? The one builder: `Network(spec)`."""
 
+from typing import Literal, NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from fullstride.nets.layers import Head
 from fullstride.nets.spec import NetSpec, Stage
+
+
+class Masks(NamedTuple):
+    """What chance leaves out of one training step. None: nothing."""
+
+    branches: tuple[Tensor | None, ...]  # (N, 1, 1, 1) for every block
+    pooled: Tensor | None  # (N, channels of the global average)
 
 
 class Network(nn.Module):
@@ -29,10 +39,50 @@ class Network(nn.Module):
         self.head = Head(width, spec.head_width, spec.classes)
         self.strides: tuple[int, ...] = tuple(ends)
         self.channels: tuple[int, ...] = tuple(ends.values())
+        self.regularise()
         spec.init(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.stages(self.stem(x)))
+    def regularise(
+        self, *, drop_path: float = 0.0, by: Literal["block", "stage"] = "block", dropout: float = 0.0
+    ) -> None:
+        """Set what training leaves out by chance: branches of blocks, and what the classifier sees.
+
+        The probability that a branch is left out grows with depth: by block on a line from 0 to `drop_path`
+        (arXiv:1603.09382); by stage as in ResNet-RS's code, `drop_path` * (i + 2) / (stages + 1) for the i-th from 0.
+        """
+        depths = [stage.depth for stage in self.spec.stages]
+        if by == "stage":
+            rates = [drop_path * (i + 2) / (len(depths) + 1) for i, depth in enumerate(depths) for _ in range(depth)]
+        else:
+            rates = [drop_path * i / max(sum(depths) - 1, 1) for i in range(sum(depths))]
+        self.drop_paths, self.dropout = tuple(rates), dropout
+
+    def draw(self, images: int) -> Masks:
+        """Masks for one step of `images` images, from PyTorch's generator of the device. What is kept is scaled up."""
+        where = self.head.fc.weight
+
+        def kept(rate: float, *shape: int) -> Tensor | None:
+            return torch.empty(images, *shape, device=where.device).bernoulli_(1 - rate) / (1 - rate) if rate else None
+
+        branches = tuple(kept(rate, 1, 1, 1) for rate in self.drop_paths)
+        return Masks(branches, kept(self.dropout, where.shape[1]))
+
+    def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
+        """`masks`: drawn here where training wants some and none are given.
+
+        They come as an input so that whoever compiles the network can draw them outside of what is compiled:
+        compilers that compute activations a second time would draw other ones.
+        """
+        if masks is None and self.training and (self.dropout or any(self.drop_paths)):
+            masks = self.draw(len(x))
+        if masks is None:
+            return self.head(self.stages(self.stem(x)))
+        x = self.stem(x)
+        for block, keep in zip(
+            (block for stage in self.stages for block in stage.children()), masks.branches, strict=True
+        ):
+            x = block(x, keep)
+        return self.head(x, masks.pooled)
 
     def features(self, x: Tensor) -> tuple[Tensor, ...]:
         """The pyramid: the last map at every stride, each (N, channels[i], H / strides[i], W / strides[i]) rounded up.

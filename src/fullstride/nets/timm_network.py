@@ -68,6 +68,25 @@ class TimmNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
+    def regularise(self, *, drop_path: float = 0.0, by: str = "block", dropout: float = 0.0) -> None:
+        """As of our networks, but timm's own layers draw the masks; rates that it decides itself stay its own."""
+        import timm
+
+        if by == "stage" and drop_path:
+            raise ValueError(f"timm/{self.spec.name} drops paths by block only: set the recipe's drop_path_by to block")
+        state = self.net.state_dict()
+        asked: dict[str, Any] = {"drop_path_rate": drop_path, "drop_rate": dropout}
+        rates = {key: rate for key, rate in asked.items() if rate}
+        if rates:
+            base = self.spec.name.split(".")[0]
+            try:
+                self.net = timm.create_model(
+                    base, in_chans=self.spec.in_channels, num_classes=self.spec.classes, **rates
+                )
+            except TypeError:
+                raise ValueError(f"timm/{base} knows no {' or '.join(rates)}: set it to 0 in the recipe") from None
+            self.net.load_state_dict(state)
+
     def features(self, x: Tensor) -> tuple[Tensor, ...]:
         """The pyramid: the last map at every stride."""
         if not hasattr(self.net, "forward_intermediates"):

@@ -15,8 +15,9 @@ class Classify:
 
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
 
-    def loss(self, logits_nk: Tensor, labels_n: Tensor) -> Tensor:
-        return F.cross_entropy(logits_nk, labels_n, label_smoothing=self.label_smoothing)
+    def loss(self, logits_nk: Tensor, targets: Tensor) -> Tensor:
+        """`targets`: labels (N,), or a probability for each class (N, K)."""
+        return F.cross_entropy(logits_nk, targets, label_smoothing=self.label_smoothing)
 
     def score(self, logits_nk: Tensor, labels_n: Tensor) -> dict[str, float]:
         right_n = logits_nk.argmax(1) == labels_n

@@ -3,14 +3,22 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from fullstride.nets.network import Network
+from fullstride.nets.timm_network import TimmNetwork
 from fullstride.tasks.task import Task
-from fullstride.train.optimize import Average, build_optimizer, lr_at
+from fullstride.train.mix import mix
+from fullstride.train.optimize import Average, build_optimizer, lr_at, momentum_at
+from fullstride.train.ranks import ALONE, Ranks
 from fullstride.train.recipes import Recipe
 
 
@@ -19,80 +27,189 @@ class Batches(Protocol):
 
     def __len__(self) -> int: ...
 
-    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]: ...
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]: ...
 
 
 @dataclass(frozen=True)
-class Epoch:
+class Mark:
+    """A place in training to go on from. `state` is of tensors and numbers only."""
+
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Epoch(Mark):
     """What one pass over the training images brought."""
 
     number: int  # from 0
     loss: float  # mean over its steps
     lr: float  # of its last step
-    images_per_s: float
-    data_share: float  # of the time, spent waiting for images
+    images_per_s: float  # since the epoch began or went on
+    data_share: float  # of that time, spent waiting for images
     average: nn.Module  # the averaged network, in evaluation mode; the one to judge and to keep
-    state: dict[str, Any]  # what `fit` needs to go on after this epoch: tensors and numbers only
 
 
 def fit(
-    net: nn.Module, task: Task, batches: Batches, recipe: Recipe, resume: dict[str, Any] | None = None
-) -> Iterator[Epoch]:
-    """Train `net` in place. Yields after every epoch: whoever iterates prints, evaluates, saves, stops.
+    net: Network | TimmNetwork,
+    task: Task,
+    batches: Batches,
+    recipe: Recipe,
+    resume: dict[str, Any] | None = None,
+    *,
+    teacher: nn.Module | None = None,
+    mark_every: int = 0,
+    ranks: Ranks = ALONE,
+) -> Iterator[Mark]:
+    """Train `net` in place. Yields an `Epoch` after each one: whoever iterates prints, evaluates, saves, stops.
 
-    `resume` is the `state` of the last epoch that was seen; what follows is then the same, bit for bit
-    where the device computes reproducibly, as if there had been no stop.
+    With `mark_every`, a plain `Mark` is yielded after so many steps within an epoch too. `resume` is the `state`
+    of the last one that was seen; what follows is then the same, bit for bit where the device computes
+    reproducibly, as if there had been no stop. `teacher` gives probabilities for the images of a batch.
+    With several `ranks`, each process has its share of every batch in `batches`, and all yield the same.
     """
-    per_epoch = len(batches)
-    optimizer = build_optimizer(net, recipe)
-    average = Average(net, recipe.ema_decay)
-    first = 0
-    if resume:
-        net.load_state_dict(resume["net"])
-        average.net.load_state_dict(resume["average"])
-        optimizer.load_state_dict(resume["optimizer"])
-        first = resume["epoch"] + 1
-
+    learner = Learner(net, task, recipe, len(batches), teacher, ranks)
+    first, start, losses = learner.resume(resume) if resume else (0, 0, [])
     for number in range(first, recipe.epochs):
         net.train()
-        losses, images, waited, lr = [], 0, 0.0, 0.0
-        start = mark = time.perf_counter()
-        for index, (x, y, _) in enumerate(batches.epoch(number)):
+        images, waited = 0, 0.0
+        began = mark = time.perf_counter()
+        for index, (x, y, _) in enumerate(batches.epoch(number, start), start):
             waited += time.perf_counter() - mark
-            step = number * per_epoch + index
-            lr = lr_at((step + 0.5) / per_epoch, recipe)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            loss = task.loss(net(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            average.update(step)
-            losses.append(loss.detach())  # stays on the device: reading it here would stall a GPU
+            with learner.numerics():
+                losses.append(learner.step(x, y, number * len(batches) + index))
             images += len(x)
+            if mark_every and (index + 1) % mark_every == 0 and index + 1 < len(batches):
+                yield Mark(learner.state(number, index + 1, losses))
             mark = time.perf_counter()
-        mean = torch.stack(losses).mean().item()
-        took = time.perf_counter() - start
-        if not math.isfinite(mean):
+        losses = list(ranks.mean(torch.stack(losses)))
+        loss = torch.stack(losses).mean().item()
+        took = time.perf_counter() - began
+        if not math.isfinite(loss):
+            bad = next(i for i, value in enumerate(losses) if not math.isfinite(value.item()))
             raise FloatingPointError(
-                f"the loss became {mean} in epoch {number + 1} at a learning rate of {lr:.3g}: "
-                f"lower recipe.lr ({recipe.lr:g}) or raise recipe.warmup_epochs ({recipe.warmup_epochs:g})"
+                f"the loss became {losses[bad].item()} in step {bad + 1} of epoch {number + 1}, at a learning rate of "
+                f"{lr_at(number + (bad + 0.5) / len(batches), recipe):.3g}: lower recipe.lr ({recipe.lr:g}), raise "
+                f"recipe.warmup_epochs ({recipe.warmup_epochs:g}) or set recipe.clip_norm"
             )
-        state = {
-            "epoch": number,
-            "net": net.state_dict(),
-            "average": average.net.state_dict(),
-            "optimizer": optimizer.state_dict(),
+        state = learner.state(number + 1, 0, [])
+        lr = lr_at(number + 1 - 0.5 / len(batches), recipe)
+        rate = ranks.world * images / took
+        yield Epoch(state, number, loss, lr, rate, waited / took, learner.average.net)
+        start, losses = 0, []
+
+
+class Learner:
+    """What moves from step to step: the network, its average, the optimizer."""
+
+    def __init__(
+        self,
+        net: Network | TimmNetwork,
+        task: Task,
+        recipe: Recipe,
+        per_epoch: int,
+        teacher: nn.Module | None,
+        ranks: Ranks,
+    ):
+        self.net, self.task, self.recipe, self.per_epoch = net, task, recipe, per_epoch
+        self.teacher, self.ranks = teacher, ranks
+        self.device = next(net.parameters()).device
+        if self.device.type == "cpu" and recipe.channels_last and recipe.precision in ("bf16", "fp16"):
+            # Seen with torch 2.15: gradients that change from run to run, now and then NaN (docs/log.md).
+            raise ValueError(
+                f"recipe.precision {recipe.precision} with recipe.channels_last is not reliable on a CPU: "
+                "set one of the two back"
+            )
+        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        if recipe.channels_last:
+            net.to(memory_format=torch.channels_last)
+        self.optimizer = build_optimizer(net, recipe)
+        self.average = Average(net, recipe.ema_decay)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
+        shared = DistributedDataParallel(net, broadcast_buffers=False) if ranks.together else net
+        self.forward = torch.compile(shared) if recipe.compiled else shared
+
+    def step(self, x: Tensor, labels: Tensor, number: int) -> Tensor:
+        """One step of the optimizer; returns the loss, on the device: reading it here would stall a GPU.
+
+        Every random draw is a function of the recipe's seed and the step, so that a run that goes on draws the same.
+        """
+        recipe = self.recipe
+        epoch = (number + 0.5) / self.per_epoch
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr_at(epoch, recipe)
+            if "momentum" in group:
+                group["momentum"] = momentum_at(epoch, recipe)
+        rng = np.random.default_rng([recipe.seed, number])
+        torch.manual_seed(int(rng.integers(2**62)) + self.ranks.rank)
+        x = x.contiguous(memory_format=self.layout)
+        targets = labels
+        if recipe.mixup or recipe.cutmix:
+            x, targets = mix(x, labels, self.net.spec.classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
+        total = torch.zeros((), device=self.device)
+        for x_part, targets_part in zip(x.chunk(recipe.accumulate), targets.chunk(recipe.accumulate), strict=True):
+            loss = self.loss(x_part, targets_part) * (len(x_part) / len(x))
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        if recipe.clip_norm:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.net.parameters(), recipe.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.average.update(number)
+        return total
+
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision)
+        with torch.autocast(self.device.type, half, enabled=half is not None):
+            # Masks are drawn here, outside of what may be compiled; timm's networks draw their own.
+            masks = (self.net.draw(len(x)),) if isinstance(self.net, Network) else ()
+            logits = self.forward(x, *masks)
+            logits = logits.float() if half else logits
+            loss = self.task.loss(logits, targets)
+            if self.teacher is None:
+                return loss
+            said = F.cross_entropy(logits, self.teacher(x))
+        return torch.lerp(loss, said, self.recipe.teacher_share)
+
+    def numerics(self) -> AbstractContextManager[None]:
+        """TF32 only where the recipe says so; PyTorch would use it in convolutions."""
+        tf32 = self.recipe.precision == "tf32"
+        return torch.backends.cudnn.flags(enabled=True, benchmark=torch.backends.cudnn.benchmark, allow_tf32=tf32)
+
+    def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:
+        """After `epochs` whole ones and `index` batches of the next."""
+        for net in (self.net, self.average.net):
+            self.ranks.even_out(net)
+        return {
+            "epochs": epochs,
+            "index": index,
+            "losses": torch.stack(losses).cpu() if losses else torch.empty(0),
+            "net": self.net.state_dict(),
+            "average": self.average.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
         }
-        yield Epoch(number, mean, lr, images / took, waited / took, average.net, state)
+
+    def resume(self, state: dict[str, Any]) -> tuple[int, int, list[Tensor]]:
+        self.net.load_state_dict(state["net"])
+        self.average.net.load_state_dict(state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        return state["epochs"], state["index"], list(state["losses"].to(self.device))
 
 
 @torch.inference_mode()
-def evaluate(net: nn.Module, task: Task, batches: Batches) -> dict[str, float]:
-    """Score `net` on all of `batches`, each image once. `images` in the answer counts those that could be read."""
+def evaluate(net: nn.Module, task: Task, batches: Batches, ranks: Ranks = ALONE) -> dict[str, float]:
+    """Score `net` on all of `batches`, each image once. `images` in the answer counts those that could be read.
+
+    With several `ranks`, each has its share of the images, and all get the score of the whole.
+    """
     net.eval()
     outputs, targets = [], []
     for x, y, _ in batches.epoch(0):
         outputs.append(net(x).float().cpu())
         targets.append(y.cpu())
+    shares = ranks.gather((outputs, targets))
+    outputs, targets = ([each for share in shares for each in share[part]] for part in (0, 1))
     return {**task.score(torch.cat(outputs), torch.cat(targets)), "images": sum(map(len, targets))}

@@ -20,7 +20,9 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_network import TimmNetwork
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
+from fullstride.train.ranks import ALONE, Ranks
 from fullstride.train.recipes import Recipe
+from fullstride.train.teach import fitting_teacher
 
 ASKED, LOG, CHECKPOINT, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "bundle"
 
@@ -48,14 +50,21 @@ def train(
     weights: str = "",
     device: torch.device | str = "cpu",
     workers: int = 0,
+    mark_every: int = 0,
+    ranks: Ranks = ALONE,
     watch: Callable[[Batches], loop.Batches] = lambda batches: batches,
 ) -> Iterator[dict[str, Any]]:
     """Train `model` on `data` in `folder`; yields the log's row of each epoch, those of an earlier start first.
 
-    Stopped at any time, the same call goes on from the last whole epoch. `watch` may wrap the training
-    batches, to show progress. Raises ValueError where the folder holds another run.
+    Stopped at any time, the same call goes on from the last checkpoint, which is written after every epoch and, with
+    `mark_every`, after so many steps within one. `watch` may wrap the training batches, to show progress. Raises
+    ValueError where the folder holds another run.
     """
     net, pre = beginning(model, data, recipe, weights)
+    net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
+    teacher = None
+    if recipe.teacher:
+        teacher = fitting_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(device)
     asked = Asked(
         model=model,
         weights=weights,
@@ -67,27 +76,55 @@ def train(
         recipe=asdict(recipe),
     )
     flip = recipe.flip if data.mirror else 0.0
-    augmentation = Augmentation(scale=recipe.scale, ratio=recipe.ratio, turn=recipe.turn, flip=flip)
+    augmentation = Augmentation(
+        scale=recipe.scale,
+        ratio=recipe.ratio,
+        turn=recipe.turn,
+        flip=flip,
+        rand_layers=recipe.rand_layers,
+        rand_magnitude=recipe.rand_magnitude,
+        rand_increasing=recipe.rand_increasing,
+        rand_std=recipe.rand_std,
+        rand_probability=recipe.rand_probability,
+        auto_augment=recipe.auto_augment,
+        cutout=recipe.cutout,
+        erase=recipe.erase,
+    )
     batches = Batches(
         data.train,
-        TrainView(pre, augmentation),
+        TrainView(pre, augmentation, recipe.engine),
         batch=recipe.batch,
         seed=recipe.seed,
         shuffle=True,
         workers=workers,
         device=device,
+        share=(ranks.rank, ranks.world),
     )
-    claim(folder, asked)
+    if recipe.batch % ranks.world or (ranks.together and len(data.train) < recipe.batch):
+        raise ValueError(
+            f"recipe.batch {recipe.batch} of {len(data.train)} images is not shared out evenly among {ranks.world} "
+            f"processes: set it to a multiple of {ranks.world} that is not above the number of images"
+        )
+    if ranks.first:
+        claim(folder, asked)
+    ranks.wait()
     resume = load_checkpoint(folder)
-    rows = logged(folder, resume["epoch"] + 1 if resume else 0)
+    rows = logged(folder, resume["epochs"] if resume else 0)
     yield from rows
     if (folder / BUNDLE).is_dir():
         return
 
     net.to(device)
     task = Classify(recipe.label_smoothing)
-    for epoch in loop.fit(net, task, watch(batches), recipe, resume):
-        scores, skipped = judge(epoch.average, data.minival, pre, device, workers)
+    for epoch in loop.fit(
+        net, task, watch(batches), recipe, resume, teacher=teacher, mark_every=mark_every, ranks=ranks
+    ):
+        if not isinstance(epoch, loop.Epoch):
+            if ranks.first:
+                save(folder, epoch.state)
+            continue
+        scores, skipped = judge(epoch.average, data.minival, pre, device, workers, ranks)
+        skipped |= {name: why for each in ranks.gather(batches.skipped) for name, why in each.items()}
         rows.append(
             {
                 "epoch": epoch.number + 1,
@@ -97,15 +134,19 @@ def train(
                 "data_share": epoch.data_share,
                 "minival_top1": scores["top1"],
                 "minival_loss": scores["loss"],
-                "skipped": {**batches.skipped, **skipped},
+                "skipped": skipped,
             }
         )
-        keep(folder, rows, epoch.state)
+        if ranks.first:
+            keep(folder, rows, epoch.state)
         yield rows[-1]
+    ranks.wait()
     last = load_checkpoint(folder)
     assert last is not None
     net.load_state_dict(last["average"])
-    scores = {split: judge(net, getattr(data, split), pre, device, workers)[0] for split in ("minival", "test")}
+    scores = {split: judge(net, getattr(data, split), pre, device, workers, ranks)[0] for split in ("minival", "test")}
+    if not ranks.first:
+        return
     Bundle(
         net=net.cpu(),
         name=folder.name,
@@ -133,7 +174,7 @@ def beginning(model: str, data: DataSet, recipe: Recipe, weights: str) -> tuple[
                 f"and {len(strange) - 1} more; give weights of the same network"
             )
         pre = start.preprocessing
-    return net, replace(pre, resolution=net.spec.resolution, crop=recipe.crop or pre.crop)
+    return net, replace(pre, resolution=net.spec.resolution, crop=recipe.crop or pre.crop, fit=recipe.fit or pre.fit)
 
 
 def fitting_data(where: str, classes: tuple[str, ...], data: str = "") -> DataSet:
@@ -151,11 +192,18 @@ def fitting_data(where: str, classes: tuple[str, ...], data: str = "") -> DataSe
 
 
 def judge(
-    net: torch.nn.Module, images: Images, pre: Preprocessing, device: torch.device | str, workers: int = 0
+    net: torch.nn.Module,
+    images: Images,
+    pre: Preprocessing,
+    device: torch.device | str,
+    workers: int = 0,
+    ranks: Ranks = ALONE,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Scores on `images`, and the reason for each one that could not be read."""
-    batches = Batches(images, TestView(pre), batch=128, workers=workers, device=device)
-    return loop.evaluate(net, Classify(), batches), batches.skipped
+    share = (ranks.rank, ranks.world)
+    batches = Batches(images, TestView(pre), batch=128, workers=workers, device=device, share=share)
+    scores = loop.evaluate(net, Classify(), batches, ranks)
+    return scores, {name: why for each in ranks.gather(batches.skipped) for name, why in each.items()}
 
 
 def claim(folder: Path, asked: Asked) -> None:
@@ -209,5 +257,9 @@ def keep(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> Non
     """Log first, checkpoint second: a stop between the two costs one row, which is written again."""
     with replacing(folder / LOG) as beside:
         beside.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save(folder, state)
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
     with replacing(folder / CHECKPOINT) as beside:
         torch.save(state, beside)

@@ -1,0 +1,150 @@
+"""How many training pictures does a CPU-second make, here with Pillow and with OpenCV, and with torchvision on Pillow?
+
+    python benchmarks/data_path.py --out benchmarks/data_path.json
+
+From a JPEG's bytes in memory to 224 x 224 bytes: decode, random resized crop, flip, and in one half of the table
+RandAugment(2, 9). One thread; the pipelines take turns in every round, so that a busy moment hits them all. A second
+is one of the processor: user and system time of the process. Pictures are 500 x 375 at quality 95, cut from
+scikit-learn's two photographs with noise added until a file is about as large as one of ImageNet.
+
+RandAugment is each library's own: torchvision draws from 14 operations at 9 of 30, ours from 16 at 9 of 10.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torchvision import transforms
+
+from fullstride.data.augment import Augmentation, train_view
+from fullstride.data.decode import decode
+from fullstride.data.fast import fast_train_view
+from fullstride.measure.environment import Environment
+from fullstride.nets.preprocessing import Preprocessing
+
+SIZE, QUALITY, NOISE = (500, 375), 95, 4.0
+PRE = Preprocessing(resolution=224)
+PARTS = {"crop, flip": Augmentation(), "crop, flip, RandAugment": Augmentation(rand_layers=2, rand_magnitude=9)}
+BASELINE = "torchvision"
+PACKAGES = ("pillow", "torchvision", "opencv-python-headless", "simplejpeg", "numpy")
+Pipeline = Callable[[bytes, int], np.ndarray]  # of a file and of the number that its draws start from
+
+
+def files(count: int) -> list[bytes]:
+    photos = [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
+    made = []
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        pixels = photos[number % len(photos)]
+        share = rng.uniform(0.6, 0.85)  # of the photograph's 640 x 427, in its own proportions nearly
+        w, h = int(share * pixels.shape[1]), int(share * pixels.shape[0])
+        x, y = rng.integers(pixels.shape[1] - w), rng.integers(pixels.shape[0] - h)
+        part = Image.fromarray(pixels[y : y + h, x : x + w]).resize(SIZE, Image.Resampling.BICUBIC)
+        noisy = np.asarray(part) + rng.normal(0, NOISE, (SIZE[1], SIZE[0], 3))
+        file = BytesIO()
+        Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=QUALITY)
+        made.append(file.getvalue())
+    return made
+
+
+def torchvision_pipeline(augmentation: Augmentation) -> Pipeline:
+    steps = [transforms.RandomResizedCrop(PRE.resolution), transforms.RandomHorizontalFlip()]
+    if augmentation.rand_layers:
+        steps.append(transforms.RandAugment(augmentation.rand_layers, int(augmentation.rand_magnitude)))
+    view = transforms.Compose(steps)
+    return lambda file, seed: np.asarray(view(Image.open(BytesIO(file)).convert("RGB")))
+
+
+def pipelines(augmentation: Augmentation) -> dict[str, Pipeline]:
+    return {
+        BASELINE: torchvision_pipeline(augmentation),
+        "fullstride, pillow": lambda file, seed: train_view(
+            decode(file, 3), PRE, augmentation, np.random.default_rng([0, 0, seed])
+        ),
+        "fullstride, opencv": lambda file, seed: fast_train_view(
+            file, PRE, augmentation, np.random.default_rng([0, 0, seed])
+        ),
+    }
+
+
+def rate(pipeline: Pipeline, made: list[bytes], first: int) -> float:
+    """Images per CPU-second."""
+    start = time.process_time()
+    for number, file in enumerate(made):
+        pixels = pipeline(file, first + number)
+        assert pixels.shape == (PRE.resolution, PRE.resolution, 3)
+    return len(made) / (time.process_time() - start)
+
+
+def measure(images: int, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """The rates of each round, by part and by pipeline; a first round warms up and is left out."""
+    made = files(images)
+    all_of_them = {part: pipelines(augmentation) for part, augmentation in PARTS.items()}
+    rates = {part: {name: [] for name in each} for part, each in all_of_them.items()}
+    for number in range(rounds + 1):
+        for part, each in all_of_them.items():
+            for name, pipeline in each.items():
+                found = rate(pipeline, made, number * images)
+                if number:
+                    rates[part][name].append(found)
+    return rates
+
+
+def summary(rates: dict[str, dict[str, list[float]]]) -> list[dict[str, object]]:
+    """Medians, and ratios of the same round, whose median a slow moment cannot move."""
+    rows = []
+    for part, each in rates.items():
+        for name, found in each.items():
+            low, high = np.quantile(found, (0.1, 0.9))
+            middle = statistics.median(found)
+            ratios = [ours / theirs for ours, theirs in zip(found, each[BASELINE], strict=True)]
+            rows.append(
+                {
+                    "pipeline": name,
+                    "does": part,
+                    "images_per_cpu_s": round(middle, 1),
+                    "spread": round(float(high - low) / middle, 3),  # (p90 - p10) / median
+                    "ratio": round(statistics.median(ratios), 3),  # to torchvision
+                    "ratio_least": round(min(ratios), 3),
+                    "ratio_most": round(max(ratios), 3),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--images", type=int, default=100, help="files, each used once a round")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = summary(measure(args.images, args.rounds))
+    print(f"{'':26}{'images/CPU-s':>14}{'spread':>9}{'ratio':>8}   least..most")
+    for row in rows:
+        print(
+            f"{row['pipeline']:26}{row['images_per_cpu_s']:>14}{row['spread']:>9.1%}{row['ratio']:>8.2f}"
+            f"   {row['ratio_least']:.2f}..{row['ratio_most']:.2f}   {row['does']}"
+        )
+    protocol = {"images": args.images, "rounds": args.rounds, "size": SIZE, "quality": QUALITY, "noise": NOISE}
+    protocol["file_bytes_mean"] = round(statistics.mean(len(file) for file in files(args.images)))
+    packages = {name: version(name) for name in PACKAGES}
+    found = {"protocol": protocol, "environment": asdict(Environment.here()), "packages": packages, "rows": rows}
+    print("\n" + ", ".join(f"{name} {each}" for name, each in packages.items()))
+    print(f"{found['environment']['device']}, one thread, files of {protocol['file_bytes_mean'] / 1000:.0f} kB")
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

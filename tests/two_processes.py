@@ -1,0 +1,63 @@
+"""Trains in one process or among several, in float64 with frozen batch norms, and writes the losses: run by a test."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fullstride.data.augment import Augmentation
+from fullstride.data.images import open_data
+from fullstride.data.loader import Batches, TestView, TrainView
+from fullstride.nets import zoo
+from fullstride.nets.network import Network
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.classify import Classify
+from fullstride.train.loop import evaluate, fit
+from fullstride.train.ranks import joined
+from fullstride.train.recipes import Recipe
+
+
+class FrozenNorms(Network):
+    def train(self, mode=True):
+        return super().train(False)
+
+
+class Doubles:
+    """The same batches in float64."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def epoch(self, number, start=0):
+        for batch in self.batches.epoch(number, start):
+            yield batch.x.double(), batch.labels, batch.indices
+
+
+def main(out: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    pre = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
+    data = open_data("digits")
+    with joined(torch.device("cpu")) as (ranks, _):
+        share = (ranks.rank, ranks.world)
+        net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
+        images = replace(data.train, names=data.train.names[:64], labels=data.train.labels[:64])
+        batches = Doubles(Batches(images, TrainView(pre, Augmentation(flip=0)), batch=16, shuffle=True, share=share))
+        recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
+        epochs = list(fit(net, Classify(0.1), batches, recipe, ranks=ranks))
+        odd = replace(data.test, names=data.test.names[:21], labels=data.test.labels[:21])
+        score = evaluate(
+            epochs[-1].average, Classify(), Doubles(Batches(odd, TestView(pre), batch=8, share=share)), ranks
+        )
+        average = [value.double().sum().item() for value in epochs[-1].average.state_dict().values()]
+        if ranks.first:
+            Path(out).write_text(json.dumps([[e.loss for e in epochs], score, average]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
