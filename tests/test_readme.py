@@ -10,6 +10,7 @@ from fullstride.measure.cost import cost
 from fullstride.measure.tables import published
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
+from fullstride.train.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -52,3 +53,12 @@ def test_every_target_the_readme_names_is_in_the_makefile():
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target in re.findall(r"make (\w+)", README):
         assert target in targets
+
+
+def test_the_page_on_training_names_every_recipe():
+    page = (ROOT / "docs" / "training.md").read_text()
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`(\w+)`", rows))
+    sizes = {name for name in RECIPES if re.fullmatch(r"resnet_rs_\d+_\d+", name)}
+    assert len(sizes) == 11
+    assert named - sizes == set(RECIPES) - sizes | {"digits"}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,36 +75,7 @@ def train(
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
     )
-    flip = recipe.flip if data.mirror else 0.0
-    augmentation = Augmentation(
-        scale=recipe.scale,
-        ratio=recipe.ratio,
-        turn=recipe.turn,
-        flip=flip,
-        rand_layers=recipe.rand_layers,
-        rand_magnitude=recipe.rand_magnitude,
-        rand_increasing=recipe.rand_increasing,
-        rand_std=recipe.rand_std,
-        rand_probability=recipe.rand_probability,
-        auto_augment=recipe.auto_augment,
-        cutout=recipe.cutout,
-        erase=recipe.erase,
-    )
-    batches = Batches(
-        data.train,
-        TrainView(pre, augmentation, recipe.engine),
-        batch=recipe.batch,
-        seed=recipe.seed,
-        shuffle=True,
-        workers=workers,
-        device=device,
-        share=(ranks.rank, ranks.world),
-    )
-    if recipe.batch % ranks.world or (ranks.together and len(data.train) < recipe.batch):
-        raise ValueError(
-            f"recipe.batch {recipe.batch} of {len(data.train)} images is not shared out evenly among {ranks.world} "
-            f"processes: set it to a multiple of {ranks.world} that is not above the number of images"
-        )
+    batches = training_batches(data, pre, recipe, device, workers, ranks)
     if ranks.first:
         claim(folder, asked)
     ranks.wait()
@@ -157,6 +128,29 @@ def train(
         environment=asdict(Environment.here(device)),
         source=f"trained on {data.name}",
     ).save(folder / BUNDLE)
+
+
+def training_batches(
+    data: DataSet, pre: Preprocessing, recipe: Recipe, device: torch.device | str, workers: int, ranks: Ranks
+) -> Batches:
+    """The training images as the recipe shows them; of several processes each gets its share of every batch."""
+    if recipe.batch % ranks.world or (ranks.together and len(data.train) < recipe.batch):
+        raise ValueError(
+            f"recipe.batch {recipe.batch} of {len(data.train)} images is not shared out evenly among {ranks.world} "
+            f"processes: set it to a multiple of {ranks.world} that is not above the number of images"
+        )
+    asked = {field.name: getattr(recipe, field.name) for field in fields(Augmentation)}
+    augmentation = Augmentation(**asked) if data.mirror else Augmentation(**{**asked, "flip": 0.0})
+    return Batches(
+        data.train,
+        TrainView(pre, augmentation, recipe.engine),
+        batch=recipe.batch,
+        seed=recipe.seed,
+        shuffle=True,
+        workers=workers,
+        device=device,
+        share=(ranks.rank, ranks.world),
+    )
 
 
 def beginning(model: str, data: DataSet, recipe: Recipe, weights: str) -> tuple[Network | TimmNetwork, Preprocessing]:
