@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
         command = parse(words, recipe)
         command()
     except KeyboardInterrupt:
-        return complain("interrupted; the same command goes on from the last whole epoch of a run", 130)
+        return complain("interrupted; the same command goes on from the last checkpoint of a run", 130)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:

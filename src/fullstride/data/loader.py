@@ -4,6 +4,7 @@ The order of an epoch and every random draw depend on seed, epoch and sample alo
 workers nor a resumed run changes a single pixel.
 """
 
+import os
 import signal
 import warnings
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ class Batches:
                 num_workers=workers,
                 persistent_workers=workers > 0,
                 pin_memory=self.device.type == "cuda",
-                worker_init_fn=_ignore_interrupt,
+                worker_init_fn=_leave_on_interrupt,
                 generator=torch.Generator(),  # torch would draw from the global one, and a resumed run would differ
             )
 
@@ -215,6 +216,6 @@ def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor, Tensor, dict[str, 
     return torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)), labels, indices, skipped
 
 
-def _ignore_interrupt(worker: int) -> None:
-    """Ctrl-C reaches workers too: the main process stops them, and theirs would only be more tracebacks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _leave_on_interrupt(worker: int) -> None:
+    """Ctrl-C reaches workers too. One that stayed would find its pipe broken, and say so with a traceback."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
