@@ -141,9 +141,11 @@ def pack(
     from fullstride.data import pack as packing
     from fullstride.data.images import open_data
 
-    done = None
+    done, told = None, 0
     for done in packing.pack(open_data(data), out, packing.Form(long_side, quality), shard_mib=shard_mib):
-        print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
+        if done.shards > told:
+            print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
+            told = done.shards
     assert done
     report_skipped(done.skipped)
     print(f"{done.bytes_in / 2**20:,.1f} MiB of images became {done.bytes_out / 2**20:,.1f} MiB in {out}")

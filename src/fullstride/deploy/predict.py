@@ -39,7 +39,7 @@ def predict(
             try:
                 readable[path] = decode(path, bundle.preprocessing.channels)
             except UnreadableImage as error:
-                reasons[path] = str(error)
+                reasons[path] = error.reason
         rows = dict(zip(readable, probabilities(bundle, list(readable.values()), device), strict=True))
         for path in paths[start : start + batch]:
             if path in reasons:
