@@ -15,8 +15,9 @@ from PIL import Image
 
 from fullstride.data.decode import FORMATS, UnreadableImage, decode
 from fullstride.data.folder import SUFFIXES
+from fullstride.data.headers import BLOCK, Member, Shard
 from fullstride.data.images import DataSet, Images
-from fullstride.data.shards import BLOCK, Index, Member, Shard, write_index
+from fullstride.data.shards import Index, write_index
 from fullstride.nets.disk import replacing
 
 PARTS = ("train", "minival", "test")
