@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,6 +114,12 @@ def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, ca
     assert (recipe["lr"], recipe["turn"], recipe["epochs"]) == (0.05, RECIPES["digits"].turn, 2)
 
 
+def test_the_digits_recipe_is_for_the_digits_and_not_for_a_folder_of_their_name():
+    assert cli.take_recipe(["train", "digits", "--model", "x"])[0] == RECIPES["digits"]
+    assert cli.take_recipe(["train", "--model", "x", "digits"])[0] == RECIPES["digits"]
+    assert cli.take_recipe(["train", "photos", "--out", "digits"])[0] == FINETUNE
+
+
 def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp_path, capsys):
     data = tmp_path / "data"
     for name in ("temple", "flower"):
@@ -132,6 +139,13 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
     assert len(error.splitlines()) == 1
     seen = {name for name in ("zero.jpg", "cut.jpg", "text.png", "deep.png", "cmyk.jpg") if name in error}
     assert seen == {"zero.jpg", "cut.jpg", "text.png"}
+    for name in ("flower", "temple"):  # also where the minival and the test have some
+        for path in list((data / name).iterdir())[:8]:
+            path.write_bytes(b"")
+    shutil.rmtree(tmp_path / "run")
+    assert cli.run([*words, "--recipe.batch", "16"]) == 0
+    assert cli.run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net.onnx")]) == 0
+    assert cli.run(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
 
 
 def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
@@ -167,6 +181,8 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         refused(capsys, "export", "resnet_rs_400", *out),
         refused(capsys, "cost", "genet_tinny"),
         refused(capsys, "cost", "genet_tiny", "--resolution", "-3"),
+        refused(capsys, "cost", "genet_tiny", "--resolution", "0"),
+        refused(capsys, "bench", "genet_tiny", "--resolution", "0"),
         refused(capsys, "report", tmp_path / "empty"),
         refused(capsys, "report", run, "--bench", run / "run.json"),
     ]

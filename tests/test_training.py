@@ -271,6 +271,15 @@ def test_a_folder_with_another_run_is_refused_with_the_difference(finished, digi
         rows_of(folder, digits, replace(SHORT, lr=0.7))
 
 
+def test_a_folder_whose_run_has_no_checkpoint_yet_may_be_asked_otherwise(digits, tmp_path):
+    wrong = replace(SHORT, lr=1e30, warmup_epochs=0)
+    with pytest.raises(FloatingPointError):
+        rows_of(tmp_path / "run", digits, wrong)
+    assert (tmp_path / "run" / run.ASKED).exists()
+    assert len(rows_of(tmp_path / "run", digits, SHORT)) == SHORT.epochs
+    assert Bundle.load(tmp_path / "run" / run.BUNDLE).recipe["lr"] == SHORT.lr
+
+
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(digits, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="exists and is no run"):
@@ -287,6 +296,8 @@ def test_a_checkpoint_that_is_cut_short_is_named(finished, digits, tmp_path):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .*: remove it to begin again"):
         rows_of(folder, digits)
+    path.unlink()  # as it says
+    assert numbers(rows_of(folder, digits)) == numbers(finished[1])
 
 
 def test_training_can_begin_from_another_runs_weights_with_other_classes(finished, digits, tmp_path):

@@ -71,7 +71,9 @@ def parse(words: Sequence[str], recipe: Recipe) -> Callable[[], None]:
 
 def take_recipe(words: Sequence[str]) -> tuple[Recipe, list[str]]:
     """The recipe that `--recipe NAME` names, and the other words: the flags of its fields are left to tyro."""
-    name = "digits" if list(words[:1]) == ["train"] and "digits" in words else "finetune"
+    after_flag = {i + 1 for i, word in enumerate(words) if word.startswith("--")}  # as in --out digits
+    digits = any(word == "digits" and i not in after_flag for i, word in enumerate(words))
+    name = "digits" if digits and list(words[:1]) == ["train"] else "finetune"
     kept = []
     rest = iter(words)
     for word in rest:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from json import dumps, loads
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,10 +24,11 @@ def zoo() -> None:
     from fullstride.nets.zoo import HUB
 
     line = "{:18} {:>9} {:>8} {:>6}  {:28} {}".format
+    scored = published()
     print(line("network", "params M", "MACs G", "pixels", "published top-1 % (pixels)", "weights"))
     for name, spec in SPECS.items():
         price = cost(partial(Network, spec), spec.resolution)
-        scores = ", ".join(f"{p.top1:g} ({p.resolution})" for p in published() if p.name == name)
+        scores = ", ".join(f"{p.top1:g} ({p.resolution})" for p in scored if p.name == name)
         weights = f"hub: timm/{HUB[name]}" if name in HUB else ""
         size = f"{price.params / 1e6:.2f}", f"{price.macs / 1e9:.3f}", spec.resolution
         print(line(name, *size, scores, weights), flush=True)
@@ -45,7 +47,7 @@ def cost(model: Positional[str], resolution: int | None = None, layers: bool = F
     from fullstride.nets import zoo
 
     spec = zoo.spec(model)
-    side = resolution or spec.resolution
+    side = spec.resolution if resolution is None else resolution
 
     def build():
         return zoo.create(model)
@@ -86,7 +88,7 @@ def train(
     """
     from fullstride.data.images import open_data
     from fullstride.measure.environment import choose_device
-    from fullstride.nets.bundle import Bundle
+    from fullstride.nets.bundle import read_json
     from fullstride.train import run
     from fullstride.train.ranks import joined
 
@@ -114,7 +116,7 @@ def train(
     if not ranks.first:
         return
     report_skipped(skipped)
-    scores = Bundle.load(out / run.BUNDLE).scores
+    scores = read_json(out / run.BUNDLE / "bundle.json")["scores"]
     print(
         f"test top-1 {scores['test']['top1']:.2f} % on {scores['test']['images']} images; bundle in {out / run.BUNDLE}"
     )
@@ -240,7 +242,7 @@ def bench(
         raise ValueError("nothing to measure: name one or more networks or runs")
     nets = measurable(models)
     first = next(iter(nets.values())).spec
-    asked = dict(resolution=resolution or first.resolution, rounds=rounds)
+    asked = dict(resolution=first.resolution if resolution is None else resolution, rounds=rounds)
     protocols = replace(benching.ONLINE, **asked), replace(benching.THROUGHPUT, **asked, batch=batch)
     found = [benching.bench(nets, each, choose_device(device), first.in_channels) for each in protocols]
     table = Table("network", "ms p50", "p90", "p99", f"images/s at {batch}", "spread", box=None, header_style="bold")
@@ -283,7 +285,9 @@ def export(
     if ms is not None:
         print(f"{best}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within {budget_ms:g} ms")
     images = fitting_data(best, bundle.classes, data).minival
-    pictures = [images.picture(index) for index in range(min(len(images), 64))]
+    pictures = [picture for _, picture in islice(images.readable(), 64)]
+    if not pictures:
+        raise ValueError("none of the images to compare on could be read: give others by --data")
     check = export_onnx(bundle, out, pictures)
     print(
         f"{out}: logits within {check.relative_difference:.1e} of PyTorch's, same class on "

@@ -7,7 +7,7 @@ scikit-learn, which redistributes it.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -43,6 +43,15 @@ class Images:
     def picture(self, index: int) -> Image.Image:
         """Upright, of mode "L" or "RGB". Raises UnreadableImage."""
         return self.read(self.names[index])
+
+    def readable(self) -> Iterator[tuple[int, Image.Image]]:
+        """Index and picture of each one that can be read, in order."""
+        for index in range(len(self)):
+            try:
+                picture = self.picture(index)
+            except UnreadableImage:
+                continue
+            yield index, picture
 
 
 @dataclass(frozen=True)

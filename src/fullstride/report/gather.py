@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from json import dumps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fullstride.data.images import DataSet, UnreadableImage
+from fullstride.data.images import DataSet
 from fullstride.deploy.predict import probabilities
 from fullstride.measure.bench import Measurement
 from fullstride.measure.cost import cost
@@ -116,30 +117,24 @@ def speeds(found: dict[str, Measurement]) -> dict[str, Any]:
 
 def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
     """Test images with the predicted class: the wrong ones first, then right ones evenly spread over the rest."""
-    labels = np.array(data.test.labels)
-    readable, rows = [], []
-    for index in range(len(labels)):
-        try:
-            picture = data.test.picture(index)
-        except UnreadableImage:
-            continue
-        readable.append((index, picture))
-    for start in range(0, len(readable), 128):
-        rows.append(probabilities(bundle, [picture for _, picture in readable[start : start + 128]]))
+    indices, rows = [], []
+    pictures = data.test.readable()
+    while batch := list(islice(pictures, 128)):  # only some are kept: a test set may not fit into memory
+        indices += [index for index, _ in batch]
+        rows.append(probabilities(bundle, [picture for _, picture in batch]))
     found = np.concatenate(rows)
-    guesses = found.argmax(1)
-    right = guesses == labels[[index for index, _ in readable]]
-    wrong = np.flatnonzero(~right)[: SHOWN // 2]
-    good = np.flatnonzero(right)
-    good = good[np.linspace(0, len(good) - 1, min(SHOWN - len(wrong), len(good))).astype(int)] if len(good) else good
+    labels, guesses = np.array(data.test.labels)[indices], found.argmax(1)
+    wrong = np.flatnonzero(guesses != labels)[: SHOWN // 2]
+    right = np.flatnonzero(guesses == labels)
+    spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)
     return [
         Prediction(
-            picture=np.asarray(readable[i][1]),
-            truth=data.classes[labels[readable[i][0]]],
+            picture=np.asarray(data.test.picture(indices[i])),
+            truth=data.classes[labels[i]],
             guess=bundle.classes[guesses[i]],
             probability=float(found[i, guesses[i]]),
         )
-        for i in (*wrong, *good)
+        for i in (*wrong, *right[spread])
     ]
 
 

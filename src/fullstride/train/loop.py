@@ -184,7 +184,7 @@ class Learner:
         return {
             "epochs": epochs,
             "index": index,
-            "losses": torch.stack(losses).cpu() if losses else torch.empty(0),
+            "losses": self.ranks.mean(torch.stack(losses)).cpu() if losses else torch.empty(0),
             "net": self.net.state_dict(),
             "average": self.average.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),

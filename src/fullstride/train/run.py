@@ -201,9 +201,9 @@ def judge(
 
 
 def claim(folder: Path, asked: Asked) -> None:
-    """Make `folder` this run's, or find that it is."""
+    """Make `folder` this run's, or find that it is. A run without a checkpoint has nothing to lose and gives way."""
     wanted = json.loads(json.dumps(asdict(asked)))
-    if (folder / ASKED).exists():
+    if (folder / ASKED).exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
         found = read_json(folder / ASKED)
         differ = [
             f"{name} is {old!r} there and {new!r} now"
@@ -212,11 +212,16 @@ def claim(folder: Path, asked: Asked) -> None:
         ]
         if differ:
             raise ValueError(f"{folder} holds another run: {'; '.join(differ[:5])}. Give another --out or ask the same")
-    elif folder.exists() and not (folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())):
+    elif folder.exists() and not (folder.is_dir() and all(is_ours(path) for path in folder.iterdir())):
         raise ValueError(f"{folder} exists and is no run: give another --out")
     else:
         with replacing(folder / ASKED) as beside:
             beside.write_text(json.dumps(wanted, indent=1))
+
+
+def is_ours(path: Path) -> bool:
+    """Whether it may be left of a run without a checkpoint: question, log, or a file that was being written."""
+    return path.name in (ASKED, LOG) or path.name.startswith(".")
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
