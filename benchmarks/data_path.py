@@ -26,9 +26,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torchvision import transforms
 
-from fullstride.data.augment import Augmentation, train_view
-from fullstride.data.decode import decode
-from fullstride.data.fast import fast_train_view
+from fullstride.data.sources.decode import decode
+from fullstride.data.views.augment import Augmentation, train_view
+from fullstride.data.views.fast import fast_train_view
 from fullstride.measure.environment import Environment
 from fullstride.nets.preprocessing import Preprocessing
 

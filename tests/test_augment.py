@@ -10,8 +10,8 @@ from sklearn.datasets import load_sample_image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 from torchvision.transforms.v2 import functional
 
-import fullstride.data.augment as augment
-from fullstride.data.augment import Augmentation, test_view, to_input, train_view
+import fullstride.data.views.augment as augment
+from fullstride.data.views.augment import Augmentation, test_view, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 
 

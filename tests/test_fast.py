@@ -13,13 +13,13 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from fullstride.data import loader
-from fullstride.data import operations as op
-from fullstride.data.augment import Augmentation, train_view
-from fullstride.data.decode import UnreadableImage, decode
-from fullstride.data.fast import TWINS, Jpeg, fast_train_view, find_jpeg, read_jpeg, resized
 from fullstride.data.images import Images, open_data
 from fullstride.data.loader import Batches, TrainView
-from fullstride.data.policies import RULES
+from fullstride.data.sources.decode import UnreadableImage, decode
+from fullstride.data.views import operations as op
+from fullstride.data.views.augment import Augmentation, train_view
+from fullstride.data.views.fast import TWINS, Jpeg, fast_train_view, find_jpeg, read_jpeg, resized
+from fullstride.data.views.policies import RULES
 from fullstride.nets.preprocessing import Preprocessing
 
 VALUES = {

@@ -1,5 +1,6 @@
 """Every network, through the same sentences."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.layers import BlurPool, SpaceToDepth
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
+from fullstride.nets.timm_network import TimmNetwork
 
 TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
 # One of each shape of network, small enough to be run: every stem, every block, every style.
@@ -182,6 +184,69 @@ def test_masks_are_inputs_so_that_the_same_ones_give_the_same_step():
     x, masks = torch.rand(4, 3, 32, 32), net.draw(4)
     assert torch.equal(net(x, masks), net(x, masks))
     assert not torch.equal(net(x), net(x))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_embedding_is_what_the_classifier_sees_and_comes_with_the_same_logits(name):
+    net = small(name)
+    net.regularise(drop_path=0.5, dropout=0.5)
+    x, masks = torch.rand(4, 3, 32, 32), net.draw(4)
+    seen = []
+    net.head.fc.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    for training in (False, True):
+        net.train(training)
+        for given in (None, masks) if not training else (masks,):
+            seen.clear()
+            wanted = net(x, given)
+            logits, embedding = net.logits_and_embedding(x, given)
+            assert torch.equal(logits, wanted)
+            assert torch.equal(embedding, net.embed(x, given))
+            assert embedding.shape == (4, net.head.fc.in_features)
+            keep = given.pooled if given else None
+            assert torch.equal(embedding if keep is None else embedding * keep, seen[0])
+    torch.manual_seed(0)
+    drawn = net(x)
+    torch.manual_seed(0)
+    assert torch.equal(net.logits_and_embedding(x)[0], drawn)
+
+
+@pytest.mark.parametrize("name", ["timm/resnet18", "timm/mobilenetv3_small_050", "timm/gernet_s"])
+def test_a_network_of_timm_gives_its_embedding_with_the_same_logits(name):
+    net = zoo.create(name, classes=5, resolution=64)
+    assert isinstance(net, TimmNetwork)
+    if name != "timm/mobilenetv3_small_050":
+        net.regularise(drop_path=0.5)
+    x, seen = torch.rand(4, 3, 64, 64), []
+    before = copy.deepcopy(net.state_dict())
+    net.get_submodule(net.classifier).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    for training in (False, True):
+        net.train(training)
+        answers = []
+        for call in (lambda: (net(x), seen[-1]), lambda: net.logits_and_embedding(x)):
+            net.load_state_dict(before)
+            torch.manual_seed(0)
+            answers.append((*call(), *net.state_dict().values()))
+        assert net.training == training
+        assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+        assert answers[0][1].shape == (4, net.get_submodule(net.classifier).in_features)
+    assert net.embed(x).shape == answers[0][1].shape
+
+
+@pytest.mark.parametrize("name", ["timm/efficientvit_m0", "timm/dla46_c", "timm/crossvit_tiny_240"])
+def test_a_network_of_timm_whose_logits_are_not_of_its_embedding_is_refused(name):
+    net = zoo.create(name, classes=5)  # a norm in between; a convolution; two classifiers
+    assert isinstance(net, TimmNetwork)
+    with pytest.raises(ValueError, match=f"^{name} gives no embedding that its logits are made of: choose another$"):
+        net.embed(torch.rand(1, 3, 224, 224))
+
+
+def test_an_embedding_of_timm_is_not_trained_with_dropout():
+    net = zoo.create("timm/resnet18", classes=5, resolution=64)
+    net.regularise(dropout=0.5)
+    assert isinstance(net, TimmNetwork)
+    with pytest.raises(ValueError, match="timm/resnet18 mixes its embedding with dropout: set"):
+        net.train().logits_and_embedding(torch.rand(2, 3, 64, 64))
+    assert net.eval().embed(torch.rand(2, 3, 64, 64)).shape == (2, 512)
 
 
 def test_an_unknown_network_is_refused_with_near_misses():

@@ -15,9 +15,18 @@ from torchvision.transforms import AutoAugment as TheirAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms import functional as F
 
-from fullstride.data import operations as op
-from fullstride.data.augment import Augmentation, random_part, train_view
-from fullstride.data.policies import IMAGENET, INCREASING, PAPER, RULES, AutoAugment, Cutout, RandAugment, RandomErasing
+from fullstride.data.views import operations as op
+from fullstride.data.views.augment import Augmentation, random_part, train_view
+from fullstride.data.views.policies import (
+    IMAGENET,
+    INCREASING,
+    PAPER,
+    RULES,
+    AutoAugment,
+    Cutout,
+    RandAugment,
+    RandomErasing,
+)
 from fullstride.nets.preprocessing import Preprocessing
 
 TIMM = {

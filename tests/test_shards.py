@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from fullstride import cli
-from fullstride.data.augment import Augmentation
 from fullstride.data.images import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.data.pack import Form, Packed, pack
+from fullstride.data.views.augment import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
 PARTS = ("train", "minival", "test")
@@ -241,7 +241,7 @@ def test_where_opens_the_same_shards_from_any_working_directory(packed, monkeypa
 
 
 def test_more_shards_than_may_be_open_are_read_in_turn(tmp_path, monkeypatch):
-    from fullstride.data import shards
+    from fullstride.data.sources import shards
 
     monkeypatch.setattr(shards, "OPEN", 2)
     for number in range(5):

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import torch
 
-from fullstride.data.augment import Augmentation
 from fullstride.data.images import open_data
 from fullstride.data.loader import Batches, TestView, TrainView
+from fullstride.data.views.augment import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train.loop import evaluate, fit
 from fullstride.train.ranks import joined
-from fullstride.train.recipes import Recipe
+from fullstride.train.recipe import Recipe
 
 
 class FrozenNorms(Network):

@@ -29,7 +29,7 @@ PUBLIC = {
     "cost": "fullstride.measure.cost",
     "bench": "fullstride.measure.bench",
     "open_data": "fullstride.data.images",
-    "Recipe": "fullstride.train.recipes",
+    "Recipe": "fullstride.train.recipe",
     "fit": "fullstride.train.loop",
     "evaluate": "fullstride.train.loop",
     "predict": "fullstride.deploy.predict",

@@ -1,20 +1,26 @@
 """The roof: how do words become a command? What goes wrong becomes one line."""
 
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
+from difflib import get_close_matches
 from functools import partial, wraps
 from io import StringIO
+from pathlib import Path
 
 import tyro
 
 import fullstride
 from fullstride.commands import COMMANDS
 from fullstride.terminal import complain, unboxed
-from fullstride.train.recipes import RECIPES, Recipe
+from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.train.recipes import RECIPES
 
 ABOUT = "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, ready to ship."
+TAKE_A_RECIPE = ("train", "bench-data")
 
 
 def main() -> None:
@@ -29,6 +35,9 @@ def run(words: Sequence[str]) -> int:
         return 0
     try:
         recipe, words = take_recipe(words)
+        if "--recipe.help" in words:
+            explain(recipe)
+            return 0
         command = parse(words, recipe)
         command()
     except KeyboardInterrupt:
@@ -58,7 +67,8 @@ def parse(words: Sequence[str], recipe: Recipe) -> Callable[[], None]:
         return wraps(command)(lambda *args, **kwargs: partial(command, *args, **kwargs))
 
     commands = {name: later(command) for name, command in COMMANDS.items()}
-    commands["train"] = partial(commands["train"], recipe=recipe)
+    for name in TAKE_A_RECIPE:
+        commands[name] = partial(commands[name], recipe=recipe)
     drawn = StringIO()
     try:
         with redirect_stderr(drawn):
@@ -73,7 +83,7 @@ def take_recipe(words: Sequence[str]) -> tuple[Recipe, list[str]]:
     """The recipe that `--recipe NAME` names, and the other words: the flags of its fields are left to tyro."""
     after_flag = {i + 1 for i, word in enumerate(words) if word.startswith("--")}  # as in --out digits
     digits = any(word == "digits" and i not in after_flag for i, word in enumerate(words))
-    name = "digits" if digits and list(words[:1]) == ["train"] else "finetune"
+    name = "digits" if digits and words and words[0] in TAKE_A_RECIPE else "finetune"
     kept = []
     rest = iter(words)
     for word in rest:
@@ -83,6 +93,30 @@ def take_recipe(words: Sequence[str]) -> tuple[Recipe, list[str]]:
             name = word.removeprefix("--recipe=")
         else:
             kept.append(word)
-    if name not in RECIPES:
-        raise ValueError(f"no recipe named {name!r}: choose from {', '.join(RECIPES)}")
-    return RECIPES[name], kept
+    return find_recipe(name), kept
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name, or one that was saved: a JSON file, or the folder of a run or a bundle."""
+    if name in RECIPES:
+        return RECIPES[name]
+    path = Path(name)
+    if path.is_dir():
+        path = next((path / file for file in ("run.json", "bundle.json") if (path / file).exists()), path)
+    if not name or not path.is_file():
+        close = get_close_matches(name, RECIPES, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(RECIPES)}, or give a file"
+        raise ValueError(f"no recipe named {name!r}: {hint}")
+    from fullstride.nets.bundle import read_json
+
+    return saved_recipe(read_json(path), name)
+
+
+def explain(recipe: Recipe) -> None:
+    """Each field of a recipe with its value and, from the comment beside it, what it is and in which unit."""
+    said = re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Recipe), re.MULTILINE)
+    for name, what in said:
+        value = getattr(recipe, name)
+        if isinstance(value, tuple):
+            value = " ".join(f"{number:.4g}" for number in value)
+        print(f"--recipe.{name.replace('_', '-'):16} {'none' if value is None else value!s:>21}  {what}")

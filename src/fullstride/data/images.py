@@ -1,4 +1,4 @@
-"""Where do pictures come from? `open_data` makes a data set of a folder, of a table, of tar shards, or of "digits".
+"""Where do pictures come from? `open_data` makes a data set of a folder, a table, shards, Hugging Face's or "digits".
 
 The digits travel with the package: 1,797 gray handwritten digits of 8 x 8 pixels, the test set of "Optical Recognition
 of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning repository, CC BY 4.0), unchanged from
@@ -8,20 +8,22 @@ scikit-learn, which redistributes it.
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 from PIL import Image
 
-from fullstride.data.decode import UnreadableImage, decode
-from fullstride.data.folder import find_folder, read_folder
-from fullstride.data.parts import Parts, Sample
-from fullstride.data.shards import holds_shards, read_shards
-from fullstride.data.table import SUFFIXES as TABLES
-from fullstride.data.table import find_table, read_table
+from fullstride.data.sources.decode import UnreadableImage, decode
+from fullstride.data.sources.folder import find_folder, read_folder
+from fullstride.data.sources.hugging_face import choice_in, holds_dataset, read_dataset
+from fullstride.data.sources.parts import Parts, Sample
+from fullstride.data.sources.shards import holds_shards, read_shards
+from fullstride.data.sources.table import SUFFIXES as TABLES
+from fullstride.data.sources.table import find_table, read_table
 
 __all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
 
@@ -67,6 +69,7 @@ class DataSet:
     channels: int  # 1: gray, 3: RGB
     mirror: bool  # whether a picture flipped left to right is still of its class
     fingerprint: str  # of class names, and of each part's names, labels and file sizes
+    minival_share: float | None = None  # as it was asked for
 
 
 def open_data(where: str, *, minival: float | None = None) -> DataSet:
@@ -79,12 +82,22 @@ def open_data(where: str, *, minival: float | None = None) -> DataSet:
 
     A table is a .csv or .tsv file with the columns path and label and perhaps split. Shards are a folder of .tar files
     such as `fullstride pack` writes, or a pattern: `photos-{000000..000007}.tar`, `photos-*.tar`.
+
+    A dataset of Hugging Face is a folder that `save_to_disk` wrote, or one of parquet files. Where several columns fit,
+    FOLDER?label=NAME&image=NAME chooses. Needs the extra `hf`.
     """
     if minival is not None and not 0 < minival < 1:
         raise ValueError(f"minival {minival}: use a share of the training images above 0 and below 1")
+    return replace(_open(where, minival), minival_share=minival)
+
+
+def _open(where: str, minival: float | None) -> DataSet:
     if where == "digits":
         classes, parts = tuple("0123456789"), _digit_parts(minival)
         return _data_set("digits", where, classes, parts, _read_digit, channels=1, mirror=False)
+    folder, choice = choice_in(where)
+    if choice:
+        return _of_dataset(find_folder(folder), choice, minival)
     path = Path(where)
     if path.suffix.lower() in TABLES and not path.is_dir():
         table = find_table(where)
@@ -94,12 +107,14 @@ def open_data(where: str, *, minival: float | None = None) -> DataSet:
     root = find_folder(where)
     if holds_shards(root):
         return _of_shards(root, "", minival)
+    if holds_dataset(root):
+        return _of_dataset(root, {}, minival)
     return _of_files(root.name, root, *read_folder(root, minival), _Below(root))
 
 
 def _of_files(
     name: str,
-    where: Path,
+    where: Path | str,
     classes: tuple[str, ...],
     parts: Parts,
     file: Callable[[str], Path | bytes],
@@ -112,6 +127,11 @@ def _of_files(
 def _of_shards(folder: Path, pattern: str, minival: float | None) -> DataSet:
     index, parts, file = read_shards(folder, pattern, minival)
     return _of_files(folder.name, folder / pattern, index.classes, parts, file, index.channels, index.mirror)
+
+
+def _of_dataset(folder: Path, choice: dict[str, str], minival: float | None) -> DataSet:
+    where = f"{folder}?{urlencode(choice)}" if choice else folder
+    return _of_files(folder.name, where, *read_dataset(folder, choice, minival))
 
 
 def _data_set(

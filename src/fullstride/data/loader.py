@@ -8,7 +8,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -19,8 +19,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fullstride.data.augment import Augmentation, test_view, to_input, train_view
 from fullstride.data.images import Images, UnreadableImage
+from fullstride.data.order import Order, check_groups
+from fullstride.data.views.augment import Augmentation, test_view, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 
 
@@ -30,7 +31,7 @@ class View(Protocol):
     @property
     def pre(self) -> Preprocessing: ...
 
-    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> np.ndarray: ...
+    def __call__(self, picture: Image.Image, rng: np.random.Generator, epoch: int = 0) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class TrainView:
     pre: Preprocessing
     augmentation: Augmentation = Augmentation()
     engine: Literal["pillow", "opencv"] = "pillow"  # OpenCV's pixels differ a little and take half of the time
+    sides: tuple[int, ...] = ()  # pixels a side in the first epochs; `pre`'s own in all later ones
 
     def __post_init__(self) -> None:
         if self.engine not in ("pillow", "opencv"):
@@ -47,15 +49,18 @@ class TrainView:
             raise ValueError(
                 f"engine 'opencv' needs {' and '.join(missing)}: pip install 'fullstride[fast]', or use 'pillow'"
             )
+        for side in self.sides:
+            replace(self.pre, resolution=side)  # it refuses what cannot be
 
-    def __call__(self, picture: Image.Image | bytes, rng: np.random.Generator) -> np.ndarray:
+    def __call__(self, picture: Image.Image | bytes, rng: np.random.Generator, epoch: int = 0) -> np.ndarray:
         """Of a picture, or with OpenCV also of an image file's bytes."""
+        pre = replace(self.pre, resolution=self.sides[epoch]) if epoch < len(self.sides) else self.pre
         if self.engine == "opencv":
-            from fullstride.data.fast import fast_train_view  # an extra, which may be absent
+            from fullstride.data.views.fast import fast_train_view  # an extra, which may be absent
 
-            return fast_train_view(picture, self.pre, self.augmentation, rng)
+            return fast_train_view(picture, pre, self.augmentation, rng)
         assert isinstance(picture, Image.Image)
-        return train_view(picture, self.pre, self.augmentation, rng)
+        return train_view(picture, pre, self.augmentation, rng)
 
 
 @dataclass(frozen=True)
@@ -64,14 +69,14 @@ class TestView:
 
     pre: Preprocessing
 
-    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> np.ndarray:
+    def __call__(self, picture: Image.Image, rng: np.random.Generator, epoch: int = 0) -> np.ndarray:
         return test_view(picture, self.pre)
 
 
 class Batch(NamedTuple):
     x: Tensor  # float32 (N, C, H, W), on the device
     labels: Tensor  # int64 (N,), on the device
-    indices: Tensor  # int64 (N,), on the CPU: which images these are
+    indices: Tensor  # int64 (N,), on the CPU: which images were asked for, also where another one stands in
 
 
 class Batches:
@@ -80,6 +85,13 @@ class Batches:
     With `shuffle`, for training: an incomplete last batch is left out, unless it is the only one, and an image that
     cannot be read is replaced by the next one that can. Without, for scoring: every image that can be read, once.
     `skipped` tells the names of unreadable images met so far, and why.
+
+    With `per_class`, every batch has so many images of each of its classes, side by side and in one process. How often
+    a class comes in an epoch goes by its number of images, but never twice in a batch: what a large class cannot have
+    goes to the others. Chance rounds these numbers, and decides which classes meet. A class shows its images in a
+    random order, and in another one when they are used up; one of fewer than `per_class` repeats some in a batch.
+
+    An image's view is a function of seed, epoch (modulo `views`, where that is given) and index.
     """
 
     def __init__(
@@ -94,18 +106,24 @@ class Batches:
         device: str | torch.device = "cpu",
         pre: Preprocessing | None = None,  # how bytes become floats; the view's own by default
         share: tuple[int, int] = (0, 1),  # this process's place and how many there are: each gets a part of each batch
+        per_class: int = 0,  # images of each class in a batch, for losses that compare images; 0: as they come
+        views: int = 0,  # different views of an image, after which the first comes again; 0: a new one in each epoch
     ):
         if not len(images):
             raise ValueError("no images to load: give at least one")
         if batch < 1 or workers < 0:
             raise ValueError(f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more workers")
+        if views < 0:
+            raise ValueError(f"views {views}: use a number of views of each image, or 0 for a new one in each epoch")
+        if per_class:
+            check_groups(images.labels, batch, per_class, share[1], shuffle)
         self.images, self.pre, self.device = images, pre or view.pre, torch.device(device)
         self.skipped: dict[str, str] = {}
-        self._order = _Order(len(images), batch, seed, shuffle, share)
+        self._order = Order(images.labels, batch, seed, shuffle, share, per_class)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores is the caller's choice
             self._loader = DataLoader(
-                _Samples(images, view, seed, replace=shuffle),
+                _Samples(images, view, seed, replace=shuffle, views=views),
                 batch_sampler=self._order,  # pyright: ignore[reportArgumentType]  # torch means any iterable
                 collate_fn=_collate,
                 num_workers=workers,
@@ -138,34 +156,10 @@ class Batches:
             raise ValueError(f"none of the {len(self.images)} images can be read; the first, {name!r}: {reason}")
 
 
-@dataclass
-class _Order:
-    """The batches of an epoch, as (epoch, index) pairs, so that workers need not know the epoch."""
-
-    images: int
-    batch: int
-    seed: int
-    shuffle: bool
-    share: tuple[int, int] = (0, 1)
-    epoch: int = 0
-    start: int = 0
-
-    def __len__(self) -> int:
-        return max(1, self.images // self.batch) if self.shuffle else -(-self.images // self.batch)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch, order = self.epoch, np.arange(self.images)
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.images)
-        for start in range(self.start * self.batch, len(self) * self.batch, self.batch):
-            place, processes = self.share
-            yield [(epoch, int(index)) for index in order[start : start + self.batch][place::processes]]
-
-
 class _Sample(NamedTuple):
     pixels: np.ndarray | None  # None: unreadable
     label: int
-    image: int
+    wanted: int
     skipped: dict[str, str]
 
 
@@ -175,28 +169,28 @@ class _Samples(Dataset[_Sample]):
     view: View
     seed: int
     replace: bool  # an unreadable image by the next readable one
+    views: int = 0
     unreadable: dict[int, str] = field(default_factory=dict)  # met in this process: each is tried once
 
     def __getitem__(self, key: tuple[int, int]) -> _Sample:
-        epoch, wanted = key
-        rng = np.random.default_rng([self.seed, epoch, wanted])
+        _, wanted = key
         skipped: dict[str, str] = {}
         for step in range(len(self.images) if self.replace else 1):
             index = (wanted + step) % len(self.images)
             if index not in self.unreadable:
                 try:
-                    pixels = self._pixels(index, rng)
-                    return _Sample(pixels, self.images.labels[index], index, skipped)
+                    return _Sample(self._pixels(index, *key), self.images.labels[index], wanted, skipped)
                 except UnreadableImage as error:
                     self.unreadable[index] = error.reason
             skipped[self.images.names[index]] = self.unreadable[index]
         return _Sample(None, -1, wanted, skipped)
 
-    def _pixels(self, index: int, rng: np.random.Generator) -> np.ndarray:
+    def _pixels(self, index: int, epoch: int, wanted: int) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, epoch % self.views if self.views else epoch, wanted])
         file = self.images.file
         if file and isinstance(self.view, TrainView) and self.view.engine == "opencv":
-            return self.view(_bytes(file(self.images.names[index])), rng)
-        return self.view(self.images.picture(index), rng)
+            return self.view(_bytes(file(self.images.names[index])), rng, epoch)
+        return self.view(self.images.picture(index), rng, epoch)
 
 
 def _bytes(source: Path | bytes) -> bytes:
@@ -211,7 +205,7 @@ def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor, Tensor, dict[str, 
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     good = [sample for sample in samples if sample.pixels is not None]
     labels = torch.tensor([sample.label for sample in good], dtype=torch.long)
-    indices = torch.tensor([sample.image for sample in good], dtype=torch.long)
+    indices = torch.tensor([sample.wanted for sample in good], dtype=torch.long)
     skipped = {name: reason for sample in samples for name, reason in sample.skipped.items()}
     return torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)), labels, indices, skipped
 

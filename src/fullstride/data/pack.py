@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from fullstride.data.decode import FORMATS, UnreadableImage, decode
-from fullstride.data.folder import SUFFIXES
-from fullstride.data.headers import BLOCK, Member, Shard
 from fullstride.data.images import DataSet, Images
-from fullstride.data.shards import Index, write_index
+from fullstride.data.sources.decode import FORMATS, UnreadableImage, decode
+from fullstride.data.sources.folder import SUFFIXES
+from fullstride.data.sources.headers import BLOCK, Member, Shard
+from fullstride.data.sources.shards import Index, write_index
 from fullstride.nets.disk import replacing
 
 PARTS = ("train", "minival", "test")

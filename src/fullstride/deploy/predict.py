@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fullstride.data.augment import test_view, to_input
 from fullstride.data.images import UnreadableImage, decode
+from fullstride.data.views.augment import test_view, to_input
 from fullstride.nets.bundle import Bundle
 
 

@@ -80,8 +80,16 @@ class BlurPool(nn.Module):
         self.register_buffer("filter", torch.outer(line, line).expand(channels, 1, 3, 3).clone(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        mode = "reflect" if min(x.shape[2:]) > 1 else "replicate"
-        return F.conv2d(F.pad(x, (1, 1, 1, 1), mode), self.filter, stride=2, groups=x.shape[1])
+        return F.conv2d(self.padded(x), self.filter, stride=2, groups=x.shape[1])
+
+    def padded(self, x: Tensor) -> Tensor:
+        if min(x.shape[2:]) == 1:
+            return F.pad(x, (1, 1, 1, 1), "replicate")
+        if not torch.are_deterministic_algorithms_enabled():
+            return F.pad(x, (1, 1, 1, 1), "reflect")
+        # The gradient of PyTorch's own reflection is not reproducible on a GPU.
+        x = torch.cat([x[:, :, 1:2], x, x[:, :, -2:-1]], 2)
+        return torch.cat([x[..., 1:2], x, x[..., -2:-1]], 3)
 
 
 class SpaceToDepth(nn.Module):
@@ -127,7 +135,12 @@ class Head(nn.Module):
         self.fc = nn.Linear(width or c_in, classes)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        pooled = self.conv(x).mean((2, 3))
+        return self.classify(self.embed(x), keep)
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3))
+
+    def classify(self, pooled: Tensor, keep: Tensor | None = None) -> Tensor:
         return self.fc(pooled if keep is None else pooled * keep)
 
 

@@ -73,16 +73,30 @@ class Network(nn.Module):
         They come as an input so that whoever compiles the network can draw them outside of what is compiled:
         compilers that compute activations a second time would draw other ones.
         """
+        return self.head(*self.last_map(x, masks))
+
+    def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
+        """What the classifier sees, before dropout: (N, channels of the global average)."""
+        return self.head.embed(self.last_map(x, masks)[0])
+
+    def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
+        """`forward` and `embed` in one pass."""
+        last, keep = self.last_map(x, masks)
+        embedding = self.head.embed(last)
+        return self.head.classify(embedding, keep), embedding
+
+    def last_map(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor | None]:
+        """What the stages make of `x`, and the mask of the global average."""
         if masks is None and self.training and (self.dropout or any(self.drop_paths)):
             masks = self.draw(len(x))
         if masks is None:
-            return self.head(self.stages(self.stem(x)))
+            return self.stages(self.stem(x)), None
         x = self.stem(x)
         for block, keep in zip(
             (block for stage in self.stages for block in stage.children()), masks.branches, strict=True
         ):
             x = block(x, keep)
-        return self.head(x, masks.pooled)
+        return x, masks.pooled
 
     def features(self, x: Tensor) -> tuple[Tensor, ...]:
         """The pyramid: the last map at every stride, each (N, channels[i], H / strides[i], W / strides[i]) rounded up.

@@ -1,6 +1,7 @@
 """How does a network of timm stand where ours stand? With a spec, `features`, `channels` and `strides` like ours."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -64,9 +65,44 @@ class TimmNetwork(nn.Module):
         )
 
         self.classifier = f"net.{self.net.pretrained_cfg['classifier']}"
+        self.dropout = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """What the classifier sees: (N, C)."""
+        return self.logits_and_embedding(x)[1]
+
+    def logits_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` and `embed` in one pass."""
+        if self.training and self.dropout:
+            # some of timm's networks draw it before the embedding and some behind
+            raise ValueError(f"timm/{self.spec.name} mixes its embedding with dropout: set the recipe's dropout to 0")
+        if not self.embeds:
+            raise ValueError(f"timm/{self.spec.name} gives no embedding that its logits are made of: choose another")
+        return self._parts(x)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        embedding = self.net.forward_head(self.net.forward_features(x), pre_logits=True)
+        return self.net.get_classifier()(embedding), embedding
+
+    @cached_property
+    def embeds(self) -> bool:
+        """Whether `_parts` has the logits of `forward`: tried, because some of timm's methods leave out a norm."""
+        if not isinstance(getattr(self.net, "get_classifier", lambda: None)(), nn.Linear):
+            return False
+        weight, side, training = next(self.parameters()), self.spec.resolution, self.training
+        shape = (1, self.spec.in_channels, side, side)
+        x = torch.linspace(0, 1, math.prod(shape)).view(shape).to(weight)
+        self.eval()
+        try:
+            with torch.no_grad():
+                return torch.equal(self._parts(x)[0], self(x))
+        except (AttributeError, TypeError):  # no such method, or no `pre_logits`
+            return False
+        finally:
+            self.train(training)
 
     def regularise(self, *, drop_path: float = 0.0, by: str = "block", dropout: float = 0.0) -> None:
         """As of our networks, but timm's own layers draw the masks; rates that it decides itself stay its own."""
@@ -74,6 +110,7 @@ class TimmNetwork(nn.Module):
 
         if by == "stage" and drop_path:
             raise ValueError(f"timm/{self.spec.name} drops paths by block only: set the recipe's drop_path_by to block")
+        self.dropout = dropout
         state = self.net.state_dict()
         asked: dict[str, Any] = {"drop_path_rate": drop_path, "drop_rate": dropout}
         rates = {key: rate for key, rate in asked.items() if rate}

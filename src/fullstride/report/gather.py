@@ -80,7 +80,7 @@ def entry(run: str, bundle: Bundle, found: dict[str, Measurement]) -> Entry:
         data=bundle.source.removeprefix("trained on "),
         top1=test["top1"],
         test_images=test["images"],
-        log=logged(Path(run), bundle.recipe["epochs"]),
+        log=logged(Path(run)),
         **prices(bundle.net, pre.resolution, pre.channels),
         **speeds(found),
     )
@@ -143,7 +143,7 @@ def notes(data: DataSet, best: Bundle, measured: bool) -> list[str]:
     told = [
         f"{data.name}: {sizes}. Test images were used once, after training.",
         f"Predicted images are answers of {best.name} on test images; wrong ones are shown first.",
-        "Accuracies are of the averaged weights after the last epoch.",
+        "Accuracies are of the averaged weights after the last epoch, or where a recipe has patience, the best one.",
     ]
     if measured:
         told.append(

@@ -1,11 +1,14 @@
 """How does a network learn? `fit` yields epochs; `evaluate` judges."""
 
 import math
+import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -13,13 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fullstride.nets.network import Network
+from fullstride.nets.network import Masks, Network
 from fullstride.nets.timm_network import TimmNetwork
 from fullstride.tasks.task import Task
+from fullstride.tasks.triplet import weighted_triplet
 from fullstride.train.mix import mix
 from fullstride.train.optimize import Average, build_optimizer, lr_at, momentum_at
 from fullstride.train.ranks import ALONE, Ranks
-from fullstride.train.recipes import Recipe
+from fullstride.train.recipe import Recipe
+from fullstride.train.teach import Answers
+
+CHECK_EVERY = 100  # steps from one look at the losses to the next: each look waits for the device
 
 
 class Batches(Protocol):
@@ -46,7 +53,7 @@ class Epoch(Mark):
     lr: float  # of its last step
     images_per_s: float  # since the epoch began or went on
     data_share: float  # of that time, spent waiting for images
-    average: nn.Module  # the averaged network, in evaluation mode; the one to judge and to keep
+    average: Network | TimmNetwork  # the averaged network, in evaluation mode; the one to judge and to keep
 
 
 def fit(
@@ -56,7 +63,7 @@ def fit(
     recipe: Recipe,
     resume: dict[str, Any] | None = None,
     *,
-    teacher: nn.Module | None = None,
+    teacher: Answers | None = None,
     mark_every: int = 0,
     ranks: Ranks = ALONE,
 ) -> Iterator[Mark]:
@@ -66,35 +73,37 @@ def fit(
     of the last one that was seen; what follows is then the same, bit for bit where the device computes
     reproducibly, as if there had been no stop. `teacher` gives probabilities for the images of a batch.
     With several `ranks`, each process has its share of every batch in `batches`, and all yield the same.
+    Raises FloatingPointError, with the step, where the loss is no longer finite.
     """
+    recipe = recipe.lasting(len(batches))
     learner = Learner(net, task, recipe, len(batches), teacher, ranks)
+    steps = max(1, round(recipe.epochs * len(batches)))
     first, start, losses = learner.resume(resume) if resume else (0, 0, [])
-    for number in range(first, recipe.epochs):
+    for number in range(first, math.ceil(steps / len(batches))):
         net.train()
+        last = min(len(batches), steps - number * len(batches))  # the last epoch may be a part of one
         images, waited = 0, 0.0
         began = mark = time.perf_counter()
-        for index, (x, y, _) in enumerate(batches.epoch(number, start), start):
+        for done, (x, y, indices) in enumerate(islice(batches.epoch(number, start), last - start), start + 1):
             waited += time.perf_counter() - mark
             with learner.numerics():
-                losses.append(learner.step(x, y, number * len(batches) + index))
+                losses.append(learner.step(x, y, number * len(batches) + done - 1, indices))
             images += len(x)
-            if mark_every and (index + 1) % mark_every == 0 and index + 1 < len(batches):
-                yield Mark(learner.state(number, index + 1, losses))
+            marked = mark_every and done % mark_every == 0
+            if done < last and (marked or done % CHECK_EVERY == 0):
+                learner.check(losses, number)
+                if marked:
+                    yield Mark(learner.state(number, done, losses))
             mark = time.perf_counter()
         losses = list(ranks.mean(torch.stack(losses)))
+        learner.check(losses, number)
         loss = torch.stack(losses).mean().item()
         took = time.perf_counter() - began
-        if not math.isfinite(loss):
-            bad = next(i for i, value in enumerate(losses) if not math.isfinite(value.item()))
-            raise FloatingPointError(
-                f"the loss became {losses[bad].item()} in step {bad + 1} of epoch {number + 1}, at a learning rate of "
-                f"{lr_at(number + (bad + 0.5) / len(batches), recipe):.3g}: lower recipe.lr ({recipe.lr:g}), raise "
-                f"recipe.warmup_epochs ({recipe.warmup_epochs:g}) or set recipe.clip_norm"
-            )
         state = learner.state(number + 1, 0, [])
-        lr = lr_at(number + 1 - 0.5 / len(batches), recipe)
+        lr = lr_at(number + (last - 0.5) / len(batches), recipe)
         rate = ranks.world * images / took
-        yield Epoch(state, number, loss, lr, rate, waited / took, learner.average.net)
+        average = cast(Network | TimmNetwork, learner.average.net)
+        yield Epoch(state, number, loss, lr, rate, waited / took, average)
         start, losses = 0, []
 
 
@@ -107,12 +116,14 @@ class Learner:
         task: Task,
         recipe: Recipe,
         per_epoch: int,
-        teacher: nn.Module | None,
+        teacher: Answers | None,
         ranks: Ranks,
     ):
         self.net, self.task, self.recipe, self.per_epoch = net, task, recipe, per_epoch
         self.teacher, self.ranks = teacher, ranks
         self.device = next(net.parameters()).device
+        if recipe.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it for reproducible products
         if self.device.type == "cpu" and recipe.channels_last and recipe.precision in ("bf16", "fp16"):
             # Seen with torch 2.15: gradients that change from run to run, now and then NaN (docs/log.md).
             raise ValueError(
@@ -125,13 +136,15 @@ class Learner:
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
-        shared = DistributedDataParallel(net, broadcast_buffers=False) if ranks.together else net
+        whole = WithEmbedding(net) if recipe.triplet else net
+        shared = DistributedDataParallel(whole, broadcast_buffers=False) if ranks.together else whole
         self.forward = torch.compile(shared) if recipe.compiled else shared
 
-    def step(self, x: Tensor, labels: Tensor, number: int) -> Tensor:
+    def step(self, x: Tensor, labels: Tensor, number: int, indices: Tensor | None = None) -> Tensor:
         """One step of the optimizer; returns the loss, on the device: reading it here would stall a GPU.
 
-        Every random draw is a function of the recipe's seed and the step, so that a run that goes on draws the same.
+        `indices` say which images these are, for a teacher that remembers. Every random draw is a function of the
+        recipe's seed and the step, so that a run that goes on draws the same.
         """
         recipe = self.recipe
         epoch = (number + 0.5) / self.per_epoch
@@ -146,8 +159,12 @@ class Learner:
         if recipe.mixup or recipe.cutmix:
             x, targets = mix(x, labels, self.net.spec.classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
         total = torch.zeros((), device=self.device)
-        for x_part, targets_part in zip(x.chunk(recipe.accumulate), targets.chunk(recipe.accumulate), strict=True):
-            loss = self.loss(x_part, targets_part) * (len(x_part) / len(x))
+        which = torch.arange(len(x)) if indices is None else indices
+        parts = (each.chunk(recipe.accumulate) for each in (x, targets, which))
+        for x_part, targets_part, which_part in zip(*parts, strict=True):
+            views = dict(epoch=number // self.per_epoch, indices=which_part)
+            teacher = partial(self.teacher, **views) if self.teacher else None
+            loss = self.loss(x_part, targets_part, teacher) * (len(x_part) / len(x))
             self.scaler.scale(loss).backward()
             total += loss.detach()
         if recipe.clip_norm:
@@ -159,23 +176,45 @@ class Learner:
         self.average.update(number)
         return total
 
-    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision)
+    def loss(self, x: Tensor, targets: Tensor, teacher: Callable[[Tensor], Tensor] | None) -> Tensor:
+        recipe = self.recipe
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
         with torch.autocast(self.device.type, half, enabled=half is not None):
             # Masks are drawn here, outside of what may be compiled; timm's networks draw their own.
             masks = (self.net.draw(len(x)),) if isinstance(self.net, Network) else ()
-            logits = self.forward(x, *masks)
+            given = self.forward(x, *masks)
+            logits, embedding = given if recipe.triplet else (given, None)
             logits = logits.float() if half else logits
             loss = self.task.loss(logits, targets)
-            if self.teacher is None:
-                return loss
-            said = F.cross_entropy(logits, self.teacher(x))
-        return torch.lerp(loss, said, self.recipe.teacher_share)
+            if teacher:
+                loss = torch.lerp(loss, F.cross_entropy(logits, teacher(x)), recipe.teacher_share)
+            if embedding is not None:
+                loss = loss + recipe.triplet * weighted_triplet(embedding, targets)
+        return loss
 
-    def numerics(self) -> AbstractContextManager[None]:
-        """TF32 only where the recipe says so; PyTorch would use it in convolutions."""
+    @contextmanager
+    def numerics(self) -> Iterator[None]:
+        """TF32 only where the recipe says so (PyTorch would use it in convolutions), reproducible where it asks."""
+        strict, before = self.recipe.deterministic, torch.are_deterministic_algorithms_enabled()
+        cudnn = torch.backends.cudnn
         tf32 = self.recipe.precision == "tf32"
-        return torch.backends.cudnn.flags(enabled=True, benchmark=torch.backends.cudnn.benchmark, allow_tf32=tf32)
+        torch.use_deterministic_algorithms(strict or before)
+        try:
+            with cudnn.flags(True, cudnn.benchmark and not strict, deterministic=strict, allow_tf32=tf32):
+                yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+    def check(self, losses: list[Tensor], epoch: int) -> None:
+        """Stop where a loss is not finite, before it is saved. `losses` are those of `epoch` so far."""
+        recipe, values = self.recipe, torch.stack(losses).tolist()
+        bad = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
+        if bad is not None:
+            raise FloatingPointError(
+                f"the loss became {values[bad]} in step {bad + 1} of epoch {epoch + 1}, at a learning rate of "
+                f"{lr_at(epoch + (bad + 0.5) / self.per_epoch, recipe):.3g}: lower recipe.lr ({recipe.lr:g}), raise "
+                f"recipe.warmup_epochs ({recipe.warmup_epochs:g}) or set recipe.clip_norm"
+            )
 
     def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:
         """After `epochs` whole ones and `index` batches of the next."""
@@ -197,6 +236,17 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         return state["epochs"], state["index"], list(state["losses"].to(self.device))
+
+
+class WithEmbedding(nn.Module):
+    """Logits and what the classifier saw, in one forward pass, for losses on both."""
+
+    def __init__(self, net: Network | TimmNetwork):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, *masks: Masks) -> tuple[Tensor, Tensor]:
+        return self.net.logits_and_embedding(x, *masks)
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ from bisect import bisect_right
 import torch
 from torch import Tensor, nn
 
-from fullstride.train.recipes import Recipe
+from fullstride.train.recipe import Recipe
 
 
 def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

@@ -1,6 +1,7 @@
-"""What is left of a training? A run folder: what was asked, the log, the last checkpoint, and at the end a bundle."""
+"""What is left of a training? A run folder: what was asked, log, last checkpoint, best weights, and a bundle."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 
 import torch
 
-from fullstride.data.augment import Augmentation
 from fullstride.data.images import DataSet, Images, open_data
 from fullstride.data.loader import Batches, TestView, TrainView
+from fullstride.data.views.augment import Augmentation
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, copy_weights, read_json
@@ -21,10 +22,10 @@ from fullstride.nets.timm_network import TimmNetwork
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
 from fullstride.train.ranks import ALONE, Ranks
-from fullstride.train.recipes import Recipe
-from fullstride.train.teach import fitting_teacher
+from fullstride.train.recipe import Recipe
+from fullstride.train.teach import Answers, Remembered, fitting_teacher
 
-ASKED, LOG, CHECKPOINT, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "bundle"
+ASKED, LOG, CHECKPOINT, BEST, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "best", "bundle"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Asked:
     model: str
     weights: str  # where the first weights came from; "" for fresh ones
     data: str
+    minival: float | None  # share of the training images; None: by their number
     fingerprint: str  # of the images and their labels
     classes: tuple[str, ...]
     spec: Mapping[str, Any]
@@ -51,31 +53,34 @@ def train(
     device: torch.device | str = "cpu",
     workers: int = 0,
     mark_every: int = 0,
+    teacher_cache: Path | None = None,
     ranks: Ranks = ALONE,
     watch: Callable[[Batches], loop.Batches] = lambda batches: batches,
 ) -> Iterator[dict[str, Any]]:
     """Train `model` on `data` in `folder`; yields the log's row of each epoch, those of an earlier start first.
 
     Stopped at any time, the same call goes on from the last checkpoint, which is written after every epoch and, with
-    `mark_every`, after so many steps within one. `watch` may wrap the training batches, to show progress. Raises
-    ValueError where the folder holds another run.
+    `mark_every`, after so many steps within one. The weights of the epoch with the best minival are kept as a bundle
+    beside it; with the recipe's patience they are the ones that are scored on the test at the end, else the last are.
+    `teacher_cache` is a folder for a teacher's answers. `watch` may wrap the training batches, to show progress.
+    Raises ValueError where the folder holds another run.
     """
     net, pre = beginning(model, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    teacher = None
-    if recipe.teacher:
-        teacher = fitting_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(device)
+    batches = training_batches(data, pre, recipe, device, workers, ranks)
+    lasting = recipe.lasting(len(batches))
+    teacher = answers(data, pre, lasting, device, teacher_cache)
     asked = Asked(
         model=model,
         weights=weights,
         data=data.where,
+        minival=data.minival_share,
         fingerprint=data.fingerprint,
         classes=data.classes,
         spec=json.loads(net.spec.to_json()),
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
     )
-    batches = training_batches(data, pre, recipe, device, workers, ranks)
     if ranks.first:
         claim(folder, asked)
     ranks.wait()
@@ -85,11 +90,22 @@ def train(
     if (folder / BUNDLE).is_dir():
         return
 
+    def bundle(net: Network | TimmNetwork, scores: Mapping[str, Any]) -> Bundle:
+        return Bundle(
+            net=net,
+            name=folder.name,
+            classes=data.classes,
+            preprocessing=pre,
+            recipe=asked.recipe,
+            scores=scores,
+            environment=asdict(Environment.here(device)),
+            source=f"trained on {data.name}",
+        )
+
     net.to(device)
     task = Classify(recipe.label_smoothing)
-    for epoch in loop.fit(
-        net, task, watch(batches), recipe, resume, teacher=teacher, mark_every=mark_every, ranks=ranks
-    ):
+    learning = loop.fit(net, task, watch(batches), lasting, resume, teacher=teacher, mark_every=mark_every, ranks=ranks)
+    for epoch in () if out_of_patience(rows, recipe) else learning:
         if not isinstance(epoch, loop.Epoch):
             if ranks.first:
                 save(folder, epoch.state)
@@ -99,6 +115,7 @@ def train(
         rows.append(
             {
                 "epoch": epoch.number + 1,
+                "epochs": math.ceil(lasting.epochs),
                 "loss": epoch.loss,
                 "lr": epoch.lr,
                 "images_per_s": epoch.images_per_s,
@@ -109,25 +126,57 @@ def train(
             }
         )
         if ranks.first:
+            if best(rows) is rows[-1]:
+                bundle(epoch.average, {"minival": scores}).save(folder / BEST)
             keep(folder, rows, epoch.state)
         yield rows[-1]
+        if out_of_patience(rows, recipe):
+            break
     ranks.wait()
-    last = load_checkpoint(folder)
-    assert last is not None
-    net.load_state_dict(last["average"])
+    if recipe.patience:
+        net.load_state_dict(Bundle.load(folder / BEST).net.state_dict())
+    else:
+        last = load_checkpoint(folder)
+        assert last is not None
+        net.load_state_dict(last["average"])
     scores = {split: judge(net, getattr(data, split), pre, device, workers, ranks)[0] for split in ("minival", "test")}
-    if not ranks.first:
-        return
-    Bundle(
-        net=net.cpu(),
-        name=folder.name,
-        classes=data.classes,
-        preprocessing=pre,
-        recipe=asked.recipe,
-        scores=scores,
-        environment=asdict(Environment.here(device)),
-        source=f"trained on {data.name}",
-    ).save(folder / BUNDLE)
+    if ranks.first:
+        bundle(net, scores).save(folder / BUNDLE)
+
+
+def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first of those with the highest accuracy on the minival, and among them the lowest loss."""
+    return max(rows, key=lambda row: (row["minival_top1"], -row["minival_loss"]))
+
+
+def out_of_patience(rows: list[dict[str, Any]], recipe: Recipe) -> bool:
+    return bool(recipe.patience and rows) and len(rows) - best(rows)["epoch"] >= recipe.patience
+
+
+def answers(
+    data: DataSet, pre: Preprocessing, recipe: Recipe, device: torch.device | str, cache: Path | None
+) -> Answers | None:
+    """The recipe's teacher, if it has one; its answers are kept in the folder `cache`, if there is one."""
+    if not recipe.teacher:
+        if cache:
+            raise ValueError(f"--teacher-cache {cache} without a teacher: set recipe.teacher, or leave it out")
+        return None
+    teacher = fitting_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(device)
+    if cache is None:
+        return teacher
+    if recipe.mixup or recipe.cutmix or recipe.grow_from:
+        raise ValueError(
+            "--teacher-cache remembers views of single images at the resolution: set recipe.mixup and recipe.cutmix "
+            "to 0 and recipe.grow_from to none, or leave it out"
+        )
+    decisive = [*(field.name for field in fields(Augmentation)), "engine", "seed", "views", "precision"]
+    views = {
+        "data": data.fingerprint,
+        "mirror": data.mirror,
+        "preprocessing": asdict(pre),
+        **{name: getattr(recipe, name) for name in decisive},
+    }
+    return Remembered(teacher, cache, len(data.train), views, recipe.views or math.ceil(recipe.epochs))
 
 
 def training_batches(
@@ -139,14 +188,24 @@ def training_batches(
             f"recipe.batch {recipe.batch} of {len(data.train)} images is not shared out evenly among {ranks.world} "
             f"processes: set it to a multiple of {ranks.world} that is not above the number of images"
         )
+    at_once = recipe.batch // ranks.world // recipe.accumulate
+    if recipe.triplet and (at_once % recipe.per_class or at_once < 2 * recipe.per_class):
+        least = 2 * recipe.per_class * ranks.world * recipe.accumulate
+        raise ValueError(
+            f"recipe.triplet compares classes among the {at_once} images that are computed at once, with "
+            f"{recipe.per_class} of each: set recipe.batch to a multiple of {least}"
+        )
+    recipe = recipe.lasting(max(1, len(data.train) // recipe.batch))
     asked = {field.name: getattr(recipe, field.name) for field in fields(Augmentation)}
     augmentation = Augmentation(**asked) if data.mirror else Augmentation(**{**asked, "flip": 0.0})
     return Batches(
         data.train,
-        TrainView(pre, augmentation, recipe.engine),
+        TrainView(pre, augmentation, recipe.engine, sides=recipe.sides(pre.resolution)),
         batch=recipe.batch,
         seed=recipe.seed,
         shuffle=True,
+        per_class=recipe.per_class,
+        views=recipe.views,
         workers=workers,
         device=device,
         share=(ranks.rank, ranks.world),
@@ -173,12 +232,14 @@ def beginning(model: str, data: DataSet, recipe: Recipe, weights: str) -> tuple[
 
 def fitting_data(where: str, classes: tuple[str, ...], data: str = "") -> DataSet:
     """The images `data`, or those that the run at `where` was trained on; their classes must be `classes`."""
+    minival = None
     if not data:
         asked = Path(where) / ASKED
         if not asked.exists():
             raise ValueError(f"{where} is no run and does not know its images: give --data")
-        data = str(read_json(asked)["data"])
-    images = open_data(data)
+        told = read_json(asked)
+        data, minival = str(told["data"]), told.get("minival")
+    images = open_data(data, minival=minival)
     if images.classes != classes:
         shown = [", ".join(names[:5]) + (", ..." if len(names) > 5 else "") for names in (classes, images.classes)]
         raise ValueError(f"{where} knows the classes {shown[0]}; {data} has {shown[1]}: give data of the same classes")
@@ -220,8 +281,8 @@ def claim(folder: Path, asked: Asked) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether it may be left of a run without a checkpoint: question, log, or a file that was being written."""
-    return path.name in (ASKED, LOG) or path.name.startswith(".")
+    """Whether it may be left of a run without a checkpoint: all that is written before one, also unfinished."""
+    return path.name in (ASKED, LOG, BEST) or path.name.startswith(".")
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -244,8 +305,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         ) from None
 
 
-def logged(folder: Path, epochs: int) -> list[dict[str, Any]]:
-    """The rows of the epochs that the checkpoint holds; a row written after it is done again."""
+def logged(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
+    """The rows of the first `epochs`: those that a checkpoint holds, as a row written after it is done again."""
     path = folder / LOG
     if not path.exists():
         return []

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fullstride.data.folder import SUFFIXES
+from fullstride.data.sources.folder import SUFFIXES
 
 BLOCK = 512  # bytes; headers and data of a tar file begin at multiples of it
 NOTE = 2**20  # bytes; labels and long names above this are no labels and no names

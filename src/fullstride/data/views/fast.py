@@ -15,10 +15,10 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from fullstride.data import operations as op
-from fullstride.data.augment import Augmentation, in_mode, random_part
-from fullstride.data.decode import EXIF_ORIENTATION, decode
-from fullstride.data.policies import Operation
+from fullstride.data.sources.decode import EXIF_ORIENTATION, decode
+from fullstride.data.views import operations as op
+from fullstride.data.views.augment import Augmentation, in_mode, random_part
+from fullstride.data.views.policies import Operation
 from fullstride.nets.preprocessing import Preprocessing
 
 cv2.setNumThreads(1)  # the loader's workers share the cores; threads in each of them would fight for these

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from fullstride.data import operations as op
+from fullstride.data.views import operations as op
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 MOST = 30  # the highest level

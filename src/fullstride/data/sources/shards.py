@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.data.decode import UnreadableImage
-from fullstride.data.headers import Member, Shard, scan
-from fullstride.data.parts import TEST, TRAIN, VAL, Parts, Sample, divide, in_order, listed
+from fullstride.data.sources.decode import UnreadableImage
+from fullstride.data.sources.headers import Member, Shard, scan
+from fullstride.data.sources.parts import TEST, TRAIN, VAL, Parts, Sample, divide, in_order, listed
 
 INDEX = "index.json"
 FORMAT = "fullstride shards 1"

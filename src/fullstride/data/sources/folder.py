@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-from fullstride.data.parts import TEST, TRAIN, VAL, Parts, Sample, divide, listed
+from fullstride.data.sources.parts import TEST, TRAIN, VAL, Parts, Sample, divide, listed
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-HOW = "give a folder with one subfolder of images per class, or 'digits', a .csv table or .tar shards"
+HOW = "give a folder with one subfolder of images per class, 'digits', a .csv table, shards or a Hugging Face dataset"
 
 
 def read_folder(root: Path, minival: float | None) -> tuple[tuple[str, ...], Parts]:

@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from fullstride.data.parts import TEST, TRAIN, VAL, Parts, Sample, divide, in_order
+from fullstride.data.sources.parts import TEST, TRAIN, VAL, Parts, Sample, divide, in_order
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t"

@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fullstride.data.policies import AutoAugment, Cutout, RandAugment, RandomErasing, Steps
+from fullstride.data.views.policies import AutoAugment, Cutout, RandAugment, RandomErasing, Steps
 from fullstride.nets.preprocessing import Preprocessing
 
 KERNELS = {

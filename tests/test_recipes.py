@@ -1,0 +1,137 @@
+"""Recipes as data: what they refuse, how long they last, how they are saved, found again and explained."""
+
+import json
+from dataclasses import asdict, fields, replace
+
+import pytest
+
+from fullstride.cli import find_recipe, run
+from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.train.recipes import FINETUNE, RECIPES, RESNET_RS_SIZES, resnet_rs, scaling
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_goes_to_json_and_back_unchanged(name):
+    assert saved_recipe(json.loads(json.dumps(asdict(RECIPES[name]))), "it") == RECIPES[name]
+
+
+def test_the_recipe_of_a_run_a_bundle_or_a_file_is_found_and_its_fields_can_be_changed(tmp_path, capsys):
+    recipe = replace(FINETUNE, lr=0.123, milestones=(0.25, 0.5))
+    (tmp_path / "mine.json").write_text(json.dumps(asdict(recipe)))
+    for folder, file in (("run", "run.json"), ("bundle", "bundle.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text(json.dumps({"recipe": asdict(recipe)}))
+    for name in ("mine.json", "run", "run/run.json", "bundle"):
+        assert find_recipe(str(tmp_path / name)) == recipe
+    words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "out")]
+    words += ["--recipe", str(tmp_path / "mine.json"), "--recipe.resolution", "16", "--recipe.steps", "3"]
+    assert run([*words, "--recipe.warmup-epochs", "0"]) == 0
+    asked = json.loads((tmp_path / "out" / "run.json").read_text())["recipe"]
+    assert asked == json.loads(json.dumps(asdict(replace(recipe, resolution=16, steps=3, warmup_epochs=0))))
+    assert "epoch   1/1 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "mine.json holds no recipe: give the JSON of one"),
+        ('{"recipe": 3}', "mine.json holds no recipe"),
+        ('{"epochs": 3, "batch": 8}', "mine.json lacks lr: a recipe needs these three"),
+        ('{"epochs": 3, "batch": 8, "lr": 1, "lable_smoothing": 0}', "did you mean 'label_smoothing'"),
+        ('{"epochs": 3, "batch": 8.5, "lr": 1}', "recipe.batch 8.5 is not of the kind"),
+        ('{"epochs": 3, "batch": true, "lr": 1}', "recipe.batch True is not of the kind"),
+        ('{"epochs": 3, "batch": 8, "lr": "high"}', "recipe.lr 'high' is not of the kind"),
+        ('{"epochs": 3, "batch": 8, "lr": 1, "optimizer": "lion"}', "recipe.optimizer 'lion' is not of the kind"),
+        ('{"epochs": 3, "batch": 8, "lr": 1, "scale": [1]}', r"recipe.scale \[1\] is not of the kind"),
+        ('{"epochs": 3, "batch": 0, "lr": 1}', "recipe.batch 0: use 1 or more"),
+        ('{"epochs": 3', "is not whole JSON"),
+    ],
+)
+def test_a_saved_recipe_that_is_none_is_refused(text, message, tmp_path):
+    (tmp_path / "mine.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        find_recipe(str(tmp_path / "mine.json"))
+
+
+def test_a_recipe_that_is_not_there_is_refused_with_near_misses():
+    with pytest.raises(ValueError, match="no recipe named 'tresnet_4': did you mean tresnet_448 or"):
+        find_recipe("tresnet_4")
+    with pytest.raises(ValueError, match=r"no recipe named 'runs/x.json': choose from finetune, .*, or give a file"):
+        find_recipe("runs/x.json")
+
+
+def test_the_help_of_a_recipe_names_every_field_with_its_value_and_meaning(capsys):
+    assert run(["train", "--recipe", "genet", "--recipe.help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        f"--recipe.{field.name.replace('_', '-')}" for field in fields(Recipe)
+    ]
+    assert all(len(line.split("  ", 1)[1].split()) >= 3 for line in lines)
+    assert [line.split()[1] for line in lines if "teacher " in line] == ["resnet152"]
+
+
+def test_a_duration_in_steps_or_images_is_one_in_epochs():
+    short = replace(FINETUNE, batch=64, warmup_epochs=0)
+    assert replace(short, steps=150).lasting(60).epochs == 2.5
+    assert replace(short, images=64 * 150).lasting(60) == replace(short, steps=150).lasting(60)
+    assert replace(short, images=64 * 150 + 1).lasting(60).epochs == pytest.approx(151 / 60)
+    assert short.lasting(60) == short
+    with pytest.raises(ValueError, match=r"warmup_epochs 1 leaves nothing of 0.5 epochs: .*=0.05"):
+        replace(FINETUNE, steps=30, warmup_epochs=1).lasting(60)
+
+
+def test_the_side_grows_evenly_in_eights_and_ends_at_the_resolution():
+    growing = replace(FINETUNE, epochs=10, grow_from=128, grow_share=0.5)
+    assert growing.sides(224) == (128, 144, 168, 184, 208)
+    assert FINETUNE.sides(224) == ()
+    with pytest.raises(ValueError, match="recipe.grow_from 128: use less than the resolution 96"):
+        growing.sides(96)
+
+
+def test_each_step_of_the_additive_study_changes_what_its_name_says_and_nothing_else():
+    steps = [name for name in RECIPES if name.startswith("study_")]
+    changed = []
+    for before, after in zip(["resnet", *steps], steps, strict=False):
+        old, new = asdict(RECIPES[before]), asdict(RECIPES[after])
+        changed.append({field for field in old if old[field] != new[field]})
+    assert changed == [
+        {"schedule"},
+        {"epochs"},
+        {"ema_decay"},
+        {"label_smoothing"},
+        {"drop_path", "drop_path_by"},
+        {"rand_layers", "rand_magnitude"},
+        {"dropout"},
+        {"weight_decay"},
+    ]
+
+
+def test_regularisation_grows_with_the_network():
+    recipes = [resnet_rs(*size) for size in RESNET_RS_SIZES]
+    wide = [scaling(350, width) for width in (0.25, 0.5, 1.0, 1.5, 2.0)]
+    for row in (recipes, wide):
+        for name in ("dropout", "rand_magnitude", "drop_path"):
+            values = [getattr(recipe, name) for recipe in row]
+            assert values == sorted(values)
+    assert (wide[0].dropout, wide[-1].dropout) == (0.0, 0.75)  # the ends of the paper's Table 12
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(epochs=0), "recipe.epochs 0: use a number above 0"),
+        (dict(lr=-1), "recipe.lr -1: use a number above 0"),
+        (dict(batch=0), "recipe.batch 0: use 1 or more"),
+        (dict(steps=0), "recipe.steps 0: use 1 or more"),
+        (dict(steps=5, images=5), "recipe.steps 5 and recipe.images 5 both say how long: keep one"),
+        (dict(momentum=1.0), "recipe.momentum 1.0: use a number from 0"),
+        (dict(warmup_epochs=30), r"recipe.warmup_epochs 30 leaves nothing of 20 epochs: .*set recipe.warmup_epochs=2"),
+        (dict(weight_decay=-1.0), "recipe.weight_decay -1.0"),
+        (dict(grow_share=1.5), "recipe.grow_share 1.5: use a share from 0 to 1"),
+        (dict(triplet=1.0), "recipe.triplet 1 compares .* set recipe.per_class to 2 or more"),
+        (dict(triplet=1.0, per_class=4, mixup=0.2), "recipe.mixup and recipe.cutmix to 0"),
+    ],
+)
+def test_a_recipe_that_makes_no_sense_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(FINETUNE, **change)
