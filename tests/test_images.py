@@ -361,7 +361,7 @@ def test_the_cut_is_the_same_in_every_process(tmp_path):
     ("files", "where", "message"),
     [
         (["pets/a/1.png"], "pest", r"no folder '.*pest': did you mean '.*pets'\?"),
-        ([], "zzzz", "no folder '.*zzzz': give a folder with one subfolder of images per class, or 'digits'"),
+        ([], "zzzz", "no folder '.*zzzz': give a folder with one subfolder of images per class, 'digits'"),
         (["pets.zip"], "pets.zip", "is a file: give a folder"),
         (["pets.zip"], "pets.zip/a", "no folder '.*pets.zip/a': give a folder"),
         (["1.png", "2.jpg"], "", "has images but no class folders: put the images of each class in a subfolder"),
