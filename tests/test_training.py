@@ -310,7 +310,7 @@ def test_a_cache_that_could_not_serve_is_refused(finished, digits, tmp_path, mon
     recipe = replace(SHORT, teacher=str(finished[0]))
     with pytest.raises(ValueError, match="set recipe.mixup and recipe.cutmix to 0 and"):
         rows_of(tmp_path / "run", digits, replace(recipe, mixup=0.2), teacher_cache=cache)
-    with pytest.raises(ValueError, match="recipe.grow_from to none"):
+    with pytest.raises(ValueError, match="recipe.grow_from to None"):
         rows_of(tmp_path / "run", digits, replace(recipe, grow_from=8), teacher_cache=cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
     with pytest.raises(ValueError, match="GiB free, the teacher's answers to 3 views .* recipe.views to fewer"):

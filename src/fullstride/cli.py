@@ -119,4 +119,4 @@ def explain(recipe: Recipe) -> None:
         value = getattr(recipe, name)
         if isinstance(value, tuple):
             value = " ".join(f"{number:.4g}" for number in value)
-        print(f"--recipe.{name.replace('_', '-'):16} {'none' if value is None else value!s:>21}  {what}")
+        print(f"--recipe.{name.replace('_', '-'):16} {value!s:>21}  {what}")

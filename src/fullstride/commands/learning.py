@@ -100,6 +100,7 @@ def train(
             ranks=ranks,
             watch=bar.watch,
         )
+        row = None
         for row in rows:
             skipped |= row["skipped"]
             bar.say(
@@ -109,6 +110,8 @@ def train(
             )
             if board and ranks.first:
                 board(row)
+        if row and row["epoch"] < row["epochs"]:
+            bar.say(f"no better minival in {recipe.patience} epochs: stopped, and the best weights are taken")
     if not ranks.first:
         return
     report_skipped(skipped)

@@ -167,7 +167,7 @@ def answers(
     if recipe.mixup or recipe.cutmix or recipe.grow_from:
         raise ValueError(
             "--teacher-cache remembers views of single images at the resolution: set recipe.mixup and recipe.cutmix "
-            "to 0 and recipe.grow_from to none, or leave it out"
+            "to 0 and recipe.grow_from to None, or leave it out"
         )
     decisive = [*(field.name for field in fields(Augmentation)), "engine", "seed", "views", "precision"]
     views = {

@@ -12,73 +12,25 @@ import logging
 import os
 import re
 import warnings
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from fullstride.data.sources.decode import UnreadableImage
+from fullstride.data.sources.arrow import Cells, batches, reason, sizes_and_paths
 from fullstride.data.sources.folder import SUFFIXES
 from fullstride.data.sources.parts import Parts, Sample, divide, in_order, listed
 from fullstride.data.sources.table import SPLITS
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
 STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; one cut between two batches is read without a word otherwise
 
 
 class Columns(NamedTuple):
     image: str
     label: str
     names: tuple[str, ...] | None  # of the classes, where the column knows them
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Gives a picture's bytes, or its file below `folder`, by its name. Each process maps the files for itself."""
-
-    folder: Path
-    files: tuple[str, ...]
-    column: str
-    rows: Mapping[str, int] = field(repr=False)  # by name, counted through all files
-    _open: list["_Column"] = field(default_factory=list, repr=False, compare=False)
-
-    def __call__(self, name: str) -> bytes | Path:
-        try:
-            if not self._open:
-                self._open.append(_Column([batch[self.column] for file in self.files for batch in _batches(file)]))
-            cell = self._open[0][self.rows[name]]
-            data, path = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
-            if isinstance(data, bytes):
-                return data
-            if not path:
-                raise ValueError("its cell is empty")
-            file = (self.folder / path).resolve()
-            if not file.is_relative_to(self.folder):
-                raise ValueError("its cell is a path to a file outside of the dataset's folder")
-            if not file.is_file():
-                raise ValueError("its cell is a path to no file")
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a link that leads back to itself
-            raise UnreadableImage(name, _reason(error)) from error
-        return file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Cells, (self.folder, self.files, self.column, self.rows)
-
-
-class _Column:
-    """The cells of arrow arrays one behind the other."""
-
-    def __init__(self, arrays: list[Any]):
-        self.arrays, self.starts = arrays, [0, *accumulate(map(len, arrays))]
-
-    def __getitem__(self, row: int) -> Any:
-        number = bisect_right(self.starts, row) - 1
-        return self.arrays[number][row - self.starts[number]].as_py()
 
 
 def choice_in(where: str) -> tuple[str, dict[str, str]]:
@@ -131,9 +83,9 @@ def read_dataset(
     cells: dict[str, list[tuple[int, str | None]]] = {}
     for split, group in files.items():
         with _through_library(folder):
-            batches = [batch for file in group for batch in _batches(file)]
-            values[split] = [value for batch in batches for value in batch[columns.label].to_pylist()]
-            cells[split] = [cell for batch in batches for cell in _cells(batch[columns.image])]
+            found = [batch for file in group for batch in batches(file)]
+            values[split] = [value for batch in found for value in batch[columns.label].to_pylist()]
+            cells[split] = [cell for batch in found for cell in sizes_and_paths(batch[columns.image])]
         if not cells[split]:
             raise _no_rows(folder, split)
     classes, labels = _labels(folder, columns, values)
@@ -149,21 +101,6 @@ def read_dataset(
     rows = {sample.name: row for row, sample in enumerate(s for part in samples.values() for s in part)}
     reader = Cells(folder, tuple(file for group in files.values() for file in group), columns.image, rows)
     return classes, divide(samples.pop("train"), samples, minival), reader
-
-
-def _cells(column: Any) -> list[tuple[int, str | None]]:
-    """How many bytes each cell has, -1 for none, and its path."""
-    import pyarrow as pa
-    from pyarrow import compute as functions
-
-    compute: Any = functions  # made when it is imported, which type checkers cannot see
-    data, paths = column, [None] * len(column)
-    if pa.types.is_struct(column.type):
-        data = compute.struct_field(column, "bytes")
-        if column.type.get_field_index("path") >= 0:
-            paths = compute.struct_field(column, "path").to_pylist()
-    sizes = compute.binary_length(data).to_pylist()
-    return [(-1 if size is None else size, path) for size, path in zip(sizes, paths, strict=True)]
 
 
 def _labels(
@@ -359,17 +296,6 @@ def _plain(path: Path) -> str:
     return str(path)
 
 
-def _batches(file: str) -> list[Any]:
-    import pyarrow as pa
-
-    with Path(file).open("rb") as opened:
-        opened.seek(max(0, opened.seek(0, os.SEEK_END) - len(END)))
-        if opened.read() != END:
-            raise ValueError(f"{file} is cut short")
-    with pa.memory_map(file) as source:  # what is read stays mapped
-        return list(pa.ipc.open_stream(source))
-
-
 @contextmanager
 def _through_library(path: Path) -> Iterator[None]:
     """Without the library's bars and lines, and without the network; what goes wrong becomes one line."""
@@ -380,7 +306,7 @@ def _through_library(path: Path) -> Iterator[None]:
         first: BaseException = error
         while first.__cause__:
             first = first.__cause__
-        raise ValueError(f"cannot read {str(path)!r} ({_reason(first)}): copy or save it again") from error
+        raise ValueError(f"cannot read {str(path)!r} ({reason(first)}): copy or save it again") from error
 
 
 @contextmanager
@@ -403,11 +329,6 @@ def _quiet_and_offline() -> Iterator[None]:
             log.set_verbosity(level)
             if bars:
                 datasets.enable_progress_bars()
-
-
-def _reason(error: BaseException) -> str:
-    strerror = getattr(error, "strerror", None)
-    return strerror or (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
 
 
 def _no_rows(folder: Path, split: str) -> ValueError:
