@@ -21,7 +21,7 @@ from fullstride import cli
 from fullstride.data.images import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TestView
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.train import run
+from fullstride.train import record, run
 from fullstride.train.recipes import DIGITS
 
 DIGITS_DATA = open_data("digits")
@@ -248,7 +248,7 @@ def test_a_network_trains_on_it_from_the_first_epoch_to_the_bundle(tmp_path, for
     recipe = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch=8)
     (row,) = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
     assert row["skipped"] == {}
-    assert json.loads((tmp_path / "run" / run.BUNDLE / "bundle.json").read_text())["classes"] == CLASSES.names
+    assert json.loads((tmp_path / "run" / record.BUNDLE / "bundle.json").read_text())["classes"] == CLASSES.names
 
 
 def test_it_packs_into_shards_of_the_same_fingerprint(tmp_path):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fullstride.nets.bundle import Bundle
 
@@ -47,6 +48,26 @@ def test_a_batch_that_is_not_shared_out_evenly_is_refused_in_one_line(tmp_path):
         "set it to a multiple of 2 that is not above the number of images"
     ]
     assert not (tmp_path / "run").exists()
+
+
+def test_what_goes_wrong_in_one_process_or_in_all_is_told_once(tmp_path):
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(8 if "train" in name else 1):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+    (tmp_path / "photos/val/b/0.png").write_bytes(b"words")  # all that the second process has to score
+    words = [*TORCHRUN, "-m", "fullstride", "train", str(tmp_path / "photos"), "--model", "genet_tiny"]
+    words += ["--recipe.warmup-epochs", "0", "--recipe.resolution", "16", "--recipe.batch", "4"]
+    out = ["--out", str(tmp_path / "run")]
+    done = subprocess.run([*words, *out, "--recipe.steps", "2"], check=True, capture_output=True, text=True)
+    assert "skipped 1 unreadable: val/b/0.png" in done.stderr
+    assert "deprecated" not in done.stderr
+    done = subprocess.run([*words, *out, "--recipe.steps", "3"], capture_output=True, text=True)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if "fullstride: " in line]
+    assert len(said) == 1
+    assert f"{tmp_path / 'run'} holds another run: recipe.steps is 2 there and 3 now" in said[0]
+    assert "[rank1]: Traceback" not in done.stderr
 
 
 @pytest.mark.slow

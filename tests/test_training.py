@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 
 from fullstride import cli
 from fullstride.data.images import Images, open_data
@@ -22,7 +23,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.triplet import weighted_triplet
-from fullstride.train import run
+from fullstride.train import record, run
 from fullstride.train.loop import Learner, evaluate, fit
 from fullstride.train.optimize import lr_at
 from fullstride.train.ranks import ALONE
@@ -75,7 +76,7 @@ def test_a_network_can_memorise_sixteen_digits(name, digits):
 def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
-    recipe = replace(SHORT, lr=1e30, warmup_epochs=0)
+    recipe = replace(SHORT, lr=1e12, warmup_epochs=0)
     with pytest.raises(FloatingPointError, match=r"in step \d of epoch 1, at a .* lower recipe.lr"):
         list(fit(net, Classify(), batches, recipe))
 
@@ -83,7 +84,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try(digits):
 def test_weights_that_are_not_finite_are_never_marked(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=4, shuffle=True)
-    recipe = replace(SHORT, batch=4, lr=1e30, warmup_epochs=0)
+    recipe = replace(SHORT, batch=4, lr=1e12, warmup_epochs=0)
     marks = fit(net, Classify(), batches, recipe, mark_every=4)  # the loss is gone within three steps
     with pytest.raises(FloatingPointError):
         next(marks)
@@ -160,10 +161,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights_bit_for_bit(stop_aft
     for _ in range(stop_after):
         next(started)
     started.close()  # as Ctrl-C between two epochs, or after the last one and before the bundle
-    assert not (folder / run.BUNDLE).exists()
+    assert not (folder / record.BUNDLE).exists()
     assert numbers(rows_of(folder, digits)) == numbers(rows)
-    assert run.load_checkpoint(folder)["epochs"] == SHORT.epochs
-    ours, theirs = Bundle.load(folder / run.BUNDLE), Bundle.load(whole / run.BUNDLE)
+    assert record.load_checkpoint(folder)["epochs"] == SHORT.epochs
+    ours, theirs = Bundle.load(folder / record.BUNDLE), Bundle.load(whole / record.BUNDLE)
     for name, value in ours.net.state_dict().items():
         assert torch.equal(value, theirs.net.state_dict()[name])
     assert ours.scores == theirs.scores
@@ -188,7 +189,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
     digits, tmp_path, monkeypatch
 ):
     rows = rows_of(tmp_path / "whole", digits, HARD)
-    save, saved = run.save, []
+    save, saved = record.save, []
 
     def stop_at_the_third(folder, state):
         save(folder, state)
@@ -196,13 +197,13 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
         if len(saved) == 6:  # the marks after two steps of four, and the ends, of two epochs, then the third's middle
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "save", stop_at_the_third)
+    monkeypatch.setattr(record, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         rows_of(tmp_path / "stopped", digits, HARD, mark_every=2)
-    monkeypatch.setattr(run, "save", save)
+    monkeypatch.setattr(record, "save", save)
     assert saved == [2, 0, 2, 0, 2, 0][: len(saved)]
     assert numbers(rows_of(tmp_path / "stopped", digits, HARD, workers=1)) == numbers(rows)
-    ours, theirs = (Bundle.load(tmp_path / name / run.BUNDLE).net.state_dict() for name in ("stopped", "whole"))
+    ours, theirs = (Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict() for name in ("stopped", "whole"))
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
@@ -220,18 +221,18 @@ def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
     ]
     subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
     killed = subprocess.Popen([*words, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-    checkpoint = tmp_path / "killed" / run.CHECKPOINT
+    checkpoint = tmp_path / "killed" / record.CHECKPOINT
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    assert not (tmp_path / "killed" / run.BUNDLE).exists()
+    assert not (tmp_path / "killed" / record.BUNDLE).exists()
     subprocess.run([*words, "--out", str(tmp_path / "killed")], check=True, capture_output=True)
-    ours, theirs = (Bundle.load(tmp_path / name / run.BUNDLE).net.state_dict() for name in ("killed", "whole"))
+    ours, theirs = (Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict() for name in ("killed", "whole"))
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     logs = [
-        [json.loads(line) for line in (tmp_path / name / run.LOG).read_text().splitlines()]
+        [json.loads(line) for line in (tmp_path / name / record.LOG).read_text().splitlines()]
         for name in ("killed", "whole")
     ]
     assert numbers(logs[0]) == numbers(logs[1])
@@ -264,7 +265,7 @@ def two(batches, number):
 
 
 def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
-    bundle = Bundle.load(finished[0] / run.BUNDLE)
+    bundle = Bundle.load(finished[0] / record.BUNDLE)
     student = replace(bundle.preprocessing, mean=(0.3,), std=(0.7,))
     teacher = fitting_teacher(bundle, "it", digits.classes, student)
     pixels = torch.rand(4, 1, 16, 16)
@@ -361,12 +362,12 @@ def test_what_computes_wrongly_on_a_cpu_is_refused(digits):
 def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored(digits, tmp_path):
     recipe = replace(SHORT, epochs=30, patience=2, lr=1e-9, warmup_epochs=0, ema_decay=0.0)  # nothing is learned
     rows = rows_of(tmp_path / "run", digits, recipe)
-    top = run.best(rows)
+    top = record.best(rows)
     assert len(rows) == top["epoch"] + 2 < 30
     assert all(
         (row["minival_top1"], -row["minival_loss"]) <= (top["minival_top1"], -top["minival_loss"]) for row in rows
     )
-    best, bundle = (Bundle.load(tmp_path / "run" / name) for name in (run.BEST, run.BUNDLE))
+    best, bundle = (Bundle.load(tmp_path / "run" / name) for name in (record.BEST, record.BUNDLE))
     assert all(torch.equal(value, bundle.net.state_dict()[name]) for name, value in best.net.state_dict().items())
     assert bundle.scores["minival"] == best.scores["minival"]
     assert (best.scores["minival"]["top1"], best.scores["minival"]["loss"]) == (
@@ -383,16 +384,16 @@ def test_a_run_that_is_out_of_patience_does_not_learn_on_after_a_stop(digits, tm
     for _ in rows:
         next(started)
     started.close()
-    assert not (tmp_path / "stopped" / run.BUNDLE).exists()
+    assert not (tmp_path / "stopped" / record.BUNDLE).exists()
     assert numbers(rows_of(tmp_path / "stopped", digits, recipe)) == numbers(rows)
-    assert (tmp_path / "stopped" / run.BUNDLE).exists()
+    assert (tmp_path / "stopped" / record.BUNDLE).exists()
 
 
 def test_the_best_weights_are_kept_beside_the_last_ones(finished):
     folder, rows = finished
-    best = Bundle.load(folder / run.BEST)
+    best = Bundle.load(folder / record.BEST)
     assert best.scores["minival"]["top1"] == max(row["minival_top1"] for row in rows)
-    assert best.recipe == json.loads((folder / run.ASKED).read_text())["recipe"]
+    assert best.recipe == json.loads((folder / record.ASKED).read_text())["recipe"]
 
 
 def test_the_share_of_the_minival_is_part_of_a_run_and_found_again(tmp_path):
@@ -441,7 +442,7 @@ def test_tensorboard_gets_every_number_of_the_log(tmp_path):
     for _ in range(2):  # the second time nothing is trained and everything is written once more
         assert cli.run(words) == 0
         events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-        rows = [json.loads(line) for line in (tmp_path / "run" / run.LOG).read_text().splitlines()]
+        rows = [json.loads(line) for line in (tmp_path / "run" / record.LOG).read_text().splitlines()]
         for name in ("loss", "lr", "minival_top1", "minival_loss", "images_per_s", "data_share"):
             said = [(event.step, event.value) for event in events.Scalars(name)]
             assert said == [(row["epoch"], pytest.approx(row[name], rel=1e-6)) for row in rows]
@@ -452,7 +453,7 @@ def test_a_row_that_was_written_after_the_last_checkpoint_is_written_again(finis
     started = run.train(folder, "genet_tiny", digits, SHORT)
     next(started)
     started.close()
-    log = folder / run.LOG
+    log = folder / record.LOG
     log.write_text(log.read_text() + '{"epoch": 2, "los')
     assert numbers(rows_of(folder, digits)) == numbers(finished[1])
     assert numbers(json.loads(line) for line in log.read_text().splitlines()) == numbers(finished[1])
@@ -460,9 +461,9 @@ def test_a_row_that_was_written_after_the_last_checkpoint_is_written_again(finis
 
 def test_a_finished_run_is_not_trained_again(finished, digits):
     folder, rows = finished
-    before = (folder / run.CHECKPOINT).stat().st_mtime_ns
+    before = (folder / record.CHECKPOINT).stat().st_mtime_ns
     assert rows_of(folder, digits) == rows
-    assert (folder / run.CHECKPOINT).stat().st_mtime_ns == before
+    assert (folder / record.CHECKPOINT).stat().st_mtime_ns == before
 
 
 def test_workers_do_not_change_what_is_learned(finished, digits, tmp_path):
@@ -476,17 +477,96 @@ def test_a_folder_with_another_run_is_refused_with_the_difference(finished, digi
 
 
 def test_a_folder_whose_run_has_no_checkpoint_yet_may_be_asked_otherwise(digits, tmp_path):
-    wrong = replace(SHORT, lr=1e30, warmup_epochs=0)
+    wrong = replace(SHORT, lr=1e12, warmup_epochs=0)
     with pytest.raises(FloatingPointError):
         rows_of(tmp_path / "run", digits, wrong)
-    assert (tmp_path / "run" / run.ASKED).exists()
+    assert (tmp_path / "run" / record.ASKED).exists()
     assert len(rows_of(tmp_path / "run", digits, SHORT)) == SHORT.epochs
-    assert Bundle.load(tmp_path / "run" / run.BUNDLE).recipe["lr"] == SHORT.lr
+    assert Bundle.load(tmp_path / "run" / record.BUNDLE).recipe["lr"] == SHORT.lr
+
+
+def test_a_stop_in_the_middle_of_a_replacement_loses_nothing_and_leaves_nothing_behind(finished, digits, tmp_path):
+    folder = tmp_path / "run"
+    started = run.train(folder, "genet_tiny", digits, SHORT)
+    next(started)
+    started.close()
+    (folder / record.BEST).rename(folder / ".best.123.old")  # as between the two renamings
+    (folder / ".checkpoint.pt.123.new").write_bytes(b"half")
+    assert numbers(rows_of(folder, digits)) == numbers(finished[1])
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_a_run_whose_broken_checkpoint_was_removed_begins_again_whatever_else_is_there(digits, tmp_path):
+    folder = tmp_path / "run"
+    started = run.train(folder, "genet_tiny", digits, SHORT)
+    next(started)
+    started.close()
+    (folder / "tensorboard").mkdir()
+    (folder / record.CHECKPOINT).unlink()
+    assert len(rows_of(folder, digits, replace(SHORT, epochs=2))) == 2
+
+
+def test_a_run_folder_that_is_spoiled_is_told_of_in_one_line(finished, digits, tmp_path):
+    recipe = replace(SHORT, epochs=1, patience=5, warmup_epochs=0)
+    folder = tmp_path / "run"
+    rows_of(folder, digits, recipe)
+    shutil.rmtree(folder / record.BUNDLE)
+    shutil.rmtree(folder / record.BEST)
+    with pytest.raises(ValueError, match="best, the best epoch's weights, is gone"):
+        rows_of(folder, digits, recipe)
+    (folder / record.LOG).write_text("nonsense\n")
+    with pytest.raises(ValueError, match="log.jsonl is not whole JSON"):
+        rows_of(folder, digits, recipe)
+    for text in ("{}", "[1]"):
+        (folder / record.ASKED).write_text(text)
+        with pytest.raises(ValueError, match="does not say which images it was trained on: give --data"):
+            run.fitting_data(str(folder), digits.classes)
+    with pytest.raises(ValueError, match="run.json does not say what was asked: give another --out"):
+        rows_of(folder, digits, recipe)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of a process")
+def test_a_disk_that_is_full_when_the_checkpoint_is_written_is_told_of_in_one_line(tmp_path):
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20)); "
+    code += "from fullstride import cli; sys.exit(cli.run(sys.argv[1:]))"
+    words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run"), "--recipe.steps", "2"]
+    words += ["--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("fullstride: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run" / record.CHECKPOINT).exists()
+
+
+def test_scores_are_of_true_float32(digits):
+    asked = []
+
+    class Watched(Network):
+        def forward(self, x, masks=None):
+            asked.append(torch.backends.cudnn.allow_tf32)
+            return super().forward(x, masks)
+
+    net = Watched(replace(zoo.spec("genet_tiny"), in_channels=1))
+    evaluate(net, Classify(), Batches(digits.test, TrainView(GRAY), batch=20))
+    assert asked == [False]
+    assert torch.backends.cudnn.allow_tf32  # as PyTorch has it
+
+
+def test_a_row_of_the_log_names_the_pictures_that_were_not_named_before(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+    spoiled = open_data(str(tmp_path / "photos")).train.names[0]
+    (tmp_path / "photos" / spoiled).write_bytes(b"words")
+    recipe = replace(SHORT, batch=4)
+    rows = list(run.train(tmp_path / "run", "genet_tiny", open_data(str(tmp_path / "photos")), recipe))
+    assert [name for row in rows for name in row["skipped"]] == [spoiled]
 
 
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(digits, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="exists and is no run"):
+    with pytest.raises(ValueError, match="exists and is no run, but holds thesis.txt"):
         rows_of(tmp_path, digits)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
@@ -496,7 +576,7 @@ def test_a_checkpoint_that_is_cut_short_is_named(finished, digits, tmp_path):
     started = run.train(folder, "genet_tiny", digits, SHORT)
     next(started)
     started.close()
-    path = folder / run.CHECKPOINT
+    path = folder / record.CHECKPOINT
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .*: remove it to begin again"):
         rows_of(folder, digits)
@@ -509,7 +589,7 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(finishe
     five = replace(digits, classes=digits.classes[:5], train=below(digits.train, 5), minival=below(digits.minival, 5))
     five = replace(five, test=below(digits.test, 5))
     net, _ = run.beginning("genet_tiny", five, SHORT, str(folder))
-    before = Bundle.load(folder / run.BUNDLE).net
+    before = Bundle.load(folder / record.BUNDLE).net
     assert torch.equal(net.stem.conv.conv.weight, before.stem.conv.conv.weight)
     assert net.head.fc.out_features == 5
     with pytest.raises(ValueError, match="does not begin resnet_rs_tiny"):
@@ -523,7 +603,7 @@ def below(images: Images, classes: int) -> Images:
 
 def test_a_network_of_timm_is_trained_and_kept_like_ours(digits, tmp_path):
     list(run.train(tmp_path / "timm", "timm/resnet10t", digits, replace(SHORT, epochs=1, warmup_epochs=0)))
-    bundle = Bundle.load(tmp_path / "timm" / run.BUNDLE)
+    bundle = Bundle.load(tmp_path / "timm" / record.BUNDLE)
     assert bundle.net.spec.name == "resnet10t"
     assert bundle.scores["test"]["images"] == 20
 

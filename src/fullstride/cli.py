@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import partial, wraps
 from io import StringIO
 from pathlib import Path
+from typing import get_type_hints
 
 import tyro
 
@@ -81,9 +82,14 @@ def parse(words: Sequence[str], recipe: Recipe) -> Callable[[], None]:
 
 def take_recipe(words: Sequence[str]) -> tuple[Recipe, list[str]]:
     """The recipe that `--recipe NAME` names, and the other words: the flags of its fields are left to tyro."""
-    after_flag = {i + 1 for i, word in enumerate(words) if word.startswith("--")}  # as in --out digits
+    if not words or words[0] not in TAKE_A_RECIPE:
+        return RECIPES["finetune"], list(words)
+    switches = [name.replace("_", "-") for name, kind in get_type_hints(Recipe).items() if kind is bool]
+    alone = {"--tensorboard", *(f"--recipe.{name}" for name in switches)}
+    flags = [i for i, word in enumerate(words) if word.startswith("--") and word.replace("_", "-") not in alone]
+    after_flag = {i + 1 for i in flags}  # as in --out digits
     digits = any(word == "digits" and i not in after_flag for i, word in enumerate(words))
-    name = "digits" if digits and words and words[0] in TAKE_A_RECIPE else "finetune"
+    name = "digits" if digits else "finetune"
     kept = []
     rest = iter(words)
     for word in rest:
@@ -101,8 +107,11 @@ def find_recipe(name: str) -> Recipe:
     if name in RECIPES:
         return RECIPES[name]
     path = Path(name)
-    if path.is_dir():
-        path = next((path / file for file in ("run.json", "bundle.json") if (path / file).exists()), path)
+    if name and path.is_dir():
+        found = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
+        if not found:
+            raise ValueError(f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file")
+        path = found[0]
     if not name or not path.is_file():
         close = get_close_matches(name, RECIPES, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(RECIPES)}, or give a file"

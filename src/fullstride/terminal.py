@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 NAMED_SKIPPED = 10
+TOLD = "told by another process"
 
 
 def console() -> Console:
@@ -71,9 +72,14 @@ def report_skipped(skipped: Mapping[str, str]) -> None:
 
 
 def complain(what: object, code: int) -> int:
-    """Say it in one line and hand back the exit code. Of several processes that torchrun started, the first speaks."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"fullstride: {one_line(what)}", file=sys.stderr)
+    """Say it in one line and hand back the exit code.
+
+    Of several processes that torchrun started, the first speaks, unless a note on an error says that it was another's.
+    """
+    rank = os.environ.get("RANK", "0")
+    notes = getattr(what, "__notes__", [])
+    if TOLD not in notes and (notes or rank == "0"):
+        print(f"fullstride: {'' if rank == '0' else f'rank {rank}: '}{one_line(what)}", file=sys.stderr)
     return code
 
 

@@ -79,7 +79,7 @@ def train(
     from fullstride.data.images import open_data
     from fullstride.measure.environment import choose_device
     from fullstride.nets.bundle import read_json
-    from fullstride.train import run
+    from fullstride.train import record, run
     from fullstride.train.board import open_board
     from fullstride.train.ranks import joined
 
@@ -100,8 +100,9 @@ def train(
             ranks=ranks,
             watch=bar.watch,
         )
-        row = None
+        told = []
         for row in rows:
+            told.append(row)
             skipped |= row["skipped"]
             bar.say(
                 f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  "
@@ -110,15 +111,14 @@ def train(
             )
             if board and ranks.first:
                 board(row)
-        if row and row["epoch"] < row["epochs"]:
+        if record.out_of_patience(told, recipe):
             bar.say(f"no better minival in {recipe.patience} epochs: stopped, and the best weights are taken")
     if not ranks.first:
         return
-    report_skipped(skipped)
-    scores = read_json(out / run.BUNDLE / "bundle.json")["scores"]
-    print(
-        f"test top-1 {scores['test']['top1']:.2f} % on {scores['test']['images']} images; bundle in {out / run.BUNDLE}"
-    )
+    bundle = out / record.BUNDLE
+    scores = read_json(bundle / "bundle.json")["scores"]["test"]
+    report_skipped(skipped | scores.get("skipped", {}))
+    print(f"test top-1 {scores['top1']:.2f} % on {scores['images']} images; bundle in {bundle}")
 
 
 def validate(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -91,7 +91,8 @@ class Batches:
     goes to the others. Chance rounds these numbers, and decides which classes meet. A class shows its images in a
     random order, and in another one when they are used up; one of fewer than `per_class` repeats some in a batch.
 
-    An image's view is a function of seed, epoch (modulo `views`, where that is given) and index.
+    An image's view is a function of seed, epoch (modulo `views`, where that is given) and index; one that comes twice
+    in an epoch looks the same twice.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Batches:
             warnings.simplefilter("ignore")
             loaded = iter(self._loader)
         read = 0
-        for pixels_nhwc, labels, indices, skipped in loaded:
+        for pixels_nhwc, labels, indices, skipped in _whole(loaded):
             self.skipped.update(skipped)
             read += len(indices)
             if len(indices):
@@ -151,7 +152,8 @@ class Batches:
                 yield Batch(x, labels.to(self.device, non_blocking=True), indices)
             elif self._order.shuffle:
                 break  # not even a replacement was found
-        if not read and self.skipped:
+        alone = self._order.shuffle or self._order.share[1] == 1  # else other processes may have read some
+        if not read and self.skipped and alone:
             name, reason = next(iter(self.skipped.items()))
             raise ValueError(f"none of the {len(self.images)} images can be read; the first, {name!r}: {reason}")
 
@@ -191,6 +193,18 @@ class _Samples(Dataset[_Sample]):
         if file and isinstance(self.view, TrainView) and self.view.engine == "opencv":
             return self.view(_bytes(file(self.images.names[index])), rng, epoch)
         return self.view(self.images.picture(index), rng, epoch)
+
+
+def _whole(loaded: Iterator[Any]) -> Iterator[Any]:
+    """What the workers send; one that was killed is told of in one line."""
+    try:
+        yield from loaded
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ChildProcessError(
+            "a process that decodes images was killed, often for lack of memory: use fewer --workers"
+        ) from error
 
 
 def _bytes(source: Path | bytes) -> bytes:

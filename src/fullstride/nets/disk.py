@@ -23,6 +23,7 @@ def replacing(path: Path) -> Iterator[Path]:
         if path.is_dir() and not beside.is_dir():
             raise IsADirectoryError(errno.EISDIR, "a folder stands where the file should go", str(path))
         if path.is_dir():
+            remove(old)
             path.rename(old)  # a folder cannot be renamed over a full one
         beside.rename(path)
     except BaseException:
@@ -31,6 +32,17 @@ def replacing(path: Path) -> Iterator[Path]:
             old.rename(path)
         raise
     remove(old)
+
+
+def recover(path: Path) -> None:
+    """After a process died in `replacing`: put back what stood at `path` if nothing does, remove what is left."""
+    for old in path.parent.glob(f".{path.name}.*.old"):
+        if path.exists():
+            remove(old)
+        else:
+            old.rename(path)
+    for beside in path.parent.glob(f".{path.name}.*.new"):
+        remove(beside)
 
 
 def remove(path: Path) -> None:

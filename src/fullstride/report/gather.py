@@ -17,7 +17,8 @@ from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, read_json
 from fullstride.report.page import Entry, Prediction
-from fullstride.train.run import ASKED, BUNDLE, fitting_data, logged
+from fullstride.train.record import ASKED, BUNDLE, logged
+from fullstride.train.run import fitting_data
 
 SHOWN = 24  # pictures with their predicted class
 

@@ -16,7 +16,7 @@ from fullstride.data.loader import Batch, Batches
 from fullstride.measure.bench import Protocol, timed_calls, warm_up
 from fullstride.measure.environment import find_device
 from fullstride.tasks.classify import Classify
-from fullstride.train.loop import Learner
+from fullstride.train.loop import Learner, numerics
 from fullstride.train.ranks import ALONE
 from fullstride.train.recipe import Recipe
 from fullstride.train.run import beginning, training_batches
@@ -224,7 +224,7 @@ def demand(learner: Learner, some: Batch, batch: int, device: torch.device, seco
 
     protocol = Protocol(name="throughput", batch=batch, resolution=x.shape[-1], round_s=BLOCK_S)
     samples = []
-    with learner.numerics():
+    with numerics(learner.recipe.precision == "tf32", learner.recipe.deterministic):
         step()  # compiles and picks algorithms
         calls = warm_up(step, protocol, device)
         deadline = time.perf_counter() + seconds

@@ -82,23 +82,25 @@ def fit(
     for number in range(first, math.ceil(steps / len(batches))):
         net.train()
         last = min(len(batches), steps - number * len(batches))  # the last epoch may be a part of one
-        images, waited = 0, 0.0
+        images, waited, away = 0, 0.0, 0.0
         began = mark = time.perf_counter()
         for done, (x, y, indices) in enumerate(islice(batches.epoch(number, start), last - start), start + 1):
             waited += time.perf_counter() - mark
-            with learner.numerics():
+            with numerics(recipe.precision == "tf32", recipe.deterministic):
                 losses.append(learner.step(x, y, number * len(batches) + done - 1, indices))
             images += len(x)
             marked = mark_every and done % mark_every == 0
             if done < last and (marked or done % CHECK_EVERY == 0):
                 learner.check(losses, number)
                 if marked:
+                    left = time.perf_counter()
                     yield Mark(learner.state(number, done, losses))
+                    away += time.perf_counter() - left
             mark = time.perf_counter()
         losses = list(ranks.mean(torch.stack(losses)))
         learner.check(losses, number)
         loss = torch.stack(losses).mean().item()
-        took = time.perf_counter() - began
+        took = time.perf_counter() - began - away
         state = learner.state(number + 1, 0, [])
         lr = lr_at(number + (last - 0.5) / len(batches), recipe)
         rate = ranks.world * images / took
@@ -192,28 +194,16 @@ class Learner:
                 loss = loss + recipe.triplet * weighted_triplet(embedding, targets)
         return loss
 
-    @contextmanager
-    def numerics(self) -> Iterator[None]:
-        """TF32 only where the recipe says so (PyTorch would use it in convolutions), reproducible where it asks."""
-        strict, before = self.recipe.deterministic, torch.are_deterministic_algorithms_enabled()
-        cudnn = torch.backends.cudnn
-        tf32 = self.recipe.precision == "tf32"
-        torch.use_deterministic_algorithms(strict or before)
-        try:
-            with cudnn.flags(True, cudnn.benchmark and not strict, deterministic=strict, allow_tf32=tf32):
-                yield
-        finally:
-            torch.use_deterministic_algorithms(before)
-
     def check(self, losses: list[Tensor], epoch: int) -> None:
         """Stop where a loss is not finite, before it is saved. `losses` are those of `epoch` so far."""
         recipe, values = self.recipe, torch.stack(losses).tolist()
         bad = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
         if bad is not None:
+            lr = lr_at(epoch + (bad + 0.5) / self.per_epoch, recipe)
             raise FloatingPointError(
                 f"the loss became {values[bad]} in step {bad + 1} of epoch {epoch + 1}, at a learning rate of "
-                f"{lr_at(epoch + (bad + 0.5) / self.per_epoch, recipe):.3g}: lower recipe.lr ({recipe.lr:g}), raise "
-                f"recipe.warmup_epochs ({recipe.warmup_epochs:g}) or set recipe.clip_norm"
+                f"{lr:.3g}: lower recipe.lr ({recipe.lr:g}), warm up for longer than recipe.warmup_epochs "
+                f"({recipe.warmup_epochs:g}) or set recipe.clip_norm"
             )
 
     def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:
@@ -249,6 +239,18 @@ class WithEmbedding(nn.Module):
         return self.net.logits_and_embedding(x, *masks)
 
 
+@contextmanager
+def numerics(tf32: bool, deterministic: bool) -> Iterator[None]:
+    """TF32 only where it is asked for, though PyTorch would use it in convolutions; reproducible where that is."""
+    cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic or before)
+    try:
+        with cudnn.flags(True, cudnn.benchmark and not deterministic, deterministic=deterministic, allow_tf32=tf32):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 @torch.inference_mode()
 def evaluate(net: nn.Module, task: Task, batches: Batches, ranks: Ranks = ALONE) -> dict[str, float]:
     """Score `net` on all of `batches`, each image once. `images` in the answer counts those that could be read.
@@ -257,9 +259,12 @@ def evaluate(net: nn.Module, task: Task, batches: Batches, ranks: Ranks = ALONE)
     """
     net.eval()
     outputs, targets = [], []
-    for x, y, _ in batches.epoch(0):
-        outputs.append(net(x).float().cpu())
-        targets.append(y.cpu())
+    with numerics(tf32=False, deterministic=False):
+        for x, y, _ in batches.epoch(0):
+            outputs.append(net(x).float().cpu())
+            targets.append(y.cpu())
     shares = ranks.gather((outputs, targets))
     outputs, targets = ([each for share in shares for each in share[part]] for part in (0, 1))
+    if not targets:
+        raise ValueError("none of the images to score on can be read: give others")
     return {**task.score(torch.cat(outputs), torch.cat(targets)), "images": sum(map(len, targets))}

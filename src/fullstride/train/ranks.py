@@ -1,8 +1,9 @@
 """Which of several processes is this one, and what do they know together? torchrun makes one for each GPU."""
 
 import os
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from fullstride.terminal import TOLD
 
 PATIENCE = timedelta(seconds=50)  # until a process that waits for a dead one gives up
 
@@ -46,6 +49,17 @@ class Ranks:
         dist.all_gather_object(found, value)
         return found
 
+    def first_does(self, work: Callable[..., None], *args: Any) -> None:
+        """Work that one process does for all. What goes wrong is raised in every one, so that none waits in vain."""
+        failed = None
+        if self.first:
+            try:
+                work(*args)
+            except (ValueError, OSError) as error:
+                failed = error
+        if failed := self.gather(failed)[0]:
+            raise failed
+
     @torch.no_grad()
     def even_out(self, net: nn.Module) -> None:
         """Average the batch-norm statistics, which each process took of its own images."""
@@ -71,11 +85,19 @@ def joined(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
         return
     # DDP says that the gradients of 1 x 1 convolutions have other strides; their memory is the same.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    # It is to broadcast them no longer at all, which is what we ask for; today it does unless asked.
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Ranks(dist.get_rank(), world), device
+    except Exception as error:
+        # What goes wrong in every process alike is told once, by the first of them if it has the same to say.
+        time.sleep(0.5 if dist.get_rank() else 0)
+        told = dist.distributed_c10d._get_default_store().add(f"{type(error).__name__}: {error}", 1) > 1
+        error.add_note(TOLD if told else f"rank {dist.get_rank()}")
+        raise
     finally:
         dist.destroy_process_group()

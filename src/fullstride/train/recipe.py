@@ -1,9 +1,11 @@
 """What says how a network is trained? A recipe: frozen data, from a name, from JSON, or changed field by field."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+LARGEST, LONGEST = 1e12, 100_000  # any number, and epochs: beyond them is a slip, and some would take for ever
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,11 @@ class Recipe:
     seed: int = 0  # of the weights, the order and every random draw
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int | float) and not -LARGEST <= number <= LARGEST:
+                    raise ValueError(f"recipe.{field.name} {str(value)[:20]}: use numbers up to {LARGEST:g}")
         for name in ("batch", "accumulate", "steps", "images", "grow_from"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"recipe.{name} {value}: use 1 or more")
@@ -110,21 +117,28 @@ class Recipe:
             )
         if self.steps and self.images:
             raise ValueError(f"recipe.steps {self.steps} and recipe.images {self.images} both say how long: keep one")
-        # Where steps or images are given, `lasting` looks again.
-        if self.warmup_epochs < 0 or not (self.steps or self.images or self.warmup_epochs < self.epochs):
+        if self.epochs > LONGEST:
+            raise ValueError(f"recipe.epochs {self.epochs:g}: use up to {LONGEST:,}")
+        # Where steps or images are given, `lasting` looks again; 1-cycle has a rise of its own.
+        open_end = self.steps or self.images or self.schedule == "one_cycle"
+        if self.warmup_epochs < 0 or not (open_end or self.warmup_epochs < self.epochs):
             raise ValueError(
                 f"recipe.warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs:g} epochs: "
-                f"raise recipe.epochs or set recipe.warmup_epochs={self.epochs / 10:.2g}"
+                f"train longer or set recipe.warmup_epochs={self.epochs / 10:.2g}"
             )
 
     def at_batch(self, batch: int) -> "Recipe":
         """The same recipe for another batch, by the linear scaling rule (arXiv:1706.02677)."""
         return replace(self, batch=batch, lr=self.lr * batch / self.batch)
 
-    def lasting(self, steps_per_epoch: int) -> "Recipe":
-        """The same recipe with its length in epochs, where it says steps or images."""
-        steps = math.ceil(self.images / self.batch) if self.images else self.steps
-        return replace(self, epochs=steps / steps_per_epoch, steps=None, images=None) if steps else self
+    def lasting(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
+        """The same recipe with its length in epochs that are whole steps, also where it says steps or images.
+
+        `images_per_step` is for sets smaller than a batch.
+        """
+        steps = math.ceil(self.images / (images_per_step or self.batch)) if self.images else self.steps
+        steps = steps or max(1, round(self.epochs * steps_per_epoch))
+        return replace(self, epochs=steps / steps_per_epoch, steps=None, images=None)
 
     def sides(self, resolution: int) -> tuple[int, ...]:
         """Pixels a side in each epoch until `resolution` is reached, in eights, so that maps halve evenly."""
@@ -151,7 +165,8 @@ def saved_recipe(data: Any, where: str) -> Recipe:
             hint = f"did you mean {close[0]!r}?" if close else "remove it"
             raise ValueError(f"{where} has a field {name!r}, which recipes lack: {hint}")
         if not fits(value, hints[name]):
-            raise ValueError(f"{where}: recipe.{name} {value!r} is not of the kind {Recipe.__annotations__[name]}")
+            kind = Recipe.__annotations__[name]
+            raise ValueError(f"{where}: recipe.{name} {value!r} is not of the kind {getattr(kind, '__name__', kind)}")
     values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in found.items()}
     try:
         return Recipe(**values)

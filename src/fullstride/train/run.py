@@ -1,9 +1,9 @@
-"""What is left of a training? A run folder: what was asked, log, last checkpoint, best weights, and a bundle."""
+"""How does a training run from beginning to end, and go on after a stop? From data and a name to a bundle."""
 
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +15,14 @@ from fullstride.data.views.augment import Augmentation
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, copy_weights, read_json
-from fullstride.nets.disk import replacing
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_network import TimmNetwork
 from fullstride.tasks.classify import Classify
-from fullstride.train import loop
+from fullstride.train import loop, record
 from fullstride.train.ranks import ALONE, Ranks
 from fullstride.train.recipe import Recipe
 from fullstride.train.teach import Answers, Remembered, fitting_teacher
-
-ASKED, LOG, CHECKPOINT, BEST, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "best", "bundle"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What makes a run this run and no other: going on in its folder needs the same."""
-
-    model: str
-    weights: str  # where the first weights came from; "" for fresh ones
-    data: str
-    minival: float | None  # share of the training images; None: by their number
-    fingerprint: str  # of the images and their labels
-    classes: tuple[str, ...]
-    spec: Mapping[str, Any]
-    preprocessing: Mapping[str, Any]
-    recipe: Mapping[str, Any]
 
 
 def train(
@@ -65,12 +47,14 @@ def train(
     `teacher_cache` is a folder for a teacher's answers. `watch` may wrap the training batches, to show progress.
     Raises ValueError where the folder holds another run.
     """
+    if mark_every < 0:
+        raise ValueError(f"--mark-every {mark_every}: use a number of steps, or 0 for after each epoch only")
     net, pre = beginning(model, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     batches = training_batches(data, pre, recipe, device, workers, ranks)
-    lasting = recipe.lasting(len(batches))
+    lasting = lasting_on(data, recipe)
     teacher = answers(data, pre, lasting, device, teacher_cache)
-    asked = Asked(
+    asked = record.Asked(
         model=model,
         weights=weights,
         data=data.where,
@@ -81,13 +65,11 @@ def train(
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
     )
-    if ranks.first:
-        claim(folder, asked)
-    ranks.wait()
-    resume = load_checkpoint(folder)
-    rows = logged(folder, resume["epochs"] if resume else 0)
+    ranks.first_does(record.claim, folder, asked)
+    resume = record.load_checkpoint(folder)
+    rows = record.logged(folder, resume["epochs"] if resume else 0)
     yield from rows
-    if (folder / BUNDLE).is_dir():
+    if (folder / record.BUNDLE).is_dir():
         return
 
     def bundle(net: Network | TimmNetwork, scores: Mapping[str, Any]) -> Bundle:
@@ -105,13 +87,13 @@ def train(
     net.to(device)
     task = Classify(recipe.label_smoothing)
     learning = loop.fit(net, task, watch(batches), lasting, resume, teacher=teacher, mark_every=mark_every, ranks=ranks)
-    for epoch in () if out_of_patience(rows, recipe) else learning:
+    for epoch in () if record.out_of_patience(rows, recipe) else learning:
         if not isinstance(epoch, loop.Epoch):
-            if ranks.first:
-                save(folder, epoch.state)
+            ranks.first_does(record.save, folder, epoch.state)
             continue
         scores, skipped = judge(epoch.average, data.minival, pre, device, workers, ranks)
         skipped |= {name: why for each in ranks.gather(batches.skipped) for name, why in each.items()}
+        told = {name for row in rows for name in row["skipped"]}
         rows.append(
             {
                 "epoch": epoch.number + 1,
@@ -122,35 +104,35 @@ def train(
                 "data_share": epoch.data_share,
                 "minival_top1": scores["top1"],
                 "minival_loss": scores["loss"],
-                "skipped": skipped,
+                "skipped": {name: why for name, why in skipped.items() if name not in told},
             }
         )
-        if ranks.first:
-            if best(rows) is rows[-1]:
-                bundle(epoch.average, {"minival": scores}).save(folder / BEST)
-            keep(folder, rows, epoch.state)
+        if record.best(rows) is rows[-1]:
+            ranks.first_does(bundle(epoch.average, {"minival": scores}).save, folder / record.BEST)
+        ranks.first_does(record.keep, folder, rows, epoch.state)
         yield rows[-1]
-        if out_of_patience(rows, recipe):
+        if record.out_of_patience(rows, recipe):
             break
-    ranks.wait()
     if recipe.patience:
-        net.load_state_dict(Bundle.load(folder / BEST).net.state_dict())
+        if not (folder / record.BEST).is_dir():
+            raise ValueError(f"{folder / record.BEST}, the best epoch's weights, is gone: train with another --out")
+        net.load_state_dict(Bundle.load(folder / record.BEST).net.state_dict())
     else:
-        last = load_checkpoint(folder)
+        last = record.load_checkpoint(folder)
         assert last is not None
         net.load_state_dict(last["average"])
-    scores = {split: judge(net, getattr(data, split), pre, device, workers, ranks)[0] for split in ("minival", "test")}
-    if ranks.first:
-        bundle(net, scores).save(folder / BUNDLE)
+    scores = {}
+    for split in ("minival", "test"):
+        score, skipped = judge(net, getattr(data, split), pre, device, workers, ranks)
+        scores[split] = score | ({"skipped": skipped} if skipped else {})
+    ranks.first_does(bundle(net, scores).save, folder / record.BUNDLE)
 
 
-def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first of those with the highest accuracy on the minival, and among them the lowest loss."""
-    return max(rows, key=lambda row: (row["minival_top1"], -row["minival_loss"]))
-
-
-def out_of_patience(rows: list[dict[str, Any]], recipe: Recipe) -> bool:
-    return bool(recipe.patience and rows) and len(rows) - best(rows)["epoch"] >= recipe.patience
+def lasting_on(data: DataSet, recipe: Recipe) -> Recipe:
+    """The recipe with its length in epochs of these images; a set smaller than a batch is one step."""
+    images = len(data.train)
+    per_step = recipe.batch if recipe.per_class else min(recipe.batch, images)
+    return recipe.lasting(max(1, images // recipe.batch), per_step)
 
 
 def answers(
@@ -183,10 +165,11 @@ def training_batches(
     data: DataSet, pre: Preprocessing, recipe: Recipe, device: torch.device | str, workers: int, ranks: Ranks
 ) -> Batches:
     """The training images as the recipe shows them; of several processes each gets its share of every batch."""
-    if recipe.batch % ranks.world or (ranks.together and len(data.train) < recipe.batch):
+    parts = ranks.world * recipe.accumulate
+    if recipe.batch % parts or (ranks.together and len(data.train) < recipe.batch):
         raise ValueError(
             f"recipe.batch {recipe.batch} of {len(data.train)} images is not shared out evenly among {ranks.world} "
-            f"processes: set it to a multiple of {ranks.world} that is not above the number of images"
+            f"processes: set it to a multiple of {parts} that is not above the number of images"
         )
     at_once = recipe.batch // ranks.world // recipe.accumulate
     if recipe.triplet and (at_once % recipe.per_class or at_once < 2 * recipe.per_class):
@@ -195,9 +178,11 @@ def training_batches(
             f"recipe.triplet compares classes among the {at_once} images that are computed at once, with "
             f"{recipe.per_class} of each: set recipe.batch to a multiple of {least}"
         )
-    recipe = recipe.lasting(max(1, len(data.train) // recipe.batch))
+    recipe = lasting_on(data, recipe)
     asked = {field.name: getattr(recipe, field.name) for field in fields(Augmentation)}
-    augmentation = Augmentation(**asked) if data.mirror else Augmentation(**{**asked, "flip": 0.0})
+    augmentation = Augmentation(**asked)
+    if not data.mirror:
+        augmentation = replace(augmentation, flip=0.0)
     return Batches(
         data.train,
         TrainView(pre, augmentation, recipe.engine, sides=recipe.sides(pre.resolution)),
@@ -227,17 +212,20 @@ def beginning(model: str, data: DataSet, recipe: Recipe, weights: str) -> tuple[
                 f"and {len(strange) - 1} more; give weights of the same network"
             )
         pre = start.preprocessing
-    return net, replace(pre, resolution=net.spec.resolution, crop=recipe.crop or pre.crop, fit=recipe.fit or pre.fit)
+    crop = pre.crop if recipe.crop is None else recipe.crop
+    return net, replace(pre, resolution=net.spec.resolution, crop=crop, fit=recipe.fit or pre.fit)
 
 
 def fitting_data(where: str, classes: tuple[str, ...], data: str = "") -> DataSet:
     """The images `data`, or those that the run at `where` was trained on; their classes must be `classes`."""
     minival = None
     if not data:
-        asked = Path(where) / ASKED
+        asked = Path(where) / record.ASKED
         if not asked.exists():
             raise ValueError(f"{where} is no run and does not know its images: give --data")
         told = read_json(asked)
+        if not isinstance(told, dict) or "data" not in told:
+            raise ValueError(f"{asked} does not say which images it was trained on: give --data")
         data, minival = str(told["data"]), told.get("minival")
     images = open_data(data, minival=minival)
     if images.classes != classes:
@@ -259,67 +247,3 @@ def judge(
     batches = Batches(images, TestView(pre), batch=128, workers=workers, device=device, share=share)
     scores = loop.evaluate(net, Classify(), batches, ranks)
     return scores, {name: why for each in ranks.gather(batches.skipped) for name, why in each.items()}
-
-
-def claim(folder: Path, asked: Asked) -> None:
-    """Make `folder` this run's, or find that it is. A run without a checkpoint has nothing to lose and gives way."""
-    wanted = json.loads(json.dumps(asdict(asked)))
-    if (folder / ASKED).exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
-        found = read_json(folder / ASKED)
-        differ = [
-            f"{name} is {old!r} there and {new!r} now"
-            for name, old, new in differences(found, wanted)
-            if name != "data"  # the folder may have moved; the fingerprint says whether the images are the same
-        ]
-        if differ:
-            raise ValueError(f"{folder} holds another run: {'; '.join(differ[:5])}. Give another --out or ask the same")
-    elif folder.exists() and not (folder.is_dir() and all(is_ours(path) for path in folder.iterdir())):
-        raise ValueError(f"{folder} exists and is no run: give another --out")
-    else:
-        with replacing(folder / ASKED) as beside:
-            beside.write_text(json.dumps(wanted, indent=1))
-
-
-def is_ours(path: Path) -> bool:
-    """Whether it may be left of a run without a checkpoint: all that is written before one, also unfinished."""
-    return path.name in (ASKED, LOG, BEST) or path.name.startswith(".")
-
-
-def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
-            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-    elif old != new:
-        yield name, old, new
-
-
-def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return None
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read ({type(error).__name__}): remove it to begin again at the first epoch"
-        ) from None
-
-
-def logged(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
-    """The rows of the first `epochs`: those that a checkpoint holds, as a row written after it is done again."""
-    path = folder / LOG
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()[:epochs]]
-
-
-def keep(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
-    """Log first, checkpoint second: a stop between the two costs one row, which is written again."""
-    with replacing(folder / LOG) as beside:
-        beside.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    save(folder, state)
-
-
-def save(folder: Path, state: dict[str, Any]) -> None:
-    with replacing(folder / CHECKPOINT) as beside:
-        torch.save(state, beside)
