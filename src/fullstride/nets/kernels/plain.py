@@ -191,7 +191,8 @@ def activated(z: Tensor, slope: float | None) -> Tensor:
 
 def act_slope(y: Tensor, slope: float | None) -> Tensor:
     """The activation's derivative, told by the sign of what came out of it."""
-    return torch.ones_like(y) if slope is None else torch.where(y > 0, 1.0, slope).to(y.dtype)
+    ones = torch.ones_like(y)
+    return ones if slope is None else torch.where(y > 0, ones, slope)
 
 
 def before(grad: Tensor, grad_2: Tensor | None, y: Tensor, slope: float | None) -> Tensor:
