@@ -217,21 +217,21 @@ def test_a_batch_that_does_not_fit_is_said_in_one_line(error, photos, tmp_path, 
 
 
 def test_a_full_disk_is_said_and_what_was_written_before_stays(photos, tmp_path, capsys, monkeypatch):
-    from fullstride.train import run as running
+    from fullstride.train import record
 
     out = tmp_path / "run"
     words = ["train", photos, "--model", "genet_tiny", "--out", out, *SHORT, "--recipe.batch", "16"]
-    keep, kept = running.keep, []
+    keep, kept = record.keep, []
 
     def full(folder, rows, state):
         if kept:
-            raise OSError(28, "No space left on device", str(folder / running.CHECKPOINT))
+            raise OSError(28, "No space left on device", str(folder / record.CHECKPOINT))
         kept.append(keep(folder, rows, state))
 
-    monkeypatch.setattr(running, "keep", full)
+    monkeypatch.setattr(record, "keep", full)
     line = refused(capsys, *words, code=1)
-    assert line == f"fullstride: No space left on device: {out / running.CHECKPOINT}"
-    monkeypatch.setattr(running, "keep", keep)
+    assert line == f"fullstride: No space left on device: {out / record.CHECKPOINT}"
+    monkeypatch.setattr(record, "keep", keep)
     assert cli.run(list(map(str, words))) == 0
     assert "epoch   2/2" in capsys.readouterr().out
 

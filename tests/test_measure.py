@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 import time
@@ -7,15 +8,36 @@ import pytest
 import torch
 from torch import nn
 
+from fullstride import cli
 from fullstride.measure import bench as bench_module
-from fullstride.measure.bench import ONLINE, THROUGHPUT, Measurement, Protocol, bench, measure_all
+from fullstride.measure import environment as environment_module
+from fullstride.measure.bench import (
+    GENET,
+    ONLINE,
+    PROTOCOLS,
+    RESNET_RS,
+    THROUGHPUT,
+    TRESNET,
+    Measurement,
+    Protocol,
+    batch_of,
+    bench,
+    bench_all,
+    compare,
+    halving,
+    measure_all,
+)
+from fullstride.measure.capacity import Probe
 from fullstride.measure.cost import cost, layer_costs
-from fullstride.measure.environment import Environment, choose_device, commit, find_device
+from fullstride.measure.environment import Environment, choose_device, commit, find_device, gpu_state
+from fullstride.measure.step import Step, exact_float32
 from fullstride.measure.tables import published
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 
 QUICK = Protocol(name="online", batch=1, resolution=32, warmup_s=0.0, rounds=3, round_s=0.01)
+SHORT = dict(batch=4, resolution=32, warmup_s=0.0, rounds=2, round_s=0.01)
+OLD_ENVIRONMENT = ("device", "threads", "os", "python", "torch", "cuda", "driver", "fullstride", "commit", "date")
 
 
 def tiny() -> nn.Module:
@@ -60,11 +82,11 @@ def test_an_image_that_a_network_cannot_take_is_refused_in_one_line():
 def test_a_step_of_known_duration_is_measured_as_such():
     sleep_s = 0.005
     (online,) = measure_all({"sleep": lambda: time.sleep(sleep_s)}, QUICK)
-    assert online.ms_p50 == pytest.approx(sleep_s * 1e3, rel=0.5)
+    assert min(online.samples) == pytest.approx(sleep_s * 1e3, rel=0.5)  # others may hold up single calls
     assert online.cpu_ms_per_image is not None
     assert online.cpu_ms_per_image < sleep_s * 1e3 / 2  # sleeping takes no CPU time
     (batched,) = measure_all({"sleep": lambda: time.sleep(sleep_s)}, replace(QUICK, name="throughput", batch=8))
-    assert batched.images_per_s == pytest.approx(8 / sleep_s, rel=0.5)
+    assert max(batched.samples) == pytest.approx(8 / sleep_s, rel=0.5)
     assert batched.ms_p50 is None
 
 
@@ -135,6 +157,165 @@ def test_a_protocol_that_measures_nothing_is_refused(change):
 def test_the_named_protocols_answer_their_two_questions():
     assert (THROUGHPUT.name, THROUGHPUT.batch) == ("throughput", 64)
     assert (ONLINE.name, ONLINE.batch) == ("online", 1)
+
+
+def test_the_protocols_of_the_papers_are_as_they_were_published():
+    assert [part.batch for part in PROTOCOLS["genet"]] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert {(part.rounds, part.trim, part.work) for part in PROTOCOLS["genet"]} == {(30, 0.1, "inference")}
+    assert (RESNET_RS.batch, RESNET_RS.memory_batch, RESNET_RS.work, RESNET_RS.precision) == (
+        128,
+        32,
+        "training",
+        "float32",
+    )
+    assert [part.work for part in PROTOCOLS["tresnet"]] == ["training", "inference"]
+    assert {(part.resolution, part.precision) for part in PROTOCOLS["tresnet"]} == {(224, "float16")}
+
+
+@pytest.mark.parametrize(("largest", "batch"), [(288, 256), (512, 456), (4229, 3800), (10, 8), (7, 6), (1, 1)])
+def test_nine_tenths_of_the_largest_batch_are_a_multiple_of_eight_where_that_is_one(largest, batch):
+    assert batch_of(TRESNET, largest) == batch
+    assert batch_of(RESNET_RS, 64) == 64
+
+
+def test_a_batch_is_halved_until_it_fits_and_no_further():
+    probes = halving(lambda batch: Probe(batch=batch, outcome="fits" if batch <= 40 else "memory"), 128)
+    assert [probe.batch for probe in probes] == [128, 64, 32]
+    assert [probe.batch for probe in halving(lambda batch: Probe(batch=batch, outcome="memory"), 4)] == [4, 2, 1]
+
+
+def test_the_ratio_to_the_reference_survives_a_machine_that_slows_down(monkeypatch):
+    monkeypatch.setattr(bench_module, "warm_up", lambda *_: 1)
+    slow = iter([1.0, 1.0, 2.0, 2.0, 9.0, 9.0])  # two networks a round
+    monkeypatch.setattr(bench_module, "timed_calls", lambda step, *_: ([next(slow) * step()], 0.0))
+    steps = {"reference": lambda: 1.0, "net": lambda: 0.5}
+    found = measure_all(steps, replace(QUICK, name="throughput"), reference="reference")
+    assert [(m.ratio, m.reference) for m in found] == [(1.0, "reference"), (2.0, "reference")]
+    assert found[1].spread > 0.5
+
+
+def test_genet_drops_the_fastest_and_the_slowest_tenth(monkeypatch):
+    monkeypatch.setattr(bench_module, "warm_up", lambda *_: 1)
+    ms = iter([1000.0, *range(1, 28), 0.001, 5000.0])
+    monkeypatch.setattr(bench_module, "timed_each", lambda *_: ([next(ms) / 1e3], 0.0))
+    (found,) = measure_all({"net": lambda: None}, replace(GENET, batch=2))
+    kept = range(3, 27)  # of 30: 0.001, 1, 2 and 27, 1000, 5000 are left out
+    assert found.ms_per_image == pytest.approx(sum(kept) / len(kept) / 2)
+    assert len(found.samples) == 30
+
+
+def test_a_training_step_is_that_of_a_plain_loop_with_momentum():
+    step = Step(tiny(), "training", 4, 32, torch.device("cpu"))
+    net = copy.deepcopy(step.net)
+    step()
+    velocity = [torch.zeros_like(p) for p in net.parameters()]
+    for _ in range(3):
+        gradients = torch.autograd.grad(
+            nn.functional.cross_entropy(net(step.images), step.targets), list(net.parameters())
+        )
+        with torch.no_grad():
+            for p, v, g in zip(net.parameters(), velocity, gradients, strict=True):
+                v.mul_(0.9).add_(g)
+                p.sub_(1e-3 * v)
+    step()
+    step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(net.parameters(), step.net.parameters(), strict=True))
+    assert all(p.grad is None for p in step.net.parameters())
+
+
+def test_float32_is_measured_without_tf32():
+    with exact_float32():
+        assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_bench_of_training_takes_training_steps_and_keeps_the_network():
+    net = tiny()
+    before = [p.clone() for p in net.parameters()]
+    (found,) = bench_all({"net": net}, [replace(RESNET_RS, fit="given", **SHORT)], reference="net", threads=1)
+    assert (found[0].protocol.work, found[0].ratio) == ("training", 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_a_batch_that_is_found_is_the_networks_own(monkeypatch):
+    monkeypatch.setattr(bench_module, "fitting", lambda nets, *_, **__: {"a": 24, "b": 10})
+    nets = {"a": tiny(), "b": tiny()}
+    parts = [replace(part, **{**SHORT, "batch": 8}) for part in PROTOCOLS["tresnet"]]
+    for found in bench_all(nets, parts, memory_gib=0.1):
+        assert [(m.protocol.batch, m.largest_batch) for m in found] == [(16, 24), (8, 10)]
+        assert compare(found[0], found[1]) > 0  # own batches, alike in all else
+
+
+def test_measurements_that_were_not_made_alike_are_not_compared():
+    one, other = bench({"a": tiny(), "b": tiny()}, QUICK)
+    assert compare(one, other) == pytest.approx(one.images_per_s / other.images_per_s)
+    for change in (dict(precision="bfloat16"), dict(layout="nhwc"), dict(protocol=replace(QUICK, batch=2))):
+        with pytest.raises(ValueError, match="a and b were not measured alike"):
+            compare(one, replace(other, **change))
+
+
+def test_json_of_before_there_were_protocols_of_papers_is_still_read():
+    (measured,) = bench({"tiny": tiny()}, QUICK)
+    data = json.loads(measured.to_json())
+    for name in ("ms_per_image", "largest_batch", "memory_gib", "reference", "ratio"):
+        del data[name]
+    for name in ("work", "fit", "trim", "memory_batch"):
+        del data["protocol"][name]
+    for name in [name for name in data["environment"] if name not in OLD_ENVIRONMENT]:
+        del data["environment"][name]
+    old = Measurement.from_json(json.dumps(data))
+    assert (old.samples, old.protocol) == (measured.samples, measured.protocol)
+
+
+def test_a_gpu_at_work_tells_its_clocks_and_what_holds_them_back(monkeypatch):
+    asked = []
+
+    def answer(*command: str) -> str:
+        asked.append(command)
+        return "" if "clocks_event_reasons" in command[3] else "1755, 1980, [N/A], 700.00, 61, 0x0000000000000024"
+
+    monkeypatch.setattr(environment_module, "output", answer)
+    assert gpu_state("abc") == dict(
+        clock_mhz=1755.0,
+        clock_max_mhz=1980.0,
+        memory_clock_mhz=None,
+        power_cap_w=700.0,
+        temperature_c=61.0,
+        held_back_by="power cap, heat (software)",
+    )
+    assert [command[2] for command in asked] == ["GPU-abc", "GPU-abc"]
+    monkeypatch.setattr(environment_module, "output", lambda *_: "")
+    assert gpu_state("abc") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--protocol", "gennet"], "no protocol named 'gennet': did you mean genet"),
+        (["--protocol", "genet", "--device", "cpu"], "genet in float16 is for GPUs"),
+        (["--protocol", "tresnet", "--device", "cpu", "--precision", "fp32"], "say with --memory-gib how much to fill"),
+        (["--protocol", "genet", "--batch", "4"], "--batch 4 is for throughput"),
+        (["--protocol", "online", "--device", "cuda:99"], "cuda:99 is not here"),
+        (["--memory-gib", "0"], "memory of 0 GiB"),
+        (["--reference", "timm/resnet51"], "timm has no network named 'resnet51'"),
+    ],
+)
+def test_a_protocol_that_cannot_run_here_gets_one_line(words, told, capsys):
+    assert cli.run(["bench", "genet_tiny", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_command_times_beside_a_reference_and_keeps_every_sample(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(PROTOCOLS, "genet", tuple(replace(part, warmup_s=0.0) for part in PROTOCOLS["genet"][:3]))
+    words = ["bench", "genet_tiny", "--protocol", "genet", "--precision", "fp32", "--resolution", "32"]
+    words += ["--reference", "tresnet_tiny", "--rounds", "1", "--device", "cpu", "--out", str(tmp_path / "b.json")]
+    assert cli.run(words) == 0
+    assert "to tresnet_tiny" in capsys.readouterr().out
+    rows = [Measurement.from_json(json.dumps(row)) for row in json.loads((tmp_path / "b.json").read_text())]
+    assert [row.name for row in rows] == ["tresnet_tiny", "genet_tiny"] * 3
+    assert all(len(row.samples) == 1 and row.ratio and row.environment.torch for row in rows)
 
 
 def test_an_environment_is_json_and_names_what_made_the_number():

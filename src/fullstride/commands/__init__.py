@@ -1,12 +1,13 @@
 """What can a user ask for? One thin command per verb, which imports what it needs, so that `--help` is quick."""
 
 from fullstride.commands.learning import bench_data, pack, train, validate
-from fullstride.commands.measuring import bench, cost, zoo
+from fullstride.commands.measuring import bench, capacity, cost, zoo
 from fullstride.commands.shipping import export, predict, report
 
 COMMANDS = {
     "zoo": zoo,
     "cost": cost,
+    "capacity": capacity,
     "pack": pack,
     "train": train,
     "validate": validate,

@@ -1,14 +1,22 @@
 """What networks are there, what do they cost, how fast are they here? Commands that measure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from json import dumps, loads
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from fullstride.commands.flags import Device
 from fullstride.terminal import console
+
+if TYPE_CHECKING:
+    from fullstride.measure.bench import Measurement
+
+SIDE_BY_SIDE = ("online", "throughput")  # what is measured where no protocol is named
+REFERENCE = "timm/resnet50"
 
 
 def zoo() -> None:
@@ -31,18 +39,28 @@ def zoo() -> None:
     print("Any network of timm goes by timm/NAME wherever these go.")
 
 
-def cost(model: Positional[str], resolution: int | None = None, layers: bool = False) -> None:
+def cost(
+    model: Positional[str],
+    resolution: int | None = None,
+    layers: bool = False,
+    train: bool = False,
+    precision: str = "bf16",
+) -> None:
     """Print parameters, multiply-adds (MACs; FLOPs are twice this) and activations of a network.
 
     Args:
         model: A name that `fullstride zoo` lists, or timm/NAME.
         resolution: Pixels a side; the network's own where not given.
         layers: One line for each convolution and linear layer.
+        train: Also the bytes that a training step on a GPU keeps for its backward pass, by stage.
+        precision: Of that step: fp32, bf16 or fp16.
     """
     from fullstride.measure import cost as measuring
+    from fullstride.measure.saved import saved
+    from fullstride.measure.step import find_precision
     from fullstride.nets import zoo
 
-    spec = zoo.spec(model)
+    spec, half = zoo.spec(model), find_precision(precision)
     side = spec.resolution if resolution is None else resolution
 
     def build():
@@ -54,48 +72,194 @@ def cost(model: Positional[str], resolution: int | None = None, layers: bool = F
     price = measuring.cost(build, side)
     print(f"{model} at {side} x {side} pixels, from {spec.source}")
     print(f"{price.params:,} parameters, {price.macs:,} MACs, {price.activations:,} activations")
+    if train:
+        kept = saved(build, side, half)
+        whole = kept.bytes_per_image
+        print(f"{whole:,} bytes an image are kept for backward in {kept.precision}: {whole / 1e6:.1f} MB")
+        for stage, size in kept.by_stage.items():
+            print(f"{stage:24} {size:>14,} {size / whole:>7.1%}")
 
 
 def bench(
     models: Positional[tuple[str, ...]],
+    protocol: UseAppendAction[tuple[str, ...]] = (),
     resolution: int | None = None,
-    batch: int = 64,
-    rounds: int = 20,
+    batch: int | None = None,
+    rounds: int | None = None,
     device: Device = "auto",
+    precision: str | None = None,
+    layout: Literal["nchw", "nhwc"] = "nchw",
+    compiled: bool = False,
+    memory_gib: float | None = None,
+    reference: str | None = None,
     out: Path | None = None,
 ) -> None:
-    """Measure latency of one image (p50, p90, p99) and throughput of a batch, the networks in turn.
+    """Measure latency of one image (p50, p90, p99) and throughput of a batch, or by a paper's protocol, in turn.
 
     Args:
         models: Names that `fullstride zoo` lists, timm/NAME, runs or bundles.
-        resolution: Pixels a side, the same for all; the first network's own where not given.
-        batch: Images at a time for throughput; latency is always of one image.
-        rounds: How often each network has its turn.
+        protocol: online, throughput, tresnet, genet, resnet_rs (see docs/measuring.md); online and throughput
+            in one table where not given.
+        resolution: Pixels a side, the same for all; the first network's own where not given, 224 for tresnet.
+        batch: Images at a time for throughput (64); the other protocols have their own.
+        rounds: How often each network has its turn; the protocol's own where not given.
         device: Where to measure.
+        precision: fp32, bf16 or fp16; the protocol's own where not given.
+        layout: Order of channels in memory.
+        compiled: Measure what torch.compile makes of the networks.
+        memory_gib: Use no more of the GPU's memory.
+        reference: The network that ratios are to, or none; timm/resnet50 where a protocol is named.
         out: A JSON file for all samples and the environment.
     """
-    from rich.table import Table
-
     from fullstride.measure import bench as benching
     from fullstride.measure.environment import choose_device
+    from fullstride.measure.step import find_precision
     from fullstride.nets.disk import replacing
     from fullstride.nets.zoo import measurable
 
     if not models:
         raise ValueError("nothing to measure: name one or more networks or runs")
-    nets = measurable(models)
-    first = next(iter(nets.values())).spec
-    asked = dict(resolution=first.resolution if resolution is None else resolution, rounds=rounds)
-    protocols = replace(benching.ONLINE, **asked), replace(benching.THROUGHPUT, **asked, batch=batch)
-    found = [benching.bench(nets, each, choose_device(device), first.in_channels) for each in protocols]
-    table = Table("network", "ms p50", "p90", "p99", f"images/s at {batch}", "spread", box=None, header_style="bold")
-    for online, throughput in zip(*found, strict=True):
-        times = (f"{ms:.3f}" for ms in (online.ms_p50, online.ms_p90, online.ms_p99))
-        table.add_row(online.name, *times, f"{throughput.images_per_s:,.1f}", f"{throughput.spread:.2f}")
-    console().print(table)
-    here = found[0][0].environment
-    side = asked["resolution"]
-    print(f"{side} x {side} x {first.in_channels}, float32, {here.device}, {here.threads} threads, torch {here.torch}")
+    names = protocol or SIDE_BY_SIDE
+    parts = {name: benching.find_protocol(name) for name in names}
+    if batch is not None and "throughput" not in parts:
+        raise ValueError(f"--batch {batch} is for throughput: {', '.join(parts)} has its own")
+    if reference is None and protocol:
+        reference = REFERENCE
+    reference = None if reference == "none" else reference
+    nets = measurable([*dict.fromkeys(models if reference is None else (reference, *models))])
+    first = nets[models[0]].spec
+    place = choose_device(device)
+    how: dict[str, Any] = dict(layout=layout, compiled=compiled, memory_gib=memory_gib, reference=reference)
+
+    found: dict[str, list[list[Measurement]]] = {}
+    for name, each in parts.items():
+        side = resolution if resolution is not None else 224 if name == "tresnet" else first.resolution
+        changes = dict(resolution=side, rounds=rounds, batch=batch if name == "throughput" else None)
+        changes = {key: value for key, value in changes.items() if value is not None}
+        asked = [replace(part, **changes) for part in each]
+        took = find_precision(precision) if precision else each[0].precision
+        found[name] = list(benching.bench_all(nets, asked, place, first.in_channels, precision=took, **how))
+        if protocol:
+            show(found[name])
+    if not protocol:
+        show_side_by_side(*(rows for name in SIDE_BY_SIDE for rows in found[name]))
+    rows = [row for parts in found.values() for part in parts for row in part]
+    here = rows[-1].environment
+    sizes = " and ".join(dict.fromkeys(f"{r.protocol.resolution} x {r.protocol.resolution}" for r in rows))
+    made = ", ".join(dict.fromkeys(row.precision for row in rows))
+    where = f"{here.device}, {here.threads} threads, torch {here.torch}"
+    print(f"{sizes} x {first.in_channels}, {made}, {layout}, {'compiled' if compiled else 'eager'}, {where}")
     if out:
         with replacing(out) as beside:
-            beside.write_text(dumps([loads(m.to_json()) for part in found for m in part], indent=1))
+            beside.write_text(dumps([loads(row.to_json()) for row in rows], indent=1))
+
+
+def show_side_by_side(online: "Sequence[Measurement]", throughput: "Sequence[Measurement]") -> None:
+    """A table of two protocols, each with columns of its own."""
+    from rich.table import Table
+
+    batch, reference = throughput[0].protocol.batch, throughput[0].reference
+    columns = ["network", "ms p50", "p90", "p99", f"images/s at {batch}", "spread"]
+    table = Table(*columns, *([f"to {reference}"] if reference else []), box=None, header_style="bold")
+    for one, many in zip(online, throughput, strict=True):
+        times = (f"{ms:.3f}" for ms in (one.ms_p50, one.ms_p90, one.ms_p99))
+        ratio = [] if many.ratio is None else [f"{many.ratio:.2f}"]
+        table.add_row(one.name, *times, f"{many.images_per_s:,.1f}", f"{many.spread:.2f}", *ratio)
+    console().print(table)
+
+
+def show(parts: "Sequence[Sequence[Measurement]]") -> None:
+    """A table of one protocol; its parts stand apart, and ratios are within one."""
+    from rich.table import Table
+
+    one = parts[0][0]
+    columns = columns_of(one)
+    named = [f"to {one.reference}"] if one.reference else []
+    table = Table(one.protocol.name, "work", "batch", *columns, "spread", *named, box=None, header_style="bold")
+    for rows in parts:
+        for row in rows:
+            ratio = [] if row.ratio is None else [f"{row.ratio:.2f}"]
+            told = (say(row) for say in columns.values())
+            table.add_row(row.name, row.protocol.work, str(row.protocol.batch), *told, f"{row.spread:.2f}", *ratio)
+        table.add_row()
+    console().print(table)
+
+
+def columns_of(one: "Measurement") -> dict[str, Any]:
+    """What a protocol tells beside the network, the batch, the spread and the ratio."""
+    found: dict[str, Any] = {
+        "online": {f"ms p{p}": lambda row, p=p: f"{getattr(row, f'ms_p{p}'):.3f}" for p in (50, 90, 99)},
+        "genet": {"ms/image": lambda row: f"{row.ms_per_image:.3f}"},
+        "resnet_rs": {"s/128 images": lambda row: f"{128 / row.images_per_s:.3f}"},
+    }.get(one.protocol.name, {"images/s": lambda row: f"{row.images_per_s:,.1f}"})
+    if one.largest_batch:
+        found["largest batch"] = lambda row: str(row.largest_batch)
+    if one.peak_memory_mib:
+        images = f" at {one.protocol.memory_batch}" if one.protocol.memory_batch else ""
+        found[f"peak MiB{images}"] = lambda row: f"{row.peak_memory_mib:,.0f}"
+    if one.cpu_ms_per_image:
+        found["CPU ms/image"] = lambda row: f"{row.cpu_ms_per_image:.3f}"
+    return found
+
+
+def capacity(
+    model: Positional[str],
+    resolution: int | None = None,
+    device: Device = "auto",
+    precision: str = "bf16",
+    layout: Literal["nchw", "nhwc"] = "nchw",
+    compiled: bool = False,
+    memory_gib: float | None = None,
+    predict: bool = False,
+) -> None:
+    """Predict the largest batch that trains, then prove it: real steps in fresh processes, to a multiple of 8.
+
+    Args:
+        model: A name that `fullstride zoo` lists, timm/NAME, a run or a bundle.
+        resolution: Pixels a side; the network's own where not given.
+        device: Where to train; a prediction is for a GPU, which need not be here, unless this is cpu.
+        precision: fp32, bf16 or fp16.
+        layout: Order of channels in memory.
+        compiled: Prove it for what torch.compile makes of the network; a prediction is of eager steps.
+        memory_gib: Use no more memory: 16 for a card of 16 GB; what is free where not given.
+        predict: Only predict.
+    """
+    import torch
+
+    from fullstride.measure import capacity as finding
+    from fullstride.measure.environment import choose_device
+    from fullstride.measure.memory import asked_bytes, check_gib
+    from fullstride.measure.step import find_precision
+    from fullstride.nets.zoo import measurable
+
+    check_gib(memory_gib)
+    imagined = predict and device in ("auto", "cuda") and not torch.cuda.is_available()
+    place = torch.device("cuda") if imagined else choose_device(device)
+    if memory_gib is None and (imagined or place.type == "cpu"):
+        raise ValueError(f"no GPU to ask for its memory, on {device}: say with --memory-gib how much to fill")
+    if place.type == "cpu" and precision in ("fp16", "float16"):
+        raise ValueError("training in float16 is for GPUs: on the CPU say --precision bf16 or fp32")
+    room = (memory_gib or 0) * 2**30 if imagined else asked_bytes(memory_gib, place)
+    net = measurable([model])[model]
+    side = net.spec.resolution if resolution is None else resolution
+    size: dict[str, Any] = dict(resolution=side, precision=find_precision(precision), in_channels=net.spec.in_channels)
+    guess = finding.predict(net, room, **size, device="cpu" if place.type == "cpu" else "cuda")
+    kept, fixed = guess.bytes_per_image / 1e6, guess.fixed_bytes / 1e6
+    print(f"{model} at {side} x {side}, {size['precision']}, {layout}, {room / 2**30:.1f} GiB")
+    print(f"predicted: batch {guess.batch}, from {kept:.1f} MB an image and {fixed:.0f} MB whatever the batch")
+    if guess.batch > guess.map_batch:
+        print(f"from batch {guess.map_batch + 1} on, a map has 2^31 elements or more, which not every GPU kernel takes")
+    if predict:
+        return
+    how: dict[str, Any] = dict(layout=layout, compiled=compiled, map_batch=guess.map_batch)
+    trial = finding.Trial(net=net, device=str(place), memory_bytes=room, **size, **how)
+    probes = []
+    for probe in finding.search(trial.probe, guess.batch):
+        peak = f", {probe.peak_memory_mib:,.0f} MiB" if probe.peak_memory_mib else ""
+        why = {"memory": "out of memory", "elements": f"a map has 2^31 elements or more: {probe.why}"}
+        print(f"batch {probe.batch}: {why.get(probe.outcome, 'trains')}{peak}", flush=True)
+        probes.append(probe)
+    found = finding.largest(probes, f"{model} at {side} x {side}")
+    bound = {p.outcome for p in probes if p.batch > found}
+    limit = "2^31 elements in a map, not memory" if bound == {"elements"} else "memory"
+    print(f"proven: batch {found}, bounded by {limit}; the prediction is {guess.batch / found - 1:+.1%} off")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import device as torch_device  # the field `torch` hides the module inside the class
@@ -29,6 +30,15 @@ class Environment:
     fullstride: str | None  # version; None where the package is not installed
     commit: str | None  # of the checkout, with "+" if a tracked file was changed; None outside a checkout
     date: str  # UTC
+    timm: str | None = None  # versions, None where they are not installed
+    triton: str | None = None
+    cudnn: str | None = None  # this and what follows: of a GPU, None on the CPU and where nvidia-smi does not say
+    clock_mhz: float | None = None  # of its cores, as it was then
+    clock_max_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_cap_w: float | None = None
+    temperature_c: float | None = None
+    held_back_by: str | None = None  # what kept the clock down then, "nothing" where nothing did
 
     @classmethod
     def here(cls, device: torch_device | str = "cpu") -> "Environment":
@@ -42,9 +52,13 @@ class Environment:
             torch=torch.__version__,
             cuda=torch.version.cuda if gpu else None,
             driver=driver() if gpu else None,
-            fullstride=version(),
+            fullstride=version("fullstride"),
             commit=commit(Path(__file__).resolve().parents[1]),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
+            timm=version("timm"),
+            triton=version("triton"),
+            cudnn=str(torch.backends.cudnn.version()) if gpu else None,
+            **(gpu_state(str(torch.cuda.get_device_properties(where).uuid)) if gpu else {}),
         )
 
 
@@ -86,10 +100,60 @@ def driver() -> str | None:
     return output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0] or None
 
 
-@cache
-def version() -> str | None:
+# Field -> what nvidia-smi calls it. The mask of reasons was renamed; drivers of before know the second name.
+ASKED = {
+    "clock_mhz": "clocks.sm",
+    "clock_max_mhz": "clocks.max.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_cap_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+    "held_back_by": "clocks_event_reasons.active",
+}
+OLD_NAME = "clocks_throttle_reasons.active"
+REASONS = {  # nvml.h, nvmlClocksEventReason*
+    0x1: "idle",
+    0x2: "clocks set by hand",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+    0x100: "display clock",
+}
+
+
+def gpu_state(uuid: str) -> dict[str, Any]:
+    """The fields of a GPU that change while it works, as it is now; empty where nvidia-smi does not say."""
+    gpu = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    for reasons in (ASKED["held_back_by"], OLD_NAME):
+        asked = ",".join([*list(ASKED.values())[:-1], reasons])
+        answer = output("nvidia-smi", "-i", gpu, f"--query-gpu={asked}", "--format=csv,noheader,nounits")
+        values = [value.strip() for value in answer.split(",")]
+        if len(values) == len(ASKED):
+            return dict(zip(ASKED, [*map(number, values[:-1]), told_reasons(values[-1])], strict=True))
+    return {}
+
+
+def number(said: str) -> float | None:
     try:
-        return metadata.version("fullstride")
+        return float(said)
+    except ValueError:  # "[N/A]"
+        return None
+
+
+def told_reasons(mask: str) -> str:
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return mask
+    return ", ".join(reason for bit, reason in REASONS.items() if bits & bit) or "nothing"
+
+
+@cache
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 

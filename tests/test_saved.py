@@ -1,0 +1,108 @@
+import pytest
+import torch
+from torch import nn
+
+from fullstride import cli
+from fullstride.measure.saved import saved, stages
+from fullstride.nets import zoo
+from fullstride.nets.families import SPECS
+from fullstride.nets.network import Network
+
+# MB an image in bfloat16 at 224 pixels, measured with real tensors and with the CPU allocator's peak beside them.
+MEASURED = {
+    "resnet50": 43.8,
+    "tresnet_m": 33.3,
+    "tresnet_l": 53.9,
+    "resnetrs50": 57.6,
+    "gernet_l": 23.4,
+    "efficientnet_b1": 61.4,
+}
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_network_of_timm_keeps_the_bytes_that_were_measured(name):
+    found = saved(lambda: zoo.create(f"timm/{name}"), 224)
+    assert found.bytes_per_image / 1e6 == pytest.approx(MEASURED[name], rel=0.01)
+    assert sum(found.by_stage.values()) == found.bytes_per_image
+
+
+def test_a_small_network_keeps_what_counting_by_hand_gives():
+    found = saved(small, 32, "float32")
+    image, activation = 3 * 32 * 32 * 4, 8 * 16 * 16 * 4
+    loss = 10 * 4 + 8  # log-probabilities and the class, a 64-bit number
+    assert found.by_stage == {"0": image, "1": activation, "loss": loss}  # the linear layer's input is the activation
+    assert (found.bytes_per_image, found.largest_map) == (image + activation + loss, 3 * 32 * 32)
+
+
+def test_what_is_kept_is_what_real_tensors_on_the_cpu_show():
+    net = Network(SPECS["resnet_rs_tiny"]).train()
+
+    def kept(batch: int) -> int:
+        storages = {}
+        own = {t.data_ptr() for t in (*net.parameters(), *net.buffers())}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                storages[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = nn.functional.cross_entropy(net(torch.randn(batch, 3, 64, 64)), torch.zeros(batch, dtype=torch.long))
+        assert loss.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert saved(net, 64, "float32", device="cpu").bytes_per_image == (kept(5) - kept(3)) / 2
+
+
+def test_a_gpu_keeps_padded_maps_in_half_where_the_cpu_keeps_them_whole():
+    gpu, cpu = (saved(lambda: zoo.create("timm/tresnet_m"), 224, device=device) for device in ("cuda", "cpu"))
+    padded = 128 * 58**2 + 128 * 30**2 + 256 * 16**2  # elements, of the three blurs with reflected borders
+    assert cpu.bytes_per_image > gpu.bytes_per_image + 2 * padded
+
+
+def test_every_network_of_ours_is_told_by_stem_stages_and_head():
+    found = saved(lambda: Network(SPECS["tresnet_tiny"]), 64)
+    assert list(found.by_stage) == ["stem", *(f"stages.{i}" for i in range(4)), "head", "loss"]
+
+
+def test_masks_that_go_around_a_stage_leave_its_bytes_to_it():
+    net = Network(SPECS["genet_tiny"])
+    plain = saved(net, 64)
+    net.regularise(drop_path=0.5)
+    assert set(saved(net, 64).by_stage) - set(plain.by_stage) <= {"between stages"}  # the masks
+    assert saved(net, 64).by_stage["stages.1"] >= plain.by_stage["stages.1"]
+
+
+def test_a_child_that_holds_nearly_all_is_opened():
+    assert "body.layer3" in stages(zoo.create("timm/tresnet_m"))
+    assert "layer3" in stages(zoo.create("timm/resnet50"))
+
+
+def test_looking_leaves_the_network_and_autocast_alone():
+    net = small().eval()
+    before = [p.clone() for p in net.parameters()]
+    saved(net, 32)
+    assert not net.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    assert all(torch.equal(a, b) and a.device == b.device for a, b in zip(before, net.parameters(), strict=True))
+    assert not torch.is_autocast_enabled("cuda")
+
+
+def test_an_image_that_a_network_cannot_take_is_refused_in_one_line():
+    with pytest.raises(ValueError, match="takes no 3 x 48 x 48 image") as caught:
+        saved(small, 48)
+    assert "\n" not in str(caught.value)
+
+
+def test_cost_prints_the_bytes_of_training_in_total_and_by_stage(capsys):
+    assert cli.run(["cost", "timm/gernet_l", "--resolution", "224", "--train", "--precision", "bf16"]) == 0
+    out = capsys.readouterr().out
+    assert "kept for backward in bfloat16: 23.4 MB" in out
+    assert "stages.2" in out
+    assert cli.run(["cost", "genet_tiny", "--train", "--precision", "fp8"]) == 2
+    assert capsys.readouterr().err == "fullstride: precision 'fp8': use fp32, bf16, fp16\n"
