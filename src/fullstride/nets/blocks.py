@@ -1,11 +1,13 @@
 """What stands between the maps? The stems that open a network and the residual blocks that fill its stages."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
 
-from fullstride.nets.layers import ConvNorm, SpaceToDepth, SqueezeExcite, average_pool, named
+from fullstride.nets import abn
+from fullstride.nets.layers import ConvNorm, Lean, SpaceToDepth, SqueezeExcite, average_pool, chain, halves, named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +61,37 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        how = self.learns_lean()
+        if how is not None:
+            return self.joined(x, keep, how)
         branch = self.branch(x) if keep is None else self.branch(x) * keep
         return self.act(self.shortcut(x) + branch)
+
+    def learns_lean(self) -> Lean | None:
+        """How the norms at its end do, if all of them do and nothing stands there that could not be joined."""
+        layers = [layer for layer in self.branch.children() if not isinstance(layer, SqueezeExcite)]
+        ends = [layers[-1], *list(self.shortcut.children())[-1:]]
+        convs = [layer for layer in ends if isinstance(layer, ConvNorm)]
+        joinable = len(convs) == len(ends) and all(isinstance(layer, ConvNorm) for layer in layers)
+        if not joinable or convs[0].slope is not None or not all(conv.learns_lean() for conv in convs):
+            return None
+        return convs[0].learns_lean()
+
+    def joined(self, x: Tensor, keep: Tensor | None, how: Lean) -> Tensor:
+        """`forward`, where what follows the last convolution, and the one of the shortcut, is a single operator."""
+        parts = list(self.branch.children())
+        gates = [part if isinstance(part, SqueezeExcite) else None for part in (*parts[1:], None)]
+        layers = [(part, se) for part, se in zip(parts, gates, strict=True) if isinstance(part, ConvNorm)]
+        last, se = layers[-1]
+        weights, save = se.weights if se else (), "input" if how.save == "input" else "both"
+        other, norm = x, None
+        for pool, layer in pairwise((nn.Identity(), *self.shortcut.children())):
+            if isinstance(layer, ConvNorm):
+                other, norm = abn.pool_conv(x, layer.conv) if halves(pool) else layer.conv(other), layer.norm
+            else:
+                other = layer(other)
+        x = chain(x, layers)
+        return abn.tail(x, last.norm, other, norm, se=weights, keep=keep, save=save, group=how.group)
 
 
 def shortcut(c_in: int, c_out: int, stride: int, style: Style) -> nn.Module:
@@ -153,7 +184,13 @@ class DeepStem(Stem):
         return nn.MaxPool2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.pool(self.conv3(self.conv2(self.conv1(x))))
+        if self.conv1.learns_lean() is None:
+            return self.pool(self.conv3(self.conv2(self.conv1(x))))
+        layers = [self.conv1, self.conv2, self.conv3]
+        if isinstance(self.pool, ConvNorm):
+            layers.append(self.pool)
+        x = layers[-1].finish(chain(x, [(layer, None) for layer in layers]))
+        return x if self.pool is layers[-1] else self.pool(x)
 
 
 class DeepConvStem(DeepStem):

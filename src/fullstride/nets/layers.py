@@ -4,10 +4,22 @@ Letters of the shapes, here and in every docstring: N images, C channels, H x W 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fullstride.nets import abn
+
+
+class Lean(NamedTuple):
+    """How a layer trains by the operators of `abn`."""
+
+    save: Literal["both", "input", "output"]  # what its batch norm keeps for the gradient
+    group: str = ""  # processes that take their batch statistics together
 
 
 def activation(slope: float | None) -> nn.Module:
@@ -23,6 +35,8 @@ class ConvNorm(nn.Module):
     With `blur`, the convolution keeps the size and a blur after the activation halves it: the
     anti-aliased downsampling of TResNet (arXiv:2003.13630), after arXiv:1904.11486.
     """
+
+    lean: Lean | None = None  # None: train by PyTorch's modules
 
     def __init__(
         self,
@@ -40,10 +54,46 @@ class ConvNorm(nn.Module):
         self.conv = nn.Conv2d(c_in, c_out, kernel, conv_stride, kernel // 2, groups=groups, bias=False)
         self.norm = nn.BatchNorm2d(c_out)
         self.act = activation(slope)
+        self.slope = slope
         self.blur = BlurPool(c_out) if blur and stride == 2 else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blur(self.act(self.norm(self.conv(x))))
+    def forward(self, x: Tensor, se: "SqueezeExcite | None" = None) -> Tensor:
+        """`se` scales what comes out."""
+        return self.finish(self.conv(x), se)
+
+    def finish(self, x: Tensor, se: "SqueezeExcite | None" = None) -> Tensor:
+        """What follows the convolution."""
+        how = self.learns_lean()
+        if how is None:
+            y = self.blur(self.act(self.norm(x)))
+        elif isinstance(self.blur, BlurPool):
+            y, means = abn.abn_blur(x, self.norm, self.slope, group=how.group)
+            return y if se is None else se(y, means)
+        elif se is not None and self.slope and how.save == "output":
+            return abn.abn_se(x, self.norm, se.weights, self.slope, group=how.group)
+        else:
+            y = abn.abn(x, self.norm, self.slope, save=how.save, group=how.group)
+        return y if se is None else se(y)
+
+    def learns_lean(self) -> Lean | None:
+        """`lean`, if the batch norm takes its statistics from the batch: it may be frozen while others train."""
+        return self.lean if self.norm.training else None
+
+
+def chain(x: Tensor, layers: Sequence[tuple[ConvNorm, "SqueezeExcite | None"]]) -> Tensor:
+    """Each layer with its gate in turn, up to what follows the last convolution, which is the caller's to `finish`.
+
+    Between two lean layers, the second one's convolution makes its input again rather than keep it, unless the
+    first one's norm keeps its result alone.
+    """
+    x = layers[0][0].conv(x)
+    for (layer, se), (behind, _) in pairwise(layers):
+        how = layer.learns_lean()
+        if how and how.save != "output" and se is None and not isinstance(layer.blur, BlurPool):
+            x = abn.abn_conv(x, layer.norm, layer.slope, behind.conv, group=how.group)
+        else:
+            x = behind.conv(layer.finish(x, se))
+    return x
 
 
 class SqueezeExcite(nn.Module):
@@ -59,9 +109,17 @@ class SqueezeExcite(nn.Module):
         self.act = nn.ReLU(inplace=True)
         self.expand = nn.Conv2d(reduced, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate = self.expand(self.act(self.reduce(x.mean((2, 3), keepdim=True))))
+    def forward(self, x: Tensor, means: Tensor | None = None) -> Tensor:
+        """`means`: of x over its pixels, (N, C), where they are known."""
+        seen = x.mean((2, 3), keepdim=True) if means is None else means[..., None, None].to(x.dtype)
+        gate = self.expand(self.act(self.reduce(seen)))
         return x * gate.sigmoid()
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        assert self.reduce.bias is not None
+        assert self.expand.bias is not None
+        return self.reduce.weight, self.reduce.bias, self.expand.weight, self.expand.bias
 
 
 class BlurPool(nn.Module):
@@ -121,6 +179,13 @@ def average_pool(stride: int) -> nn.Module:
     Source: ResNet-D, arXiv:1812.01187, in the form that TResNet and ResNet-RS use.
     """
     return nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+
+
+def halves(layer: nn.Module) -> bool:
+    """Whether it is an `average_pool` of stride 2."""
+    if not isinstance(layer, nn.AvgPool2d):
+        return False
+    return (layer.kernel_size, layer.stride, layer.ceil_mode, layer.count_include_pad) == (2, 2, True, False)
 
 
 class Head(nn.Module):

@@ -3,9 +3,11 @@
 from typing import Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from fullstride.nets.layers import Head
+from fullstride.nets.abn import invertible
+from fullstride.nets.layers import ConvNorm, Head, Lean
 from fullstride.nets.spec import NetSpec, Stage
 
 
@@ -23,6 +25,7 @@ class Network(nn.Module):
     """
 
     classifier = "head.fc"
+    lean_group: str | None = None  # name of the processes that `lean` was given; None: not lean
 
     def __init__(self, spec: NetSpec):
         super().__init__()
@@ -56,6 +59,37 @@ class Network(nn.Module):
         else:
             rates = [drop_path * i / max(sum(depths) - 1, 1) for i in range(sum(depths))]
         self.drop_paths, self.dropout = tuple(rates), dropout
+
+    def lean(self, on: bool = True, group: "dist.ProcessGroup | None" = None) -> "Network":
+        """Train by the operators of `abn`: the same numbers from less memory. All else is unchanged, evaluation too.
+
+        The processes of `group` take their batch statistics together, which plain networks do not. Which batch norms
+        keep their result in place of their input depends on their gains (see `abn.invertible`), which are looked at
+        here and at every call of `train`, as at the start of an epoch; between, a GPU need not be waited for.
+        """
+        self.lean_group = (group.group_name if group else "") if on else None
+        self.choose_saves()
+        return self
+
+    def train(self, mode: bool = True) -> "Network":
+        super().train(mode)
+        if mode:
+            self.choose_saves()
+        return self
+
+    def choose_saves(self) -> None:
+        layers = [layer for layer in self.modules() if isinstance(layer, ConvNorm)]
+        if self.lean_group is None:
+            for layer in layers:
+                layer.lean = None
+            return
+        healthy = torch.stack([invertible(layer.norm) for layer in layers])
+        # On the meta device, where there are no gains to look at, they pass for fresh ones.
+        found = [True] * len(layers) if healthy.is_meta else healthy.tolist()
+        for layer, fits in zip(layers, found, strict=True):
+            layer.lean = Lean("output" if fits and layer.slope else "both", self.lean_group)
+        # No convolution follows the last one and keeps its result.
+        layers[-1].lean = Lean("input", self.lean_group)
 
     def draw(self, images: int) -> Masks:
         """Masks for one step of `images` images, from PyTorch's generator of the device. What is kept is scaled up."""

@@ -1,0 +1,553 @@
+"""What do lean operators compute, and what do their gradients? Those of `nets/abn.py`, registered with torch.
+
+Each is functional, has a form without data and a gradient that is an operator too, so torch.compile keeps both as they
+are. A gradient is one pass that sums, arithmetic on numbers for each image and channel, (N, C), or each channel, (C,),
+derived by hand as operators stand below autograd, and one pass that writes. `kernels` holds the passes.
+
+Every operator takes the batch statistics about `pivot`, a guess of the mean, and gives them back: `moments`,
+(3, C), are the count of values, the mean and the biased variance.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+
+from fullstride.nets.kernels import choose
+from fullstride.nets.kernels.plain import Affine, Slopes
+
+LEAST_GAIN = 1e-5  # |gain| below which an input made of its output is finite but no longer right
+LEAST_GATE = 1e-30  # that a gate's product can be divided by it
+
+
+def precise(op: Callable) -> Callable:
+    """Without autocast, which would round the numbers between the passes."""
+
+    @wraps(op)
+    def run(x: Tensor, *rest):
+        with torch.autocast(x.device.type, enabled=False):
+            return op(x, *rest)
+
+    return run
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    last = x.stride(1) == 1 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def laid(y: Tensor, x: Tensor) -> Tensor:
+    """y in the memory format of x."""
+    return y.contiguous(memory_format=memory_format(x))
+
+
+def like(x: Tensor, *shape: int) -> Tensor:
+    """An empty map in x's memory format, of x's shape unless another is given."""
+    return torch.empty(shape or x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def numbers(x: Tensor, *shape: int) -> Tensor:
+    """Empty numbers, in the precision that sums of x are taken in."""
+    return x.new_empty(shape, dtype=precision(x))
+
+
+def precision(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class Norm(NamedTuple):
+    """Batch norm by a batch's own statistics: gain * rstd * (x - mean) + bias."""
+
+    size: Tensor  # values per channel, of all processes
+    mean: Tensor
+    rstd: Tensor
+    gain: Tensor
+    bias: Tensor
+
+    @staticmethod
+    def of(moments: Tensor, gain: Tensor, bias: Tensor, eps: float) -> "Norm":
+        size, mean, variance = moments
+        return Norm(size, mean, (variance + eps).rsqrt(), gain.to(mean.dtype), bias.to(mean.dtype))
+
+    def affine(self, factor: Tensor | float = 1.0) -> Affine:
+        """Of factor * the norm; the factor may be (N, C)."""
+        return Affine(self.mean, factor * (self.gain * self.rstd)[None], factor * self.bias[None])
+
+    def inverse(self) -> Affine:
+        """The affine to make an input again by; a gain of zero would divide by zero."""
+        away = torch.where(self.gain < 0, -LEAST_GAIN, LEAST_GAIN).to(self.gain.dtype)
+        return Norm(*self[:3], torch.where(self.gain.abs() < LEAST_GAIN, away, self.gain), self.bias).affine()
+
+    def gradients(self, first_nc: Tensor, second_nc: Tensor, group: str) -> tuple[Tensor, Tensor, Slopes]:
+        """Of gain and bias, and of the input where dz is the gradient of the norm's output.
+
+        From sums over the pixels of dz and dz * (x - mean).
+        """
+        of_bias, of_gain = first_nc.sum(0), second_nc.sum(0) * self.rstd
+        shares = together(torch.stack([of_bias, of_gain]), group) / self.size
+        scale = self.gain * self.rstd
+        slopes = Slopes(scale[None], (-scale * shares[0])[None], (-scale * self.rstd * shares[1])[None])
+        return of_gain, of_bias, slopes
+
+
+def statistics(x: Tensor, pivot_c: Tensor, group: str) -> tuple[Tensor, Tensor]:
+    """Count, mean and variance of each channel, (3, C), and the mean of x - mean of each image, (N, C)."""
+    pivot_c = pivot_c.to(precision(x))
+    first_nc, second_nc = choose(x).stats(x, pivot_c)
+    pixels, images = x.shape[2] * x.shape[3], max(len(x), 1)
+    mean = first_nc.sum(0) / images
+    centred_nc = first_nc - mean
+    spread = pixels * ((second_nc - first_nc.square()).clamp(min=0) + centred_nc.square()).sum(0)
+    count = torch.full_like(mean, len(x) * pixels)
+    if not group:
+        return torch.stack([count, pivot_c + mean, spread / max(len(x) * pixels, 1)]), centred_nc
+    parts = gathered(torch.stack([count, pivot_c + mean, spread]), group)
+    counts, means, spreads = parts.unbind(1)
+    total = counts.sum(0).clamp(min=1)
+    whole = (counts * means).sum(0) / total
+    variance = (spreads + counts * (means - whole).square()).sum(0) / total
+    return torch.stack([total, whole, variance]), centred_nc + (pivot_c + mean - whole)
+
+
+def gathered(part: Tensor, group: str) -> Tensor:
+    """What each process of the group gives, in their order."""
+    from torch.distributed import distributed_c10d as c10d  # PyTorch may be built without
+
+    members = c10d._resolve_process_group(group)  # pyright: ignore[reportArgumentType, reportPrivateImportUsage]
+    found = [torch.empty_like(part) for _ in range(dist.get_world_size(members))]
+    dist.all_gather(found, part, members)
+    return torch.stack(found)
+
+
+def together(part: Tensor, group: str) -> Tensor:
+    """The sum over the processes of the group."""
+    return gathered(part, group).sum(0) if group else part
+
+
+class Gate(NamedTuple):
+    """Squeeze-and-excitation on the means of a map."""
+
+    seen_nc: Tensor
+    inside: Tensor  # between its two layers, (N, reduced channels)
+    out_nc: Tensor
+
+    @staticmethod
+    def of(seen_nc: Tensor, se: Sequence[Tensor]) -> "Gate":
+        reduce, reduce_bias, expand, expand_bias = (weight.to(seen_nc.dtype) for weight in se)
+        inside = F.linear(seen_nc, reduce.flatten(1), reduce_bias).relu()
+        return Gate(seen_nc, inside, F.linear(inside, expand.flatten(1), expand_bias).sigmoid())
+
+    def gradients(self, of_out: Tensor, se: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Of the means that it sees, and of its weights."""
+        reduce, _, expand, _ = (weight.to(self.seen_nc.dtype) for weight in se)
+        of_expanded = of_out * self.out_nc * (1 - self.out_nc)
+        of_reduced = (of_expanded @ expand.flatten(1)) * (self.inside > 0)
+        found = of_reduced.T @ self.seen_nc, of_reduced.sum(0), of_expanded.T @ self.inside, of_expanded.sum(0)
+        of_se = [of.reshape(weight.shape).to(weight.dtype) for of, weight in zip(found, se, strict=True)]
+        return of_reduced @ reduce.flatten(1), of_se
+
+
+# ---- act(keep * gate * norm(x) + other): `tail` and `abn`.
+
+
+@custom_op("fullstride::join", mutates_args=())
+@precise
+def join(
+    x: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    pivot: Tensor,
+    se: Sequence[Tensor],
+    keep: Tensor | None,
+    other: Sequence[Tensor],
+    slope: float | None,
+    eps: Sequence[float],
+    save: str,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, the moments of one or two norms (norms, 3, C), and, for a gate, the means of x - mean (N, C).
+
+    `other`: nothing, a map, or a map with its norm's gain, bias and pivot.
+    """
+    moments, means_nc = statistics(x, pivot, group)
+    both = [moments]
+    shortcut, shortcut_affine = other[0] if other else None, None
+    if len(other) > 1:
+        both.append(statistics(other[0], other[3], group)[0])
+        shortcut_affine = Norm.of(both[1], other[1], other[2], eps[1]).affine()
+    norm = Norm.of(moments, gain, bias, eps[0])
+    kept, gate = scaling(norm, means_nc, se, keep)
+    affine = norm.affine(kept * gate.out_nc if gate else kept)
+    y = choose(x).join(x, affine, shortcut, shortcut_affine, slope)
+    return laid(y, x), torch.stack(both), means_nc if se else numbers(x, 0)
+
+
+def scaling(
+    norm: Norm, means_nc: Tensor, se: Sequence[Tensor], keep: Tensor | None
+) -> tuple[Tensor | float, Gate | None]:
+    """What a branch is scaled by: the mask, (N, 1), and the gate, which sees the means of the norm's output."""
+    kept = 1.0 if keep is None else keep.to(norm.mean.dtype).flatten(1)
+    return kept, Gate.of(norm.gain * norm.rstd * means_nc + norm.bias, se) if se else None
+
+
+@join.register_fake
+def _(x, gain, bias, pivot, se, keep, other, slope, eps, save, group):
+    n, c = x.shape[:2]
+    return like(x), numbers(x, len(eps), 3, c), numbers(x, n, c) if se else numbers(x, 0)
+
+
+@custom_op("fullstride::join_backward", mutates_args=())
+@precise
+def join_backward(
+    grad: Tensor,
+    y: Tensor | None,
+    x: Tensor | None,
+    gain: Tensor,
+    bias: Tensor,
+    moments: Tensor,
+    means_nc: Tensor,
+    se: Sequence[Tensor],
+    keep: Tensor | None,
+    other: Sequence[Tensor],
+    slope: float | None,
+    eps: Sequence[float],
+    group: str,
+) -> list[Tensor]:
+    """Gradients of x, gain, bias, then of `se` and of `other` but for its pivot. Of y and x one may be missing."""
+    kernels, kept = choose(grad), y if x is None else x
+    assert kept is not None
+    norm = Norm.of(moments[0], gain, bias, eps[0])
+    affine = norm.inverse() if x is None else norm.affine()
+    shortcut, shortcut_norm, shortcut_affine, shortcut_slopes = other[0] if other else None, None, None, None
+    if len(other) > 1:
+        shortcut_norm = Norm.of(moments[1], other[1], other[2], eps[1])
+        shortcut_affine = shortcut_norm.affine()
+    factor, gate = scaling(norm, means_nc, se, keep)
+    if y is None:
+        y = kernels.join(kept, norm.affine(factor * gate.out_nc if gate else factor), shortcut, shortcut_affine, slope)
+    d_nc, d_x_nc, d_other_nc = kernels.join_sums(grad, None, y, x, affine, shortcut, shortcut_affine, slope)
+
+    squeeze_nc, squeeze_x_nc, of_se = 0.0, 0.0, []
+    if gate:
+        squeeze_nc, of_se = gate.gradients(factor * (norm.gain * norm.rstd * d_x_nc + norm.bias * d_nc), se)
+        squeeze_x_nc, factor = squeeze_nc * means_nc, factor * gate.out_nc
+    of_gain, of_bias, (scale, constant, linear) = norm.gradients(
+        factor * d_nc + squeeze_nc, factor * d_x_nc + squeeze_x_nc, group
+    )
+    slopes = Slopes(scale * factor, constant + scale * squeeze_nc / (kept.shape[2] * kept.shape[3]), linear)
+    of_other = []
+    if shortcut_norm and d_other_nc is not None:
+        *of_numbers, shortcut_slopes = shortcut_norm.gradients(d_nc, d_other_nc, group)
+        of_other = [of.to(weight.dtype) for of, weight in zip(of_numbers, other[1:3], strict=True)]
+    of_x, of_shortcut = kernels.join_gradients(
+        grad, None, y, x, affine, slopes, shortcut, shortcut_affine, shortcut_slopes, slope
+    )
+    if of_shortcut is not None:
+        of_other.insert(0, laid(of_shortcut, other[0]))
+    return [laid(of_x, kept), of_gain.to(gain.dtype), of_bias.to(bias.dtype), *of_se, *of_other]
+
+
+@join_backward.register_fake
+def _(grad, y, x, gain, bias, moments, means_nc, se, keep, other, slope, eps, group):
+    weights = [torch.empty_like(weight, memory_format=torch.contiguous_format) for weight in (gain, bias, *se)]
+    of_other = [like(other[0])] if other else []
+    return [like(y if x is None else x), *weights, *of_other, *(torch.empty_like(weight) for weight in other[1:3])]
+
+
+def keep_for_join(ctx, inputs, output) -> None:
+    x, gain, bias, _, se, keep, other, ctx.slope, ctx.eps, save, ctx.group = inputs
+    y, moments, means_nc = output
+    ctx.mark_non_differentiable(moments, means_nc)
+    ctx.sizes = len(se), len(other)
+    # Of an `other` without a norm, y, of the same shape, tells the gradient all that it needs.
+    others = other[:3] if len(other) > 1 or save == "input" else []
+    kept = None if save == "input" else y, None if save == "output" else x
+    ctx.save_for_backward(*kept, gain, bias, moments, means_nc, keep, *se, *others)
+
+
+def differentiate_join(ctx, grad, *_):
+    y, x, gain, bias, moments, means_nc, keep, *rest = ctx.saved_tensors
+    se_size, other_size = ctx.sizes
+    se, other = rest[:se_size], rest[se_size:] or [y] * other_size
+    of_x, of_gain, of_bias, *of_rest = join_backward(
+        grad, y, x, gain, bias, moments, means_nc, se, keep, other, ctx.slope, ctx.eps, ctx.group
+    )
+    of_se, of_other = of_rest[:se_size], of_rest[se_size:]
+    return of_x, of_gain, of_bias, None, of_se, None, [*of_other, *[None] * (other_size > 1)], *[None] * 4
+
+
+join.register_autograd(differentiate_join, setup_context=keep_for_join)
+
+
+# ---- gate * act(norm(x)): `abn_se`.
+
+
+@custom_op("fullstride::gate", mutates_args=())
+@precise
+def gate(
+    x: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    pivot: Tensor,
+    se: Sequence[Tensor],
+    slope: float,
+    eps: float,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, the moments, and the means that the gate sees (N, C)."""
+    moments, _ = statistics(x, pivot, group)
+    affine = Norm.of(moments, gain, bias, eps).affine()
+    seen_nc = choose(x).squeezed(x, affine, slope)
+    gate_nc = Gate.of(seen_nc, se).out_nc.clamp(min=LEAST_GATE)
+    return laid(choose(x).gated(x, affine, gate_nc, slope), x), moments, seen_nc
+
+
+@gate.register_fake
+def _(x, gain, bias, pivot, se, slope, eps, group):
+    n, c = x.shape[:2]
+    return like(x), numbers(x, 3, c), numbers(x, n, c)
+
+
+@custom_op("fullstride::gate_backward", mutates_args=())
+@precise
+def gate_backward(
+    grad: Tensor,
+    y: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    moments: Tensor,
+    seen_nc: Tensor,
+    se: Sequence[Tensor],
+    slope: float,
+    eps: float,
+    group: str,
+) -> list[Tensor]:
+    """Gradients of x, gain, bias and `se`."""
+    kernels = choose(y)
+    norm = Norm.of(moments, gain, bias, eps)
+    affine = norm.inverse()
+    gated = Gate.of(seen_nc, se)
+    gate_nc = gated.out_nc.clamp(min=LEAST_GATE)
+    of_gate, d_nc, d_x_nc, steep_nc, steep_x_nc = kernels.gated_sums(grad, y, affine, gate_nc, slope)
+    of_seen, of_se = gated.gradients(of_gate, se)
+    squeeze_nc = of_seen / (y.shape[2] * y.shape[3])
+    first_nc, second_nc = gate_nc * d_nc + squeeze_nc * steep_nc, gate_nc * d_x_nc + squeeze_nc * steep_x_nc
+    of_gain, of_bias, slopes = norm.gradients(first_nc, second_nc, group)
+    of_x = kernels.gated_gradients(grad, y, affine, gate_nc, squeeze_nc, slopes, slope)
+    return [laid(of_x, y), of_gain.to(gain.dtype), of_bias.to(bias.dtype), *of_se]
+
+
+@gate_backward.register_fake
+def _(grad, y, gain, bias, moments, seen_nc, se, slope, eps, group):
+    weights = (torch.empty_like(weight, memory_format=torch.contiguous_format) for weight in (gain, bias, *se))
+    return [like(y), *weights]
+
+
+def keep_for_gate(ctx, inputs, output) -> None:
+    _, gain, bias, _, se, ctx.slope, ctx.eps, ctx.group = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output, gain, bias, *se)
+
+
+def differentiate_gate(ctx, grad, *_):
+    y, moments, seen_nc, gain, bias, *se = ctx.saved_tensors
+    of_x, of_gain, of_bias, *of_se = gate_backward(
+        grad, y, gain, bias, moments, seen_nc, se, ctx.slope, ctx.eps, ctx.group
+    )
+    return of_x, of_gain, of_bias, None, of_se, None, None, None
+
+
+gate.register_autograd(differentiate_gate, setup_context=keep_for_gate)
+
+
+# ---- conv(act(norm(x))): `abn_conv`.
+
+
+@custom_op("fullstride::conv", mutates_args=())
+@precise
+def conv(
+    x: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    pivot: Tensor,
+    weight: Tensor,
+    geometry: Sequence[int],
+    slope: float | None,
+    eps: float,
+    group: str,
+) -> tuple[Tensor, Tensor]:
+    """The convolution's output and the moments of its input. `geometry`: strides, paddings, groups."""
+    moments, _ = statistics(x, pivot, group)
+    inside = laid(choose(x).join(x, Norm.of(moments, gain, bias, eps).affine(), None, None, slope), x)
+    return laid(F.conv2d(inside, weight, None, geometry[:2], geometry[2:4], 1, geometry[4]), x), moments
+
+
+@conv.register_fake
+def _(x, gain, bias, pivot, weight, geometry, slope, eps, group):
+    sides = (
+        (side + 2 * padding - kernel) // stride + 1
+        for side, kernel, stride, padding in zip(
+            x.shape[2:], weight.shape[2:], geometry[:2], geometry[2:4], strict=True
+        )
+    )
+    return like(x, len(x), len(weight), *sides), numbers(x, 3, x.shape[1])
+
+
+@custom_op("fullstride::conv_backward", mutates_args=())
+@precise
+def conv_backward(
+    grad: Tensor,
+    x: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    weight: Tensor,
+    moments: Tensor,
+    geometry: Sequence[int],
+    slope: float | None,
+    eps: float,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, gain, bias and weight."""
+    kernels = choose(x)
+    norm = Norm.of(moments, gain, bias, eps)
+    inside = laid(kernels.join(x, norm.affine(), None, None, slope), x)
+    strides, paddings, groups = geometry[:2], geometry[2:4], geometry[4]
+    of_inside, of_weight, _ = torch.ops.aten.convolution_backward(
+        grad, inside, weight, None, strides, paddings, [1, 1], False, [0, 0], groups, [True, True, False]
+    )
+    d_nc, d_x_nc, _ = kernels.join_sums(of_inside, None, inside, x, norm.affine(), None, None, slope)
+    of_gain, of_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
+    of_x, _ = kernels.join_gradients(of_inside, None, inside, x, norm.affine(), slopes, None, None, None, slope)
+    return laid(of_x, x), of_gain.to(gain.dtype), of_bias.to(bias.dtype), laid(of_weight, weight)
+
+
+@conv_backward.register_fake
+def _(grad, x, gain, bias, weight, moments, geometry, slope, eps, group):
+    return like(x), torch.empty_like(gain), torch.empty_like(bias), like(weight)
+
+
+def keep_for_conv(ctx, inputs, output) -> None:
+    x, gain, bias, _, weight, ctx.geometry, ctx.slope, ctx.eps, ctx.group = inputs
+    moments = output[1]
+    ctx.mark_non_differentiable(moments)
+    ctx.save_for_backward(x, gain, bias, weight, moments)
+
+
+def differentiate_conv(ctx, grad, _):
+    of_x, of_gain, of_bias, of_weight = conv_backward(
+        grad, *ctx.saved_tensors, ctx.geometry, ctx.slope, ctx.eps, ctx.group
+    )
+    return of_x, of_gain, of_bias, None, of_weight, *[None] * 4
+
+
+conv.register_autograd(differentiate_conv, setup_context=keep_for_conv)
+
+
+# ---- conv(average(x)): `pool_conv`.
+
+POOL = [2, 2], [2, 2], [0, 0], True, False  # kernel, stride, padding, round up, and pixels outside do not count
+
+
+@custom_op("fullstride::pool", mutates_args=())
+@precise
+def pool(x: Tensor, weight: Tensor) -> Tensor:
+    return laid(F.conv2d(F.avg_pool2d(x, *POOL), weight), x)
+
+
+@pool.register_fake
+def _(x, weight):
+    return like(x, len(x), len(weight), *((side + 1) // 2 for side in x.shape[2:]))
+
+
+@custom_op("fullstride::pool_backward", mutates_args=())
+@precise
+def pool_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and weight."""
+    of_pooled, of_weight, _ = torch.ops.aten.convolution_backward(
+        grad, F.avg_pool2d(x, *POOL), weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    return laid(torch.ops.aten.avg_pool2d_backward(of_pooled, x, *POOL, None), x), laid(of_weight, weight)
+
+
+@pool_backward.register_fake
+def _(grad, x, weight):
+    return like(x), like(weight)
+
+
+def keep_for_pool(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def differentiate_pool(ctx, grad):
+    return pool_backward(grad, *ctx.saved_tensors)
+
+
+pool.register_autograd(differentiate_pool, setup_context=keep_for_pool)
+
+
+# ---- blur(act(norm(x))): `abn_blur`.
+
+
+@custom_op("fullstride::blur", mutates_args=())
+@precise
+def blur(
+    x: Tensor, gain: Tensor, bias: Tensor, pivot: Tensor, slope: float | None, eps: float, group: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, its means (N, C), and the moments."""
+    moments, _ = statistics(x, pivot, group)
+    y, means_nc = choose(x).blurred(x, Norm.of(moments, gain, bias, eps).affine(), slope)
+    return laid(y, x), means_nc, moments
+
+
+@blur.register_fake
+def _(x, gain, bias, pivot, slope, eps, group):
+    n, c, h, w = x.shape
+    return like(x, n, c, (h + 1) // 2, (w + 1) // 2), numbers(x, n, c), numbers(x, 3, c)
+
+
+@custom_op("fullstride::blur_backward", mutates_args=())
+@precise
+def blur_backward(
+    grad: Tensor,
+    of_means: Tensor,
+    x: Tensor,
+    gain: Tensor,
+    bias: Tensor,
+    moments: Tensor,
+    slope: float | None,
+    eps: float,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, gain and bias."""
+    kernels = choose(x)
+    norm = Norm.of(moments, gain, bias, eps)
+    squeeze_nc = of_means / (grad.shape[2] * grad.shape[3])
+    d_nc, d_x_nc = kernels.blurred_sums(grad, squeeze_nc, x, norm.affine(), slope)
+    of_gain, of_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
+    of_x = kernels.blurred_gradients(grad, squeeze_nc, x, norm.affine(), slopes, slope)
+    return laid(of_x, x), of_gain.to(gain.dtype), of_bias.to(bias.dtype)
+
+
+@blur_backward.register_fake
+def _(grad, of_means, x, gain, bias, moments, slope, eps, group):
+    return like(x), torch.empty_like(gain), torch.empty_like(bias)
+
+
+def keep_for_blur(ctx, inputs, output) -> None:
+    x, gain, bias, _, ctx.slope, ctx.eps, ctx.group = inputs
+    moments = output[2]
+    ctx.mark_non_differentiable(moments)
+    ctx.save_for_backward(x, gain, bias, moments)
+
+
+def differentiate_blur(ctx, grad, of_means, _):
+    of_x, of_gain, of_bias = blur_backward(grad, of_means, *ctx.saved_tensors, ctx.slope, ctx.eps, ctx.group)
+    return of_x, of_gain, of_bias, *[None] * 4
+
+
+blur.register_autograd(differentiate_blur, setup_context=keep_for_blur)
