@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from fullstride.nets import abn
 
+Save = Literal["both", "input", "output"]
+
 
 class Lean(NamedTuple):
     """How a layer trains by the operators of `abn`."""
 
-    save: Literal["both", "input", "output"]  # what its batch norm keeps for the gradient
+    save: Save  # what its batch norm keeps for the gradient
     group: str = ""  # processes that take their batch statistics together
 
 

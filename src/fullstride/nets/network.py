@@ -1,5 +1,6 @@
 """How does data become a module? The one builder: `Network(spec)`."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -7,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fullstride.nets.abn import invertible
-from fullstride.nets.layers import ConvNorm, Head, Lean
+from fullstride.nets.layers import ConvNorm, Head, Lean, Save
 from fullstride.nets.spec import NetSpec, Stage
 
 
@@ -77,19 +78,28 @@ class Network(nn.Module):
             self.choose_saves()
         return self
 
-    def choose_saves(self) -> None:
+    @property
+    def saves(self) -> list[Save]:
+        """What each batch norm keeps while the network learns lean; nothing where it does not."""
+        layers = [layer for layer in self.modules() if isinstance(layer, ConvNorm)]
+        return [layer.lean.save for layer in layers if layer.lean]
+
+    def choose_saves(self, saves: Sequence[Save] = ()) -> None:
+        """Decide what each batch norm keeps, or take it over: an epoch that goes on must round as it began."""
         layers = [layer for layer in self.modules() if isinstance(layer, ConvNorm)]
         if self.lean_group is None:
             for layer in layers:
                 layer.lean = None
             return
-        healthy = torch.stack([invertible(layer.norm) for layer in layers])
-        # On the meta device, where there are no gains to look at, they pass for fresh ones.
-        found = [True] * len(layers) if healthy.is_meta else healthy.tolist()
-        for layer, fits in zip(layers, found, strict=True):
-            layer.lean = Lean("output" if fits and layer.slope else "both", self.lean_group)
-        # No convolution follows the last one and keeps its result.
-        layers[-1].lean = Lean("input", self.lean_group)
+        if not saves:
+            healthy = torch.stack([invertible(layer.norm) for layer in layers])
+            # On the meta device, where there are no gains to look at, they pass for fresh ones.
+            found = [True] * len(layers) if healthy.is_meta else healthy.tolist()
+            which = zip(layers[:-1], found[:-1], strict=True)
+            first: list[Save] = ["output" if fits and layer.slope else "both" for layer, fits in which]
+            saves = [*first, "input"]  # no convolution follows the last one and keeps its result
+        for layer, save in zip(layers, saves, strict=True):
+            layer.lean = Lean(save, self.lean_group)
 
     def draw(self, images: int) -> Masks:
         """Masks for one step of `images` images, from PyTorch's generator of the device. What is kept is scaled up."""

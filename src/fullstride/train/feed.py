@@ -16,6 +16,7 @@ from fullstride.data.loader import Batch, Batches
 from fullstride.measure.bench import Protocol, timed_calls, warm_up
 from fullstride.measure.environment import find_device
 from fullstride.tasks.classify import Classify
+from fullstride.train.efficiency import settled
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.ranks import ALONE
 from fullstride.train.recipe import Recipe
@@ -135,7 +136,7 @@ def balance(
     net, pre = beginning(model, data, recipe, "")
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     per_epoch = len(training_batches(data, pre, recipe, device, workers, ALONE))
-    recipe = recipe.lasting(per_epoch)
+    recipe = settled(recipe.lasting(per_epoch), net, pre, device)
     learner = Learner(net.to(device).train(), Classify(recipe.label_smoothing), recipe, per_epoch, None, ALONE)
 
     def smaller(batch: int, workers: int) -> Batches:

@@ -81,6 +81,8 @@ def fit(
     first, start, losses = learner.resume(resume) if resume else (0, 0, [])
     for number in range(first, math.ceil(steps / len(batches))):
         net.train()
+        if start and isinstance(net, Network):
+            net.choose_saves(learner.saves)
         last = min(len(batches), steps - number * len(batches))  # the last epoch may be a part of one
         images, waited, away = 0, 0.0, 0.0
         began = mark = time.perf_counter()
@@ -124,6 +126,8 @@ class Learner:
         self.net, self.task, self.recipe, self.per_epoch = net, task, recipe, per_epoch
         self.teacher, self.ranks = teacher, ranks
         self.device = next(net.parameters()).device
+        if recipe.efficiency == "auto":
+            raise ValueError("recipe.efficiency auto is settled before the first step: use plain, lean or compiled")
         if recipe.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it for reproducible products
         if self.device.type == "cpu" and recipe.channels_last and recipe.precision in ("bf16", "fp16"):
@@ -135,12 +139,16 @@ class Learner:
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         if recipe.channels_last:
             net.to(memory_format=torch.channels_last)
+        if isinstance(net, Network):
+            net.lean(recipe.efficiency in ("lean", "compiled"))
+        elif recipe.efficiency == "lean":
+            raise ValueError(f"timm/{net.spec.name} has no lean form: set recipe.efficiency to plain or compiled")
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         whole = WithEmbedding(net) if recipe.triplet else net
         shared = DistributedDataParallel(whole, broadcast_buffers=False) if ranks.together else whole
-        self.forward = torch.compile(shared) if recipe.compiled else shared
+        self.forward = torch.compile(shared) if recipe.efficiency == "compiled" else shared
 
     def step(self, x: Tensor, labels: Tensor, number: int, indices: Tensor | None = None) -> Tensor:
         """One step of the optimizer; returns the loss, on the device: reading it here would stall a GPU.
@@ -218,6 +226,7 @@ class Learner:
             "average": self.average.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "saves": self.net.saves if isinstance(self.net, Network) else [],
         }
 
     def resume(self, state: dict[str, Any]) -> tuple[int, int, list[Tensor]]:
@@ -225,6 +234,7 @@ class Learner:
         self.average.net.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+        self.saves = state["saves"]
         return state["epochs"], state["index"], list(state["losses"].to(self.device))
 
 

@@ -28,6 +28,7 @@ class Asked:
     spec: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
     recipe: Mapping[str, Any]
+    efficiency: str  # what the recipe says, or what was found where it says auto
 
 
 def claim(folder: Path, asked: Asked) -> None:
@@ -54,6 +55,12 @@ def claim(folder: Path, asked: Asked) -> None:
             raise ValueError(f"{folder} exists and is no run, but holds {strange[0]}: give another --out")
     with replacing(folder / ASKED) as beside:
         beside.write_text(json.dumps(wanted, indent=1))
+
+
+def settled_before(folder: Path) -> str:
+    """The way of training that the run in `folder` goes on with; "" where there is none."""
+    found = read_json(folder / ASKED) if (folder / CHECKPOINT).exists() and (folder / ASKED).exists() else None
+    return str(found.get("efficiency", "")) if isinstance(found, dict) else ""
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -20,6 +20,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_network import TimmNetwork
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, record
+from fullstride.train.efficiency import settled
 from fullstride.train.ranks import ALONE, Ranks
 from fullstride.train.recipe import Recipe
 from fullstride.train.teach import Answers, Remembered, fitting_teacher
@@ -53,6 +54,10 @@ def train(
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     batches = training_batches(data, pre, recipe, device, workers, ranks)
     lasting = lasting_on(data, recipe)
+    if lasting.efficiency == "auto":
+        before = ranks.gather(record.settled_before(folder))[0]
+        chosen = before or settled(lasting, net, pre, device, ranks.world).efficiency
+        lasting = replace(lasting, efficiency=ranks.gather(chosen)[0])
     teacher = answers(data, pre, lasting, device, teacher_cache)
     asked = record.Asked(
         model=model,
@@ -64,6 +69,7 @@ def train(
         spec=json.loads(net.spec.to_json()),
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
+        efficiency=lasting.efficiency,
     )
     ranks.first_does(record.claim, folder, asked)
     resume = record.load_checkpoint(folder)
