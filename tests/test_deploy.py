@@ -58,6 +58,18 @@ def test_onnx_runtime_gives_the_logits_of_pytorch_at_any_batch(name, pre, pictur
         assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+def test_what_is_exported_has_no_batch_norm_left_and_the_bundle_keeps_its_own(pictures, tmp_path, monkeypatch):
+    bundle = make("resnet_rs_tiny", GRAY)
+    state = {name: value.clone() for name, value in bundle.net.state_dict().items()}
+    given, whole = [], torch.onnx.export
+    monkeypatch.setattr(torch.onnx, "export", lambda net, *args, **how: given.append(net) or whole(net, *args, **how))
+    export_onnx(bundle, tmp_path / "net.onnx", pictures)
+    assert not [module for module in given[0].modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert {name: value.tolist() for name, value in bundle.net.state_dict().items()} == {
+        name: value.tolist() for name, value in state.items()
+    }
+
+
 def test_the_onnx_file_says_what_it_holds(pictures, tmp_path):
     bundle = make("genet_tiny", GRAY, scores={"test": {"top1": 99.0}}, source="a test")
     export_onnx(bundle, tmp_path / "net.onnx", pictures)

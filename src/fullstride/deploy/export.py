@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fullstride.deploy.fuse import folded
 from fullstride.deploy.predict import network_input
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.disk import replacing
@@ -31,9 +32,9 @@ class Check:
 def export_onnx(bundle: Bundle, path: Path, pictures: Sequence[Image.Image]) -> Check:
     """Write `bundle` to `path` as ONNX with a dynamic batch: float32 (N, C, H, W) "images" -> (N, K) "logits".
 
-    The file holds class names, preprocessing and scores as metadata. It is written beside its place,
-    run by ONNX Runtime on `pictures` and compared; raises ValueError and keeps what stood there
-    before if a logit differs by more than `TOLERANCE`.
+    Batch norms are folded into convolutions; class names, preprocessing and scores are metadata. The file is written
+    beside its place, run by ONNX Runtime on `pictures` and compared with the network as it is; raises ValueError and
+    keeps what stood there before if a logit differs by more than `TOLERANCE`.
     """
     onnx, _ = exporters()
     x = network_input(bundle, pictures)
@@ -44,7 +45,7 @@ def export_onnx(bundle: Bundle, path: Path, pictures: Sequence[Image.Image]) -> 
         with warnings.catch_warnings(), quiet("torch.onnx"):
             warnings.simplefilter("ignore")  # of the exporter about its own parts; the check below judges the file
             program = torch.onnx.export(
-                net,
+                folded(net),
                 (torch.zeros_like(x[:2] if len(x) > 1 else x.repeat(2, 1, 1, 1)),),
                 dynamo=True,
                 opset_version=OPSET,

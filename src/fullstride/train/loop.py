@@ -3,6 +3,7 @@
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,7 +149,14 @@ class Learner:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         whole = WithEmbedding(net) if recipe.triplet else net
         shared = DistributedDataParallel(whole, broadcast_buffers=False) if ranks.together else whole
-        self.forward = torch.compile(shared) if recipe.efficiency == "compiled" else shared
+        self.forward: Callable[..., Any] = shared
+        if recipe.efficiency == "compiled":
+            from fullstride.nets.compiled import compiled_for_training  # takes seconds to import
+
+            compiled = compiled_for_training(shared)
+            self.forward = compiled.call
+            if compiled.reason:
+                warnings.warn(f"compiled without recomputing: {compiled.reason}", stacklevel=2)
 
     def step(self, x: Tensor, labels: Tensor, number: int, indices: Tensor | None = None) -> Tensor:
         """One step of the optimizer; returns the loss, on the device: reading it here would stall a GPU.

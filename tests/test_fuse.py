@@ -1,0 +1,218 @@
+"""A network whose batch norms are folded into its convolutions answers as before."""
+
+import copy
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from networks import randomise
+from torch import Tensor, nn
+
+from fullstride.deploy.fuse import fold, folded
+from fullstride.nets import zoo
+from fullstride.nets.abn import MagnitudeNorm
+
+COUNTS = {
+    "tresnet_m": 60,
+    "resnet_rs_50": 56,
+    "genet_large": 57,
+    "resnet50": 53,
+    "tresnet_tiny": 19,
+    "resnet_rs_tiny": 23,
+    "genet_tiny": 24,
+    "timm/tresnet_m": 60,
+    "timm/resnetrs50": 56,
+    "timm/gernet_l": 57,
+    "timm/resnet50": 53,
+    "timm/efficientnet_b0": 49,
+    "timm/tf_efficientnet_b0": 49,  # pads by its own kind of convolution
+    "torchvision/resnet18": 20,
+}
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+def make(name: str, generator: torch.Generator) -> nn.Module:
+    torch.manual_seed(0)
+    where, _, theirs = name.rpartition("/")
+    if where == "timm":
+        net = timm.create_model(theirs, num_classes=10)
+    elif where:
+        net = torchvision.models.get_model(theirs, num_classes=10)
+    else:
+        net = zoo.create(name, classes=10, in_channels=3)
+    return randomise(net, generator)
+
+
+def norms(net: nn.Module) -> list[nn.Module]:
+    return [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+def settle(net: nn.Module, x: Tensor) -> None:
+    for norm in norms(net):
+        if norm.affine:
+            nn.init.uniform_(norm.weight, -1.5, 1.5)
+            nn.init.uniform_(norm.bias, -0.5, 0.5)
+    for _ in range(3):
+        net.train()(x)
+    net.eval()
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+@torch.no_grad()
+def test_a_folded_network_has_no_batch_norm_and_the_same_answers(name, count, generator):
+    net = make(name, generator)
+    state = copy.deepcopy(net.state_dict())
+    x = torch.randn(3, 3, 64, 64, generator=generator)
+    fold_ = fold(net, x[:1])
+    assert len(norms(net)) == len(fold_.pairs) == count
+    assert not norms(fold_.net)
+    assert not fold_.left
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    exact = copy.deepcopy(net).double()(x.double())
+    # A random ResNet-50 is off by 1e-5 by its own rounding.
+    assert error(fold_.net(x), exact) < max(1e-5, 2 * error(net(x), exact))
+    assert error(folded(net.double(), x[:1])(x.double()), exact) < 1e-9
+
+
+@torch.no_grad()
+def test_the_magnitude_of_a_gain_is_folded_where_a_norm_takes_its_magnitude(generator):
+    net = make("tresnet_tiny", generator)
+    plain = net(x := torch.randn(2, 3, 64, 64, generator=generator))
+    for norm in norms(net):
+        norm.__class__ = MagnitudeNorm
+    expected = net(x)
+    assert error(plain, expected) > 0.1
+    assert error(folded(net)(x), expected) < 1e-5
+
+
+def test_a_network_that_learns_lean_is_folded_as_it_evaluates_and_stays_lean_itself(generator):
+    net = make("tresnet_tiny", generator).lean().train()
+    copied = folded(net).train().eval()
+    x = torch.randn(2, 3, 64, 64, generator=generator)
+    assert net.training
+    assert net.saves
+    assert error(copied(x), net.eval()(x)) < 1e-5
+
+
+class Odd(nn.Module):
+    """Every way in which a batch norm must stay, beside one that need not: (N, 4, H, W) -> twice (N, 4, H, W)."""
+
+    def __init__(self):
+        super().__init__()
+        plain = ["fine", "shared", "forked", "both", "viewed", "tied", "twice", "again"]
+        plain += ["adding", "batch", "split", "changed", "returned"]
+        self.conv = nn.ModuleDict({name: nn.Conv2d(4, 4, 3, padding=1) for name in plain})
+        self.conv["standard"] = timm.layers.StdConv2d(4, 4, 1)
+        self.conv["weighed"] = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))
+        self.conv["line"] = nn.Linear(4, 4)
+        self.norm = nn.ModuleDict({name: nn.BatchNorm2d(4) for name in (*self.conv, "second", "added", "unused")})
+        self.norm["batch"] = nn.BatchNorm2d(4, track_running_stats=False)
+        self.norm["split"] = timm.layers.SplitBatchNorm2d(4)
+        self.norm["line"] = nn.BatchNorm1d(8)
+        del self.norm["again"], self.norm["adding"]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        conv, norm = self.conv, self.norm
+        for name in ("fine", "batch", "split", "standard", "weighed"):
+            x = norm[name](conv[name](x))
+        x = norm["shared"](conv["shared"](conv["shared"](x)))
+        y = conv["forked"](x)
+        x = norm["forked"](y) + y
+        y = conv["both"](x)
+        x = norm["both"](y) + norm["second"](y)
+        y = conv["viewed"](x)
+        x = norm["viewed"](y) + y.flatten(2)[:, :, :1, None]
+        x = norm["tied"](conv["tied"](x)) + F.conv2d(x, conv["tied"].get_parameter("weight"), padding=1)
+        x = norm["twice"](conv["twice"](x)) + norm["twice"](conv["again"](x))
+        x = norm["added"](conv["adding"](x) + x)
+        x = norm["changed"](conv["changed"](x).relu_())
+        x = x + norm["line"](conv["line"](x[:, :, :2, :4].flatten(1, 2)))[:, :4, :1, None]
+        y = conv["returned"](x)
+        return norm["returned"](y), y
+
+
+@torch.no_grad()
+def test_a_batch_norm_that_does_not_have_a_convolution_for_itself_stays_and_is_told_why(generator):
+    net, x = Odd(), torch.randn(2, 4, 8, 8, generator=generator)
+    settle(net, x)
+    fold_ = fold(net, x)
+    assert fold_.pairs == {"norm.fine": "conv.fine"}
+    no_layer = "its input is not the output of a convolution or linear layer"
+    assert fold_.left == {
+        "norm.shared": "the layer before it is called 2 times",
+        "norm.forked": "its input is used elsewhere too",
+        "norm.returned": "its input is used elsewhere too",
+        "norm.both": "its input is used elsewhere too",
+        "norm.second": "its input is used elsewhere too",
+        "norm.viewed": "its input is used elsewhere too",
+        "norm.changed": "its input is used elsewhere too",
+        "norm.tied": "its weights, or those of the layer before it, are used elsewhere too",
+        "norm.twice": "it is called 2 times",
+        "norm.unused": "it is called 0 times",
+        "norm.split.aux_bn.0": "it is called 0 times",
+        "norm.added": no_layer,
+        "norm.standard": no_layer,
+        "norm.weighed": no_layer,
+        "norm.batch": "it takes its statistics from the batch",
+        "norm.split": "what a SplitBatchNorm2d computes is not known",
+        "norm.line": "its channels are not those of the layer before it",
+    }
+    for found, expected in zip(fold_.net(x), net(x), strict=True):
+        assert error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("before", "norm", "shape"),
+    [
+        (nn.Linear(6, 4), nn.BatchNorm1d(4), (5, 6)),
+        (nn.Conv1d(6, 4, 3, bias=False), nn.BatchNorm1d(4), (5, 6, 7)),
+        (
+            nn.Conv2d(6, 4, 3, padding=1, padding_mode="reflect", groups=2),
+            nn.BatchNorm2d(4, affine=False),
+            (5, 6, 7, 7),
+        ),
+        (nn.Conv3d(6, 4, 3), nn.BatchNorm3d(4, eps=0.1), (5, 6, 4, 4, 4)),
+    ],
+    ids=["linear", "1d", "2d", "3d"],
+)
+def test_layers_of_every_dimension_are_folded(before, norm, shape, generator):
+    net = nn.Sequential(before, norm)
+    x = torch.randn(shape, generator=generator)
+    settle(net, x)
+    fold_ = fold(net, x)
+    assert fold_.pairs == {"1": "0"}
+    assert error(fold_.net(x), net(x)) < 1e-5
+
+
+def test_a_network_that_answers_differently_is_refused():
+    class Growing(nn.Sequential):
+        calls = 0
+
+        def forward(self, input: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(input) * self.calls
+
+    net = Growing(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    with pytest.raises(
+        ValueError, match=r"answers differently, by 1.0e\+00 of the largest answer where 1e-09 is allowed"
+    ):
+        fold(net)
+
+
+def test_a_network_in_bf16_is_rounded_once(generator):
+    net = make("genet_tiny", generator)
+    half = copy.deepcopy(net).bfloat16()
+    weights = folded(half).state_dict()
+    assert {value.dtype for value in weights.values()} == {torch.bfloat16}
+    exact = folded(half.float()).state_dict()
+    assert all(torch.equal(value, exact[key].bfloat16()) for key, value in weights.items())
