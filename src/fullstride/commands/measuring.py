@@ -92,6 +92,8 @@ def bench(
     compiled: bool = False,
     memory_gib: float | None = None,
     reference: str | None = None,
+    suite: Literal["papers"] | None = None,
+    quick: bool = False,
     out: Path | None = None,
 ) -> None:
     """Measure latency of one image (p50, p90, p99) and throughput of a batch, or by a paper's protocol, in turn.
@@ -109,8 +111,19 @@ def bench(
         compiled: Measure what torch.compile makes of the networks.
         memory_gib: Use no more of the GPU's memory.
         reference: The network that ratios are to, or none; timm/resnet50 where a protocol is named.
-        out: A JSON file for all samples and the environment.
+        suite: The tables of the papers on one page, in both layouts, eager and compiled, or all their protocols for
+            the models named. Started again, it goes on.
+        quick: Of the suite the few lines that say most, with given batches and short rounds: under 8 minutes on a GPU.
+        out: A JSON file for all samples and the environment; for a suite a folder, suite where not given.
     """
+    if suite:
+        own = dict(protocol=protocol, batch=batch, rounds=rounds, compiled=compiled, reference=reference)
+        if given := [f"--{name}" for name, value in own.items() if value]:
+            raise ValueError(f"{', '.join(given)} with --suite {suite}: leave it out, the suite has its own")
+        run_suite(models, resolution, device, precision, memory_gib, quick, out or Path("suite"))
+        return
+    if quick:
+        raise ValueError("--quick is for a suite: say --suite papers too")
     from fullstride.measure import bench as benching
     from fullstride.measure.environment import choose_device
     from fullstride.measure.step import find_precision
@@ -152,6 +165,26 @@ def bench(
     if out:
         with replacing(out) as beside:
             beside.write_text(dumps([loads(row.to_json()) for row in rows], indent=1))
+
+
+def run_suite(
+    models: "Sequence[str]",
+    resolution: int | None,
+    device: str,
+    precision: str | None,
+    memory_gib: float | None,
+    quick: bool,
+    out: Path,
+) -> None:
+    from fullstride.measure import suite
+    from fullstride.measure.environment import choose_device
+    from fullstride.measure.step import find_precision
+
+    took = find_precision(precision) if precision else None
+    how: dict[str, Any] = dict(resolution=resolution, precision=took, memory_gib=memory_gib, quick=quick)
+    for row in suite.run(out, device=choose_device(device), networks=models, **how):
+        print(row.summary(), flush=True)
+    print(f"the page: {out / suite.PAGE}")
 
 
 def show_side_by_side(online: "Sequence[Measurement]", throughput: "Sequence[Measurement]") -> None:

@@ -1,4 +1,7 @@
-"""How accurate are our networks, by their papers? Top-1 on ImageNet-1k, each number with its source."""
+"""How accurate are our networks, and how fast were they, by their papers? Each number with its source.
+
+`accuracy.csv` is top-1 on ImageNet-1k, `speed.csv` what the papers measured on a V100.
+"""
 
 import csv
 from dataclasses import dataclass
@@ -20,5 +23,25 @@ def published() -> list[Published]:
     text = resources.files(__name__).joinpath("accuracy.csv").read_text()
     return [
         Published(row["name"], int(row["resolution"]), float(row["top1"]), row["source"], row["note"])
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One printed number of a table that says how fast."""
+
+    table: str  # "TResNet 3"
+    line: str  # as printed
+    resolution: int  # pixels a side; where a table does not say, what the network is trained at
+    quantity: str  # "training images/s"
+    value: float
+    source: str
+
+
+def speeds() -> list[Speed]:
+    text = resources.files(__name__).joinpath("speed.csv").read_text()
+    return [
+        Speed(row["table"], row["line"], int(row["resolution"]), row["quantity"], float(row["value"]), row["source"])
         for row in csv.DictReader(text.splitlines())
     ]
