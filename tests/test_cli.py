@@ -255,6 +255,23 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path):
     assert Path(out / "bundle").is_dir()
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the worker in /proc")
+def test_a_killed_worker_is_told_of_in_one_line(tmp_path):
+    words = [sys.executable, "-m", "fullstride", "train", "digits", "--model", "genet_tiny", "--workers", "1"]
+    words += ["--out", str(tmp_path / "run"), "--recipe.resolution", "16", "--recipe.warmup-epochs", "0"]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    assert started.stdout
+    assert "epoch   1/120" in started.stdout.readline()
+    for child in Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split():
+        if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(int(child), signal.SIGKILL)
+    _, error = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert error.startswith("fullstride: a process that decodes images was killed, often for lack of memory")
+    assert len(error.splitlines()) == 1
+
+
 def test_a_reader_that_stops_early_is_no_error():
     listing = subprocess.Popen(
         [sys.executable, "-m", "fullstride", "zoo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -52,6 +52,12 @@ def run(words: Sequence[str]) -> int:
     except (MemoryError, RuntimeError) as error:
         from fullstride.measure.memory import lacks_memory
 
+        if "DataLoader worker" in str(error):  # torch says so from a signal, wherever the program is
+            return complain(
+                "a process that decodes images was killed, often for lack of memory: use fewer --workers; "
+                "the same command goes on",
+                1,
+            )
         if not lacks_memory(error):
             raise
         return complain("out of memory: use a smaller batch or resolution", 2)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -144,7 +144,7 @@ class Batches:
             warnings.simplefilter("ignore")
             loaded = iter(self._loader)
         read = 0
-        for pixels_nhwc, labels, indices, skipped in _whole(loaded):
+        for pixels_nhwc, labels, indices, skipped in loaded:
             self.skipped.update(skipped)
             read += len(indices)
             if len(indices):
@@ -193,18 +193,6 @@ class _Samples(Dataset[_Sample]):
         if file and isinstance(self.view, TrainView) and self.view.engine == "opencv":
             return self.view(_bytes(file(self.images.names[index])), rng, epoch)
         return self.view(self.images.picture(index), rng, epoch)
-
-
-def _whole(loaded: Iterator[Any]) -> Iterator[Any]:
-    """What the workers send; one that was killed is told of in one line."""
-    try:
-        yield from loaded
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise ChildProcessError(
-            "a process that decodes images was killed, often for lack of memory: use fewer --workers"
-        ) from error
 
 
 def _bytes(source: Path | bytes) -> bytes:
