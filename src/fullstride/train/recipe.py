@@ -68,9 +68,7 @@ class Recipe:
     engine: Literal["pillow", "opencv"] = "pillow"  # of training pictures; opencv is faster, its pixels differ a little
     precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"  # of activations; weights stay float32
     channels_last: bool = False  # memory layout of images and activations
-    efficiency: Literal["plain", "lean", "compiled", "auto"] = (
-        "plain"  # of steps; auto: the fastest one here, tried once
-    )
+    efficiency: Literal["plain", "lean", "compiled", "auto"] = "plain"  # of steps; auto: the fastest here
     accumulate: int = 1  # parts that a step's batch is cut into, one after the other, to save memory
     deterministic: bool = False  # the same bits from run to run on a GPU too, at some cost of time
     seed: int = 0  # of the weights, the order and every random draw
