@@ -8,12 +8,15 @@ import copy
 import hashlib
 import json
 import os
+import statistics
+import time
 from dataclasses import asdict, replace
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fullstride.measure.bench import THROUGHPUT, timed_calls, warm_up
 from fullstride.measure.environment import Environment
@@ -27,8 +30,11 @@ from fullstride.train.loop import Learner, numerics
 from fullstride.train.ranks import ALONE
 from fullstride.train.recipe import Recipe
 
-ROUNDS, ROUND_S = 5, 0.2
+SECONDS = 1.0  # of each way
+BLOCK_S = 0.25  # of one sample, where a step does not take longer
+LEAST_SAMPLES = 3
 DECISIVE = ("batch", "precision", "channels_last", "accumulate", "optimizer", "drop_path", "dropout", "triplet")
+DECISIVE += ("deterministic",)
 
 
 def settled(
@@ -85,16 +91,27 @@ def tried(
 
 
 def rate(recipe: Recipe, net: Network | TimmNetwork, pre: Preprocessing, device: torch.device, batch: int) -> float:
-    """Images/s of training steps on random images, the best of a few rounds: other work only ever slows one down."""
+    """Images/s of training steps on random images, the median over blocks."""
     learner = Learner(copy.deepcopy(net).to(device).train(), Classify(), recipe.lasting(1000), 1000, None, ALONE)
     x = torch.randn(batch, pre.channels, pre.resolution, pre.resolution, device=device)
     labels = torch.arange(batch, device=device) // max(recipe.per_class, 1) % net.spec.classes
-    numbers = count()
+    return statistics.median(timed_steps(learner, x, labels, SECONDS))
+
+
+def timed_steps(learner: Learner, x: Tensor, labels: Tensor, seconds: float) -> list[float]:
+    """Images/s of blocks of training steps on one batch that is on the device, for about `seconds`."""
+    numbers = cycle(range(learner.per_epoch))  # within the schedule, which training might have left long ago
 
     def step() -> None:
-        learner.step(x, labels, next(numbers) % 1000)
+        learner.step(x, labels, next(numbers))
 
-    with numerics(recipe.precision == "tf32", recipe.deterministic):
+    protocol = replace(THROUGHPUT, batch=len(x), resolution=x.shape[-1], round_s=BLOCK_S)
+    samples = []
+    with numerics(learner.recipe.precision == "tf32", learner.recipe.deterministic):
         step()  # compiles and picks algorithms
-        calls = warm_up(step, replace(THROUGHPUT, round_s=ROUND_S), device)
-        return max(calls * batch / timed_calls(step, calls, device)[0][0] for _ in range(ROUNDS))
+        calls = warm_up(step, protocol, learner.device)
+        deadline = time.perf_counter() + seconds
+        while len(samples) < LEAST_SAMPLES or time.perf_counter() < deadline:
+            (block_s,), _ = timed_calls(step, calls, learner.device)
+            samples.append(calls * len(x) / block_s)
+    return samples

@@ -6,24 +6,22 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count, cycle
+from itertools import count
 
 import numpy as np
 import torch
 
 from fullstride.data.images import DataSet, Images
 from fullstride.data.loader import Batch, Batches
-from fullstride.measure.bench import Protocol, timed_calls, warm_up
+from fullstride.measure.bench import timed_calls
 from fullstride.measure.environment import find_device
 from fullstride.tasks.classify import Classify
-from fullstride.train.efficiency import settled
-from fullstride.train.loop import Learner, numerics
+from fullstride.train.efficiency import BLOCK_S, LEAST_SAMPLES, settled, timed_steps
+from fullstride.train.loop import Learner
 from fullstride.train.ranks import ALONE
 from fullstride.train.recipe import Recipe
 from fullstride.train.run import beginning, training_batches
 
-BLOCK_S = 0.25  # of one sample, where a step or a picture does not take longer
-LEAST_SAMPLES = 3
 PICTURES = 9  # whose sizes are looked at
 PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride pack` recommends
 
@@ -146,7 +144,7 @@ def balance(
         return training_batches(data, pre, seen, device, workers, ALONE)
 
     feed, some = supply(smaller, workers, device, seconds, data.train)
-    steps = demand(learner, some, min(recipe.batch, len(data.train)), device, seconds)
+    steps = demand(learner, some, min(recipe.batch, len(data.train)), seconds)
     return Balance(feed=feed, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution)
 
 
@@ -213,23 +211,9 @@ def spread(samples: tuple[float, ...]) -> float:
     return float((p90 - p10) / p50)
 
 
-def demand(learner: Learner, some: Batch, batch: int, device: torch.device, seconds: float) -> Steps:
+def demand(learner: Learner, some: Batch, batch: int, seconds: float) -> Steps:
     """What training steps of `batch` images take; `some` pictures over and over fill it."""
-    repeated = torch.arange(batch, device=device) % len(some.x)
+    repeated = torch.arange(batch, device=learner.device) % len(some.x)
     x = some.x[repeated].contiguous(memory_format=torch.channels_last)  # as they come from the loader
-    labels = some.labels[repeated]
-    numbers = cycle(range(learner.per_epoch))  # within the schedule, which training might have left long ago
-
-    def step() -> None:
-        learner.step(x, labels, next(numbers))
-
-    protocol = Protocol(name="throughput", batch=batch, resolution=x.shape[-1], round_s=BLOCK_S)
-    samples = []
-    with numerics(learner.recipe.precision == "tf32", learner.recipe.deterministic):
-        step()  # compiles and picks algorithms
-        calls = warm_up(step, protocol, device)
-        deadline = time.perf_counter() + seconds
-        while len(samples) < LEAST_SAMPLES or time.perf_counter() < deadline:
-            (block_s,), _ = timed_calls(step, calls, device)
-            samples.append(calls * batch / block_s)
+    samples = timed_steps(learner, x, some.labels[repeated], seconds)
     return Steps(batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples))
