@@ -62,16 +62,12 @@ def forms() -> dict[str, Callable[[], Any]]:
         "join: batch norm, act": lambda: passes.join(x, affine, None, None, 0.01),
         "join: + other": lambda: passes.join(x, affine, x, None, 0),
         "join: + normed other": lambda: passes.join(x, affine, x, affine, 0),
-        "join_sums: of y": lambda: passes.join_sums(x, None, x, None, affine, None, None, 0.01),
-        "join_sums: of x, two gradients": lambda: passes.join_sums(x, x, x, x, affine, x, None, 0),
-        "join_sums: normed other, two gradients": lambda: passes.join_sums(x, x, x, x, affine, x, affine, 0),
-        "join_gradients: of y": lambda: passes.join_gradients(x, None, x, None, affine, slopes, None, None, None, 0.01),
-        "join_gradients: other, two gradients": lambda: passes.join_gradients(
-            x, x, x, x, affine, slopes, x, None, None, 0
-        ),
-        "join_gradients: normed other, two gradients": lambda: passes.join_gradients(
-            x, x, x, x, affine, slopes, x, affine, slopes, 0
-        ),
+        "join_sums: of y": lambda: passes.join_sums(x, x, None, affine, None, None, 0.01),
+        "join_sums: of x": lambda: passes.join_sums(x, x, x, affine, x, None, 0),
+        "join_sums: normed other": lambda: passes.join_sums(x, x, x, affine, x, affine, 0),
+        "join_gradients: of y": lambda: passes.join_gradients(x, x, None, affine, slopes, None, None, None, 0.01),
+        "join_gradients: other": lambda: passes.join_gradients(x, x, x, affine, slopes, x, None, None, 0),
+        "join_gradients: normed other": lambda: passes.join_gradients(x, x, x, affine, slopes, x, affine, slopes, 0),
         "squeezed": lambda: passes.squeezed(x, affine, 0.01),
         "gated": lambda: passes.gated(x, affine, nc, 0.01),
         "gated_sums": lambda: passes.gated_sums(x, x, affine, nc, 0.01),

@@ -30,6 +30,7 @@ from fullstride.data.sources.decode import decode
 from fullstride.data.views.augment import Augmentation, train_view
 from fullstride.data.views.fast import fast_train_view
 from fullstride.measure.environment import Environment
+from fullstride.measure.timing import spread
 from fullstride.nets.preprocessing import Preprocessing
 
 SIZE, QUALITY, NOISE = (500, 375), 95, 4.0
@@ -105,15 +106,13 @@ def summary(rates: dict[str, dict[str, list[float]]]) -> list[dict[str, object]]
     rows = []
     for part, each in rates.items():
         for name, found in each.items():
-            low, high = np.quantile(found, (0.1, 0.9))
-            middle = statistics.median(found)
             ratios = [ours / theirs for ours, theirs in zip(found, each[BASELINE], strict=True)]
             rows.append(
                 {
                     "pipeline": name,
                     "does": part,
-                    "images_per_cpu_s": round(middle, 1),
-                    "spread": round(float(high - low) / middle, 3),  # (p90 - p10) / median
+                    "images_per_cpu_s": round(statistics.median(found), 1),
+                    "spread": round(spread(found), 3),  # (p90 - p10) / median
                     "ratio": round(statistics.median(ratios), 3),  # to torchvision
                     "ratio_least": round(min(ratios), 3),
                     "ratio_most": round(max(ratios), 3),

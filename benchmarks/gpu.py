@@ -36,9 +36,10 @@ from torch import Tensor, nn  # noqa: E402
 
 from fullstride.deploy.fuse import folded  # noqa: E402
 from fullstride.measure import suite  # noqa: E402
-from fullstride.measure.bench import THROUGHPUT, measure_all  # noqa: E402
+from fullstride.measure.bench import measure_all  # noqa: E402
 from fullstride.measure.capacity import Trial, largest, predict, search  # noqa: E402
 from fullstride.measure.environment import Environment, choose_device  # noqa: E402
+from fullstride.measure.protocols import THROUGHPUT  # noqa: E402
 from fullstride.measure.step import Step, compiling, exact_float32  # noqa: E402
 from fullstride.nets import zoo  # noqa: E402
 from fullstride.nets.kernels import choose, plain  # noqa: E402
@@ -187,8 +188,8 @@ def given(asked: Asked, n: int, c: int, side: int, layout: str) -> Any:
 
     affines = [Affine(torch.randn(c, device=asked.device), numbers(), numbers()) for _ in range(2)]
     slopes = [Slopes(numbers(), numbers(), numbers()) for _ in range(2)]
-    five = [maps() for _ in range(5)]
-    return tests_of_kernels().Given(*five, maps((side + 1) // 2), *affines, *slopes, numbers(), numbers())
+    four = [maps() for _ in range(4)]
+    return tests_of_kernels().Given(*four, maps((side + 1) // 2), *affines, *slopes, numbers(), numbers())
 
 
 # ---- How near to the memory's speed is each pass?
@@ -301,7 +302,7 @@ def runners(name: str, twin: str, work: str) -> dict[str, tuple[Callable[[], nn.
             "ours folded": (fold, False),
             "ours folded compiled": (fold, True),
         }
-    lean: Callable[[], nn.Module] = lambda: zoo.create(name).lean()  # noqa: E731  # pyright: ignore
+    lean = partial(zoo.create, name, efficiency="lean")
     found |= {"ours plain": (ours, False), "ours lean": (lean, False), "ours lean compiled": (lean, True)}
     if name == "tresnet_m":
         resnet = partial(zoo.create, "timm/resnet50")

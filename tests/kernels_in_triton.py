@@ -35,7 +35,6 @@ class Given:
     y: Tensor
     other: Tensor
     grad: Tensor
-    grad_2: Tensor
     half: Tensor  # a gradient of the blurred map
     affine: Affine
     other_affine: Affine
@@ -61,7 +60,7 @@ def given(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, shared: bo
         return numbers(rows).sign() * (0.5 + numbers(rows).sigmoid())
 
     return Given(
-        *(maps() for _ in range(5)),
+        *(maps() for _ in range(4)),
         half=maps((h + 1) // 2, (w + 1) // 2),
         affine=Affine(numbers(1)[0], scales(rows), numbers(rows)),
         other_affine=Affine(numbers(1)[0], scales(1), numbers(other_rows)),
@@ -91,17 +90,17 @@ FORMS: list[Form] = [
     ("join", lambda m: (m.x, m.affine, m.other, None, 0)),
     ("join", lambda m: (m.x, m.affine, m.other, m.other_affine, None)),
     ("join", lambda m: (m.x, m.affine, m.other, m.other_affine, 0.0)),
-    ("join_sums", lambda m: (m.grad, None, m.y, None, m.affine, None, None, 0.01)),
-    ("join_sums", lambda m: (m.grad, None, m.y, None, m.affine, None, None, None)),
-    ("join_sums", lambda m: (m.grad, m.grad_2, m.y, m.x, m.affine, None, None, None)),
-    ("join_sums", lambda m: (m.grad, m.grad_2, m.y, m.x, m.affine, m.other, None, 0.0)),
-    ("join_sums", lambda m: (m.grad, None, m.y, m.x, m.affine, m.other, m.other_affine, 0.01)),
-    ("join_gradients", lambda m: (m.grad, None, m.y, None, m.affine, m.slopes, None, None, None, 0.01)),
-    ("join_gradients", lambda m: (m.grad, m.grad_2, m.y, m.x, m.affine, m.slopes, None, None, None, None)),
-    ("join_gradients", lambda m: (m.grad, m.grad_2, m.y, m.x, m.affine, m.slopes, m.other, None, None, 0)),
+    ("join_sums", lambda m: (m.grad, m.y, None, m.affine, None, None, 0.01)),
+    ("join_sums", lambda m: (m.grad, m.y, None, m.affine, None, None, None)),
+    ("join_sums", lambda m: (m.grad, m.y, m.x, m.affine, None, None, None)),
+    ("join_sums", lambda m: (m.grad, m.y, m.x, m.affine, m.other, None, 0.0)),
+    ("join_sums", lambda m: (m.grad, m.y, m.x, m.affine, m.other, m.other_affine, 0.01)),
+    ("join_gradients", lambda m: (m.grad, m.y, None, m.affine, m.slopes, None, None, None, 0.01)),
+    ("join_gradients", lambda m: (m.grad, m.y, m.x, m.affine, m.slopes, None, None, None, None)),
+    ("join_gradients", lambda m: (m.grad, m.y, m.x, m.affine, m.slopes, m.other, None, None, 0)),
     (
         "join_gradients",
-        lambda m: (m.grad, None, m.y, m.x, m.affine, m.slopes, m.other, m.other_affine, m.other_slopes, 0.01),
+        lambda m: (m.grad, m.y, m.x, m.affine, m.slopes, m.other, m.other_affine, m.other_slopes, 0.01),
     ),
     ("squeezed", lambda m: (m.x, m.affine, 0.01)),
     ("squeezed", lambda m: (m.x, m.affine, None)),

@@ -1,6 +1,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
+from fullstride.measure.step import Step
 from fullstride.nets import compiled
 from fullstride.nets.compiled import RECOMPUTE, KeepLittle, compiled_for_training, costly, gradient_error
 from fullstride.nets.families import SPECS
@@ -165,3 +167,19 @@ def test_a_network_compiled_for_training_is_right_and_leaves_settings_and_random
     assert (step(call, net, x, masks) - wanted).norm() <= 1e-9 * wanted.norm()
     assert torch._functorch.config.get_config_copy() == settings
     assert torch.equal(torch.get_rng_state(), chance)
+
+
+def test_compiled_training_steps_of_ours_are_those_of_a_recipe_and_others_are_torchs_own(monkeypatch):
+    asked: list[tuple[type, dict]] = []
+
+    def compile_ours(net: nn.Module, **how: object) -> compiled.Compiled:
+        asked.append((type(net), how))
+        return compiled.Compiled(net, "plain", "too old")
+
+    monkeypatch.setattr(compiled, "compiled_for_training", compile_ours)
+    how: dict[str, Any] = dict(batch=2, resolution=32, device=CPU, compiled=True)
+    with pytest.warns(UserWarning, match="compiled without recomputing: too old"):
+        Step(Network(SPECS["genet_tiny"]), "training", **how)()
+    Step(Network(SPECS["genet_tiny"]), "inference", **how)  # nothing is compiled before the first call
+    Step(nn.Conv2d(3, 4, 3), "training", **how)
+    assert asked == [(Network, {"dynamic": False})]

@@ -11,7 +11,12 @@ from torch import nn
 from fullstride import cli
 from fullstride.measure import bench as bench_module
 from fullstride.measure import environment as environment_module
-from fullstride.measure.bench import (
+from fullstride.measure import timing
+from fullstride.measure.bench import batch_of, bench, bench_all, halving, measure_all
+from fullstride.measure.capacity import Probe
+from fullstride.measure.cost import cost, layer_costs
+from fullstride.measure.environment import Environment, choose_device, commit, find_device, gpu_state
+from fullstride.measure.protocols import (
     GENET,
     ONLINE,
     PROTOCOLS,
@@ -20,16 +25,8 @@ from fullstride.measure.bench import (
     TRESNET,
     Measurement,
     Protocol,
-    batch_of,
-    bench,
-    bench_all,
     compare,
-    halving,
-    measure_all,
 )
-from fullstride.measure.capacity import Probe
-from fullstride.measure.cost import cost, layer_costs
-from fullstride.measure.environment import Environment, choose_device, commit, find_device, gpu_state
 from fullstride.measure.step import Step, exact_float32
 from fullstride.measure.tables import published
 from fullstride.nets.families import SPECS
@@ -102,7 +99,7 @@ def test_networks_are_timed_in_turn_inside_every_round(monkeypatch):
 def test_online_waits_after_every_call_and_throughput_once_a_round(monkeypatch):
     monkeypatch.setattr(bench_module, "warm_up", lambda *_: 4)
     events: list[str] = []
-    monkeypatch.setattr(bench_module, "wait", lambda _device: events.append("wait"))
+    monkeypatch.setattr(timing, "wait", lambda _device: events.append("wait"))
     measure_all({"a": lambda: events.append("call")}, replace(QUICK, name="throughput", rounds=1))
     assert events == ["call"] * 4 + ["wait"]
     events.clear()

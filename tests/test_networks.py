@@ -310,3 +310,15 @@ def test_a_network_of_timm_stands_where_ours_stand(name):
 def test_networks_of_timm_are_not_scaled():
     with pytest.raises(ValueError, match="timm/resnet18 cannot be scaled"):
         zoo.create("timm/resnet18", width=0.5)
+
+
+def test_a_network_is_made_lean_by_a_word_where_it_can_be():
+    lean, plain = (zoo.create("genet_tiny", efficiency=way) for way in ("lean", "plain"))
+    assert isinstance(lean, Network)
+    assert isinstance(plain, Network)
+    assert lean.saves
+    assert not plain.saves
+    with pytest.raises(ValueError, match="timm/resnet18 has no lean form: use efficiency plain"):
+        zoo.create("timm/resnet18", efficiency="lean")
+    with pytest.raises(ValueError, match="efficiency 'auto' of a network: use plain or lean; compiled and auto are"):
+        zoo.create("genet_tiny", efficiency="auto")  # pyright: ignore[reportArgumentType]

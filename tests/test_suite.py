@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure import suite
-from fullstride.measure.bench import TRESNET, Measurement
+from fullstride.measure import papers, suite
 from fullstride.measure.environment import Environment
+from fullstride.measure.protocols import TRESNET, Measurement
+from fullstride.measure.suite_page import QUANTITIES, Row
 from fullstride.measure.tables import speeds
 from fullstride.nets.families import SPECS
 from fullstride.nets.layers import BlurPool, SqueezeExcite
@@ -46,20 +47,22 @@ def test_the_published_numbers_are_those_of_the_papers():
     assert found["GENet 3", "GENet-large", 256, "ms per image"] == 0.34
     assert found["GENet 7", "ResNet-50", 224, "ms per image"] == 0.40
     assert found["ResNet-RS 7", "ResNet-RS-350", 320, "seconds per 128 images"] == 8.48
-    assert all("V100" in s.source and "arXiv" in s.source and s.quantity in suite.QUANTITIES for s in speeds())
+    assert all("V100" in s.source and "arXiv" in s.source and s.quantity in QUANTITIES for s in speeds())
 
 
 def test_every_printed_line_has_networks_that_are_there_or_a_reason():
     printed = {(s.table, s.line, s.resolution) for s in speeds()}
-    assert {(line.table, line.name, line.resolution) for line in suite.lines()} == printed
-    for line in suite.lines():
+    assert {(line.table, line.name, line.resolution) for line in papers.lines()} == printed
+    for line in papers.lines():
         assert bool(line.entries) != bool(line.why_not)
         for entry in line.entries:
             assert entry.kind != "timm" or timm.is_model(entry.name.removeprefix("timm/"))
 
 
 def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
-    found = {line.name: line.entries for line in suite.lines() if line.table in ("TResNet 3", "GENet 3", "ResNet-RS 7")}
+    found = {
+        line.name: line.entries for line in papers.lines() if line.table in ("TResNet 3", "GENet 3", "ResNet-RS 7")
+    }
     for name in ("ResNet-50", "TResNet-M", "GENet-light", "ResNet-RS-50"):
         with torch.device("meta"):
             theirs, ours, lean = (entry.build() for entry in found[name])
@@ -73,7 +76,7 @@ def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
 
 def test_the_refinements_of_tresnet_come_one_by_one():
     with torch.device("meta"):
-        nets = {name: entries[-1].build() for name, entries in suite.refinements().items()}
+        nets = {name: entries[-1].build() for name, entries in papers.refinements().items()}
     counted = {
         name: [layers(net, kind) for kind in (nn.MaxPool2d, nn.LeakyReLU, SqueezeExcite, BlurPool)]
         for name, net in nets.items()
@@ -89,7 +92,7 @@ def test_the_refinements_of_tresnet_come_one_by_one():
     assert slopes > 18
     blocks = [sum(stage.depth for stage in net.spec.stages) for net in nets.values() if isinstance(net, Network)]
     assert blocks == [16, 21, 21, 21, 21]
-    assert suite.refinements()["+AA"][-1].spec == SPECS["tresnet_m"]
+    assert papers.refinements()["+AA"][-1].spec == SPECS["tresnet_m"]
 
 
 def test_the_suite_measures_ours_and_timms_and_goes_on_without_measuring_again(tmp_path, monkeypatch, capsys):
@@ -138,16 +141,16 @@ def rate(name: str, samples: tuple[float, ...], protocol=TRESNET, reference: str
     )
 
 
-def row_of(contest: suite.Contest, failed: dict[str, str] | None = None) -> suite.Row:
+def row_of(contest: papers.Contest, failed: dict[str, str] | None = None) -> Row:
     """Timm's rate is 100, 200 and 300 in turn, that of all others 150, 220 and 600."""
-    measured: dict[suite.Kind, list[Measurement]] = {}
+    measured: dict[papers.Kind, list[Measurement]] = {}
     for entry in contest.entries:
         samples = (100.0, 200.0, 300.0) if entry.kind == "timm" else (150.0, 220.0, 600.0)
         for part in contest.parts:
             one = rate(entry.name, samples, part, contest.entries[0].name)
             one = replace(one, ms_per_image=1 / 150, layout=contest.layout, compiled=contest.compiled)
             measured.setdefault(entry.kind, []).append(one)
-    return suite.Row(contest=contest, measured=measured, failed=failed or {})
+    return Row(contest=contest, measured=measured, failed=failed or {})
 
 
 def test_measured_and_published_numbers_stand_in_columns_of_their_own(tmp_path, monkeypatch):
@@ -164,8 +167,8 @@ def test_measured_and_published_numbers_stand_in_columns_of_their_own(tmp_path, 
 
 
 def test_calls_that_take_half_the_time_are_twice_as_fast():
-    (contest, *_) = suite.contests(
-        suite.lines_of(["genet_light"], 32)[1], quick=True, device=CPU, precision=None, memory_gib=None
+    (contest, *_) = papers.contests(
+        papers.lines_of(["genet_light"], 32)[1], quick=True, device=CPU, precision=None, memory_gib=None
     )
     row = row_of(contest)
     assert row.ratio("plain", "timm", "inference") == pytest.approx(200 / 220, rel=0.3)
@@ -196,17 +199,17 @@ def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
     def found(nets, *_, **how):
         (name,) = nets
         looked.append(name)
-        if name == suite.REFERENCE:
+        if name == papers.REFERENCE:
             raise ValueError("does not fit at batch 1")
         return {name: 24}
 
     monkeypatch.setattr(suite, "fitting", found)
-    line = suite.lines_of(["genet_tiny"], 32)[0]
-    (contest, *_) = suite.contests(line, quick=False, device=CPU, precision=None, memory_gib=1)
+    line = papers.lines_of(["genet_tiny"], 32)[0]
+    (contest, *_) = papers.contests(line, quick=False, device=CPU, precision=None, memory_gib=1)
     brief = [replace(part, warmup_s=0.0, rounds=2, round_s=1e-3) for part in contest.parts]
     row = suite.measure(replace(contest, parts=tuple(brief)), CPU)
-    assert looked == [suite.REFERENCE, "genet_tiny", "genet_tiny lean"]
-    assert row.failed == {f"{suite.REFERENCE}, finding its batch": "does not fit at batch 1"}
+    assert looked == [papers.REFERENCE, "genet_tiny", "genet_tiny lean"]
+    assert row.failed == {f"{papers.REFERENCE}, finding its batch": "does not fit at batch 1"}
     one = row.find("lean", "training")
     assert one
     assert (one.largest_batch, one.protocol.batch) == (24, 16)  # nine tenths, to a multiple of 8

@@ -168,6 +168,7 @@ def bench_data(
 
     from fullstride.data.images import open_data
     from fullstride.measure.environment import Environment, choose_device
+    from fullstride.measure.timing import spread
     from fullstride.nets.disk import replacing
     from fullstride.train import feed as feeding
 
@@ -183,7 +184,7 @@ def bench_data(
         rows.insert(2, (f"decoding with --workers {workers}", feed.images_per_s, feed.samples))
     table = Table("", "images/s", "spread", box=None, header_style="bold")
     for name, rate, samples in rows:
-        table.add_row(name, f"{rate:,.1f}", f"{feeding.spread(samples):.2f}")
+        table.add_row(name, f"{rate:,.1f}", f"{spread(samples):.2f}")
     console().print(table)
     here = Environment.here(place)
     print(f"{recipe.engine}, {recipe.precision}, {here.device}, {found.cores} cores, torch {here.torch}")

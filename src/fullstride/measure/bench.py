@@ -4,14 +4,11 @@ Networks are timed one after the other inside every round: when the machine slow
 and the ratio of two networks survives. Medians and spread, never the best.
 """
 
-import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,115 +25,9 @@ from fullstride.measure.memory import (
     peak_mib,
     share_memory,
 )
-from fullstride.measure.step import Layout, Precision, Step, Work, compiling, exact_float32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """How to time. Change a field and the numbers are no longer comparable."""
-
-    name: Literal["throughput", "online", "tresnet", "genet", "resnet_rs"]
-    batch: int  # images a call; where `fit` is not given, what is found for each network takes its place
-    resolution: int = 224  # pixels a side
-    warmup_s: float = 1.0  # seconds, not iterations: clocks and autotuning settle in time
-    rounds: int = 20
-    round_s: float = 0.2  # of each network in each round; one call where that takes longer
-    work: Work = "inference"
-    fit: Literal["given", "halved", "filled"] = "given"  # halved until it trains, or FILLED of the largest that trains
-    trim: float = 0.0  # share of the samples that is left out of `ms_per_image` at either end
-    memory_batch: int | None = None  # images at which memory is looked at; None: those of a call
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "resolution", "rounds"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} {value!r}: use a whole number from 1")
-        if self.warmup_s < 0 or self.round_s <= 0:
-            raise ValueError(f"warmup_s {self.warmup_s:g}, round_s {self.round_s:g}: use seconds above 0")
-
-    @property
-    def waits(self) -> bool:
-        """Wait after every call, or queue calls and wait once a round."""
-        return self.name in ("online", "genet")
-
-    @property
-    def precision(self) -> Precision:
-        """That of the paper; float32 where there is none."""
-        return "float16" if self.name in ("tresnet", "genet") else "float32"
-
-
-# How many images a second when there is always a next batch: calls are queued, as in real use, and the
-# device is waited for once a round; waiting after every call would add the launch gap to each one.
-THROUGHPUT = Protocol(name="throughput", batch=64)
-
-# How long one user waits for one image: every call is waited for. p99 needs some hundred calls to mean much.
-ONLINE = Protocol(name="online", batch=1)
-
-# Tables 1, 3, 4 and 5 of TResNet, arXiv:2003.13630: how much a GPU does when it is as full as training gets it.
-FILLED = 0.9
-TRESNET = Protocol(name="tresnet", batch=MULTIPLE, fit="filled")
-
-# Table 3 of GENet, arXiv:2006.14090: one call a round, each waited for.
-GENET = Protocol(name="genet", batch=1, rounds=30, round_s=1e-6, trim=0.1)
-
-# Table 7 of ResNet-RS, arXiv:2103.07579.
-RESNET_RS = Protocol(name="resnet_rs", batch=128, work="training", fit="halved", memory_batch=32)
-
-# What each name stands for: its parts are timed one after the other and never compared with each other.
-PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
-    "online": (ONLINE,),
-    "throughput": (THROUGHPUT,),
-    "tresnet": (replace(TRESNET, work="training"), TRESNET),
-    "genet": tuple(replace(GENET, batch=2**power) for power in range(8)),
-    "resnet_rs": (RESNET_RS,),
-}
-
-
-def find_protocol(name: str) -> tuple[Protocol, ...]:
-    if name not in PROTOCOLS:
-        close = get_close_matches(name, PROTOCOLS, n=2)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(PROTOCOLS)}"
-        raise ValueError(f"no protocol named {name!r}: {hint}")
-    return PROTOCOLS[name]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """A result that can be believed later: what, how, where."""
-
-    name: str  # of the network
-    protocol: Protocol
-    images_per_s: float  # at the median
-    spread: float  # (p90 - p10) / median of the samples; above 0.05 the machine was not quiet
-    ms_p50: float | None = None  # of a call, as the two below; online only
-    ms_p90: float | None = None
-    ms_p99: float | None = None
-    ms_per_image: float | None = None  # mean of what `trim` leaves; genet only
-    cpu_ms_per_image: float | None = None  # of all threads, median over rounds: steadier than wall time; CPU only
-    peak_memory_mib: float | None = None  # weights, input and what a call takes at most; GPU only
-    largest_batch: int | None = None  # that trains; tresnet only
-    memory_gib: float | None = None  # of the device that could be used, where that was bounded
-    reference: str | None = None  # the network that `ratio` is to
-    ratio: float | None = None  # of images_per_s to the reference's, in the same round, median over rounds
-    samples: tuple[float, ...] = field(repr=False)  # online and genet: ms of every call; else images/s of every round
-    precision: Precision
-    layout: Layout
-    compiled: bool
-    environment: Environment
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Measurement":
-        """Raises ValueError, in one line, for anything that `to_json` would not write."""
-        try:
-            data = dict(json.loads(text))
-            data["protocol"] = Protocol(**data["protocol"])
-            data["environment"] = Environment(**data["environment"])
-            return cls(**{**data, "samples": tuple(data["samples"])})
-        except (TypeError, KeyError, ValueError, RecursionError) as error:
-            raise ValueError(f"this is not the JSON of a measurement: {type(error).__name__} {error}") from None
+from fullstride.measure.protocols import FILLED, THROUGHPUT, Measurement, Protocol
+from fullstride.measure.step import Layout, Precision, Step, compiling, exact_float32
+from fullstride.measure.timing import cpu_threads, spread, timed_calls, timed_each, warm_up
 
 
 def bench(
@@ -197,6 +88,7 @@ def bench(
         replace(
             one,
             peak_memory_mib=peaks[one.name],
+            runtime=getattr(nets[one.name], "runtime", ""),
             largest_batch=(found or {}).get(one.name) if protocol.fit == "filled" else None,
             memory_gib=memory_gib,
         )
@@ -277,8 +169,8 @@ def batch_of(protocol: Protocol, found: int | None) -> int:
 def check_room(
     net: nn.Module, protocol: Protocol, batch: int, device: torch.device, in_channels: int, precision: Precision
 ) -> None:
-    """MemoryError where the CPU is not expected to have room; a GPU says so itself."""
-    if device.type == "cuda":
+    """MemoryError where the CPU is not expected to have room; a GPU says so itself, and so do other engines."""
+    if device.type == "cuda" or hasattr(net, "random_images"):
         return
     side = protocol.resolution
     if protocol.work == "training":
@@ -353,7 +245,7 @@ def measure_all(
             cpu_ms[name].append(cpu_s * 1e3 / images)
 
     def summary(name: str) -> Measurement:
-        p10, p50, p90, p99 = (float(p) for p in np.percentile(samples[name], (10, 50, 90, 99)))
+        p50, p90, p99 = (float(p) for p in np.percentile(samples[name], (50, 90, 99)))
         online = protocol.name == "online"
         cut = round(protocol.trim * len(samples[name]))
         middle = sorted(samples[name])[cut : len(samples[name]) - cut]
@@ -361,7 +253,7 @@ def measure_all(
             name=name,
             protocol=replace(protocol, batch=batches[name]),
             images_per_s=batches[name] * 1e3 / p50 if protocol.waits else p50,
-            spread=(p90 - p10) / p50,
+            spread=spread(samples[name]),
             ms_p50=p50 if online else None,
             ms_p90=p90 if online else None,
             ms_p99=p99 if online else None,
@@ -388,69 +280,3 @@ def at_work(step: Callable[[], object], calls: int, device: torch.device) -> Env
         while not told.done():
             timed_calls(step, calls, device)
         return told.result()
-
-
-def compare(one: Measurement, other: Measurement) -> float:
-    """How many times as fast `one` is as `other`. Raises ValueError for two that were not measured alike."""
-
-    def how(row: Measurement) -> dict[str, Any]:
-        # a batch that was found belongs to the network
-        protocol = row.protocol if row.protocol.fit == "given" else replace(row.protocol, batch=1)
-        here = {key: getattr(row.environment, key) for key in ("device", "threads", "torch", "driver")}
-        told = {key: getattr(row, key) for key in ("precision", "layout", "compiled", "memory_gib")}
-        return {**asdict(protocol), **told, **here}
-
-    ways = how(one), how(other)
-    unlike = [f"{key} {ways[0][key]} and {ways[1][key]}" for key in ways[0] if ways[0][key] != ways[1][key]]
-    if unlike:
-        raise ValueError(
-            f"{one.name} and {other.name} were not measured alike ({'; '.join(unlike)}): measure both again"
-        )
-    return one.images_per_s / other.images_per_s
-
-
-def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device) -> int:
-    """Run until the clocks have settled; returns how many calls fill a round."""
-    calls, deadline = 1, time.perf_counter() + protocol.warmup_s
-    while True:
-        (seconds,), _ = timed_calls(step, calls, device)
-        calls = max(1, round(calls * protocol.round_s / max(seconds, 1e-6)))
-        if time.perf_counter() >= deadline:
-            return calls
-
-
-def timed_calls(step: Callable[[], object], calls: int, device: torch.device) -> tuple[list[float], float]:
-    """Seconds of all calls together, and of CPU time."""
-    cpu_start, start = time.process_time(), time.perf_counter()
-    for _ in range(calls):
-        step()
-    wait(device)
-    return [time.perf_counter() - start], time.process_time() - cpu_start
-
-
-def timed_each(step: Callable[[], object], calls: int, device: torch.device) -> tuple[list[float], float]:
-    """Seconds of every call, and of CPU time for all."""
-    step()  # not counted: it finds in the caches what another network left there
-    wait(device)
-    seconds, cpu_start = [], time.process_time()
-    for _ in range(calls):
-        start = time.perf_counter()
-        step()
-        wait(device)
-        seconds.append(time.perf_counter() - start)
-    return seconds, time.process_time() - cpu_start
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-@contextmanager
-def cpu_threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads or before)
-        yield
-    finally:
-        torch.set_num_threads(before)

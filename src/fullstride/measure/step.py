@@ -1,9 +1,10 @@
 """What is done with one batch when a network is measured? Inference, or a training step with all its parts."""
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ class Step:
 
     Inference converts the whole network to `precision`. Training is a real step: forward and loss, under autocast
     where `precision` is a short one, backward, scaled for float16, SGD with momentum, and gradients set to none.
+    Compiled, a `Network` trains as by a recipe whose efficiency says so, and another network by torch.compile alone.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Step:
         self.shape = batch, in_channels, resolution, resolution
         kept = torch.float32 if self.trains else self.dtype
         self.net = copy.deepcopy(net).train(self.trains).to(device, kept).to(memory_format=self.format)
-        self.forward = torch.compile(self.net, dynamic=False) if compiled else self.net
+        self.forward = self.compiled() if compiled else self.net
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LR, momentum=0.9) if self.trains else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.trains and precision == "float16")
         self.images: Tensor | None = self.random_images()
@@ -62,7 +64,19 @@ class Step:
     def trains(self) -> bool:
         return self.work == "training"
 
+    def compiled(self) -> Callable[..., Any]:
+        if not (self.trains and isinstance(self.net, Network)):
+            return torch.compile(self.net, dynamic=False)
+        from fullstride.nets.compiled import compiled_for_training  # takes seconds to import
+
+        found = compiled_for_training(self.net, dynamic=False)
+        if found.reason:
+            warnings.warn(f"compiled without recomputing: {found.reason}", stacklevel=2)
+        return found.call
+
     def random_images(self) -> Tensor:
+        if own := getattr(self.net, "random_images", None):  # what another engine runs has its own idea of an image
+            return own(self.shape[0], self.shape[2])
         images = torch.randn(self.shape, device=self.device, dtype=torch.float32 if self.trains else self.dtype)
         return images.contiguous(memory_format=self.format)
 

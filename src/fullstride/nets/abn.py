@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullstride.nets import operators
+from fullstride.nets import operators, spatial_operators
 
 LARGEST_OFFSET = 8.0  # |bias / gain| up to which an input is made again of its output: 2^-6 of its deviation in bf16
 LEAST_GAIN = 1e-3  # the same, where float16 runs out of digits
@@ -91,14 +91,16 @@ def abn_conv(x: Tensor, norm: nn.BatchNorm2d, slope: float | None, conv: nn.Conv
     weight = conv.weight.to(x.dtype)  # as autocast would
     assert isinstance(conv.padding, tuple)
     geometry = [*conv.stride, *conv.padding, conv.groups]
-    y, moments = operators.conv(x, gain(norm), norm.bias, norm.running_mean, weight, geometry, slope, norm.eps, group)
+    y, moments = spatial_operators.conv(
+        x, gain(norm), norm.bias, norm.running_mean, weight, geometry, slope, norm.eps, group
+    )
     track(norm, moments, x, group)
     return y
 
 
 def pool_conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """conv(the 2 x 2 average of x) as of `average_pool`, for a 1 x 1 convolution: keeps x, not its average."""
-    return operators.pool(x, conv.weight.to(x.dtype))
+    return spatial_operators.pool(x, conv.weight.to(x.dtype))
 
 
 def abn_se(x: Tensor, norm: nn.BatchNorm2d, se: Sequence[Tensor], slope: float, *, group: str = "") -> Tensor:
@@ -114,7 +116,7 @@ def abn_se(x: Tensor, norm: nn.BatchNorm2d, se: Sequence[Tensor], slope: float, 
 def abn_blur(x: Tensor, norm: nn.BatchNorm2d, slope: float | None, *, group: str = "") -> tuple[Tensor, Tensor]:
     """blur(act(norm(x))) as by `BlurPool`, and its means (N, C) for a gate behind it. Keeps x alone."""
     check(x, norm, group)
-    y, means, moments = operators.blur(x, gain(norm), norm.bias, norm.running_mean, slope, norm.eps, group)
+    y, means, moments = spatial_operators.blur(x, gain(norm), norm.bias, norm.running_mean, slope, norm.eps, group)
     track(norm, moments, x, group)
     return y, means
 

@@ -31,16 +31,17 @@ class Compiled(NamedTuple):
     reason: str  # why it is "plain"; "" where it is not
 
 
-def compiled_for_training(net: nn.Module, *, recompute: bool = True) -> Compiled:
+def compiled_for_training(net: nn.Module, *, recompute: bool = True, dynamic: bool | None = None) -> Compiled:
     """`net` by torch.compile, which computes all but convolutions and products twice where that saves memory.
 
     What is drawn at random must be an input: a network that draws for itself keeps what torch.compile keeps, and warns.
-    PyTorch's settings stay as they are. A `Network` is compiled as one graph, or an error says why not.
+    PyTorch's settings stay as they are. A `Network` is compiled as one graph, or an error says why not. `dynamic` is
+    torch.compile's: False makes a graph for each size.
     """
     reason = recompute_is_safe(next(net.parameters()).device) if recompute else "recomputing was not asked for"
     options = None if reason else RECOMPUTE
     return Compiled(
-        torch.compile(net, fullgraph=isinstance(net, Network), options=options),
+        torch.compile(net, fullgraph=isinstance(net, Network), dynamic=dynamic, options=options),
         "plain" if reason else "recompute",
         reason,
     )

@@ -11,9 +11,9 @@ import numpy as np
 
 from fullstride.data.images import DataSet
 from fullstride.deploy.predict import probabilities
-from fullstride.measure.bench import Measurement
 from fullstride.measure.cost import cost
 from fullstride.measure.environment import Environment
+from fullstride.measure.protocols import Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, read_json
 from fullstride.report.page import Entry, Prediction

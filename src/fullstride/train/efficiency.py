@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.measure.bench import THROUGHPUT, timed_calls, warm_up
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory import lacks_memory
+from fullstride.measure.protocols import THROUGHPUT
+from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.nets.disk import replacing
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing

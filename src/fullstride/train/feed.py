@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-import numpy as np
 import torch
 
 from fullstride.data.images import DataSet, Images
 from fullstride.data.loader import Batch, Batches
-from fullstride.measure.bench import timed_calls
 from fullstride.measure.environment import find_device
+from fullstride.measure.timing import timed_calls
 from fullstride.tasks.classify import Classify
 from fullstride.train.efficiency import BLOCK_S, LEAST_SAMPLES, settled, timed_steps
 from fullstride.train.loop import Learner
@@ -203,12 +202,6 @@ def long_side(images: Images) -> float:
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def spread(samples: tuple[float, ...]) -> float:
-    """(p90 - p10) / median; above 0.05 the machine was not quiet."""
-    p10, p50, p90 = np.percentile(samples, (10, 50, 90))
-    return float((p90 - p10) / p50)
 
 
 def demand(learner: Learner, some: Batch, batch: int, seconds: float) -> Steps:

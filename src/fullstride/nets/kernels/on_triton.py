@@ -53,7 +53,6 @@ def join(x: Tensor, affine: Affine, other: Tensor | None, other_affine: Affine |
 
 def join_sums(
     grad: Tensor,
-    grad_2: Tensor | None,
     y: Tensor,
     x: Tensor | None,
     affine: Affine,
@@ -62,7 +61,7 @@ def join_sums(
     slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     tiles = tiles_of(y)
-    ours = *(tiles.lay(each) for each in (grad, grad_2, y, x)), *affine_of(affine)
+    ours = *(tiles.lay(each) for each in (grad, y, x)), *affine_of(affine)
     if other is None or other_affine is None:
         first, second = tiles.sums(join_sums_kernel, 2, None, *ours, None, None, slope_of(slope))
         return first, second, None
@@ -73,7 +72,6 @@ def join_sums(
 
 def join_gradients(
     grad: Tensor,
-    grad_2: Tensor | None,
     y: Tensor,
     x: Tensor | None,
     affine: Affine,
@@ -84,13 +82,13 @@ def join_gradients(
     slope: float | None,
 ) -> tuple[Tensor, Tensor | None]:
     tiles = tiles_of(y)
-    grad, grad_2, y, x = (tiles.lay(each) for each in (grad, grad_2, y, x))
+    grad, y, x = (tiles.lay(each) for each in (grad, y, x))
     of_x = empty_like(y)
     of_other = None if other is None else empty_like(y)
     theirs = None, None, None, None, None, 0
     if other is not None and other_affine is not None and other_slopes is not None:
         theirs = tiles.lay(other), other_affine.pivot_c.float().contiguous(), *rows(*other_slopes)
-    ours = grad, grad_2, y, x, *affine_of(affine), *rows(*slopes)
+    ours = grad, y, x, *affine_of(affine), *rows(*slopes)
     tiles.launch(join_gradients_kernel, of_x, of_other, *ours, *theirs, slope_of(slope))
     return of_x, of_other
 
@@ -169,7 +167,6 @@ def join_sums_kernel(
     second_sums,
     third_sums,
     grad,
-    grad_2,
     y,
     x,
     pivot,
@@ -199,7 +196,7 @@ def join_sums_kernel(
         p = first + step * block_p
         at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
         out = values(y, at, mask)
-        d = before(grad, grad_2, out, slope, at, mask)
+        d = before(grad, out, slope, at, mask)
         centred = recovered(out, inverse_scale, shift, slope) if x is None else values(x, at, mask) - pivot
         first_sum += d
         second_sum += d * centred
@@ -216,7 +213,6 @@ def join_gradients_kernel(
     of_x,
     of_other,
     grad,
-    grad_2,
     y,
     x,
     pivot,
@@ -255,7 +251,7 @@ def join_gradients_kernel(
         p = first + step * block_p
         at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
         out = values(y, at, mask)
-        d = before(grad, grad_2, out, slope, at, mask)
+        d = before(grad, out, slope, at, mask)
         centred = recovered(out, inverse_scale, shift, slope) if x is None else values(x, at, mask) - pivot
         tl.store(of_x + at, steep * d + constant + linear * centred, mask=mask)
         if other is not None:
@@ -266,11 +262,9 @@ def join_gradients_kernel(
 
 
 @triton.jit
-def before(grad, grad_2, y, slope, at, mask):
+def before(grad, y, slope, at, mask):
     """The gradient before the activation."""
     g = values(grad, at, mask)
-    if grad_2 is not None:
-        g += values(grad_2, at, mask)
     if slope is not None:
         g = tl.where(y > 0, g, g * slope)
     return g

@@ -1,7 +1,7 @@
 """What happens to the maps between two convolutions? Each pass over them, in plain PyTorch, on any device.
 
 These are the definitions: the Triton forms have the same names and arguments. A pass reads or writes whole maps; what
-lies between two passes is arithmetic on (N, C) numbers, which `nets/abn.py` does.
+lies between two passes is arithmetic on (N, C) numbers, which `nets/operators.py` does.
 
 Maps are (N, C, H, W) of any floating type and memory format, and so is what comes out. Numbers for each image and
 channel are (N, C), or (1, C) where they are the same for all images, in float32, or float64 for maps of float64. Every
@@ -50,7 +50,6 @@ def join(x: Tensor, affine: Affine, other: Tensor | None, other_affine: Affine |
 
 def join_sums(
     grad: Tensor,
-    grad_2: Tensor | None,
     y: Tensor,
     x: Tensor | None,
     affine: Affine,
@@ -60,10 +59,10 @@ def join_sums(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sums over the pixels of d, d * (x - pivot) and, with `other_affine`, d * (other - its pivot): each (N, C).
 
-    d = (grad + grad_2) * act'(y), the gradient before the activation; two gradients where y was used twice. Without
-    `x` it is made of y, whose slope must then be above 0 and which has no `other`.
+    d = grad * act'(y), the gradient before the activation. Without `x` it is made of y, whose slope must then be above
+    0 and which has no `other`.
     """
-    d = before(grad, grad_2, y, slope)
+    d = before(grad, y, slope)
     centred = recovered(y, affine, slope) if x is None else wide(x) - per_map(affine.pivot_c)
     sums = d.sum((2, 3)), (d * centred).sum((2, 3))
     if other is None or other_affine is None:
@@ -73,7 +72,6 @@ def join_sums(
 
 def join_gradients(
     grad: Tensor,
-    grad_2: Tensor | None,
     y: Tensor,
     x: Tensor | None,
     affine: Affine,
@@ -84,7 +82,7 @@ def join_gradients(
     slope: float | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and of `other`; arguments as of `join_sums`. The second one is d where `other` came as it was."""
-    d = before(grad, grad_2, y, slope)
+    d = before(grad, y, slope)
     centred = recovered(y, affine, slope) if x is None else wide(x) - per_map(affine.pivot_c)
     of_x = sloped(d, centred, slopes).to(y.dtype)
     if other is None:
@@ -195,9 +193,8 @@ def act_slope(y: Tensor, slope: float | None) -> Tensor:
     return ones if slope is None else torch.where(y > 0, ones, slope)
 
 
-def before(grad: Tensor, grad_2: Tensor | None, y: Tensor, slope: float | None) -> Tensor:
-    whole = wide(grad) if grad_2 is None else wide(grad) + wide(grad_2)
-    return whole * act_slope(wide(y), slope)
+def before(grad: Tensor, y: Tensor, slope: float | None) -> Tensor:
+    return wide(grad) * act_slope(wide(y), slope)
 
 
 def recovered(y: Tensor, affine: Affine, slope: float | None) -> Tensor:
