@@ -3,6 +3,7 @@
 from fullstride.commands.learning import bench_data, pack, train, validate
 from fullstride.commands.measuring import bench, capacity, cost, zoo
 from fullstride.commands.shipping import export, predict, report
+from fullstride.commands.studying import bench_blocks, rank
 
 COMMANDS = {
     "zoo": zoo,
@@ -14,6 +15,8 @@ COMMANDS = {
     "predict": predict,
     "bench": bench,
     "bench-data": bench_data,
+    "bench-blocks": bench_blocks,
+    "rank": rank,
     "export": export,
     "report": report,
 }

@@ -65,7 +65,7 @@ class Block(nn.Module):
         if how is not None:
             return self.joined(x, keep, how)
         branch = self.branch(x) if keep is None else self.branch(x) * keep
-        return self.act(self.shortcut(x) + branch)
+        return self.act(branch.add_(self.shortcut(x)))
 
     def learns_lean(self) -> Lean | None:
         """How the norms at its end do, if all of them do and nothing stands there that could not be joined."""
