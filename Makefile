@@ -13,7 +13,7 @@ demo: .venv/ready
 	$(BIN)/fullstride train digits --model resnet_rs_tiny --out $(DEMO)/resnet_rs_tiny
 	$(BIN)/fullstride train digits --model genet_tiny --out $(DEMO)/genet_tiny
 	$(BIN)/fullstride bench $(RUNS) timm/resnet18 --out $(DEMO)/bench.json
-	$(BIN)/fullstride export $(RUNS) --budget-ms $(BUDGET_MS) --format onnx --out $(DEMO)/best.onnx
+	$(BIN)/fullstride export $(RUNS) --budget-ms $(BUDGET_MS) --format onnx --force --out $(DEMO)/best.onnx
 	$(BIN)/fullstride report $(RUNS) --bench $(DEMO)/bench.json --out $(DEMO)/report.html
 
 test: check

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what works, and what goes wrong in one line."""
 
+import io
 import json
 import os
 import resource
@@ -148,6 +149,48 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
     assert cli.run(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
 
 
+def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(run, photos, tmp_path, capsys):
+    file, folder = tmp_path / "net.onnx", tmp_path / "net"
+    assert cli.run(["export", str(run), "--out", str(file), "--with-preprocessing"]) == 0
+    assert "pixels in, run by ONNX Runtime" in capsys.readouterr().out
+    loose = ["--max-drop", "100"]  # the minival has a handful of images
+    assert (
+        cli.run(["export", str(run), "--out", str(folder), "--format", "openvino", "--precision", "int8", *loose]) == 0
+    )
+    capsys.readouterr()
+    told = []
+    for what in (run, file, folder):
+        assert cli.run(["predict", str(what), str(photos / "temple"), "--json", "--top", "2"]) == 0
+        told.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert [each["path"] for each in told[0]] == sorted(str(path) for path in (photos / "temple").iterdir())
+    for other in told[1:]:
+        best = [[answer["guesses"][0]["label"] for answer in each] for each in (told[0], other)]
+        assert sum(a != b for a, b in zip(*best, strict=True)) <= 1
+    assert cli.run(["bench", str(run), str(file), str(folder), "--rounds", "1", "--batch", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{file}: ONNX Runtime" in shown
+    assert "int8" in shown
+
+
+def test_paths_to_predict_come_on_standard_input_too(run, photos, capsys, monkeypatch):
+    paths = [str(photos / "flower" / "03.jpg"), str(photos / "temple" / "05.jpg")]
+    monkeypatch.setattr(sys, "stdin", paths_by_line := io.StringIO("".join(f"{path}\n" for path in paths)))
+    assert cli.run(["predict", str(run), "-"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == paths
+    assert not paths_by_line.read()
+
+
+def test_auto_exports_the_fastest_of_what_runs_here(run, tmp_path, capsys, monkeypatch):
+    from fullstride.deploy import choose
+
+    monkeypatch.setattr(choose, "candidates", lambda precision: [("onnx", "fp32"), ("openvino", "fp32")])
+    assert cli.run(["export", str(run), "--out", str(tmp_path / "net"), "--format", "auto", "--budget-ms", "1e6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("ms an image, 0.00 points lost" in line for line in lines) == 2
+    (made,) = tmp_path.iterdir()
+    assert lines[-1].startswith(f"{made}: ")
+
+
 def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
     out = ["--out", tmp_path / "new"]
     train = ["train", photos, "--model"]
@@ -155,6 +198,10 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
     (one / "only").mkdir(parents=True)
     (one / "only" / "a.jpg").write_bytes((photos / "temple" / "01.jpg").read_bytes())
     (tmp_path / "empty").mkdir()
+    (tmp_path / "cut.onnx").write_bytes(b"\x08\x0a cut")
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(run / "run.json", begun)
     (tmp_path / "half.pth").write_bytes(b"PK\x03\x04 half")
     lines = [
         refused(capsys, *train, "tresnet_s", *out),
@@ -179,6 +226,14 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         refused(capsys, "bench"),
         refused(capsys, "export", run, "--budget-ms", "0.000001", *out),
         refused(capsys, "export", "resnet_rs_400", *out),
+        refused(capsys, "export", run, "--format", "onxx", *out),
+        refused(capsys, "export", run, "--precision", "bf16", *out),
+        refused(capsys, "export", run, "--precision", "int8", "--calibration", "digits", *out),
+        refused(capsys, "export", run, "--precision", "int8", "--finetune-epochs", "-1", *out),
+        refused(capsys, "export", run, "--out", photos),
+        refused(capsys, "export", begun, *out),
+        refused(capsys, "predict", tmp_path / "cut.onnx", photos),
+        refused(capsys, "bench", tmp_path / "cut.onnx"),
         refused(capsys, "cost", "genet_tinny"),
         refused(capsys, "cost", "genet_tiny", "--resolution", "-3"),
         refused(capsys, "cost", "genet_tiny", "--resolution", "0"),

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from fullstride.data.images import open_data
-from fullstride.deploy import choose, export
-from fullstride.deploy.export import export_onnx
-from fullstride.deploy.predict import network_input, predict
+from fullstride.deploy import choose
+from fullstride.deploy import export as exporting
+from fullstride.deploy.export import DIFFERENCE, Sample, export
+from fullstride.deploy.predict import inputs, predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -42,13 +43,17 @@ def pictures():
     return [digits.picture(index) for index in range(6)]
 
 
+def network_input(bundle, pictures) -> torch.Tensor:
+    return torch.from_numpy(next(inputs("normalised", bundle.preprocessing, pictures)))
+
+
 @pytest.mark.parametrize("pre", [GRAY, COLOUR], ids=["gray", "colour"])
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny", "timm/resnet10t"])
 def test_onnx_runtime_gives_the_logits_of_pytorch_at_any_batch(name, pre, pictures, tmp_path):
     bundle = make(name, pre, scores={"test": {"top1": 99.0}})
-    check = export_onnx(bundle, tmp_path / "net.onnx", pictures)
+    check = export(bundle, tmp_path / "net.onnx", Sample(pictures)).check
     assert check.images == check.same_top1 == len(pictures)
-    assert check.relative_difference < export.TOLERANCE
+    assert check.relative_difference < DIFFERENCE["fp32"]
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     for count in (1, 3, 6):
         x = network_input(bundle, pictures[:count])
@@ -61,9 +66,9 @@ def test_onnx_runtime_gives_the_logits_of_pytorch_at_any_batch(name, pre, pictur
 def test_what_is_exported_has_no_batch_norm_left_and_the_bundle_keeps_its_own(pictures, tmp_path, monkeypatch):
     bundle = make("resnet_rs_tiny", GRAY)
     state = {name: value.clone() for name, value in bundle.net.state_dict().items()}
-    given, whole = [], torch.onnx.export
-    monkeypatch.setattr(torch.onnx, "export", lambda net, *args, **how: given.append(net) or whole(net, *args, **how))
-    export_onnx(bundle, tmp_path / "net.onnx", pictures)
+    given, whole = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda net, *args, **how: given.append(net) or whole(net, *args, **how))
+    export(bundle, tmp_path / "net.onnx", Sample(pictures))
     assert not [module for module in given[0].modules() if isinstance(module, torch.nn.BatchNorm2d)]
     assert {name: value.tolist() for name, value in bundle.net.state_dict().items()} == {
         name: value.tolist() for name, value in state.items()
@@ -71,24 +76,65 @@ def test_what_is_exported_has_no_batch_norm_left_and_the_bundle_keeps_its_own(pi
 
 
 def test_the_onnx_file_says_what_it_holds(pictures, tmp_path):
-    bundle = make("genet_tiny", GRAY, scores={"test": {"top1": 99.0}}, source="a test")
-    export_onnx(bundle, tmp_path / "net.onnx", pictures)
+    bundle = make("genet_tiny", GRAY, scores={"test": {"top1": 99.0}}, source="a test", licence="ours")
+    export(bundle, tmp_path / "net.onnx", Sample(pictures))
     told = {p.key: p.value for p in onnx.load(tmp_path / "net.onnx").metadata_props}
     assert json.loads(told["classes"]) == list("0123456789")
     assert json.loads(told["preprocessing"])["mean"] == [0.2]
     assert json.loads(told["scores"]) == {"test": {"top1": 99.0}}
-    assert told["source"] == "a test"
+    assert (told["source"], told["licence"], told["precision"]) == ("a test", "ours", "fp32")
 
 
 def test_a_file_that_answers_differently_is_not_written_and_an_earlier_one_stays(pictures, tmp_path, monkeypatch):
     path = tmp_path / "net.onnx"
     path.write_text("earlier")
-    run = export.run_onnx
-    monkeypatch.setattr(export, "run_onnx", lambda *args: run(*args) * 1.001)
-    with pytest.raises(ValueError, match=r"was not written: its logits differ from PyTorch's by .*e-0"):
-        export_onnx(make("genet_tiny", GRAY), path, pictures)
+    answers = exporting.answers
+    monkeypatch.setattr(exporting, "answers", lambda *args: answers(*args) * 1.001)
+    bundle = make("genet_tiny", GRAY)
+    with pytest.raises(ValueError, match=r"was not written: its answers differ from PyTorch's by .*e-0"):
+        export(bundle, path, Sample(pictures), force=True)
+    monkeypatch.setattr(exporting, "answers", lambda *args: -answers(*args))
+    monkeypatch.setitem(DIFFERENCE, "bf16", 3.0)
+    with pytest.raises(
+        ValueError, match=r"it loses 100.00 points of top-1, 0.2 are allowed \(on 6 images\): .* --max-drop"
+    ):
+        export(bundle, path, Sample(pictures), format="openvino", precision="bf16", force=True)
     assert path.read_text() == "earlier"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_points_are_lost_by_true_classes_where_they_are_known_and_else_by_other_answers():
+    ours, theirs = np.eye(4), np.eye(4)[[1, 0, 2, 3]]
+    assert exporting.compare(theirs, ours).drop == 50
+    assert exporting.compare(theirs, ours, [0, 1, 2, 3]).drop == 50
+    assert exporting.compare(theirs, ours, [1, 0, 2, 3]).drop == 0  # it became better
+    assert exporting.compare(theirs, ours, [0, 0, 2, 3]).drop == 0  # lost one and won one
+
+
+def test_an_earlier_file_is_kept_unless_forced(pictures, tmp_path):
+    (tmp_path / "net.onnx").write_text("earlier")
+    with pytest.raises(ValueError, match="net.onnx exists: say --force to replace it, or give another --out"):
+        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
+    assert (tmp_path / "net.onnx").read_text() == "earlier"
+    export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures), force=True)
+    assert onnx.load(tmp_path / "net.onnx").graph.node
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
+    bundle, path, sample = make("genet_tiny", GRAY), tmp_path / "net", Sample(pictures)
+    for how, message in (
+        (dict(format="onxx"), "no format named 'onxx': choose from onnx, openvino"),
+        (dict(precision="bf16"), "onnx in bf16: use fp32, fp16, int8, or bf16 in openvino, aoti, pt2"),
+        (dict(precision="int8"), "int8 needs images to take its ranges from"),
+        (dict(takes="pictures", any_size=True), "a file that takes pictures takes any size as it is"),
+        (dict(any_size=True), "any size for a network of 32 pixels: .* 64, 96, 128"),
+        (dict(format="triton-server", precision="bf16"), "triton-server in bf16: use fp32, fp16, int8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export(bundle, path, sample, **how)
+    with pytest.raises(ValueError, match="no images to compare answers on"):
+        export(bundle, path, Sample([]))
+    assert not any(tmp_path.iterdir())
 
 
 def test_predictions_are_the_networks_softmax_best_first(pictures, tmp_path):
@@ -147,3 +193,34 @@ def test_the_time_that_decides_is_measured_here():
     best, _, ms = choose.most_accurate({"one": make("genet_tiny", GRAY, scores={"test": {"top1": 1.0}})}, 1e6)
     assert best == "one"
     assert ms > 0
+
+
+def test_auto_keeps_the_fastest_file_that_passes_within_the_budget(pictures, tmp_path, monkeypatch):
+    bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
+    monkeypatch.setattr(
+        choose, "candidates", lambda precision: [("onnx", "fp32"), ("openvino", "fp32"), ("pt2", "bf16")]
+    )
+    monkeypatch.setattr(choose, "measured", lambda paths, _: {"onnx fp32": 2.0, "openvino fp32": 1.0})
+    said = []
+    made = choose.fastest(bundle, tmp_path / "net", sample, budget_ms=5, say=said.append)
+    assert (made.format, made.path) == ("openvino", tmp_path / "net")
+    assert (tmp_path / "net" / "model.xml").is_file()
+    assert said[-2:] == [
+        "openvino fp32: 1.000 ms an image, 0.00 points lost",
+        "onnx fp32: 2.000 ms an image, 0.00 points lost",
+    ]
+    with pytest.raises(
+        ValueError,
+        match="other was not written: openvino fp32 is the fastest with 1.000 ms an image, the budget is 0.5 ms",
+    ):
+        choose.fastest(bundle, tmp_path / "other", sample, budget_ms=0.5)
+    assert [each.name for each in tmp_path.iterdir()] == ["net"]
+
+
+def test_the_times_of_files_are_measured_in_turn_by_their_own_engines(pictures, tmp_path):
+    bundle = make("genet_tiny", GRAY)
+    for format, name in (("onnx", "a.onnx"), ("openvino", "b")):
+        export(bundle, tmp_path / name, Sample(pictures), format=format)
+    found = choose.measured({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
+    assert set(found) == {"a", "b"}
+    assert min(found.values()) > 0

@@ -33,7 +33,9 @@ PUBLIC = {
     "fit": "fullstride.train.loop",
     "evaluate": "fullstride.train.loop",
     "predict": "fullstride.deploy.predict",
-    "export_onnx": "fullstride.deploy.export",
+    "export": "fullstride.deploy.export",
+    "Sample": "fullstride.deploy.export",
+    "open_file": "fullstride.deploy.formats",
 }
 
 __all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

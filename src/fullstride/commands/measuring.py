@@ -13,7 +13,9 @@ from fullstride.commands.flags import Device
 from fullstride.terminal import console
 
 if TYPE_CHECKING:
-    from fullstride.measure.bench import Measurement
+    from torch import nn
+
+    from fullstride.measure.protocols import Measurement
 
 SIDE_BY_SIDE = ("online", "throughput")  # what is measured where no protocol is named
 REFERENCE = "timm/resnet50"
@@ -95,11 +97,13 @@ def bench(
     suite: Literal["papers"] | None = None,
     quick: bool = False,
     out: Path | None = None,
+    trust: bool = False,
 ) -> None:
     """Measure latency of one image (p50, p90, p99) and throughput of a batch, or by a paper's protocol, in turn.
 
     Args:
-        models: Names that `fullstride zoo` lists, timm/NAME, runs or bundles.
+        models: Names that `fullstride zoo` lists, timm/NAME, runs, bundles, or what `fullstride export` wrote: files
+            of the same input are run by their own engines, on the CPU.
         protocol: online, throughput, tresnet, genet, resnet_rs (see docs/measuring.md); online and throughput
             in one table where not given.
         resolution: Pixels a side, the same for all; the first network's own where not given, 224 for tresnet.
@@ -115,6 +119,7 @@ def bench(
             the models named. Started again, it goes on.
         quick: Of the suite the few lines that say most, with given batches and short rounds: under 8 minutes on a GPU.
         out: A JSON file for all samples and the environment; for a suite a folder, suite where not given.
+        trust: Measure files of the formats pt2 and aoti, which are programs, too.
     """
     if suite:
         own = dict(protocol=protocol, batch=batch, rounds=rounds, compiled=compiled, reference=reference)
@@ -124,34 +129,33 @@ def bench(
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
-    from fullstride.measure import bench as benching
+    from fullstride.measure.bench import bench_all
     from fullstride.measure.environment import choose_device
+    from fullstride.measure.protocols import find_protocol
     from fullstride.measure.step import find_precision
     from fullstride.nets.disk import replacing
-    from fullstride.nets.zoo import measurable
 
     if not models:
         raise ValueError("nothing to measure: name one or more networks or runs")
     names = protocol or SIDE_BY_SIDE
-    parts = {name: benching.find_protocol(name) for name in names}
+    parts = {name: find_protocol(name) for name in names}
     if batch is not None and "throughput" not in parts:
         raise ValueError(f"--batch {batch} is for throughput: {', '.join(parts)} has its own")
     if reference is None and protocol:
         reference = REFERENCE
     reference = None if reference == "none" else reference
-    nets = measurable([*dict.fromkeys(models if reference is None else (reference, *models))])
-    first = nets[models[0]].spec
+    nets, own_side, channels = entrants([*dict.fromkeys(models if reference is None else (reference, *models))], trust)
     place = choose_device(device)
     how: dict[str, Any] = dict(layout=layout, compiled=compiled, memory_gib=memory_gib, reference=reference)
 
     found: dict[str, list[list[Measurement]]] = {}
     for name, each in parts.items():
-        side = resolution if resolution is not None else 224 if name == "tresnet" else first.resolution
+        side = resolution if resolution is not None else 224 if name == "tresnet" else own_side[models[0]]
         changes = dict(resolution=side, rounds=rounds, batch=batch if name == "throughput" else None)
         changes = {key: value for key, value in changes.items() if value is not None}
         asked = [replace(part, **changes) for part in each]
         took = find_precision(precision) if precision else each[0].precision
-        found[name] = list(benching.bench_all(nets, asked, place, first.in_channels, precision=took, **how))
+        found[name] = list(bench_all(nets, asked, place, channels, precision=took, **how))
         if protocol:
             show(found[name])
     if not protocol:
@@ -161,10 +165,27 @@ def bench(
     sizes = " and ".join(dict.fromkeys(f"{r.protocol.resolution} x {r.protocol.resolution}" for r in rows))
     made = ", ".join(dict.fromkeys(row.precision for row in rows))
     where = f"{here.device}, {here.threads} threads, torch {here.torch}"
-    print(f"{sizes} x {first.in_channels}, {made}, {layout}, {'compiled' if compiled else 'eager'}, {where}")
+    print(f"{sizes} x {channels}, {made}, {layout}, {'compiled' if compiled else 'eager'}, {where}")
+    for told in dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime):
+        print(told)
     if out:
         with replacing(out) as beside:
             beside.write_text(dumps([loads(row.to_json()) for row in rows], indent=1))
+
+
+def entrants(names: "Sequence[str]", trust: bool) -> "tuple[dict[str, nn.Module], dict[str, int], int]":
+    """What is to be measured on the same input, networks and files by name; the resolution of each; the channels."""
+    from fullstride.deploy.formats import open_file, recognised
+    from fullstride.deploy.shipped import Engine
+    from fullstride.nets.zoo import measurable
+
+    files = {name: open_file(name, trust=trust) for name in names if recognised(Path(name))}
+    channels = {name: each.preprocessing.channels for name, each in files.items()}
+    nets = measurable([name for name in names if name not in files], channels)
+    channels |= {name: net.spec.in_channels for name, net in nets.items()}
+    sides = {name: each.preprocessing.resolution for name, each in files.items()}
+    sides |= {name: net.spec.resolution for name, net in nets.items()}
+    return {name: nets.get(name) or Engine(files[name]) for name in names}, sides, channels[names[0]]
 
 
 def run_suite(

@@ -1,43 +1,59 @@
 """What is a trained network good for? Commands that predict, export and report."""
 
-from dataclasses import asdict
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from json import dumps
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
 from fullstride.commands.flags import Device
-from fullstride.terminal import report_skipped
+from fullstride.terminal import Bar, console, report_skipped
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import nn
+
+    from fullstride.deploy.export import Exported, Sample, Tuning
+    from fullstride.deploy.shipped import Shipped
+    from fullstride.nets.bundle import Bundle
+
+COMPARED = 500  # images that a file's answers are compared on
+CALIBRATED = 256  # images that int8 takes its ranges from
 
 
 def predict(
     run: Positional[str],
-    images: Positional[tuple[Path, ...]],
+    images: Positional[tuple[str, ...]],
     top: int = 3,
     json: bool = False,
+    batch: int = 32,
     device: Device = "auto",
+    trust: bool = False,
 ) -> None:
     """Say what is in pictures.
 
     Args:
-        run: A run, a bundle, a file of weights, or a name with released weights.
-        images: Picture files.
+        run: A run, a bundle, an exported file of any format, a file of weights, or a name with released weights.
+        images: Picture files, folders of them, or - for a list of paths on standard input.
         top: How many classes to name for each.
         json: One line of JSON for each picture.
-        device: Where to compute.
+        batch: Pictures at a time.
+        device: Where a run or a bundle computes; an exported file does where its engine is.
+        trust: Open files of the formats pt2 and aoti, which are programs, too.
     """
     from fullstride.deploy import predict as predicting
     from fullstride.measure.environment import choose_device
-    from fullstride.nets import zoo
 
-    if not images:
-        raise ValueError("no pictures: name one or more files after the run")
-    if top < 1:
-        raise ValueError(f"--top {top}: use 1 or more")
-    skipped = {}
-    for answer in predicting.predict(zoo.load(run), images, top=top, device=choose_device(device)):
+    for flag, value in (("top", top), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"--{flag} {value}: use 1 or more")
+    paths, skipped = pictures_in(images), {}
+    how: dict[str, Any] = dict(top=top, batch=batch, device=choose_device(device))
+    for answer in predicting.predict(find_model(run, trust), paths, **how):
         if answer.unreadable:
             skipped[answer.path] = answer.unreadable
         if json:
@@ -45,45 +61,156 @@ def predict(
         elif answer.guesses:
             print(f"{answer.path}: " + ", ".join(f"{g.label} {100 * g.probability:.1f} %" for g in answer.guesses))
     report_skipped(skipped)
-    if len(skipped) == len(images):
+    if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")
+
+
+def find_model(what: str, trust: bool = False) -> "Bundle | Shipped":
+    """A bundle or an exported file."""
+    from fullstride.deploy.formats import open_file, recognised
+    from fullstride.nets import zoo
+
+    if recognised(Path(what)):
+        return open_file(what, trust=trust)
+    return zoo.load(what)
+
+
+def pictures_in(words: Sequence[str]) -> list[Path]:
+    """The files that are named, those in folders, sorted, and for - those on standard input, one a line."""
+    from fullstride.data.sources.folder import SUFFIXES
+
+    found = []
+    for word in words:
+        path = Path(word)
+        if word == "-":
+            found += [Path(line.rstrip("\n")) for line in sys.stdin if line.strip()]
+        elif path.is_dir():
+            found += sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES)
+        else:
+            found.append(path)
+    if not found:
+        where = f" in {', '.join(words)}" if words else ""
+        raise ValueError(f"no pictures{where}: name files or folders of {' '.join(SUFFIXES)} after the run")
+    return found
 
 
 def export(
     runs: Positional[tuple[str, ...]],
     out: Path,
-    format: Literal["onnx"] = "onnx",
+    format: str = "onnx",
+    precision: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
+    with_preprocessing: bool = False,
+    with_resize: bool = False,
+    any_size: bool = False,
+    backend: Literal["onnx", "openvino", "tensorrt"] = "onnx",
     budget_ms: float | None = None,
     data: str = "",
+    calibration: str = "",
+    max_drop: float | None = None,
+    finetune_epochs: int = 0,
+    force: bool = False,
 ) -> None:
     """Write a trained network as a file for other engines, after comparing its answers with PyTorch's.
 
     Args:
         runs: A run, a bundle or a name with released weights. Of several, the most accurate one is taken.
-        out: The file to write.
-        format: onnx: float32 images (N, C, H, W) in, logits out, any batch.
-        budget_ms: Take only a network that answers one image within this median time, measured here.
-        data: Images to compare on; the run's own where not given.
+        out: The file or folder to write.
+        format: onnx, openvino, aoti, pt2, tensorrt, triton-server (see docs/shipping.md), or auto: the one of those
+            that run here, and the precision, that answers fastest.
+        precision: fp32, bf16, fp16 or int8; fp32 where not given, of auto any.
+        with_preprocessing: The file takes uint8 pixels (N, H, W, C) of the network's resolution and gives
+            probabilities; else normalised float32 (N, C, H, W) and logits.
+        with_resize: The file also resizes: pixels of any size in.
+        any_size: The sides of images may be any multiples of 32.
+        backend: The engine inside triton-server.
+        budget_ms: Take only what answers one image within this median time, measured here.
+        data: Images to compare on; the run's own minival where not given.
+        calibration: Images that int8 takes its ranges from; the run's own training images where not given.
+        max_drop: Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and fp16, 0.5 in int8.
+        finetune_epochs: Where int8 loses more, train the network with int8 simulated before layers go back to float.
+        force: Replace what stands at --out.
     """
-    from fullstride.deploy.choose import most_accurate
-    from fullstride.deploy.export import export_onnx
+    from fullstride.deploy.choose import fastest, most_accurate
+    from fullstride.deploy.export import export as write
     from fullstride.nets import zoo
-    from fullstride.train.run import fitting_data
 
     if not runs:
         raise ValueError("nothing to export: name a run, a bundle or a network with released weights")
-    best, bundle, ms = most_accurate({run: zoo.load(run) for run in runs}, budget_ms)
+    auto = format == "auto"
+    best, bundle, ms = most_accurate({run: zoo.load(run) for run in runs}, None if auto else budget_ms)
     if ms is not None:
         print(f"{best}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within {budget_ms:g} ms")
-    images = fitting_data(best, bundle.classes, data).minival
-    pictures = [picture for _, picture in islice(images.readable(), 64)]
-    if not pictures:
+    takes = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
+    how: dict[str, Any] = dict(takes=takes, any_size=any_size, backend=backend, max_drop=max_drop, force=force)
+    sample = compared_on(best, bundle, data)
+    if precision == "int8" or (auto and precision is None):
+        how["calibration"], how["finetune"] = prepare_int8(best, bundle, calibration or data, finetune_epochs)
+    if auto:
+        made = fastest(bundle, out, sample, precision=precision, budget_ms=budget_ms, say=print, **how)
+    else:
+        made = write(bundle, out, sample, format=format, precision=precision or "fp32", **how)
+    show_export(made)
+
+
+def compared_on(where: str, bundle: "Bundle", data: str) -> "Sample":
+    """The minival of the images, at most COMPARED of them, with their classes."""
+    from fullstride.deploy.export import Sample
+    from fullstride.train.run import fitting_data
+
+    images = fitting_data(where, bundle.classes, data).minival
+    found = list(islice(images.readable(), COMPARED))
+    if not found:
         raise ValueError("none of the images to compare on could be read: give others by --data")
-    check = export_onnx(bundle, out, pictures)
-    print(
-        f"{out}: logits within {check.relative_difference:.1e} of PyTorch's, same class on "
-        f"{check.same_top1} of {check.images} images"
-    )
+    return Sample([picture for _, picture in found], [images.labels[index] for index, _ in found])
+
+
+def prepare_int8(where: str, bundle: "Bundle", data: str, epochs: int) -> "tuple[list[Image], Tuning | None]":
+    """Training images for the ranges, from all over the set, and what trains the network for int8 if it may."""
+    import torch
+
+    from fullstride.deploy.predict import inputs
+    from fullstride.deploy.quantize import GENTLE, finetuned
+    from fullstride.train.run import fitting_data
+
+    if epochs < 0:
+        raise ValueError(f"--finetune-epochs {epochs}: use 0 or more")
+    found = fitting_data(where, bundle.classes, data)
+    images = found.train
+    every = max(1, len(images) // CALIBRATED)
+    chosen = replace(images, names=images.names[::every], labels=images.labels[::every])
+    pictures = [picture for _, picture in islice(chosen.readable(), CALIBRATED)]
+    if not pictures:
+        raise ValueError("none of the images for int8's ranges could be read: give others by --calibration")
+    if not epochs:
+        return pictures, None
+    seen = torch.cat([torch.from_numpy(x) for x in inputs("normalised", bundle.preprocessing, pictures)])
+
+    def tune(net: "nn.Module") -> "nn.Module":
+        with Bar(console().is_terminal) as bar:
+            bar.say(f"int8 loses too much: {epochs} epochs with int8 simulated")
+            return finetuned(
+                net, bundle.preprocessing, found, seen, recipe=replace(GENTLE, epochs=epochs), watch=bar.watch
+            )
+
+    return pictures, tune
+
+
+def show_export(made: "Exported") -> None:
+    """A table of how the file compares, and what is in it."""
+    from rich.table import Table
+
+    check, about = made.check, made.about
+    columns = ("images", "difference", "cosine", "same class", "top-1 % PyTorch", "top-1 % file")
+    table = Table(*columns, box=None, header_style="bold")
+    scores = ("-" if value is None else f"{value:.2f}" for value in (check.top1, check.file_top1))
+    same = f"{check.same_top1} of {check.images}"
+    table.add_row(str(check.images), f"{check.relative_difference:.1e}", f"{check.cosine:.6f}", same, *scores)
+    console().print(table)
+    for kept, drop in made.tried[1:]:
+        print(f"with {kept} layers in float it loses {drop:.2f} points")
+    if about.kept_float:
+        print(f"in float: {', '.join(about.kept_float)}")
+    print(f"{made.path}: {made.format}, {about.precision}, {about.input} in, run by {made.runtime}")
 
 
 def report(

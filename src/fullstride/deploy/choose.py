@@ -1,10 +1,18 @@
-"""Which of several trained networks should ship? The most accurate one that answers in time."""
+"""Which of several trained networks should ship, and as which file? What answers in time, and best or fastest."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from fullstride.measure.bench import ONLINE, bench
+from fullstride.deploy.export import Exported, Sample, check_free, export
+from fullstride.deploy.formats import FORMATS, open_file, tensorrt
+from fullstride.deploy.shipped import Engine, Kind
+from fullstride.measure.bench import bench
+from fullstride.measure.protocols import ONLINE
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.disk import replacing
 
 
 def most_accurate(bundles: Mapping[str, Bundle], budget_ms: float | None) -> tuple[str, Bundle, float | None]:
@@ -29,3 +37,64 @@ def most_accurate(bundles: Mapping[str, Bundle], budget_ms: float | None) -> tup
                 raise ValueError(f"{name} has no test score to be compared by: export it alone")
     best = max(fit, key=lambda name: fit[name].scores["test"]["top1"] if len(fit) > 1 else 0.0)
     return best, fit[best], ms.get(best)
+
+
+def fastest(
+    bundle: Bundle,
+    out: Path,
+    sample: Sample,
+    *,
+    precision: Kind | None = None,
+    budget_ms: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    force: bool = False,
+    **how: Any,
+) -> Exported:
+    """Export `bundle` to all that runs here, in `precision` or each there is, and keep what answers one image fastest.
+
+    They are timed in turn by the online protocol. `out` gets the suffix of the winner's format if it has none; `how`
+    is passed to `export`. Raises ValueError, with the times, if none passes its comparison or fits the budget.
+    """
+    made: dict[str, Exported] = {}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    check_free(out, force)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        for name, kind in candidates(precision):
+            label, path = f"{name} {kind}", Path(scratch) / f"{name}_{kind}{FORMATS[name].suffix}"
+            try:
+                made[label] = export(bundle, path, sample, format=name, precision=kind, **how)
+            except ValueError as error:
+                say(f"{label}: {str(error).removeprefix(f'{path} ')}")
+        if not made:
+            raise ValueError(f"{out} was not written: no format of those that run here passed")
+        times = measured({label: each.path for label, each in made.items()}, bundle)
+        for label, ms in sorted(times.items(), key=lambda item: item[1]):
+            say(f"{label}: {ms:.3f} ms an image, {made[label].check.drop:.2f} points lost")
+        best = min(times, key=lambda label: times[label])
+        if budget_ms is not None and times[best] > budget_ms:
+            raise ValueError(
+                f"{out} was not written: {best} is the fastest with {times[best]:.3f} ms an image, "
+                f"the budget is {budget_ms:g} ms"
+            )
+        suffix = FORMATS[made[best].format].suffix
+        final = out if out.suffix == suffix else out.with_name(out.name + suffix)
+        check_free(final, force)
+        with replacing(final) as beside:
+            made[best].path.rename(beside)
+    return replace(made[best], path=final)
+
+
+def candidates(precision: Kind | None) -> list[tuple[str, Kind]]:
+    """Formats and precisions that can be written and run on this machine."""
+    names = [name for name in ("openvino", "onnx", "aoti", "tensorrt") if not FORMATS[name].missing()]
+    if tensorrt.engine_missing() and "tensorrt" in names:
+        names.remove("tensorrt")
+    return [(name, kind) for name in names for kind in FORMATS[name].precisions if precision in (None, kind)]
+
+
+def measured(paths: Mapping[str, Path], bundle: Bundle) -> dict[str, float]:
+    """The median milliseconds of one image of each file, in turn."""
+    engines = {label: Engine(open_file(path, trust=True)) for label, path in paths.items()}
+    protocol = replace(ONLINE, resolution=bundle.preprocessing.resolution)
+    rows = bench(engines, protocol, in_channels=bundle.preprocessing.channels)
+    return {row.name: row.ms_p50 for row in rows if row.ms_p50 is not None}

@@ -1,4 +1,4 @@
-"""What is in these pictures? A bundle's answers, with its own preprocessing."""
+"""What is in these pictures? The answers of a bundle or of an exported file, with its own preprocessing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 
 from fullstride.data.images import UnreadableImage, decode
-from fullstride.data.views.augment import test_view, to_input
+from fullstride.data.views.augment import in_mode, test_view, to_input
+from fullstride.deploy.shipped import Input, Shipped
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)
@@ -29,36 +31,71 @@ class Prediction:
 
 
 def predict(
-    bundle: Bundle, paths: Sequence[Path], *, top: int = 5, batch: int = 32, device: torch.device | str = "cpu"
+    model: Bundle | Shipped,
+    paths: Sequence[Path],
+    *,
+    top: int = 5,
+    batch: int = 32,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Prediction]:
-    """One `Prediction` for each path, in order. A picture that cannot be read is named and the others go on."""
+    """One `Prediction` for each path, in order. A picture that cannot be read is named and the others go on.
+
+    A file computes where it was opened to; `device` is for bundles.
+    """
     for start in range(0, len(paths), batch):
         reasons: dict[Path, str] = {}
         readable: dict[Path, Image.Image] = {}
         for path in paths[start : start + batch]:
             try:
-                readable[path] = decode(path, bundle.preprocessing.channels)
+                readable[path] = decode(path, model.preprocessing.channels)
             except UnreadableImage as error:
                 reasons[path] = error.reason
-        rows = dict(zip(readable, probabilities(bundle, list(readable.values()), device), strict=True))
+        rows = dict(zip(readable, probabilities(model, list(readable.values()), device), strict=True))
         for path in paths[start : start + batch]:
             if path in reasons:
                 yield Prediction(str(path), unreadable=reasons[path])
             else:
                 best = np.argsort(-rows[path], kind="stable")[:top]
-                yield Prediction(str(path), tuple(Guess(bundle.classes[k], float(rows[path][k])) for k in best))
+                yield Prediction(str(path), tuple(Guess(model.classes[k], float(rows[path][k])) for k in best))
 
 
-def probabilities(bundle: Bundle, pictures: Sequence[Image.Image], device: torch.device | str = "cpu") -> np.ndarray:
+def probabilities(
+    model: Bundle | Shipped, pictures: Sequence[Image.Image], device: torch.device | str = "cpu"
+) -> np.ndarray:
     """(N, K) float32, each row summing to 1, of pictures of any sizes."""
     if not pictures:
-        return np.empty((0, len(bundle.classes)), np.float32)
+        return np.empty((0, len(model.classes)), np.float32)
+    if isinstance(model, Shipped):
+        found = answers(model, pictures)
+        return softmax(found) if model.about.input == "normalised" else found
+    return softmax(logits(model, pictures, device))
+
+
+def logits(bundle: Bundle, pictures: Sequence[Image.Image], device: torch.device | str = "cpu") -> np.ndarray:
+    """(N, K) float32 of a bundle's network."""
+    net = bundle.net.eval().to(device)
     with torch.inference_mode():
-        x = network_input(bundle, pictures).to(device)
-        return bundle.net.eval().to(device)(x).softmax(1).float().cpu().numpy()
+        rows = [net(torch.from_numpy(x).to(device)) for x in inputs("normalised", bundle.preprocessing, pictures)]
+    return torch.cat(rows).float().cpu().numpy()
 
 
-def network_input(bundle: Bundle, pictures: Sequence[Image.Image]) -> torch.Tensor:
-    """(N, C, H, W) float32: what the network sees of `pictures`."""
-    pixels = np.stack([test_view(picture, bundle.preprocessing) for picture in pictures])
-    return to_input(torch.from_numpy(pixels), bundle.preprocessing)
+def answers(shipped: Shipped, pictures: Sequence[Image.Image]) -> np.ndarray:
+    """(N, K) float32 of a file: logits or probabilities, see `About.input`."""
+    return np.concatenate([shipped.run(x) for x in inputs(shipped.about.input, shipped.preprocessing, pictures)])
+
+
+def inputs(takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image], batch: int = 32) -> Iterator[np.ndarray]:
+    """Pictures as a file takes them (see `About.input`), up to `batch` at a time; of any size one by one."""
+    if takes == "pictures":
+        for picture in pictures:
+            pixels = np.asarray(in_mode(picture, pre.channels))
+            yield pixels.reshape(1, *pixels.shape[:2], pre.channels)
+        return
+    for start in range(0, len(pictures), batch):
+        pixels = np.stack([test_view(picture, pre) for picture in pictures[start : start + batch]])
+        yield pixels if takes == "pixels" else to_input(torch.from_numpy(pixels), pre).contiguous().numpy()
+
+
+def softmax(rows: np.ndarray) -> np.ndarray:
+    powers = np.exp(rows - rows.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)

@@ -33,6 +33,7 @@ class Bundle:
     scores: Mapping[str, Any] = field(default_factory=dict)  # split -> score -> value
     environment: Mapping[str, Any] = field(default_factory=dict)  # where it was trained
     source: str = ""  # where the weights come from
+    licence: str = ""  # of the weights, as their authors call it; "" where nobody said
 
     def save(self, folder: str | Path) -> None:
         """Write the folder beside its place and rename it; an earlier bundle there is replaced."""
@@ -40,6 +41,7 @@ class Bundle:
             "format": FORMAT,
             "name": self.name,
             "source": self.source,
+            "licence": self.licence,
             "spec": json.loads(self.net.spec.to_json()),
             "classes": list(self.classes),
             "preprocessing": asdict(self.preprocessing),
@@ -67,6 +69,7 @@ class Bundle:
                 net=load_network(about["spec"], folder / "weights.safetensors"),
                 preprocessing=Preprocessing(**preprocessing),
                 classes=tuple(map(str, about["classes"])),
+                licence=about.get("licence", ""),
                 **{key: about[key] for key in ("name", "source", "recipe", "scores", "environment")},
             )
         except (KeyError, TypeError, AttributeError) as error:

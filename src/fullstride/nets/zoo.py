@@ -1,9 +1,10 @@
 """Where does a network come from? A name, `timm/NAME`, or a folder becomes a network."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -50,19 +51,28 @@ def create(
     width: float = 1.0,
     depth: float = 1.0,
     resolution: int | None = None,
+    efficiency: Literal["plain", "lean"] = "plain",
 ) -> Network | TimmNetwork:
     """A network with fresh weights: a name of ours, or any of timm's as `timm/NAME`.
 
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
-    `resolution` is what it is meant for, in pixels a side; it takes other sizes too.
+    `resolution` is what it is meant for, in pixels a side; it takes other sizes too. A lean one keeps less while it
+    is trained (see `Network.lean`; ours only); `fit` trains it as its recipe says.
     """
+    if efficiency not in ("plain", "lean"):
+        raise ValueError(f"efficiency {efficiency!r} of a network: use plain or lean; compiled and auto are a recipe's")
     base = spec(name)
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):
             raise ValueError(f"{name} cannot be scaled: width and depth are for networks that `fullstride zoo` lists")
         base = base.scaled(width=width, depth=depth)
     changes = dict(classes=classes, in_channels=in_channels, resolution=resolution)
-    return build(replace(base, **{key: value for key, value in changes.items() if value is not None}))
+    net = build(replace(base, **{key: value for key, value in changes.items() if value is not None}))
+    if efficiency == "plain":
+        return net
+    if isinstance(net, TimmNetwork):
+        raise ValueError(f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists")
+    return net.lean()
 
 
 def load(what: str | Path, name: str | None = None) -> Bundle:
@@ -74,7 +84,11 @@ def load(what: str | Path, name: str | None = None) -> Bundle:
     """
     path = Path(what)
     if path.is_dir():
-        return Bundle.load(path / "bundle" if (path / "bundle").is_dir() else path)
+        whole = path / "bundle"
+        if (path / "run.json").exists() and not whole.is_dir():
+            best = f", or give {path / 'best'}" if (path / "best").is_dir() else ""
+            raise ValueError(f"{path} is a run that has not ended: train it to its end by the same command{best}")
+        return Bundle.load(whole if whole.is_dir() else path)
     if path.is_file():
         net = checkpoints.load(path, name)
         return Bundle(
@@ -87,13 +101,14 @@ def load(what: str | Path, name: str | None = None) -> Bundle:
     return from_hub(str(what))
 
 
-def measurable(names: Sequence[str]) -> dict[str, Network | TimmNetwork]:
+def measurable(names: Sequence[str], beside: Mapping[str, int] | None = None) -> dict[str, Network | TimmNetwork]:
     """Networks to be measured on the same input: runs and bundles as they are, names with fresh weights.
 
-    Names are built for the input channels of the first folder; raises ValueError where folders differ in them.
+    Names are built for the input channels of the first folder, or of what else is measured: `beside` gives those by
+    name. Raises ValueError where they differ.
     """
     folders = {name: load(name).net for name in names if Path(name).exists()}
-    channels = {name: net.spec.in_channels for name, net in folders.items()}
+    channels = {**(beside or {}), **{name: net.spec.in_channels for name, net in folders.items()}}
     if len(set(channels.values())) > 1:
         raise ValueError(
             f"one input cannot serve all: {', '.join(f'{n} takes {c}' for n, c in channels.items())} channels"
@@ -127,7 +142,8 @@ def from_hub(name: str) -> Bundle:
         name=name,
         classes=imagenet_names(config.num_classes),
         preprocessing=hub_preprocessing(model, config),
-        source=f"huggingface.co/{config.hf_hub_id}, licence {config.license}",
+        source=f"huggingface.co/{config.hf_hub_id}",
+        licence=config.license or "",
     )
 
 

@@ -1,0 +1,46 @@
+"""Which formats are there? Each is one file here; this is the table of them."""
+
+import errno
+from pathlib import Path
+
+import torch
+
+from fullstride.deploy.formats import onnx_file, openvino_folder, tensorrt, torch_program, triton_server
+from fullstride.deploy.formats.format import Format
+from fullstride.deploy.shipped import Shipped
+
+FORMATS: dict[str, Format] = {
+    each.name: each
+    for each in (
+        onnx_file.ONNX,
+        openvino_folder.OPENVINO,
+        torch_program.AOTI,
+        torch_program.PT2,
+        tensorrt.TENSORRT,
+        triton_server.TRITON_SERVER,
+    )
+}
+
+
+def recognised(path: Path) -> str | None:
+    """The name of the format that `path` seems to be of."""
+    return next((name for name, each in FORMATS.items() if each.recognises(path)), None)
+
+
+def open_file(path: str | Path, *, threads: int | None = None, trust: bool = False) -> Shipped:
+    """An exported file, ready to answer on `threads` of the CPU, None: as many as PyTorch takes.
+
+    Raises ValueError, in one line, for any other file. Files of the formats pt2 and aoti are programs: loading one may
+    run whatever its author put in, so they are opened only with `trust`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+    name = recognised(path)
+    if name is None:
+        raise ValueError(f"{path} is not an exported file: `fullstride export` writes {', '.join(FORMATS)}")
+    if FORMATS[name].runs_code and not trust:
+        raise ValueError(
+            f"{path} is a program of PyTorch, and opening it runs what is in it: say --trust if it is yours"
+        )
+    return FORMATS[name].open(path, threads or torch.get_num_threads())

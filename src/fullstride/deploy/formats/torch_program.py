@@ -1,0 +1,128 @@
+"""How does a network leave Python but not PyTorch? As a graph (pt2), or compiled for this machine (aoti)."""
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullstride.deploy.formats.format import Format, quiet, whole_file
+from fullstride.deploy.graph import Job
+from fullstride.deploy.shipped import About, Run, Shipped
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ABOUT = "about.json"
+
+
+def write_pt2(job: Job, path: Path) -> None:
+    extra = {ABOUT: json.dumps(job.about.strings())}
+    with named(path) as archive:
+        torch.export.save(job.program(TYPES[job.about.precision]), archive, extra_files=extra)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[Path]:
+    """Where to write what shall stand at `path`: PyTorch calls the content by the file's name, which must end so."""
+    with TemporaryDirectory(dir=path.parent) as scratch:
+        archive = Path(scratch) / "model.pt2"
+        yield archive
+        archive.rename(path)
+
+
+def open_pt2(path: Path, threads: int) -> Shipped:
+    extra = {ABOUT: ""}
+    try:
+        with quiet("torch"):  # it would show how it failed on the terminal
+            module = torch.export.load(path, extra_files=extra).module()
+    except Exception as error:  # of many kinds
+        raise whole_file(path, error) from None
+    return Shipped(path, read_about(extra[ABOUT], path), runner(module, threads), runtime("graph", threads))
+
+
+def write_aoti(job: Job, path: Path) -> None:
+    """Compiled for the processor of this machine; weights are laid out as its convolutions like them."""
+    how = {"freezing": True, "aot_inductor.metadata": {ABOUT: json.dumps(job.about.strings())}}
+    with named(path) as archive, quiet("torch"):
+        program = job.program(TYPES[job.about.precision])
+        torch._inductor.aoti_compile_and_package(program, package_path=str(archive), inductor_configs=how)
+
+
+def open_aoti(path: Path, threads: int) -> Shipped:
+    try:
+        with quiet("torch"):
+            module: Any = torch._inductor.aoti_load_package(str(path))
+        told = module.get_metadata().get(ABOUT, "")
+    except Exception as error:
+        raise whole_file(path, error) from None
+    return Shipped(path, read_about(told, path), runner(module, threads), runtime("AOTInductor", threads))
+
+
+def read_about(told: str, path: Path) -> About:
+    try:
+        strings = json.loads(told)
+    except ValueError:
+        strings = {}
+    return About.read(strings if isinstance(strings, dict) else {}, path)
+
+
+def runner(module: Callable[[Tensor], Tensor], threads: int) -> Run:
+    def run(images: np.ndarray) -> np.ndarray:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with torch.no_grad():
+                return module(torch.from_numpy(images)).numpy()
+        finally:
+            torch.set_num_threads(before)
+
+    return run
+
+
+def runtime(how: str, threads: int) -> str:
+    return f"PyTorch {torch.__version__} {how}, {threads} threads"
+
+
+def holds(path: Path, folder: str) -> bool:
+    """Whether `path` is one of PyTorch's archives with such a folder in it."""
+    if path.suffix != ".pt2" or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(f"/{folder}/" in name for name in archive.namelist())
+
+
+def compiler_missing() -> str:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception:
+        return "no C++ compiler is here: aoti needs one to write its files, the other formats do not"
+    return ""
+
+
+AOTI = Format(
+    name="aoti",
+    suffix=".pt2",
+    precisions=("fp32", "bf16"),
+    write=write_aoti,
+    open=open_aoti,
+    recognises=lambda path: holds(path, "aotinductor"),
+    missing=compiler_missing,
+    runs_code=True,
+)
+PT2 = Format(
+    name="pt2",
+    suffix=".pt2",
+    precisions=("fp32", "bf16", "fp16"),
+    write=write_pt2,
+    open=open_pt2,
+    recognises=lambda path: holds(path, "models"),
+    missing=lambda: "",
+    runs_code=True,
+)

@@ -1,0 +1,246 @@
+"""Each format, written and run for real: the same answers, whatever goes in, and clear words about what is no file."""
+
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from test_deploy import COLOUR, GRAY, make
+
+from fullstride.data.images import open_data
+from fullstride.data.views.augment import test_view
+from fullstride.deploy.export import Sample, export
+from fullstride.deploy.formats import FORMATS, open_file, recognised, tensorrt
+from fullstride.deploy.predict import inputs, probabilities
+from fullstride.deploy.resize import test_views
+from fullstride.deploy.shipped import About, Engine
+from fullstride.measure.bench import bench
+from fullstride.measure.protocols import ONLINE
+from fullstride.nets.preprocessing import Preprocessing
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    digits = open_data("digits").test
+    return [digits.picture(index).resize((40 + 3 * index, 50)) for index in range(4)]
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return make("tresnet_tiny", COLOUR, scores={"test": {"top1": 99.0}}, source="a test", licence="ours")
+
+
+@pytest.fixture(scope="module")
+def written(bundle, pictures, tmp_path_factory):
+    """One file of each format that takes seconds to write."""
+    folder = tmp_path_factory.mktemp("written")
+    names = [name for name in FORMATS if name != "aoti"]
+    return {
+        name: export(bundle, folder / f"{name}{FORMATS[name].suffix}", Sample(pictures), format=name).path
+        for name in names
+    }
+
+
+def test_every_format_gives_the_bundles_probabilities_and_says_what_it_holds(written, bundle, pictures):
+    expected = probabilities(bundle, pictures)
+    for name, path in written.items():
+        assert recognised(path) == name
+        shipped = open_file(path, trust=True)
+        assert probabilities(shipped, pictures) == pytest.approx(expected, abs=1e-5), name
+        about = shipped.about
+        assert (about.name, about.classes, about.preprocessing) == (bundle.name, bundle.classes, bundle.preprocessing)
+        assert (about.source, about.licence, about.scores) == ("a test", "ours", {"test": {"top1": 99.0}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_package_compiled_ahead_of_time_answers_as_the_bundle(bundle, pictures, precision, tmp_path):
+    made = export(bundle, tmp_path / "net.pt2", Sample(pictures), format="aoti", precision=precision, max_drop=100)
+    shipped = open_file(made.path, trust=True)
+    assert recognised(made.path) == "aoti"
+    assert probabilities(shipped, pictures) == pytest.approx(
+        probabilities(bundle, pictures), abs={"fp32": 1e-5, "bf16": 0.02}[precision]
+    )
+
+
+@pytest.mark.parametrize(
+    ("format", "precision"), [("openvino", "bf16"), ("openvino", "fp16"), ("onnx", "fp16"), ("pt2", "bf16")]
+)
+def test_short_precisions_answer_nearly_the_same_and_not_exactly(bundle, pictures, format, precision, tmp_path):
+    path = tmp_path / f"net{FORMATS[format].suffix}"
+    check = export(bundle, path, Sample(pictures), format=format, precision=precision, max_drop=100).check
+    assert 1e-7 < check.relative_difference < 0.05
+    assert open_file(path, trust=True).about.precision == precision
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+@pytest.mark.parametrize("takes", ["pixels", "pictures"])
+def test_pixels_go_in_and_probabilities_come_out(bundle, pictures, format, takes, tmp_path):
+    made = export(bundle, tmp_path / f"net{FORMATS[format].suffix}", Sample(pictures), format=format, takes=takes)
+    shipped = open_file(made.path)
+    pixels = [np.asarray(picture.convert("RGB"))[None] for picture in pictures]
+    if takes == "pixels":
+        pixels = [test_view(picture, COLOUR)[None] for picture in pictures]
+    rows = np.concatenate([shipped.run(each) for each in pixels])
+    assert rows.sum(1) == pytest.approx(1, abs=1e-5)
+    assert rows == pytest.approx(probabilities(bundle, pictures), abs={"pixels": 1e-5, "pictures": 5e-3}[takes])
+
+
+def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
+    bundle = make("tresnet_tiny", replace(GRAY, resolution=64))
+    path = export(bundle, tmp_path / "net.onnx", Sample(pictures), any_size=True).path
+    for height, width in ((64, 64), (128, 64), (96, 160)):
+        x = np.random.default_rng(0).standard_normal((3, 1, height, width), np.float32)
+        with torch.inference_mode():
+            expected = bundle.net(torch.from_numpy(x)).numpy()
+        assert open_file(path).run(x) == pytest.approx(expected, abs=1e-5 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("kernel", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("fit", "crop"), [("crop", 0.875), ("crop", 1.0), ("squish", 1.0)])
+def test_resizing_in_a_file_is_pillows_but_for_a_level_here_and_there(kernel, fit, crop):
+    pre = Preprocessing(resolution=32, kernel=kernel, fit=fit, crop=crop)
+    for width, height in ((150, 100), (65, 60), (27, 29), (40, 70) if fit == "crop" else (70, 40)):
+        pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+        expected = test_view(Image.fromarray(pixels), pre).astype(float)
+        found = test_views(torch.from_numpy(pixels)[None], pre)[0].numpy()
+        assert np.abs(found - expected).max() <= 2  # Pillow rounds twice
+        assert (found != expected).mean() < 0.1
+
+
+def test_the_file_for_tensorrt_says_reflection_without_a_reflecting_pad(written):
+    model = onnx.load(written["tensorrt"] / tensorrt.MODEL)
+    modes = [a.s for node in model.graph.node if node.op_type == "Pad" for a in node.attribute if a.name == "mode"]
+    assert b"reflect" not in modes
+    plain = onnx.load(written["onnx"])
+    assert [a.s for node in plain.graph.node if node.op_type == "Pad" for a in node.attribute if a.name == "mode"]
+
+
+@pytest.mark.parametrize("pads", [(1, 1, 1, 1), (2, 0, 0, 3), (0, 3, 0, 0)])
+def test_reflection_by_slices_is_numpys_to_the_last_bit(pads):
+    top, left, bottom, right = pads
+    whole = onnx.helper.make_tensor("pads", onnx.TensorProto.INT64, [8], [0, 0, top, left, 0, 0, bottom, right])
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Pad", ["x", "pads"], ["y"], mode="reflect")],
+        "pad",
+        [value("x", onnx.TensorProto.FLOAT, [None, 2, 5, 6])],
+        [value("y", onnx.TensorProto.FLOAT, None)],
+        [whole],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    tensorrt.unreflect(model)
+    assert not [node for node in model.graph.node if node.op_type == "Pad"]
+    x = np.random.default_rng(0).standard_normal((3, 2, 5, 6), np.float32)
+    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    assert (found == np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), mode="reflect")).all()
+
+
+def test_the_servers_folder_has_settings_labels_and_a_version(written, bundle):
+    home = written["triton-server"] / "tresnet_tiny"
+    assert sorted(str(path.relative_to(home)) for path in home.rglob("*.*")) == [
+        "1/model.onnx",
+        "config.pbtxt",
+        "labels.txt",
+    ]
+    assert (home / "labels.txt").read_text().split() == list(bundle.classes)
+    told = (home / "config.pbtxt").read_text()
+    for line in (
+        'name: "tresnet_tiny"',
+        'backend: "onnxruntime"',
+        "dims: [3, 40, 40]",
+        "dims: [10]",
+        "dynamic_batching {",
+    ):
+        assert line in told
+    session = onnxruntime.InferenceSession(home / "1" / "model.onnx")
+    assert f'name: "{session.get_inputs()[0].name}"' in told
+    assert f'name: "{session.get_outputs()[0].name}"' in told
+
+
+def test_the_server_runs_openvino_or_tensorrt_where_asked(bundle, pictures, tmp_path):
+    for backend, files, words in (
+        ("openvino", ["model.bin", "model.xml"], 'backend: "openvino"'),
+        ("tensorrt", ["model.onnx"], 'gpu_execution_accelerator: [{ name: "tensorrt" }]'),
+    ):
+        made = export(
+            bundle, tmp_path / backend, Sample(pictures), format="triton-server", backend=backend, takes="pixels"
+        )
+        home = made.path / "tresnet_tiny"
+        assert sorted(path.name for path in (home / "1").iterdir()) == files
+        assert words in (home / "config.pbtxt").read_text()
+        assert "TYPE_UINT8" in (home / "config.pbtxt").read_text()
+        assert probabilities(open_file(made.path), pictures) == pytest.approx(probabilities(bundle, pictures), abs=1e-5)
+
+
+def test_files_that_are_cut_short_or_of_another_kind_are_named_in_one_line(written, tmp_path):
+    for name, path in written.items():
+        if path.is_file():
+            cut = tmp_path / path.name
+            cut.write_bytes(path.read_bytes()[:-3000])
+            with pytest.raises(ValueError, match="cut short|is not an exported file") as said:
+                open_file(cut, trust=True)
+            assert "\n" not in str(said.value), name
+    numbers = tmp_path / "model.bin"
+    numbers.write_bytes((written["openvino"] / "model.bin").read_bytes()[:100])
+    (tmp_path / "model.xml").write_bytes((written["openvino"] / "model.xml").read_bytes())
+    with pytest.raises(ValueError, match="model.xml cannot be read, it may be cut short"):
+        open_file(tmp_path / "model.xml")
+    stranger = onnx.load(written["onnx"])
+    del stranger.metadata_props[:]
+    onnx.save(stranger, tmp_path / "stranger.onnx")
+    with pytest.raises(ValueError, match="stranger.onnx was not written by `fullstride export`"):
+        open_file(tmp_path / "stranger.onnx")
+    with pytest.raises(ValueError, match="is not an exported file: `fullstride export` writes onnx, openvino"):
+        open_file(written["onnx"].parent)
+
+
+def test_a_program_is_opened_only_with_trust(written):
+    with pytest.raises(ValueError, match="is a program of PyTorch, and opening it runs what is in it: say --trust"):
+        open_file(written["pt2"])
+
+
+def test_what_a_file_tells_of_itself_is_checked(bundle):
+    about = About(name="a", classes=("x", "y"), preprocessing=bundle.preprocessing, scores={}, kept_float=("stem",))
+    told = about.strings()
+    assert About.read(told, "file") == about
+    for key, value in (("classes", "3"), ("preprocessing", "[]"), ("input", "voices"), ("scores", "{")):
+        with pytest.raises(ValueError, match="file was not written by `fullstride export`"):
+            About.read({**told, key: value}, "file")
+
+
+def test_a_missing_engine_is_named_with_its_extra(written, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(ValueError, match=r"onnxruntime is not installed: pip install 'fullstride\[export\]'"):
+        open_file(written["onnx"])
+
+
+def test_a_file_is_measured_by_the_protocols_of_inference_and_no_other(written):
+    quick = replace(ONLINE, resolution=40, rounds=2, warmup_s=0, round_s=0.01)
+    engines = {name: Engine(open_file(written[name])) for name in ("onnx", "openvino")}
+    rows = bench(engines, quick)
+    assert [row.name for row in rows] == ["onnx", "openvino"]
+    assert all(row.ms_p50 > 0 for row in rows)
+    assert "ONNX Runtime" in rows[0].runtime
+    assert rows[1].runtime.endswith("threads, fp32")
+    with pytest.raises(ValueError, match="cannot be trained: measure it by online, throughput or genet"):
+        bench(engines, replace(quick, name="throughput", work="training"))
+    with pytest.raises(ValueError, match="it was made for 40 x 40 pixels"):
+        bench(engines, replace(quick, resolution=64))
+
+
+def test_batches_of_inputs_are_the_same_as_one_by_one(bundle, pictures):
+    for takes in ("normalised", "pixels"):
+        whole = np.concatenate(list(inputs(takes, bundle.preprocessing, pictures)))
+        alone = np.concatenate(list(inputs(takes, bundle.preprocessing, pictures, batch=1)))
+        assert (whole == alone).all()
+
+
+def test_a_zip_archive_of_something_else_is_no_format(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        archive.writestr("a/b", "c")
+    assert recognised(tmp_path / "a.pt2") is None

@@ -1,0 +1,374 @@
+"""Files that compute in int8 answer as the network does, and what int8 would spoil stays in float or is trained."""
+
+import copy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from fullstride.data.images import open_data
+from fullstride.data.loader import Batches, TestView
+from fullstride.deploy.formats import onnx_file, onnx_int8, openvino_folder, openvino_int8
+from fullstride.deploy.fuse import folded
+from fullstride.deploy.graph import Job
+from fullstride.deploy.quantize import (
+    GENTLE,
+    Range,
+    finetuned,
+    int8_loss,
+    layers,
+    logits,
+    ranges,
+    release,
+    rounded,
+    rounded_logits,
+    sensitivity,
+)
+from fullstride.deploy.shipped import About
+from fullstride.nets import zoo
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.classify import Classify
+from fullstride.train.loop import fit
+from fullstride.train.recipes import DIGITS
+
+GRAY = Preprocessing(resolution=32, mean=(0.2,), std=(0.5,), crop=1.0)
+HARD = "stages.1.0.branch.conv2.conv"
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_data("digits")
+
+
+@pytest.fixture(scope="module")
+def net(digits):
+    """Folded, and trained for long enough to know the digits."""
+    torch.manual_seed(0)
+    net = zoo.create("genet_tiny", in_channels=1)
+    recipe = replace(DIGITS, epochs=4, lr=0.1, warmup_epochs=1, ema_decay=0.0)
+    for _ in fit(net, Classify(), Batches(digits.train, TestView(GRAY), batch=64, shuffle=True), recipe):
+        pass
+    return folded(net)
+
+
+def views(images, count: int) -> Tensor:
+    return next(Batches(images, TestView(GRAY), batch=count).epoch(0)).x
+
+
+@pytest.fixture(scope="module")
+def images(digits):
+    return views(digits.train, 128)
+
+
+@pytest.fixture(scope="module")
+def tests(digits):
+    return views(digits.test, 500)
+
+
+def pixels(x: Tensor) -> np.ndarray:
+    """What `x` was made of."""
+    return ((x * 0.5 + 0.2) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+
+
+def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> Job:
+    about = About(
+        name="a test",
+        classes=tuple("0123456789"),
+        preprocessing=GRAY,
+        scores={},
+        precision="int8",
+        input="pixels",
+        kept_float=kept,
+    )
+    return Job(net, about, pixels(images[:4]), calibration=tuple(pixels(part) for part in images.split(32)))
+
+
+def keeping(job: Job, *paths: str) -> Job:
+    return replace(job, about=replace(job.about, kept_float=paths))
+
+
+@pytest.fixture(scope="module")
+def job(net, images):
+    return make_job(net, images)
+
+
+def made_hard(net: nn.Module, factor: float) -> nn.Module:
+    """The same function, but one channel that `HARD` reads is so much larger than the others, its weights smaller."""
+    net = copy.deepcopy(net)
+    before = net.get_submodule(HARD.replace("conv2", "conv1"))
+    with torch.no_grad():
+        before.weight[0] *= factor
+        before.bias[0] *= factor
+        net.get_submodule(HARD).weight[:, 0] /= factor
+    return net
+
+
+@pytest.fixture(scope="module")
+def hard_job(net, images):
+    return make_job(made_hard(net, 1000), images)
+
+
+@pytest.fixture(scope="module")
+def proto(job):
+    return onnx_file.model(job)
+
+
+@pytest.fixture(scope="module")
+def hard_proto(hard_job):
+    return onnx_file.model(hard_job)
+
+
+def as_openvino(proto, folder: Path):
+    onnx.save(proto, folder / "float.onnx")
+    return openvino_folder.openvino().convert_model(folder / "float.onnx")
+
+
+def same(found: np.ndarray, expected: Tensor) -> float:
+    """The share of images on which both name the same class."""
+    return (found.argmax(1) == expected.argmax(1).numpy()).mean().item()
+
+
+@pytest.mark.parametrize("format", [onnx_file, openvino_folder], ids=["onnx", "openvino"])
+def test_an_int8_file_answers_as_the_network_does(format, job, net, tests, tmp_path, capfd):
+    path = tmp_path / ("net.onnx" if format is onnx_file else "net")
+    format.write(keeping(job, "head.fc"), path)
+    told = capfd.readouterr()
+    assert not told.out
+    assert "quant" not in told.err.lower()
+    shipped = format.open_file(path, 1)
+    assert shipped.about == keeping(job, "head.fc").about
+    expected = logits(net, tests)
+    found = shipped.run(pixels(tests))
+    assert same(found, expected) > 0.98
+    assert 0 < np.abs(found - expected.softmax(1).numpy()).mean() < 0.01
+
+
+@pytest.fixture(scope="module")
+def graph(proto, job):
+    return Graph(onnx_int8.quantised(proto, job))
+
+
+class Graph:
+    """What a test wants to know of an ONNX model."""
+
+    def __init__(self, proto):
+        self.nodes = list(proto.graph.node)
+        self.maker = {name: node for node in self.nodes for name in node.output}
+        self.constant = {each.name: numpy_helper.to_array(each) for each in proto.graph.initializer}
+
+    def node(self, path: str):
+        return next(node for node in self.nodes if node.name == f"net.{path}")
+
+    def numbers(self, name: str) -> list[np.ndarray] | None:
+        """Constants of the node that makes `name` where it turns int8 into float: of values, scale and zero point."""
+        maker = self.maker.get(name)
+        if maker is None or maker.op_type != "DequantizeLinear":
+            return None
+        if maker.input[0] in self.maker:
+            assert self.maker[maker.input[0]].op_type == "QuantizeLinear"
+        return [self.constant.get(each) for each in maker.input]
+
+
+def test_weights_are_int8_for_each_output_channel_and_what_layers_read_is_unsigned(graph, net):
+    for path, layer in layers(net).items():
+        node = graph.node(path)
+        _, scale, zero = graph.numbers(node.input[0])
+        assert zero.dtype == np.uint8
+        assert scale.size == 1
+        values, scale, zero = graph.numbers(node.input[1])
+        weight = layer.weight.detach().numpy()
+        assert values.dtype == np.int8
+        assert not zero.any()
+        scale = scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        assert scale.size == len(weight)
+        assert np.abs(values * scale - weight).max() <= 0.501 * scale.max()
+
+
+def test_what_makes_the_input_of_pixels_and_the_softmax_are_in_float(graph):
+    front = [node for node in graph.nodes if node.op_type in ("Cast", "Div", "Sub", "Transpose", "Softmax")]
+    assert len(front) >= 5
+    assert not [node.op_type for node in front if graph.numbers(node.input[0])]
+
+
+def test_symmetric_files_round_around_zero_what_layers_read_and_leave_biases_in_float(proto, job, net):
+    graph = Graph(onnx_int8.quantised(proto, job, symmetric=True))
+    for path, layer in layers(net).items():
+        node = graph.node(path)
+        for name in node.input[:2]:
+            zero = graph.numbers(name)[2]
+            assert zero.dtype == np.int8
+            assert not zero.any()
+        assert np.array_equal(graph.constant[node.input[2]], layer.bias.detach())
+    assert sum(node.op_type == "QuantizeLinear" for node in graph.nodes) <= len(layers(net))
+
+
+def test_means_over_pixels_become_pools_that_give_the_same():
+    axes = numpy_helper.from_array(np.array([2, 3]), "axes")
+    nodes = [
+        onnx.helper.make_node("ReduceMean", ["x", "axes"], ["gate"], keepdims=1),
+        onnx.helper.make_node("ReduceMean", ["x", "axes"], ["flat"], keepdims=0),
+    ]
+    x, *y = (onnx.helper.make_tensor_value_info(name, 1, None) for name in ("x", "gate", "flat"))
+    proto = onnx.helper.make_model(onnx.helper.make_graph(nodes, "means", [x], y, [axes]), ir_version=10)
+    pooled = onnx_int8.pooling(proto)
+    assert [node.op_type for node in pooled.graph.node] == ["GlobalAveragePool", "ReduceMean"]
+    assert [node.op_type for node in proto.graph.node] == ["ReduceMean", "ReduceMean"]
+    images = np.random.default_rng(0).standard_normal((2, 3, 4, 5), np.float32)
+    before, after = (onnx.reference.ReferenceEvaluator(each).run(None, {"x": images}) for each in (proto, pooled))
+    assert all(np.allclose(a, b, atol=1e-6) and a.shape == b.shape for a, b in zip(before, after, strict=True))
+
+
+def test_layers_kept_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, hard_job):
+    net = hard_job.net
+    graph = Graph(onnx_int8.quantised(hard_proto, keeping(hard_job, HARD, "stem.conv.conv")))
+    for path, layer in layers(net).items():
+        node = graph.node(path)
+        kept = path in (HARD, "stem.conv.conv")
+        assert bool(graph.numbers(node.input[0])) != kept
+        assert bool(graph.numbers(node.input[1])) != kept
+        if kept:
+            assert np.array_equal(graph.constant[node.input[1]], layer.weight.detach())
+    assert graph.maker[graph.node(HARD).input[0]].op_type == "Relu"
+
+
+def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(proto, job, tmp_path):
+    model = as_openvino(proto, tmp_path)
+    depthwise = "stages.3.0.branch.conv2.conv"
+    whole, parts = (openvino_int8.quantised(model.clone(), keeping(job, *kept)) for kept in ((), (depthwise, HARD)))
+
+    def makers(model, path: str) -> list[str]:
+        (layer,) = (op for op in model.get_ops() if op.get_friendly_name() == f"net.{path}/WithoutBiases")
+        return [each.get_source_output().get_node().get_type_name() for each in layer.inputs()]
+
+    for path in layers(job.net):
+        given, weight = makers(whole, path)
+        assert given == "FakeQuantize"
+        assert weight != "Constant"  # int8 and what makes floats of it
+        given, weight = makers(parts, path)
+        assert (given != "FakeQuantize") == (weight == "Constant") == (path in (depthwise, HARD))
+
+
+def test_what_makes_the_input_of_pixels_is_left_alone_in_an_openvino_file(proto, tmp_path):
+    model = as_openvino(proto, tmp_path)
+    names = openvino_int8.left_alone(model, ())
+    found = {op.get_type_name() for op in model.get_ops() if op.get_friendly_name() in names}
+    assert {"Convert", "Transpose"} <= found
+    assert not found & {"Convolution", "GroupConvolution", "MatMul", "Relu", "Softmax"}
+
+
+def test_a_layer_that_is_not_there_cannot_be_kept(proto, job, tmp_path):
+    with pytest.raises(ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"):
+        onnx_int8.quantised(proto, keeping(job, "stem.act"))
+    with pytest.raises(ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"):
+        openvino_int8.quantised(as_openvino(proto, tmp_path), keeping(job, "stem.act"))
+
+
+def test_without_nncf_the_extra_is_named(job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    with pytest.raises(ValueError, match=r"^nncf is not installed: pip install 'fullstride\[export\]'$"):
+        openvino_int8.quantised(None, job)
+
+
+def by_hand(x: np.ndarray, scale: np.ndarray | float, zero: float, low: int, high: int) -> np.ndarray:
+    return (np.clip(np.round(x / scale + zero), low, high) - zero) * scale
+
+
+def test_sensitivity_is_what_rounding_by_hand_gives():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval(), torch.randn(30, 6)
+    first, second = (layer.weight.detach().numpy() for layer in (net[0], net[2]))
+    b1, b2 = (layer.bias.detach().numpy() for layer in (net[0], net[2]))
+    given, middle = x.numpy(), np.maximum(x.numpy() @ first.T + b1, 0)
+    plain = middle @ second.T + b2
+
+    def weight(w):
+        return by_hand(w, np.abs(w).max(1, keepdims=True) / 127, 0, -127, 127)
+
+    low, high = given.min(), given.max()
+    scale = (high - low) / 255
+    one = np.maximum(by_hand(given, scale, np.round(-low / scale), 0, 255) @ weight(first).T + b1, 0) @ second.T + b2
+    two = by_hand(middle, middle.max() / 255, 0, 0, 255) @ weight(second).T + b2
+    expected = {path: ((y - plain) ** 2).mean() / plain.var(ddof=1) for path, y in (("0", one), ("2", two))}
+    found = sensitivity(net, x)
+    assert dict(found) == pytest.approx(expected, rel=1e-3)
+    assert found[0][1] >= found[1][1]
+
+
+def test_the_layer_that_was_made_hard_comes_first_and_the_network_stays_as_it_is(hard_job, images, net):
+    hard = hard_job.net
+    state, before = copy.deepcopy(hard.state_dict()), logits(hard, images)
+    found = sensitivity(hard, images)
+    assert found[0][0] == HARD
+    assert found[0][1] > 100 * found[1][1]
+    assert {path for path, _ in found} == set(layers(net))
+    assert all(torch.equal(value, state[name]) for name, value in hard.state_dict().items())
+    assert torch.equal(logits(hard, images), before)
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_does(
+    format, hard_job, hard_proto, tests, tmp_path
+):
+    expected, shares = logits(hard_job.net, tests), []
+    for kept in ((), (sensitivity(hard_job.net, tests)[0][0],)):
+        job = keeping(hard_job, *kept)
+        if format == "onnx":
+            path = tmp_path / "net.onnx"
+            onnx_file.save(onnx_int8.quantised(hard_proto, job), job.about, path)
+            found = onnx_file.open_file(path, 1).run(pixels(tests))
+        else:
+            model = openvino_int8.quantised(as_openvino(hard_proto, tmp_path), job)
+            found = openvino_folder.openvino().Core().compile_model(model, "CPU")([pixels(tests)])[0]
+        shares.append(same(found, expected))
+    assert shares[0] < 0.9
+    assert shares[1] > 0.98
+
+
+def test_ranges_hold_zero_and_all_that_a_layer_is_given():
+    net = nn.Sequential(nn.Identity(), nn.Conv1d(1, 1, 1))
+    x = torch.tensor([[[2.0, 3.0]], [[2.5, 7.0]]])
+    assert ranges(net, x) == {"1": Range(0.0, 7.0)}
+    assert ranges(net, -x) == {"1": Range(-7.0, 0.0)}
+    assert rounded(torch.tensor([0.0, 7.0, 9.0]), Range(-2.0, 7.0))[:2].tolist() == pytest.approx(
+        [0.0, 7.0], abs=9 / 255
+    )
+
+
+def test_layers_are_released_one_by_one_until_the_loss_is_small_enough():
+    seen = []
+
+    def drop_with(kept):
+        seen.append(list(kept))
+        return 3.0 - len(kept)
+
+    assert release(drop_with, 1.5, ["a", "b", "c", "d"]) == [(1, 2.0), (2, 1.0)]
+    assert seen == [["a"], ["a", "b"]]
+    assert release(drop_with, -5.0, ["a", "b"]) == [(1, 2.0), (2, 1.0)]
+    assert release(drop_with, 9.0, []) == []
+
+
+def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images, tests):
+    hard = made_hard(net, 300)
+    expected = logits(hard, tests).softmax(1)
+    better = finetuned(hard, GRAY, digits, images)
+    before, after = (int8_loss(each, tests, expected) for each in (hard, better))
+    assert after < 0.8 * before
+    assert same(rounded_logits(better, tests, ranges(better, images)).numpy(), expected) > same(
+        rounded_logits(hard, tests, ranges(hard, images)).numpy(), expected
+    )
+    assert better.state_dict().keys() == hard.state_dict().keys()
+    assert torch.equal(logits(hard, tests).softmax(1), expected)
+    assert not [module for module in better.modules() if module._forward_pre_hooks]
+
+
+def test_finetuning_that_does_harm_is_not_kept(net, digits, images):
+    wild = replace(GENTLE, lr=0.1, clip_norm=1e6, steps=3)
+    kept = finetuned(net, GRAY, digits, images, recipe=wild)
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in kept.state_dict().items())
