@@ -108,6 +108,7 @@ def export(
     calibration: str = "",
     max_drop: float | None = None,
     finetune_epochs: int = 0,
+    device: str = "cpu",
     force: bool = False,
 ) -> None:
     """Write a trained network as a file for other engines, after comparing its answers with PyTorch's.
@@ -128,10 +129,12 @@ def export(
         calibration: Images that int8 takes its ranges from; the run's own training images where not given.
         max_drop: Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and fp16, 0.5 in int8.
         finetune_epochs: Where int8 loses more, train the network with int8 simulated before layers go back to float.
+        device: Where files of the formats aoti and pt2 compute: cpu or cuda. Other engines choose.
         force: Replace what stands at --out.
     """
     from fullstride.deploy.choose import fastest, most_accurate
     from fullstride.deploy.export import export as write
+    from fullstride.measure.environment import choose_device
     from fullstride.nets import zoo
 
     if not runs:
@@ -142,6 +145,8 @@ def export(
         print(f"{best}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within {budget_ms:g} ms")
     takes = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
     how: dict[str, Any] = dict(takes=takes, any_size=any_size, backend=backend, max_drop=max_drop, force=force)
+    if device != "cpu":
+        how["device"] = str(choose_device(device))
     sample = compared_on(best, bundle, data)
     if precision == "int8" or (auto and precision is None):
         how["calibration"], how["finetune"] = prepare_int8(best, bundle, calibration or data, finetune_epochs)

@@ -80,6 +80,7 @@ def export(
     calibration: Sequence[Image.Image] = (),
     max_drop: float | None = None,
     finetune: Tuning | None = None,
+    device: str = "cpu",
     threads: int | None = None,
     force: bool = False,
 ) -> Exported:
@@ -92,9 +93,14 @@ def export(
 
     Before that, `finetune` may train the folded network for int8.
 
-    `takes` is what goes into the file (see `About`); with `any_size` sides may be any multiples of 32.
+    `takes` is what goes into the file (see `About`); with `any_size` sides may be any multiples of 32. `device` is
+    where programs of PyTorch (aoti, pt2) compute; other engines choose.
     """
     kind = find_format(format, precision)
+    if device != "cpu" and not kind.runs_code:
+        raise ValueError(
+            f"{format} computes where its engine does, device {device!r} is for aoti and pt2: leave it out"
+        )
     check_free(path, force)
     if any_size and takes == "pictures":
         raise ValueError("a file that takes pictures takes any size as it is: leave --any-size out")
@@ -116,6 +122,7 @@ def export(
         licence=bundle.licence,
         precision=precision,
         input=takes,
+        device=device,
     )
     expected = logits(bundle, sample.pictures)
     if takes != "normalised":

@@ -1,5 +1,6 @@
 """What leaves PyTorch? The folded network, and if asked for also what stands before and behind it."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +30,8 @@ class Job:
 
     def module(self, dtype: torch.dtype = torch.float32) -> "Outgoing":
         """What is to be written, computing in `dtype`."""
-        return Outgoing(self.net, self.about.preprocessing, self.about.input, dtype).eval()
+        net = copy.deepcopy(self.net).to(self.about.device, dtype)
+        return Outgoing(net, self.about.preprocessing, self.about.input, dtype).eval()
 
     def program(self, dtype: torch.dtype = torch.float32) -> torch.export.ExportedProgram:
         """The same as a graph for any batch."""
@@ -44,7 +46,8 @@ class Job:
             sides = (STRIDE * torch.export.Dim(name, min=2, max=512) for name in ("rows", "columns"))
             sizes |= dict(enumerate(sides, first))
         with torch.no_grad():
-            return torch.export.export(self.module(dtype), (torch.from_numpy(two),), dynamic_shapes=(sizes,))
+            example = torch.from_numpy(two).to(self.about.device)
+            return torch.export.export(self.module(dtype), (example,), dynamic_shapes=(sizes,))
 
 
 class Outgoing(nn.Module):
@@ -52,7 +55,7 @@ class Outgoing(nn.Module):
 
     def __init__(self, net: nn.Module, pre: Preprocessing, takes: Input, dtype: torch.dtype):
         super().__init__()
-        self.net, self.pre, self.takes, self.dtype = net.to(dtype), pre, takes, dtype
+        self.net, self.pre, self.takes, self.dtype = net, pre, takes, dtype
 
     def forward(self, images: Tensor) -> Tensor:
         x = images

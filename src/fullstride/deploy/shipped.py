@@ -31,6 +31,7 @@ class About:
     # normalised: float32 (N, C, H, W) in, logits out. pixels: uint8 (N, H, W, C) of the network's resolution in,
     # probabilities out. pictures: the same of any one size, which the file resizes.
     input: Input = "normalised"
+    device: str = "cpu"  # that a program of PyTorch is for; other engines choose
     kept_float: tuple[str, ...] = ()  # layers of an int8 file that are not int8
 
     def strings(self) -> dict[str, str]:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fullstride.deploy.formats.format import Format, quiet, whole_file
 from fullstride.deploy.graph import Job
-from fullstride.deploy.shipped import About, Run, Shipped
+from fullstride.deploy.shipped import About, Shipped
+from fullstride.measure.timing import cpu_threads
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ABOUT = "about.json"
@@ -42,11 +43,11 @@ def open_pt2(path: Path, threads: int) -> Shipped:
             module = torch.export.load(path, extra_files=extra).module()
     except Exception as error:  # of many kinds
         raise whole_file(path, error) from None
-    return Shipped(path, read_about(extra[ABOUT], path), runner(module, threads), runtime("graph", threads))
+    return shipped(path, extra[ABOUT], module, "graph", threads)
 
 
 def write_aoti(job: Job, path: Path) -> None:
-    """Compiled for the processor of this machine; weights are laid out as its convolutions like them."""
+    """Compiled for the processor, or the GPU, of this machine; weights are laid out as its convolutions like them."""
     how = {"freezing": True, "aot_inductor.metadata": {ABOUT: json.dumps(job.about.strings())}}
     with named(path) as archive, quiet("torch"):
         program = job.program(TYPES[job.about.precision])
@@ -60,32 +61,22 @@ def open_aoti(path: Path, threads: int) -> Shipped:
         told = module.get_metadata().get(ABOUT, "")
     except Exception as error:
         raise whole_file(path, error) from None
-    return Shipped(path, read_about(told, path), runner(module, threads), runtime("AOTInductor", threads))
+    return shipped(path, told, module, "AOTInductor", threads)
 
 
-def read_about(told: str, path: Path) -> About:
+def shipped(path: Path, told: str, module: Callable[[Tensor], Tensor], how: str, threads: int) -> Shipped:
     try:
         strings = json.loads(told)
     except ValueError:
         strings = {}
-    return About.read(strings if isinstance(strings, dict) else {}, path)
+    about = About.read(strings if isinstance(strings, dict) else {}, path)
 
-
-def runner(module: Callable[[Tensor], Tensor], threads: int) -> Run:
     def run(images: np.ndarray) -> np.ndarray:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            with torch.no_grad():
-                return module(torch.from_numpy(images)).numpy()
-        finally:
-            torch.set_num_threads(before)
+        with cpu_threads(threads), torch.no_grad():
+            return module(torch.from_numpy(images).to(about.device)).cpu().numpy()
 
-    return run
-
-
-def runtime(how: str, threads: int) -> str:
-    return f"PyTorch {torch.__version__} {how}, {threads} threads"
+    place = f"{threads} threads" if about.device == "cpu" else about.device
+    return Shipped(path, about, run, f"PyTorch {torch.__version__} {how}, {place}")
 
 
 def holds(path: Path, folder: str) -> bool:
