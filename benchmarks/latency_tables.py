@@ -1,0 +1,254 @@
+"""Which measured times are the estimates tested on, with which data sheets, and which numbers are fitted to each?"""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import timm
+from timm.models.efficientnet import _gen_mobilenet_v2
+from timm.utils.model import reparameterize_model
+from torch import nn
+
+from fullstride.measure.latency import Operators, traced
+from fullstride.measure.latency.fit import FILLED, PRIORS
+from fullstride.measure.latency.model import Machine
+from fullstride.measure.latency.operators import KIND, NAMES
+from fullstride.measure.tables import latencies
+from fullstride.nets.disk import replacing
+
+# GENet's networks that timm has: family, timm's name (or MobileNetV2's width), pixels a side.
+PAPER: dict[str, tuple[str, str | float, int]] = {
+    "RegNetY-200MF": ("RegNetY", "regnety_002", 224),
+    "RegNetY-400MF": ("RegNetY", "regnety_004", 224),
+    "RegNetY-600MF": ("RegNetY", "regnety_006", 224),
+    "RegNetY-800MF": ("RegNetY", "regnety_008", 224),
+    "ResNet-18": ("ResNet", "resnet18", 224),
+    "ResNet-34": ("ResNet", "resnet34", 224),
+    "ResNet-50": ("ResNet", "resnet50", 224),
+    "ResNet-101": ("ResNet", "resnet101", 224),
+    "ResNet-152": ("ResNet", "resnet152", 224),
+    "EfficientNet-B0": ("EfficientNet", "efficientnet_b0", 224),
+    "EfficientNet-B1": ("EfficientNet", "efficientnet_b1", 240),
+    "EfficientNet-B2": ("EfficientNet", "efficientnet_b2", 260),
+    "EfficientNet-B3": ("EfficientNet", "efficientnet_b3", 300),
+    "MobileNetV2-0.25": ("MobileNet and MNAS", 0.25, 224),
+    "MobileNetV2-0.5": ("MobileNet and MNAS", 0.5, 224),
+    "MobileNetV2-0.75": ("MobileNet and MNAS", 0.75, 224),
+    "MobileNetV2-1.0": ("MobileNet and MNAS", 1.0, 224),
+    "MobileNetV2-1.4": ("MobileNet and MNAS", 1.4, 224),
+    "MnasNet-1.0": ("MobileNet and MNAS", "mnasnet_100", 224),
+    "GENet-light": ("GENet", "gernet_s", 192),
+    "GENet-normal": ("GENet", "gernet_m", 192),
+    "GENet-large": ("GENet", "gernet_l", 256),
+}
+# timm's modules of convolutional networks; of these, networks with at most 1 % of MACs in attention
+MODULES = (
+    "byobnet", "convmixer", "convnext", "cspnet", "densenet", "dla", "dpn",
+    "efficientnet", "fasternet", "ghostnet", "hardcorenas", "hgnet", "hrnet", "inception_next",
+    "inception_resnet_v2", "inception_v3", "inception_v4", "mambaout", "metaformer", "mobilenetv3", "nasnet",
+    "nfnet", "pnasnet", "rdnet", "regnet", "repghost", "repvit", "res2net",
+    "resnest", "resnet", "resnetv2", "rexnet", "selecsls", "senet", "sknet",
+    "starnet", "tresnet", "vgg", "vovnet", "xception", "xception_aligned",
+)  # fmt: skip
+
+VOLTA = "NVIDIA V100 data sheet: PCIe, 112 TFLOPS of tensor cores, 900 GB/s"
+TURING = "NVIDIA T4 data sheet: 65 TFLOPS fp16, 130 TOPS int8, 320 GB/s"
+AMPERE = "NVIDIA GA102 white paper: RTX 3090, 71 TFLOPS fp16 with fp32 accumulate, dense; 936 GB/s"
+ADA = "NVIDIA Ada white paper: RTX 4090, 165.2 TFLOPS fp16 with fp32 accumulate, dense; 1008 GB/s"
+V100 = Machine(
+    engine="eager", peak_tflops=112, bandwidth_gb_s=900, folded=True, split_silu=True, silu_launches=2
+)  # PyTorch before 1.7 had no SiLU
+T4 = Machine(engine="tensorrt", peak_tflops=65, bandwidth_gb_s=320, folded=True, split_silu=True)
+T4_INT8 = replace(T4, peak_tflops=130, bytes_per_element=1)
+RTX3090 = Machine(engine="eager", peak_tflops=71, bandwidth_gb_s=936)
+RTX4090 = Machine(engine="eager", peak_tflops=165.2, bandwidth_gb_s=1008)
+# Data sheets of NVIDIA: dense fp16 tensor TFLOPS with fp32 accumulate, GB/s
+SHEETS = {
+    "a100": ("NVIDIA A100 SXM 80 GB", 312, 2039),
+    "h100": ("NVIDIA H100 SXM", 989, 3350),
+    "h200": ("NVIDIA H200 SXM", 989, 4800),
+    "l4": ("NVIDIA L4", 121, 300),
+    "a10": ("NVIDIA A10", 125, 600),
+    "t4": ("NVIDIA T4", 65, 320),
+}
+
+EAGER = ("dense", "1x1", "depthwise", "group_channels", "convolution", "elementwise", "launch_us", "host_us")
+TENSORRT = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launch_us", "start_us", "image_us")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Measured times, and what of the model is fitted to them."""
+
+    profile: str
+    title: str
+    device: str
+    machine: Machine
+    sheet: str
+    names: tuple[str, ...]  # of the numbers
+    priors: dict[str, tuple[float, float]]
+    layout: Literal["nchw", "nhwc", ""]
+    precision: str
+    software: str
+    goal: float  # percent
+    rank: float = 0.0  # least rank correlation that is asked for
+    file: str = ""  # of timm; "" for a paper's table
+    paper: Literal["v100_fp16", "t4_fp16", "t4_int8", ""] = ""
+    training: bool = False
+    fused: bool = False  # timm of that day timed networks whose branches are merged into one convolution
+    note: str = ""
+
+
+AMP = "fp16 (autocast)"
+ASSUMED = "only full batches were timed: host time of a launch is assumed, and small batches are extrapolated"
+PT2 = "torch 2.4.0, CUDA 12.4, timm's benchmark"
+OLD = "2020, its authors' script; batch norms taken as folded, SiLU as two kernels"
+TABLES = (
+    Table(
+        profile="v100-fp16", title="V100 fp16", device="NVIDIA V100", machine=V100, sheet=VOLTA, names=EAGER,
+        priors={**PRIORS, "host_us": (55, 0.5)}, layout="nchw", precision="fp16", software=f"PyTorch of {OLD}",
+        goal=13, rank=0.90, paper="v100_fp16",
+    ),
+    Table(
+        profile="t4-int8", title="T4 TensorRT int8", device="NVIDIA T4", machine=T4_INT8, sheet=TURING,
+        names=TENSORRT, priors={**PRIORS, "launch_us": (8, 0.5)}, layout="", precision="int8",
+        software=f"TensorRT of {OLD}", goal=15, paper="t4_int8",
+    ),
+    Table(
+        profile="t4-fp16", title="T4 TensorRT fp16", device="NVIDIA T4", machine=T4, sheet=TURING,
+        names=TENSORRT, priors={**PRIORS, "launch_us": (8, 0.5)}, layout="", precision="fp16",
+        software=f"TensorRT of {OLD}", goal=19, paper="t4_fp16",
+    ),
+    Table(
+        profile="rtx3090", title="RTX 3090 nhwc", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
+        names=(*FILLED, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
+        file="infer-amp-nhwc-pt240-cu124-rtx3090.csv", note=ASSUMED,
+    ),
+    Table(
+        profile="rtx3090-nchw", title="RTX 3090 nchw", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
+        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
+        file="infer-amp-nchw-pt240-cu124-rtx3090.csv", note=ASSUMED,
+    ),
+    Table(
+        profile="rtx4090", title="RTX 4090 nhwc", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
+        names=(*FILLED, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
+        file="infer-amp-nhwc-pt240-cu124-rtx4090.csv", note=ASSUMED,
+    ),
+    Table(
+        profile="", title="RTX 4090 nchw, torch 2.4", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
+        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
+        file="infer-amp-nchw-pt240-cu124-rtx4090.csv", note=ASSUMED,
+    ),
+    Table(
+        profile="rtx4090-nchw", title="RTX 4090 nchw, torch 2.9", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
+        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
+        software="torch 2.9.1, CUDA 12.8, timm's benchmark", goal=11, rank=0.985,
+        file="infer-amp-nchw-pt291-cu128-4090.csv", fused=True, note=ASSUMED,
+    ),
+    Table(
+        profile="rtx4090-compiled", title="RTX 4090 compiled", device="NVIDIA RTX 4090",
+        machine=replace(RTX4090, engine="compiled"), sheet=ADA, names=FILLED, priors=PRIORS, layout="nchw",
+        precision=AMP, software="torch 2.9.1, CUDA 12.8, timm's benchmark with torch.compile", goal=14,
+        file="infer-amp-nchw-pt291-cu128-4090-dynamo.csv", fused=True,
+        note="only full batches were timed: small batches are extrapolated, and host time is unknown",
+    ),
+    Table(
+        profile="rtx3090", title="RTX 3090 training, nchw", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
+        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
+        software="torch 1.12, CUDA 11.3, timm's benchmark, nchw", goal=12,
+        file="train-amp-nchw-pt112-cu113-rtx3090.csv", training=True,
+    ),
+    Table(
+        profile="", title="RTX 3090 training, nhwc", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
+        names=(*FILLED, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP,
+        software="torch 1.12, CUDA 11.3, timm's benchmark, nhwc", goal=12,
+        file="train-amp-nhwc-pt112-cu113-rtx3090.csv", training=True,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured time."""
+
+    name: str
+    family: str
+    operators: Operators
+    batch: int
+    seconds: float  # of the batch
+
+
+class Tracer:
+    """Operators of timm's networks, kept in a file because they take minutes."""
+
+    def __init__(self, cache: Path | None):
+        self.cache, self.known, self.new = cache, {}, 0
+        if cache and cache.is_file():
+            with np.load(cache) as file:
+                ends = np.cumsum(file["sizes"])
+                parts = np.split(file["rows"], ends[:-1])
+                self.known = {str(key): columns(rows) for key, rows in zip(file["keys"], parts, strict=True)}
+
+    def __call__(self, name: str, resolution: int, build: Callable[[], nn.Module], fused: bool = False) -> Operators:
+        key = f"{name} {resolution} {int(fused)}"
+        if key not in self.known:
+            made = reparameterize_model(build().eval()) if fused else build
+            self.known[key] = traced(made, resolution).merged()
+            self.new += 1
+        return self.known[key]
+
+    def save(self) -> None:
+        if self.cache and self.new:
+            rows = [np.column_stack([getattr(net, name) for name in NAMES]) for net in self.known.values()]
+            with replacing(self.cache) as beside, beside.open("wb") as file:
+                np.savez(file, keys=list(self.known), sizes=[len(r) for r in rows], rows=np.concatenate(rows))
+
+
+def columns(rows: np.ndarray) -> Operators:
+    whole = {"kind": np.int64, "chain": np.int64}
+    return Operators(*(rows[:, i].astype(whole.get(name, np.float64)) for i, name in enumerate(NAMES)))
+
+
+def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
+    def network(printed: str) -> Operators:
+        _, name, resolution = PAPER[printed]
+        if isinstance(name, str):
+            return tracer(name, resolution, lambda: timm.create_model(name))
+        return tracer(f"mobilenetv2-{name}", resolution, lambda: _gen_mobilenet_v2("mobilenetv2_100", name))
+
+    assert table.paper
+    return [
+        Case(row.name, PAPER[row.name][0], network(row.name), row.batch, row.ms_per_image * row.batch / 1e3)
+        for row in latencies(table.paper)
+        if row.name in PAPER
+    ]
+
+
+MERGING = ("byobnet", "repghost", "repvit", "ghostnet")  # timm's modules with branches that can be merged
+
+
+def timm_cases(table: Table, folder: Path, tracer: Tracer) -> list[Case]:
+    """Each network once at each resolution: weights of another name do not change its time."""
+    kind = "train" if table.training else "infer"
+    found: dict[tuple[str, int], Case] = {}
+    with (folder / table.file).open() as file:
+        for row in csv.DictReader(file):
+            name, resolution = row["model"].split(".")[0], int(row[f"{kind}_img_size"])
+            if not timm.is_model(name) or (name, resolution) in found:
+                continue
+            family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
+            if family not in MODULES:
+                continue
+            fused = table.fused and family in MERGING
+            net = tracer(name, resolution, lambda name=name: timm.create_model(name, pretrained=False), fused)
+            spatial = np.isin(net.kind, [KIND[k] for k in ("dense", "depthwise", "grouped")])
+            attention = (net.macs * net.count)[net.kind == KIND["product"]].sum()
+            if net.count[spatial].sum() < 4 or attention > 0.01 * net.total_macs:
+                continue
+            batch = int(row[f"{kind}_batch_size"])
+            case = Case(name, family, net, batch, batch / float(row[f"{kind}_samples_per_sec"]))
+            found[name, resolution] = case
+    return list(found.values())

@@ -1,0 +1,26 @@
+"""How long will it take, where nobody has timed it? Estimates from a network's operators and a profile of a device."""
+
+from fullstride.measure.latency.operators import Operators, traced
+from fullstride.measure.latency.profiles import (
+    Estimate,
+    Profile,
+    estimate,
+    estimates,
+    load_profile,
+    profile_names,
+    save_profile,
+    tie,
+)
+
+__all__ = [
+    "Estimate",
+    "Operators",
+    "Profile",
+    "estimate",
+    "estimates",
+    "load_profile",
+    "profile_names",
+    "save_profile",
+    "tie",
+    "traced",
+]
