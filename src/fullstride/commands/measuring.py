@@ -48,17 +48,18 @@ def cost(
     train: bool = False,
     precision: str = "bf16",
 ) -> None:
-    """Print parameters, multiply-adds (MACs; FLOPs are twice this) and activations of a network.
+    """Print what a network asks for, whole and by stage: parameters, multiply-adds (MACs; FLOPs are twice this), bytes.
 
     Args:
         model: A name that `fullstride zoo` lists, or timm/NAME.
         resolution: Pixels a side; the network's own where not given.
         layers: One line for each convolution and linear layer.
-        train: Also the bytes that a training step on a GPU keeps for its backward pass, by stage.
-        precision: Of that step: fp32, bf16 or fp16.
+        train: Also the bytes that a training step on a GPU keeps for its backward pass.
+        precision: That bytes are counted in: fp32, bf16 or fp16.
     """
     from fullstride.measure import cost as measuring
     from fullstride.measure.saved import saved
+    from fullstride.measure.stage_cost import StageCost, stage_costs
     from fullstride.measure.step import find_precision
     from fullstride.nets import zoo
 
@@ -69,17 +70,27 @@ def cost(
         return zoo.create(model)
 
     if layers:
-        for row in measuring.layer_costs(build, side):
+        for row in measuring.layer_costs(build, side, spec.in_channels):
             print(f"{row.name:48} {row.shape_in!s:>18} -> {row.shape_out!s:18} {row.params:>12,} {row.macs:>16,}")
-    price = measuring.cost(build, side)
+    price = measuring.cost(build, side, spec.in_channels)
+    rows = stage_costs(build, side, half, spec.in_channels)
     print(f"{model} at {side} x {side} pixels, from {spec.source}")
     print(f"{price.params:,} parameters, {price.macs:,} MACs, {price.activations:,} activations")
+    print(f"MACs are multiply-adds; FLOPs are 2 x MACs: {2 * price.macs:,}")
+    kept: dict[str, int] = {}
     if train:
-        kept = saved(build, side, half)
-        whole = kept.bytes_per_image
-        print(f"{whole:,} bytes an image are kept for backward in {kept.precision}: {whole / 1e6:.1f} MB")
-        for stage, size in kept.by_stage.items():
-            print(f"{stage:24} {size:>14,} {size / whole:>7.1%}")
+        held = saved(build, side, half, spec.in_channels)
+        kept = {**held.by_stage, "total": held.bytes_per_image}
+        print(f"{kept['total']:,} bytes an image are kept for backward in {half}: {kept['total'] / 1e6:.1f} MB")
+        rows += [StageCost(stage, 0, 0, 0, 0) for stage in held.by_stage if stage not in {row.stage for row in rows}]
+    moved = sum(row.moved_bytes for row in rows)
+    rows.append(StageCost("total", price.params, price.macs, price.activations, moved))
+    line = "{:20} {:>13} {:>16} {:>13} {:>9}" + " {:>9}" * train
+    print(line.format("stage", "parameters", "MACs", "activations", "MB moved", "MB kept"))
+    for row in rows:
+        megabytes = f"{row.moved_bytes / 1e6:.2f}", f"{kept.get(row.stage, 0) / 1e6:.2f}"
+        print(line.format(row.stage, f"{row.params:,}", f"{row.macs:,}", f"{row.activations:,}", *megabytes))
+    print(f"MB moved: maps of one image that operators read and write in {half}, each by itself; weights are not in")
 
 
 def bench(
