@@ -1,5 +1,7 @@
 """What can a user ask for? One thin command per verb, which imports what it needs, so that `--help` is quick."""
 
+from fullstride.commands.estimating import calibrate, choose, estimate
+from fullstride.commands.figures import figures
 from fullstride.commands.learning import bench_data, pack, train, validate
 from fullstride.commands.measuring import bench, capacity, cost, zoo
 from fullstride.commands.shipping import export, predict, report
@@ -15,8 +17,12 @@ COMMANDS = {
     "predict": predict,
     "bench": bench,
     "bench-data": bench_data,
+    "estimate": estimate,
+    "calibrate": calibrate,
+    "choose": choose,
     "bench-blocks": bench_blocks,
     "rank": rank,
+    "figures": figures,
     "export": export,
     "report": report,
 }

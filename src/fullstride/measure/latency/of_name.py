@@ -1,0 +1,25 @@
+"""Which operators does a name run? One that the zoo lists, `timm/NAME`, or the folder of a run or bundle."""
+
+from functools import partial
+from pathlib import Path
+
+from fullstride.measure.latency.of_spec import operators_of
+from fullstride.measure.latency.operators import Operators, traced
+from fullstride.nets import zoo
+from fullstride.nets.spec import NetSpec
+from fullstride.nets.timm_network import TimmNetwork, TimmSpec
+
+
+def named_operators(name: str, resolution: int | None = None) -> tuple[Operators, int]:
+    """The operators, and pixels a side: the network's own where none are given. Raises ValueError in one line."""
+    if resolution is not None and resolution < 1:
+        raise ValueError(f"resolution {resolution}: use a whole number of pixels from 1")
+    spec = zoo.load(name).net.spec if Path(name).exists() else zoo.spec(name)
+    side = spec.resolution if resolution is None else resolution
+    return spec_operators(spec, side), side
+
+
+def spec_operators(spec: NetSpec | TimmSpec, resolution: int) -> Operators:
+    if isinstance(spec, NetSpec):
+        return operators_of(spec, resolution)
+    return traced(partial(TimmNetwork, spec), resolution, spec.in_channels)

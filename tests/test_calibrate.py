@@ -1,0 +1,173 @@
+"""Calibration: designed networks that find out every number, timed in turn, and a profile that others can read."""
+
+import json
+
+import pytest
+import torch
+
+from fullstride import cli
+from fullstride.measure.latency import calibrate, estimate, load_profile
+from fullstride.measure.latency.calibrate import Plan, Sample, by_sheet, measure, peaks, ready, report
+from fullstride.measure.latency.designs import WHOLE, Design, designs
+from fullstride.measure.latency.model import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
+from fullstride.measure.latency.operators import KINDS, traced
+from fullstride.measure.protocols import Protocol
+from fullstride.measure.timing import timed_calls
+from fullstride.nets import zoo
+
+CPU = torch.device("cpu")
+QUICK = Protocol(name="throughput", batch=1, warmup_s=0.0, rounds=2, round_s=1e-4)
+MADE = Machine(engine="eager", peak_tflops=0.1, bandwidth_gb_s=20, bytes_per_element=4)
+TRUE = {
+    **{"dense": 0.6, "1x1": 0.5, "depthwise": 0.1, "group_channels": 20.0},
+    **{"convolution": 0.7, "elementwise": 0.9, "norm": 0.7, "statistics": 0.4, "gather": 0.6},
+    **{"launch_us": 5.0, "start_us": 30.0},
+}
+
+
+def plan(**changes) -> Plan:
+    given = dict(device=CPU, engines=("eager",), batches=(1, 8), resolution=64, precision="float32", protocol=QUICK)
+    return Plan(**{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def networks():
+    return {design: traced(design.build, 64) for design in designs()}
+
+
+@pytest.fixture(scope="module")
+def samples(networks):
+    """What would be measured on a device for which the model is right."""
+    cases = [(design, operators, batch) for design, operators in networks.items() for batch in (1, 8)]
+    took = times(prepare([o for _, o, _ in cases], [b for *_, b in cases], MADE), TRUE).total_s
+    return [
+        Sample(network=d.name, family=d.family, operators=o, engine="eager", batch=b, seconds=float(s))
+        for (d, o, b), s in zip(cases, took, strict=True)
+    ]
+
+
+def test_some_forty_networks_have_every_kind_of_operator_and_every_class_in_two_families(networks):
+    designed = {design: o for design, o in networks.items() if design.family != WHOLE}
+    assert 35 <= len(designed) <= 50
+    assert len({design.name for design in networks}) == len(networks)
+    families: dict[object, set[str]] = {}
+    for design, operators in designed.items():
+        for kind in {KINDS[k] for k in operators.kind}:
+            families.setdefault(kind, set()).add(design.family)
+            if kind in ARITHMETIC_OF:
+                families.setdefault((ARITHMETIC_OF[kind], "arithmetic"), set()).add(design.family)
+            families.setdefault((MEMORY_OF[kind], "memory"), set()).add(design.family)
+    assert set(KINDS) - {"product"} == {key for key in families if isinstance(key, str)}  # attention is not ours
+    assert all(len(found) >= 2 for key, found in families.items() if isinstance(key, tuple))
+
+
+def test_every_designed_network_runs(networks):
+    for design in networks:
+        if design.family != WHOLE:
+            with torch.inference_mode():
+                assert design.build().eval()(torch.randn(2, 3, 64, 64)).shape[0] == 2
+
+
+def test_where_the_model_is_right_its_numbers_are_found_and_families_left_out_are_estimated_well(samples):
+    found = report(samples, plan(), MADE, "", "here")
+    for name, value in TRUE.items():
+        assert found.profile.inference.numbers[name] == pytest.approx(value, rel=0.1), name
+    assert found.left_out < 6
+    assert all(ratio == pytest.approx(1, abs=0.03) for ratio in found.whole.values())
+    assert found.profile.inference.error < 2
+    assert found.times == sum(sample.family != WHOLE for sample in samples)
+
+
+def test_the_error_is_that_of_whole_networks_which_are_never_fitted(samples):
+    slow = [s if s.family != WHOLE else Sample(**{**s.__dict__, "seconds": 2 * s.seconds}) for s in samples]
+    found, right = report(slow, plan(), MADE, "", "here"), report(samples, plan(), MADE, "", "here")
+    assert found.profile.inference.numbers == right.profile.inference.numbers
+    assert found.profile.inference.error == pytest.approx(50, abs=2)
+    assert found.profile.inference.low < 2 < found.profile.inference.high
+    alone = report([s for s in slow if s.family != WHOLE], plan(), MADE, "", "here")
+    assert alone.profile.inference.error == alone.left_out == right.left_out
+    assert "families left out" in alone.profile.note
+
+
+def test_too_few_times_are_refused(samples):
+    with pytest.raises(ValueError, match="more minutes"):
+        report(samples[:20], plan(), MADE, "", "here")
+    with pytest.raises(ValueError, match="of 1 families"):
+        report([s for s in samples if s.family == WHOLE] * 2 + samples[:1], plan(), MADE, "", "here")
+
+
+def test_measured_times_are_of_a_batch_and_grow_with_the_work():
+    small, large = (Design(name=n, family=n, build=lambda n=n: zoo.create(n)) for n in ("genet_tiny", "resnet18"))
+    took = {(s.network, s.batch): s.seconds for s in measure(plan(), [small, large])}
+    assert set(took) == {(name, batch) for name in ("genet_tiny", "resnet18") for batch in (1, 8)}
+    for batch in (1, 8):
+        assert took["resnet18", batch] > 3 * took["genet_tiny", batch] > 0  # 20 times the multiply-adds
+    assert took["resnet18", 8] > took["resnet18", 1]
+
+
+def test_what_takes_too_long_or_comes_too_late_is_left_out(monkeypatch):
+    asked = designs()[:3]
+    assert not list(measure(plan(minutes=1e-9), asked))
+    monkeypatch.setattr(calibrate, "LONGEST_S", 1e-9)
+    assert not list(measure(plan(), asked))
+
+
+def test_a_gpu_whose_data_sheet_is_known_is_found_by_the_name_that_torch_has_for_it():
+    for name, profile in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA L4", "l4")):
+        known = by_sheet(name)
+        assert known is not None
+        assert known.machine.peak_tflops == load_profile(profile).machine.peak_tflops
+    for other in ("NVIDIA H100 PCIe", "NVIDIA L40S", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "AMD EPYC"):
+        assert by_sheet(other) is None
+
+
+def test_peaks_are_above_what_a_product_and_a_copy_reach():
+    tflops, gb_s = peaks(CPU, "float32")
+    a = torch.randn(512, 512)
+    (seconds,), _ = timed_calls(lambda: a @ a, 5, CPU)
+    assert 0.5 * 2e-12 * 512**3 / (seconds / 5) < tflops < 100
+    assert 1 < gb_s < 10_000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_graph_puts_out_what_the_network_does():
+    asked = plan(device=torch.device("cuda"), engines=("cuda graph",), precision="float16")
+    replay = ready(designs()[0], asked, "cuda graph", 2)
+    assert replay is not None
+    step, kept = replay()
+    torch.testing.assert_close(kept, step())
+
+
+def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch, capsys):
+    few = [design for design in designs() if design.family in ("3x3", "depthwise", "elements", "other norms")]
+    monkeypatch.setattr(calibrate, "designs", lambda: few)
+    out = tmp_path / "mine.json"
+    words = ["--device", "cpu", "--resolution", "64", "--batches", "1", "2", "--name", "mine", "--out", str(out)]
+    assert cli.run(["calibrate", *words, "--times", str(tmp_path / "times.json")]) == 0
+    said = capsys.readouterr().out
+    assert "% off for designed networks of a family left out" in said
+    profile = load_profile(out)
+    assert (profile.name, profile.machine.engine, profile.inference.networks) == ("mine", "eager", len(few))
+    assert f"{profile.inference.error:g} % off" in said
+    rows = json.loads((tmp_path / "times.json").read_text())["times"]
+    assert {(row["network"], row["batch"]) for row in rows} == {(design.name, n) for design in few for n in (1, 2)}
+    assert estimate(zoo.create("resnet18"), profile, 1).ms_per_image > 0
+    assert cli.run(["estimate", "resnet18", "--device", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--engines", "graph"), "cuda graphs are for GPUs"),
+        (("--precision", "fp16"), "float16 is for GPUs"),
+        (("--batches", "0"), "batch 0"),
+        (("--minutes", "0"), "above 0"),
+        (("--resolution", "32"), "use 64 or more"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_one_line(words, told, capsys):
+    assert cli.run(["calibrate", "--device", "cpu", *words]) == 2
+    line = capsys.readouterr().err
+    assert told in line
+    assert line.count("\n") == 1

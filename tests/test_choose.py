@@ -1,0 +1,150 @@
+"""The right network for a budget: GENet's own choices, a front that nothing beats, and ties said to be ties."""
+
+import csv
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fullstride import cli, zoo
+from fullstride.measure import choose as choosing
+from fullstride.measure.choose import Option, choose, front, genet_paper, price, published_times, tied
+from fullstride.measure.latency import Estimate, load_profile
+from fullstride.measure.tables import Published, published
+from fullstride.report.choice_figure import choice_figure
+
+TABLE = Path(choosing.__file__).parent / "tables" / "latency_v100_fp16.csv"
+
+
+@pytest.fixture(scope="module")
+def known():
+    """GENet's networks at batch 64, timed by what its authors printed, and by estimates alone."""
+    profile = load_profile("v100-fp16")
+    return {printed: list(price(genet_paper(), profile, 64, printed)) for printed in (True, False)}
+
+
+def option(name: str, top1: float, ms: float, by="estimated", apart=1.1) -> Option:
+    times = dict(ms_per_image=ms, low=0.8 * ms, high=1.3 * ms, device_ms=ms, host_ms=0.0)
+    one = Estimate(profile="p", work="inference", batch=1, bound="memory", apart=apart, **times)
+    printed = ms if by == "published" else None
+    return Option(network=Published(name, 224, top1, "", ""), estimate=one, published_ms=printed, by=by)
+
+
+@pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
+def test_within_the_budgets_of_the_paper_its_own_networks_are_chosen(known, budget, name):
+    assert choose(known[True], budget).best.network.name == f"genet_{name}"
+
+
+@pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
+def test_the_networks_of_the_paper_that_cannot_be_built_here_would_not_have_been_chosen(budget, name):
+    rows = [row for row in csv.DictReader(TABLE.read_text().splitlines()) if float(row["ms_b64"]) <= budget]
+    assert max(rows, key=lambda row: float(row["top1"]))["model"] == f"GENet-{name}"
+    assert len(genet_paper()) == 21
+
+
+def test_estimates_alone_miss_one_of_the_three_by_less_than_they_can_tell(known):
+    found = {budget: choose(known[False], budget) for budget in (0.34, 0.20, 0.10)}
+    assert [found[b].best.network.name for b in (0.20, 0.10)] == ["genet_normal", "genet_light"]
+    large = next(o for o in known[False] if o.network.name == "genet_large")
+    assert large in (found[0.34].best, *found[0.34].near)
+    assert large.ms < 1.06 * 0.34
+
+
+def test_published_times_are_those_of_the_table_and_never_replace_an_estimate_without_a_label(known):
+    rows = {row["model"]: float(row["ms_b64"]) for row in csv.DictReader(TABLE.read_text().splitlines())}
+    times = published_times(load_profile("v100-fp16"), 64)
+    assert len(times) == 21
+    assert times["genet_large", 256] == rows["GENet-large"]
+    assert times["timm/efficientnet_b3", 300] == rows["EfficientNet-B3"]
+    for one in known[True] + known[False]:
+        assert one.ms == (one.published_ms if one.by == "published" else one.estimate.ms_per_image)
+    assert {one.by for one in known[True]} == {"published"}
+    assert {one.by for one in known[False]} == {"estimated"}
+    assert not published_times(load_profile("v100-fp16"), 63)
+    assert not published_times(load_profile("rtx3090"), 64)
+
+
+def test_nothing_is_as_fast_and_more_accurate_than_a_network_on_the_front(known):
+    options = known[False]
+    line = front(options)
+    better = [a for a, b in product(options, options) if a.ms >= b.ms and a.network.top1 < b.network.top1]
+    same = [a for a, b in product(options, options) if a.ms > b.ms and a.network.top1 == b.network.top1]
+    assert set(line) == set(options) - set(better) - set(same)
+    assert line == sorted(line, key=lambda o: o.ms)
+
+
+def test_the_runner_up_is_another_network_and_a_looser_budget_buys_the_next_point_of_the_front():
+    rows = [option("a", 70, 1), option("b", 75, 2), option("b", 74, 2), option("c", 72, 3), option("d", 80, 5)]
+    found = choose(rows, 4)
+    assert (found.best.network.name, found.runner_up.network.name, found.next.network.name) == ("b", "c", "d")
+    assert choose(rows, 6).next is None
+    assert choose(rows, 1).runner_up is None
+
+
+def test_what_the_model_cannot_tell_apart_is_a_tie():
+    a, b, c = option("a", 70, 1.0), option("b", 71, 1.05), option("c", 72, 1.2)
+    assert tied(a, b)
+    assert not tied(a, c)
+    assert choose([a, b, c], 1.0).near == (b,)
+    printed = option("p", 70, 1.0, "published"), option("q", 70, 1.05, "published")
+    assert not tied(*printed)
+    assert tied(printed[0], c)  # 1.0 is inside of 0.96 to 1.56
+    assert not tied(printed[0], option("d", 70, 1.3))
+    assert choose(printed, 1.0).near == ()
+
+
+def test_every_candidate_can_be_built_and_has_a_source():
+    rows = [row for find in choosing.SOURCES.values() for row in find()]
+    assert all(row.source and 50 < row.top1 < 90 and row.resolution >= 128 for row in rows)
+    for name in {row.name for row in rows}:
+        assert zoo.spec(name)
+    assert all(row.name.startswith("timm/") for row in published("timm"))
+
+
+def ask(capsys, *words: str) -> str:
+    assert cli.run(["choose", *words]) == 0
+    return capsys.readouterr().out
+
+
+GENET = ("--device", "v100-fp16", "--from", "genet_paper")
+
+
+def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_path, capsys):
+    told = ask(capsys, *GENET, "--budget-ms", "0.2", "--out", str(tmp_path / "a.png"))
+    assert "best within 0.2 ms an image: genet_normal at 192 x 192, 80 %, 0.2 ms (published)" in told
+    assert "runner-up: genet_light at 192 x 192" in told
+    assert "genet_large at 256 x 256, 81.3 %, 0.33 ms (published): 1.3 points more for 0.13 ms more" in told
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    data = json.loads(ask(capsys, *GENET, "--budget-ms", "0.2", "--times", "estimated", "--json"))
+    assert {row["time"] for row in data["options"]} == {"estimated"}
+    assert data["best"]["name"] == "genet_normal"
+    assert data["best"]["ms_per_image"] == data["best"]["estimated_ms"] != data["best"]["published_ms"]
+
+
+def test_the_picture_names_the_front_and_marks_the_budget_and_the_best(known):
+    found = choose(known[True], 0.34)
+    (axes,) = choice_figure(known[True], found, "here").axes
+    assert {t.get_text() for t in axes.texts} == {f"{o.network.name} {o.network.resolution}" for o in found.front}
+    budget = next(line for line in axes.lines if str(line.get_label()).startswith("budget"))
+    assert list(budget.get_xdata()) == [0.34, 0.34]
+    best = next(line for line in axes.lines if line.get_label() == "best")
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (0.33, 81.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--budget-ms", "0"), "give a time above 0"),
+        (("--budget-ms", "inf"), "give a time above 0"),
+        (("--budget-ms", "0.001"), "the fastest is genet_light at 192 x 192 with 0.09 ms"),
+        (("--budget-ms", "1", "--batch", "0"), "batch 0"),
+        (("--budget-ms", "1", "--device", "v100"), "no profile named 'v100'"),
+        (("--budget-ms", "1", "--from", "paper"), "choose from ours, timm, genet_paper"),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_line(words, told, capsys):
+    assert cli.run(["choose", *GENET, *words]) == 2
+    line = capsys.readouterr().err
+    assert told in line
+    assert line.count("\n") == 1

@@ -1,0 +1,99 @@
+"""Estimates as a user asks for them: what the model says of the real module, in words or JSON, or one line."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fullstride import cli, zoo
+from fullstride.measure.latency import estimate, load_profile, profile_names, save_profile
+from fullstride.nets.bundle import Bundle
+
+
+def ask(capsys, *words: str) -> str:
+    assert cli.run(["estimate", *words]) == 0
+    return capsys.readouterr().out
+
+
+def refuse(capsys, *words: str) -> str:
+    assert cli.run(["estimate", *words]) == 2
+    out, line = capsys.readouterr()
+    assert not out
+    assert line.count("\n") == 1
+    return line
+
+
+@pytest.mark.parametrize(("name", "side"), [("genet_large", 256), ("timm/mobilenetv2_050", 224)])
+def test_the_command_says_what_the_model_says_of_the_real_module(name, side, capsys):
+    (told,) = json.loads(ask(capsys, name, "--device", "v100-fp16", "--batch", "16", "--json"))["estimates"]
+    there = estimate(zoo.create(name), load_profile("v100-fp16"), 16, side)
+    assert told["resolution"] == side
+    for key in ("ms_per_image", "low", "high", "device_ms", "host_ms", "images_per_s"):
+        assert told[key] == pytest.approx(getattr(there, key), rel=1e-9)
+    assert told["bound"] == there.bound
+
+
+def test_one_network_is_told_with_its_interval_its_bound_and_the_profile_behind_it(capsys):
+    told = ask(capsys, "genet_light", "--device", "v100-fp16", "--batch", "1")
+    profile = load_profile("v100-fp16")
+    there = estimate(zoo.create("genet_light"), profile, 1, 192)
+    assert f"{there.ms_per_image:.3g} ms/image" in told
+    assert f"90 % interval {there.low:.3g} to {there.high:.3g} ms" in told
+    assert f"bounded by {there.bound}" in told
+    assert f"{profile.inference.error:g} % off" in told
+    assert profile.inference.source in told
+
+
+def test_several_networks_stand_fastest_first_and_those_too_close_to_tell_apart_are_ties(capsys):
+    asked = ("resnet152", "genet_light", "resnet50", "resnet50d")
+    told = json.loads(ask(capsys, *asked, "--device", "rtx3090", "--json"))
+    rows, apart = told["estimates"], told["profile"]["inference"]["apart"]
+    times = {row["network"]: row["ms_per_image"] for row in rows}
+    assert list(times) == sorted(asked, key=times.get)
+    for row in rows:
+        near = {o for o, ms in times.items() if max(ms / times[row["network"]], times[row["network"]] / ms) < apart}
+        assert set(row["ties"]) == near - {row["network"]}
+    assert {"resnet50", "resnet50d"} <= {name for row in rows for name in row["ties"]}
+    table = ask(capsys, *asked, "--device", "rtx3090").splitlines()
+    ties = {words[1]: words[-3:] for words in map(str.split, table[1:5])}
+    assert ties["resnet50"] == ties["resnet50d"] == ["2", "to", "3"]
+
+
+def test_a_training_step_takes_longer_and_is_refused_where_the_profile_has_none(capsys):
+    asked = ("resnet50", "--device", "rtx3090")
+    one, step = (json.loads(ask(capsys, *asked, "--json", *more))["estimates"][0] for more in ((), ("--train",)))
+    assert step["work"] == "training"
+    assert step["ms_per_image"] > 2 * one["ms_per_image"]
+    assert "knows no training steps" in refuse(capsys, "resnet50", "--device", "v100-fp16", "--train")
+
+
+def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
+    known = load_profile("v100-fp16")
+    slow = replace(known, machine=replace(known.machine, peak_tflops=known.machine.peak_tflops / 1e3))
+    save_profile(slow, tmp_path / "slow.json")
+    told = json.loads(ask(capsys, "resnet18", "--device", str(tmp_path / "slow.json"), "--json"))["estimates"][0]
+    here = estimate(zoo.create("resnet18"), known, 64, 224)
+    assert told["ms_per_image"] > 50 * here.ms_per_image
+    assert told["bound"] == "arithmetic"
+    net = zoo.create("genet_tiny", in_channels=1, resolution=48)
+    labels, pixels = tuple(map(str, range(10))), zoo.family_preprocessing(net.spec)
+    Bundle(net=net, name="gray", classes=labels, preprocessing=pixels).save(tmp_path / "gray")
+    told = json.loads(ask(capsys, str(tmp_path / "gray"), "--device", "v100-fp16", "--json"))["estimates"][0]
+    assert told["resolution"] == 48
+    assert told["ms_per_image"] == pytest.approx(estimate(net, known, 64, 48, in_channels=1).ms_per_image, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_profile_of_the_package_estimates_and_says_where_it_is_from(name, capsys):
+    told = ask(capsys, "resnet18", "--device", name)
+    assert load_profile(name).inference.source in told
+    assert ("not measured" in told) != load_profile(name).measured
+
+
+def test_what_cannot_be_estimated_is_one_line_that_says_what_would_work(capsys):
+    assert "did you mean" in refuse(capsys, "resnet50", "--device", "v100")
+    assert all(name in refuse(capsys, "resnet50", "--device", "!!") for name in profile_names())
+    assert "did you mean resnet50" in refuse(capsys, "resnet5", "--device", "h100")
+    assert "batch 0" in refuse(capsys, "resnet50", "--device", "h100", "--batch", "0")
+    assert "resolution 0" in refuse(capsys, "resnet50", "--device", "h100", "--resolution", "0")
+    assert "name one or more" in refuse(capsys, "--device", "h100")
