@@ -193,6 +193,7 @@ def test_auto_exports_the_fastest_of_what_runs_here(run, tmp_path, capsys, monke
 
 def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
     out = ["--out", tmp_path / "new"]
+    file = ["--out", tmp_path / "new.onnx"]
     train = ["train", photos, "--model"]
     one = tmp_path / "one"
     (one / "only").mkdir(parents=True)
@@ -224,14 +225,14 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         refused(capsys, "bench", "genet_tiny", "--batch", "0"),
         refused(capsys, "bench", "genet_tiny", "--device", "tpu"),
         refused(capsys, "bench"),
-        refused(capsys, "export", run, "--budget-ms", "0.000001", *out),
-        refused(capsys, "export", "resnet_rs_400", *out),
-        refused(capsys, "export", run, "--format", "onxx", *out),
-        refused(capsys, "export", run, "--precision", "bf16", *out),
-        refused(capsys, "export", run, "--precision", "int8", "--calibration", "digits", *out),
-        refused(capsys, "export", run, "--precision", "int8", "--finetune-epochs", "-1", *out),
+        refused(capsys, "export", run, "--budget-ms", "0.000001", *file),
+        refused(capsys, "export", "resnet_rs_400", *file),
+        refused(capsys, "export", run, "--format", "onxx", *file),
+        refused(capsys, "export", run, "--precision", "bf16", *file),
+        refused(capsys, "export", run, "--precision", "int8", "--calibration", "digits", *file),
+        refused(capsys, "export", run, "--precision", "int8", "--finetune-epochs", "-1", *file),
         refused(capsys, "export", run, "--out", photos),
-        refused(capsys, "export", begun, *out),
+        refused(capsys, "export", begun, *file),
         refused(capsys, "predict", tmp_path / "cut.onnx", photos),
         refused(capsys, "bench", tmp_path / "cut.onnx"),
         refused(capsys, "cost", "genet_tinny"),
@@ -245,6 +246,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         assert line.startswith("fullstride: "), line
         assert len(line.splitlines()) == 1, line
     assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "new.onnx").exists()
 
 
 def test_an_unknown_flag_is_refused_by_name(capsys):

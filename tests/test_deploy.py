@@ -1,6 +1,7 @@
 """From a trained network to answers and to files that give the same answers."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fullstride.data.images import open_data
+from fullstride.commands.shipping import spread
+from fullstride.data.images import Images, UnreadableImage, open_data
 from fullstride.deploy import choose
 from fullstride.deploy import export as exporting
-from fullstride.deploy.export import DIFFERENCE, Sample, export
+from fullstride.deploy.export import DIFFERENCE, Check, Sample, export
 from fullstride.deploy.predict import inputs, predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -121,7 +123,7 @@ def test_an_earlier_file_is_kept_unless_forced(pictures, tmp_path):
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
-    bundle, path, sample = make("genet_tiny", GRAY), tmp_path / "net", Sample(pictures)
+    bundle, path, sample = make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures)
     for how, message in (
         (dict(format="onxx"), "no format named 'onxx': choose from onnx, openvino"),
         (dict(precision="bf16"), "onnx in bf16: use fp32, fp16, int8, or bf16 in openvino, aoti, pt2"),
@@ -129,12 +131,97 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
         (dict(takes="pictures", any_size=True), "a file that takes pictures takes any size as it is"),
         (dict(any_size=True), "any size for a network of 32 pixels: .* 64, 96, 128"),
         (dict(format="triton-server", precision="bf16"), "triton-server in bf16: use fp32, fp16, int8"),
+        (dict(format="pt2"), "net.onnx would not be recognised: give an --out that ends in .pt2"),
+        (dict(backend="openvino"), "--backend openvino is for --format triton-server: leave it out"),
+        (dict(max_drop=-1), "--max-drop -1: use 0 or more points"),
+        (dict(max_drop=float("nan")), "--max-drop nan: use 0 or more points"),
     ):
         with pytest.raises(ValueError, match=message):
             export(bundle, path, sample, **how)
     with pytest.raises(ValueError, match="no images to compare answers on"):
         export(bundle, path, Sample([]))
+    with pytest.raises(ValueError, match="2 labels for 6 pictures: give one for each, or none"):
+        Sample(pictures, [1, 2])
     assert not any(tmp_path.iterdir())
+
+
+def test_answers_that_are_no_numbers_are_refused_in_every_precision_without_a_warning(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "answers", lambda *args: np.full((len(pictures), 10), np.nan, np.float32))
+    for precision in ("fp32", "fp16", "int8"):
+        with pytest.raises(ValueError, match="its answers differ from PyTorch's by nan of the largest"):
+            export(
+                make("genet_tiny", GRAY),
+                tmp_path / "net.onnx",
+                Sample(pictures, [0] * 6),
+                precision=precision,
+                calibration=pictures,
+                max_drop=100,
+            )
+
+
+def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
+    bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
+    run, models = tmp_path / "run", tmp_path / "models"
+    run.mkdir()
+    (run / "checkpoint.pt").write_text("days of work")
+    for _ in range(2):
+        export(bundle, models, sample, format="triton-server", force=True)
+    shutil.copytree(models / "genet_tiny", models / "another")
+    for folder, format in ((run, "openvino"), (run, "triton-server"), (models, "triton-server")):
+        with pytest.raises(ValueError, match="is a folder with something else in it: give another --out"):
+            export(bundle, folder, sample, format=format, force=True)
+    assert (run / "checkpoint.pt").read_text() == "days of work"
+
+
+def test_what_a_library_cannot_write_is_one_line_and_leaves_nothing(pictures, tmp_path, monkeypatch):
+    def fail(*_, **how):
+        raise RuntimeError("pages\nof text\n\nno such operator\n")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(ValueError, match="^genet_tiny cannot be written as onnx in fp32: no such operator$"):
+        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+    with pytest.raises(OSError, match="No space left on device"):
+        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
+    assert not any(tmp_path.iterdir())
+
+
+def test_training_for_int8_that_comes_to_nothing_is_said_and_layers_go_back_to_float(pictures, tmp_path, monkeypatch):
+    checks = iter((2, 4, 6))
+    monkeypatch.setattr(exporting, "compare", lambda *_: Check(6, 0.0, 1.0, same_top1=next(checks)))
+
+    def diverge(net):
+        raise FloatingPointError("the loss is nan")
+
+    said = []
+    how = dict(precision="int8", calibration=pictures, finetune=diverge, say=said.append)
+    made = export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures), **how)
+    assert len(made.about.kept_float) == 2
+    assert [count for count, _ in made.tried] == [0, 1, 2]
+    assert said[:2] == [
+        "layers in float: 0, points of top-1 lost: 66.67",
+        "training for int8 came to nothing: the loss is nan",
+    ]
+    assert said[-1] == "layers in float: 2, points of top-1 lost: 0.00"
+
+
+def test_pictures_come_from_all_over_a_set_and_are_not_held(pictures):
+    read = []
+
+    def picture(name):
+        if name == "n2":
+            raise UnreadableImage(name, "broken")
+        read.append(name)
+        return pictures[0]
+
+    images = Images(tuple(f"n{i}" for i in range(7)), tuple(range(7)), picture)
+    found = spread(images, 4)
+    assert list(found.indices) == [0, 1, 3, 5]
+    assert list(spread(images, 100).indices) == [0, 1, 3, 4, 5, 6]
+    del read[:]
+    for _ in range(2):
+        assert found[1:3] == pictures[:1] * 2
+    assert read == ["n1", "n3"] * 2
 
 
 def test_predictions_are_the_networks_softmax_best_first(pictures, tmp_path):
@@ -187,6 +274,8 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
         choose.most_accurate(bundles, 0.5)
     with pytest.raises(ValueError, match="other has no test score"):
         choose.most_accurate({**bundles, "other": base}, None)
+    with pytest.raises(ValueError, match="good, cats know different classes: export each alone"):
+        choose.most_accurate({"good": bundles["good"], "cats": replace(base, classes=tuple("abcdefghij"))}, None)
 
 
 def test_the_time_that_decides_is_measured_here():
@@ -215,6 +304,28 @@ def test_auto_keeps_the_fastest_file_that_passes_within_the_budget(pictures, tmp
     ):
         choose.fastest(bundle, tmp_path / "other", sample, budget_ms=0.5)
     assert [each.name for each in tmp_path.iterdir()] == ["net"]
+
+
+def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(pictures, tmp_path, monkeypatch):
+    bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
+    monkeypatch.setattr(choose, "candidates", lambda precision: [("onnx", "int8"), ("openvino", "int8")])
+    folded, count, trained = exporting.folded, [], []
+    monkeypatch.setattr(exporting, "folded", lambda net: count.append(net) or folded(net))
+    monkeypatch.setattr(choose, "measured", lambda paths, _: dict.fromkeys(paths, 1.0))
+    checks = iter((5, 6, 5, 6))
+    monkeypatch.setattr(exporting, "compare", lambda *_: Check(6, 0.0, 1.0, same_top1=next(checks)))
+
+    def tune(net):
+        trained.append(net)
+        return net
+
+    said = []
+    choose.fastest(bundle, tmp_path / "net", sample, finetune=tune, calibration=pictures, say=said.append)
+    assert (len(count), len(trained)) == (1, 1)
+    assert "onnx int8: layers in float: 0, points of top-1 lost: 16.67" in said
+    with pytest.raises(ValueError, match=r"net.onnx exists: say --force"):
+        choose.fastest(bundle, tmp_path / "net", sample)
+    assert len(count) == 1
 
 
 def test_the_times_of_files_are_measured_in_turn_by_their_own_engines(pictures, tmp_path):

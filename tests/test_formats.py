@@ -1,5 +1,7 @@
 """Each format, written and run for real: the same answers, whatever goes in, and clear words about what is no file."""
 
+import json
+import shutil
 import zipfile
 from dataclasses import replace
 
@@ -11,10 +13,12 @@ import torch
 from PIL import Image
 from test_deploy import COLOUR, GRAY, make
 
+from fullstride import commands
 from fullstride.data.images import open_data
 from fullstride.data.views.augment import test_view
 from fullstride.deploy.export import Sample, export
-from fullstride.deploy.formats import FORMATS, open_file, recognised, tensorrt
+from fullstride.deploy.formats import FORMATS, open_file, recognised, tensorrt, torch_program
+from fullstride.deploy.graph import Job
 from fullstride.deploy.predict import inputs, probabilities
 from fullstride.deploy.resize import test_views
 from fullstride.deploy.shipped import About, Engine
@@ -65,6 +69,24 @@ def test_a_package_compiled_ahead_of_time_answers_as_the_bundle(bundle, pictures
     assert probabilities(shipped, pictures) == pytest.approx(
         probabilities(bundle, pictures), abs={"fp32": 1e-5, "bf16": 0.02}[precision]
     )
+
+
+def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_theirs_are(pictures, monkeypatch):
+    bundle = make("genet_tiny", GRAY)
+    odd = next(inputs("normalised", GRAY, pictures))
+    assert odd.strides[1] != odd.strides[0]  # nobody but a compiled program minds
+    plain = (32 * 32, 32 * 32, 32, 1)
+    about = About(name="a", classes=bundle.classes, preprocessing=GRAY, scores={})
+    seen = []
+    monkeypatch.setattr(torch.export, "export", lambda net, args, **how: seen.append(args[0].stride()))
+    for count in (1, 4):
+        Job(bundle.net, about, odd[:count]).program()
+    module = lambda x: seen.append(x.stride()) or bundle.net(x)  # noqa: E731
+    shipped = torch_program.shipped("a.pt2", json.dumps(about.strings()), module, "graph", 1)
+    found = shipped.run(odd)
+    assert seen == [plain] * 3
+    with torch.no_grad():
+        assert found == pytest.approx(bundle.net(torch.from_numpy(odd.copy())).numpy(), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -164,16 +186,25 @@ def test_the_servers_folder_has_settings_labels_and_a_version(written, bundle):
 
 def test_the_server_runs_openvino_or_tensorrt_where_asked(bundle, pictures, tmp_path):
     for backend, files, words in (
-        ("openvino", ["model.bin", "model.xml"], 'backend: "openvino"'),
-        ("tensorrt", ["model.onnx"], 'gpu_execution_accelerator: [{ name: "tensorrt" }]'),
+        (
+            "openvino",
+            ["model.bin", "model.xml"],
+            ['backend: "openvino"', "max_batch_size: 0", "[-1, 40, 40, 3]", "[-1, 10]"],
+        ),
+        (
+            "tensorrt",
+            ["model.onnx"],
+            ['name: "tensorrt"', 'key: "precision_mode" value: "FP32"', "[40, 40, 3]", "[10]"],
+        ),
     ):
         made = export(
             bundle, tmp_path / backend, Sample(pictures), format="triton-server", backend=backend, takes="pixels"
         )
         home = made.path / "tresnet_tiny"
         assert sorted(path.name for path in (home / "1").iterdir()) == files
-        assert words in (home / "config.pbtxt").read_text()
-        assert "TYPE_UINT8" in (home / "config.pbtxt").read_text()
+        told = (home / "config.pbtxt").read_text()
+        assert all(word in told for word in (*words, "TYPE_UINT8"))
+        assert ("dynamic_batching" in told) == (backend != "openvino")
         assert probabilities(open_file(made.path), pictures) == pytest.approx(probabilities(bundle, pictures), abs=1e-5)
 
 
@@ -195,8 +226,60 @@ def test_files_that_are_cut_short_or_of_another_kind_are_named_in_one_line(writt
     onnx.save(stranger, tmp_path / "stranger.onnx")
     with pytest.raises(ValueError, match="stranger.onnx was not written by `fullstride export`"):
         open_file(tmp_path / "stranger.onnx")
-    with pytest.raises(ValueError, match="is not an exported file: `fullstride export` writes onnx, openvino"):
+    with pytest.raises(ValueError, match="is not an exported file, or cut short: `fullstride export` writes onnx"):
         open_file(written["onnx"].parent)
+
+
+def test_labels_of_the_server_are_one_line_each_and_odd_names_travel_whole(pictures, tmp_path):
+    names = ("two\nlines", 'it\'s "q" \\', "naïve 猫", "a\tb", *"456789")
+    bundle = replace(make("genet_tiny", GRAY), classes=names, name='ü "x"/\n', source="<&>\n")
+    for format in ("onnx", "openvino", "triton-server"):
+        path = export(bundle, tmp_path / f"{format}{FORMATS[format].suffix}", Sample(pictures), format=format).path
+        about = open_file(path).about
+        assert (about.classes, about.name, about.source) == (names, bundle.name, bundle.source)
+    labels = (tmp_path / "triton-server" / "x" / "labels.txt").read_text(encoding="utf-8").split("\n")
+    assert labels == ["two lines", 'it\'s "q" \\', "naïve 猫", "a b", *"456789", ""]
+
+
+def test_writing_openvino_reports_nothing_to_anybody(bundle, pictures, tmp_path, monkeypatch):
+    sent = []
+    openvino_telemetry = pytest.importorskip("openvino_telemetry")
+    monkeypatch.setattr(openvino_telemetry.Telemetry, "send_event", lambda *args, **_: sent.append(args))
+    monkeypatch.setattr(openvino_telemetry.Telemetry, "start_session", lambda *args, **_: sent.append(args))
+    how = dict(format="openvino", precision="int8", calibration=pictures, max_drop=100)
+    export(bundle, tmp_path / "net", Sample(pictures), **how)
+    assert not sent
+
+
+def test_of_a_servers_folder_with_two_models_none_is_picked(written, tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(written["triton-server"] / "tresnet_tiny", tmp_path / name)
+    assert recognised(tmp_path) is None
+    assert recognised(written["triton-server"]) == "triton-server"
+
+
+def test_a_file_whose_numbers_lie_outside_of_its_folder_is_not_opened(written, tmp_path):
+    (tmp_path / "in").mkdir()
+    model = onnx.load(written["onnx"])
+    told = {each.key: each.value for each in model.metadata_props}
+    onnx.save(model, tmp_path / "whole.onnx", save_as_external_data=True, location="numbers.bin", size_threshold=0)
+    model = onnx.load(tmp_path / "whole.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "../numbers.bin" if entry.key == "location" else entry.value
+    onnx.helper.set_model_props(model, told)
+    (tmp_path / "in" / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="net.onnx cannot be read"):
+        open_file(tmp_path / "in" / "net.onnx")
+
+
+def test_a_file_that_answers_with_other_classes_than_it_names_is_refused_when_asked(written, pictures, tmp_path):
+    model = onnx.load(written["onnx"])
+    told = {each.key: each.value for each in model.metadata_props}
+    onnx.helper.set_model_props(model, {**told, "classes": '["only one"]'})
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(ValueError, match=r"net.onnx answers \(4, 3, 40, 40\) with \(4, 10\), it has 1 classes"):
+        probabilities(open_file(tmp_path / "net.onnx"), pictures)
 
 
 def test_a_program_is_opened_only_with_trust(written):
@@ -208,7 +291,18 @@ def test_what_a_file_tells_of_itself_is_checked(bundle):
     about = About(name="a", classes=("x", "y"), preprocessing=bundle.preprocessing, scores={}, kept_float=("stem",))
     told = about.strings()
     assert About.read(told, "file") == about
-    for key, value in (("classes", "3"), ("preprocessing", "[]"), ("input", "voices"), ("scores", "{")):
+    for key, value in (
+        ("classes", "3"),
+        ("preprocessing", "[]"),
+        ("preprocessing", told["preprocessing"].replace("bilinear", "magic")),
+        ("preprocessing", told["preprocessing"].replace("40", '"forty"')),
+        ("input", "voices"),
+        ("precision", "fp8"),
+        ("scores", "{"),
+        ("scores", "3"),
+        ("licence", "bomb" * 2**24),
+        ("classes", "[" * 2**20),
+    ):
         with pytest.raises(ValueError, match="file was not written by `fullstride export`"):
             About.read({**told, key: value}, "file")
 
@@ -233,6 +327,21 @@ def test_a_file_is_measured_by_the_protocols_of_inference_and_no_other(written):
         bench(engines, replace(quick, resolution=64))
 
 
+def test_what_does_not_change_how_a_file_computes_is_refused_when_it_is_measured(written):
+    with pytest.raises(
+        ValueError, match=r"^--precision, --compiled: a file computes as it was exported, leave it out$"
+    ):
+        commands.bench((str(written["onnx"]),), precision="bf16", compiled=True)
+
+
+@pytest.mark.parametrize("word", ["none.onnx", "none.pt2", "folder/model.xml"])
+def test_a_file_that_is_not_there_is_not_taken_for_a_network(word, pictures, tmp_path):
+    for command in (lambda: commands.predict(word, (str(tmp_path),)), lambda: commands.bench((word,))):
+        pictures[0].save(tmp_path / "a.png")
+        with pytest.raises(FileNotFoundError, match=word):
+            command()
+
+
 def test_batches_of_inputs_are_the_same_as_one_by_one(bundle, pictures):
     for takes in ("normalised", "pixels"):
         whole = np.concatenate(list(inputs(takes, bundle.preprocessing, pictures)))
@@ -243,4 +352,8 @@ def test_batches_of_inputs_are_the_same_as_one_by_one(bundle, pictures):
 def test_a_zip_archive_of_something_else_is_no_format(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/b", "c")
+    assert recognised(tmp_path / "a.pt2") is None
+    whole = (tmp_path / "a.pt2").read_bytes()
+    (tmp_path / "a.pt2").write_bytes(whole.replace(b"PK\1\2", b"PK\1\3"))
+    assert zipfile.is_zipfile(tmp_path / "a.pt2")
     assert recognised(tmp_path / "a.pt2") is None

@@ -127,7 +127,7 @@ def hard_proto(hard_job):
 
 def as_openvino(proto, folder: Path):
     onnx.save(proto, folder / "float.onnx")
-    return openvino_folder.openvino().convert_model(folder / "float.onnx")
+    return openvino_folder.read_onnx(folder / "float.onnx")
 
 
 def same(found: np.ndarray, expected: Tensor) -> float:

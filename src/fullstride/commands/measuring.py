@@ -140,6 +140,7 @@ def bench(
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
+    from fullstride.deploy.shipped import Engine
     from fullstride.measure.bench import bench_all
     from fullstride.measure.environment import choose_device
     from fullstride.measure.protocols import find_protocol
@@ -156,6 +157,11 @@ def bench(
         reference = REFERENCE
     reference = None if reference == "none" else reference
     nets, own_side, channels = entrants([*dict.fromkeys(models if reference is None else (reference, *models))], trust)
+    own = dict(precision=precision, layout=layout != "nchw", compiled=compiled)
+    if given := [
+        f"--{name}" for name, value in own.items() if value and all(isinstance(net, Engine) for net in nets.values())
+    ]:
+        raise ValueError(f"{', '.join(given)}: a file computes as it was exported, leave it out")
     place = choose_device(device)
     how: dict[str, Any] = dict(layout=layout, compiled=compiled, memory_gib=memory_gib, reference=reference)
 
@@ -186,11 +192,11 @@ def bench(
 
 def entrants(names: "Sequence[str]", trust: bool) -> "tuple[dict[str, nn.Module], dict[str, int], int]":
     """What is to be measured on the same input, networks and files by name; the resolution of each; the channels."""
-    from fullstride.deploy.formats import open_file, recognised
+    from fullstride.deploy.formats import meant, open_file
     from fullstride.deploy.shipped import Engine
     from fullstride.nets.zoo import measurable
 
-    files = {name: open_file(name, trust=trust) for name in names if recognised(Path(name))}
+    files = {name: open_file(name, trust=trust) for name in names if meant(name)}
     channels = {name: each.preprocessing.channels for name, each in files.items()}
     nets = measurable([name for name in names if name not in files], channels)
     channels |= {name: net.spec.in_channels for name, net in nets.items()}

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import islice
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,10 +14,10 @@ from fullstride.commands.flags import Device
 from fullstride.terminal import Bar, console, report_skipped
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from torch import nn
 
-    from fullstride.deploy.export import Exported, Sample, Tuning
+    from fullstride.data.images import Images
+    from fullstride.deploy.export import Decoded, Exported, Sample, Tuning
     from fullstride.deploy.shipped import Shipped
     from fullstride.nets.bundle import Bundle
 
@@ -59,7 +59,8 @@ def predict(
         if json:
             print(dumps(asdict(answer)))
         elif answer.guesses:
-            print(f"{answer.path}: " + ", ".join(f"{g.label} {100 * g.probability:.1f} %" for g in answer.guesses))
+            told = (f"{' '.join(g.label.split())} {100 * g.probability:.1f} %" for g in answer.guesses)
+            print(f"{answer.path}: {', '.join(told)}")
     report_skipped(skipped)
     if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")
@@ -67,10 +68,10 @@ def predict(
 
 def find_model(what: str, trust: bool = False) -> "Bundle | Shipped":
     """A bundle or an exported file."""
-    from fullstride.deploy.formats import open_file, recognised
+    from fullstride.deploy.formats import meant, open_file
     from fullstride.nets import zoo
 
-    if recognised(Path(what)):
+    if meant(what):
         return open_file(what, trust=trust)
     return zoo.load(what)
 
@@ -116,8 +117,8 @@ def export(
     Args:
         runs: A run, a bundle or a name with released weights. Of several, the most accurate one is taken.
         out: The file or folder to write.
-        format: onnx, openvino, aoti, pt2, tensorrt, triton-server (see docs/shipping.md), or auto: the one of those
-            that run here, and the precision, that answers fastest.
+        format: onnx, openvino, aoti, pt2, tensorrt, triton-server (see docs/shipping.md), or auto: of openvino, onnx,
+            aoti and tensorrt, where they run here, the one that answers fastest, and its precision.
         precision: fp32, bf16, fp16 or int8; fp32 where not given, of auto any.
         with_preprocessing: The file takes uint8 pixels (N, H, W, C) of the network's resolution and gives
             probabilities; else normalised float32 (N, C, H, W) and logits.
@@ -133,6 +134,7 @@ def export(
         force: Replace what stands at --out.
     """
     from fullstride.deploy.choose import fastest, most_accurate
+    from fullstride.deploy.export import check_free, find_format
     from fullstride.deploy.export import export as write
     from fullstride.measure.environment import choose_device
     from fullstride.nets import zoo
@@ -140,18 +142,25 @@ def export(
     if not runs:
         raise ValueError("nothing to export: name a run, a bundle or a network with released weights")
     auto = format == "auto"
+    if not auto:  # before anything that takes time
+        check_free(out, force, find_format(format, precision or "fp32").suffix)
+    int8 = precision == "int8" or (auto and precision is None)
+    for flag, value in (("--calibration", calibration), ("--finetune-epochs", finetune_epochs)):
+        if value and not int8:
+            raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
     best, bundle, ms = most_accurate({run: zoo.load(run) for run in runs}, None if auto else budget_ms)
     if ms is not None:
         print(f"{best}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within {budget_ms:g} ms")
     takes = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
-    how: dict[str, Any] = dict(takes=takes, any_size=any_size, backend=backend, max_drop=max_drop, force=force)
+    how: dict[str, Any] = dict(takes=takes, any_size=any_size, backend=backend, max_drop=max_drop)
+    how |= dict(force=force, say=partial(print, flush=True))
     if device != "cpu":
         how["device"] = str(choose_device(device))
     sample = compared_on(best, bundle, data)
-    if precision == "int8" or (auto and precision is None):
+    if int8:
         how["calibration"], how["finetune"] = prepare_int8(best, bundle, calibration or data, finetune_epochs)
     if auto:
-        made = fastest(bundle, out, sample, precision=precision, budget_ms=budget_ms, say=print, **how)
+        made = fastest(bundle, out, sample, precision=precision, budget_ms=budget_ms, **how)
     else:
         made = write(bundle, out, sample, format=format, precision=precision or "fp32", **how)
     show_export(made)
@@ -163,14 +172,26 @@ def compared_on(where: str, bundle: "Bundle", data: str) -> "Sample":
     from fullstride.train.run import fitting_data
 
     images = fitting_data(where, bundle.classes, data).minival
-    found = list(islice(images.readable(), COMPARED))
+    found = spread(images, COMPARED)
     if not found:
         raise ValueError("none of the images to compare on could be read: give others by --data")
-    return Sample([picture for _, picture in found], [images.labels[index] for index, _ in found])
+    return Sample(found, [images.labels[index] for index in found.indices])
 
 
-def prepare_int8(where: str, bundle: "Bundle", data: str, epochs: int) -> "tuple[list[Image], Tuning | None]":
-    """Training images for the ranges, from all over the set, and what trains the network for int8 if it may."""
+def spread(images: "Images", most: int) -> "Decoded":
+    """At most so many of the images, from all over the set, which may be in the order of its classes."""
+    from fullstride.deploy.export import Decoded
+
+    count = min(most, len(images))
+    places = [place * len(images) // count for place in range(count)]
+    chosen = replace(
+        images, names=tuple(images.names[i] for i in places), labels=tuple(images.labels[i] for i in places)
+    )
+    return Decoded(images, [places[place] for place, _ in chosen.readable()])
+
+
+def prepare_int8(where: str, bundle: "Bundle", data: str, epochs: int) -> "tuple[Decoded, Tuning | None]":
+    """Training images for the ranges, and what trains the network for int8 if it may."""
     import torch
 
     from fullstride.deploy.predict import inputs
@@ -180,19 +201,16 @@ def prepare_int8(where: str, bundle: "Bundle", data: str, epochs: int) -> "tuple
     if epochs < 0:
         raise ValueError(f"--finetune-epochs {epochs}: use 0 or more")
     found = fitting_data(where, bundle.classes, data)
-    images = found.train
-    every = max(1, len(images) // CALIBRATED)
-    chosen = replace(images, names=images.names[::every], labels=images.labels[::every])
-    pictures = [picture for _, picture in islice(chosen.readable(), CALIBRATED)]
+    pictures = spread(found.train, CALIBRATED)
     if not pictures:
         raise ValueError("none of the images for int8's ranges could be read: give others by --calibration")
     if not epochs:
         return pictures, None
-    seen = torch.cat([torch.from_numpy(x) for x in inputs("normalised", bundle.preprocessing, pictures)])
 
     def tune(net: "nn.Module") -> "nn.Module":
-        with Bar(console().is_terminal) as bar:
-            bar.say(f"int8 loses too much: {epochs} epochs with int8 simulated")
+        seen = torch.cat([torch.from_numpy(x) for x in inputs("normalised", bundle.preprocessing, pictures)])
+        with Bar() as bar:
+            bar.say(f"int8 loses too much: it is trained with int8 simulated, epochs: {epochs}")
             return finetuned(
                 net, bundle.preprocessing, found, seen, recipe=replace(GENTLE, epochs=epochs), watch=bar.watch
             )
@@ -211,8 +229,6 @@ def show_export(made: "Exported") -> None:
     same = f"{check.same_top1} of {check.images}"
     table.add_row(str(check.images), f"{check.relative_difference:.1e}", f"{check.cosine:.6f}", same, *scores)
     console().print(table)
-    for kept, drop in made.tried[1:]:
-        print(f"with {kept} layers in float it loses {drop:.2f} points")
     if about.kept_float:
         print(f"in float: {', '.join(about.kept_float)}")
     print(f"{made.path}: {made.format}, {about.precision}, {about.input} in, run by {made.runtime}")

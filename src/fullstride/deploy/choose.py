@@ -1,14 +1,15 @@
 """Which of several trained networks should ship, and as which file? What answers in time, and best or fastest."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fullstride.deploy.export import Exported, Sample, check_free, export
+from fullstride.deploy.export import Exported, Sample, Say, Tuning, check_free, export, original_of
 from fullstride.deploy.formats import FORMATS, open_file, tensorrt
-from fullstride.deploy.shipped import Engine, Kind
+from fullstride.deploy.shipped import Engine, Input, Kind
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.bundle import Bundle
@@ -19,8 +20,10 @@ def most_accurate(bundles: Mapping[str, Bundle], budget_ms: float | None) -> tup
     """The bundle with the best test top-1 among those whose median latency of one image, here, is within the budget.
 
     Without a budget nothing is measured and the third value is None. Raises ValueError, with the
-    times, where none fits, and where several are to be compared of which one has no test score.
+    times, where none fits, and where several are to be compared of which one has no test score or other classes.
     """
+    if len({bundle.classes for bundle in bundles.values()}) > 1:
+        raise ValueError(f"{', '.join(bundles)} know different classes: export each alone")
     fit, ms = dict(bundles), {}
     if budget_ms is not None:
         for name, bundle in bundles.items():
@@ -45,8 +48,10 @@ def fastest(
     sample: Sample,
     *,
     precision: Kind | None = None,
+    takes: Input = "normalised",
+    finetune: Tuning | None = None,
     budget_ms: float | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
     force: bool = False,
     **how: Any,
 ) -> Exported:
@@ -56,13 +61,19 @@ def fastest(
     is passed to `export`. Raises ValueError, with the times, if none passes its comparison or fits the budget.
     """
     made: dict[str, Exported] = {}
+    kinds = candidates(precision)
+    for suffix in {FORMATS[name].suffix for name, _ in kinds}:
+        check_free(ending(out, suffix), force, suffix)
+    original = original_of(bundle, sample, takes)
+    once = cache(finetune) if finetune else None
     out.parent.mkdir(parents=True, exist_ok=True)
-    check_free(out, force)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        for name, kind in candidates(precision):
+        for name, kind in kinds:
             label, path = f"{name} {kind}", Path(scratch) / f"{name}_{kind}{FORMATS[name].suffix}"
             try:
-                made[label] = export(bundle, path, sample, format=name, precision=kind, **how)
+                each: dict[str, Any] = dict(format=name, precision=kind, takes=takes, finetune=once, original=original)
+                each["say"] = lambda line, label=label: say(f"{label}: {line}")
+                made[label] = export(bundle, path, sample, **each, **how)
             except ValueError as error:
                 say(f"{label}: {str(error).removeprefix(f'{path} ')}")
         if not made:
@@ -76,12 +87,14 @@ def fastest(
                 f"{out} was not written: {best} is the fastest with {times[best]:.3f} ms an image, "
                 f"the budget is {budget_ms:g} ms"
             )
-        suffix = FORMATS[made[best].format].suffix
-        final = out if out.suffix == suffix else out.with_name(out.name + suffix)
-        check_free(final, force)
+        final = ending(out, FORMATS[made[best].format].suffix)
         with replacing(final) as beside:
             made[best].path.rename(beside)
     return replace(made[best], path=final)
+
+
+def ending(out: Path, suffix: str) -> Path:
+    return out if out.suffix == suffix else out.with_name(out.name + suffix)
 
 
 def candidates(precision: Kind | None) -> list[tuple[str, Kind]]:

@@ -1,6 +1,7 @@
 """What leaves PyTorch? The folded network, and if asked for also what stands before and behind it."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ class Job:
     inputs: np.ndarray  # some real ones, of what the file takes; their sizes are the file's but for the batch
     any_size: bool = False  # sides may be other multiples of STRIDE
     backend: Backend = "onnx"  # of triton-server
-    calibration: tuple[np.ndarray, ...] = ()  # for int8: batches of what the file will see, of the user's own images
+    calibration: Sequence[np.ndarray] = ()  # for int8: batches of what the file will see, of the user's own images
 
     def module(self, dtype: torch.dtype = torch.float32) -> "Outgoing":
         """What is to be written, computing in `dtype`."""
@@ -35,9 +36,8 @@ class Job:
 
     def program(self, dtype: torch.dtype = torch.float32) -> torch.export.ExportedProgram:
         """The same as a graph for any batch."""
-        two = (
-            self.inputs[:2] if len(self.inputs) > 1 else np.repeat(self.inputs, 2, 0)
-        )  # 1 would be taken for a constant
+        # 1 image would be taken for a constant. In a fresh array strides are those of other programs' arrays.
+        two = np.resize(self.inputs, (2, *self.inputs.shape[1:]))
         sizes: dict[int, Any] = {0: torch.export.Dim("batch")}
         if self.about.input == "pictures":
             sizes |= {1: torch.export.Dim("height", max=16_384), 2: torch.export.Dim("width", max=16_384)}

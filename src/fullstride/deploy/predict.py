@@ -1,8 +1,9 @@
 """What is in these pictures? The answers of a bundle or of an exported file, with its own preprocessing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,22 +67,22 @@ def probabilities(
     if not pictures:
         return np.empty((0, len(model.classes)), np.float32)
     if isinstance(model, Shipped):
-        found = answers(model, pictures)
+        found = answers(model, inputs(model.about.input, model.preprocessing, pictures))
         return softmax(found) if model.about.input == "normalised" else found
-    return softmax(logits(model, pictures, device))
+    return softmax(logits(model, inputs("normalised", model.preprocessing, pictures), device))
 
 
-def logits(bundle: Bundle, pictures: Sequence[Image.Image], device: torch.device | str = "cpu") -> np.ndarray:
-    """(N, K) float32 of a bundle's network."""
+def logits(bundle: Bundle, batches: Iterable[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
+    """(N, K) float32 of a bundle's network, of normalised `inputs`."""
     net = bundle.net.eval().to(device)
     with torch.inference_mode():
-        rows = [net(torch.from_numpy(x).to(device)) for x in inputs("normalised", bundle.preprocessing, pictures)]
+        rows = [net(torch.from_numpy(x).to(device)) for x in batches]
     return torch.cat(rows).float().cpu().numpy()
 
 
-def answers(shipped: Shipped, pictures: Sequence[Image.Image]) -> np.ndarray:
-    """(N, K) float32 of a file: logits or probabilities, see `About.input`."""
-    return np.concatenate([shipped.run(x) for x in inputs(shipped.about.input, shipped.preprocessing, pictures)])
+def answers(shipped: Shipped, batches: Iterable[np.ndarray]) -> np.ndarray:
+    """(N, K) float32 of a file, of `inputs` as it takes them: logits or probabilities, see `About.input`."""
+    return np.concatenate([shipped.run(x) for x in batches])
 
 
 def inputs(takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image], batch: int = 32) -> Iterator[np.ndarray]:
@@ -94,6 +95,20 @@ def inputs(takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image], ba
     for start in range(0, len(pictures), batch):
         pixels = np.stack([test_view(picture, pre) for picture in pictures[start : start + batch]])
         yield pixels if takes == "pixels" else to_input(torch.from_numpy(pixels), pre).contiguous().numpy()
+
+
+@dataclass(frozen=True)
+class WholePictures(Sequence[np.ndarray]):
+    """`inputs` of whole pictures, again and again, and none of them kept: of photographs few fit in memory."""
+
+    pre: Preprocessing
+    pictures: Sequence[Image.Image]
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, place: Any) -> Any:
+        return next(inputs("pictures", self.pre, [self.pictures[place]]))
 
 
 def softmax(rows: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -51,9 +51,12 @@ class About:
                 known[key] = tuple(map(str, known[key]))
             pre = known["preprocessing"]
             pre |= {key: tuple(map(float, pre[key])) for key in ("mean", "std")}
-            about = cls(**{**known, "preprocessing": Preprocessing(**pre)})
-            if about.input not in ("normalised", "pixels", "pictures"):
-                raise ValueError(f"input {about.input!r}")
+            pre |= {"resolution": int(pre["resolution"]), "crop": float(pre["crop"])}
+            about = cls(**{**known, "preprocessing": Preprocessing(**pre), "scores": dict(known["scores"])})
+            for part in (about, about.preprocessing):
+                for key, kind in get_type_hints(type(part)).items():
+                    if get_origin(kind) is Literal and getattr(part, key) not in get_args(kind):
+                        raise ValueError(f"{key} {getattr(part, key)!r}")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} was not written by `fullstride export`: {type(error).__name__} {error}") from None
         return about
@@ -64,12 +67,26 @@ Run = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shipped:
-    """An exported file, ready to answer: `run` takes (N, ...) of what `about.input` says and gives (N, K) float32."""
+    """An exported file, ready to answer."""
 
     path: Path
     about: About
-    run: Run
+    engine: Run
     runtime: str  # the program that runs it, its version and threads
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """(N, ...) of what `about.input` says -> (N, K) float32. Raises ValueError where that is not what comes out."""
+        shape, side = tuple(images.shape), self.preprocessing.resolution
+        try:
+            found = self.engine(images)
+        except Exception as error:  # each engine has kinds of its own
+            raise ValueError(
+                f"{self.path} takes no images of {shape}: it was made for {side} x {side} pixels "
+                f"({type(error).__name__})"
+            ) from error
+        if found.shape != (len(images), len(self.classes)):
+            raise ValueError(f"{self.path} answers {shape} with {found.shape}, it has {len(self.classes)} classes")
+        return found
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -100,14 +117,7 @@ class Engine(nn.Module):
 
     @torch.compiler.disable
     def answer(self, images: Tensor) -> Tensor:
-        try:
-            return torch.from_numpy(self.shipped.run(images.numpy()))
-        except Exception as error:  # each engine has kinds of its own
-            side = self.shipped.preprocessing.resolution
-            raise ValueError(
-                f"{self.shipped.path} takes no images of {tuple(images.shape)}: it was made for {side} x {side} pixels "
-                f"({type(error).__name__})"
-            ) from None
+        return torch.from_numpy(self.shipped.run(images.numpy()))
 
     def train(self, mode: bool = True) -> "Engine":
         if mode:

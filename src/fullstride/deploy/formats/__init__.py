@@ -27,6 +27,11 @@ def recognised(path: Path) -> str | None:
     return next((name for name, each in FORMATS.items() if each.recognises(path)), None)
 
 
+def meant(word: str) -> bool:
+    """Whether `word` can only mean an exported file, be it a good one or not."""
+    return recognised(Path(word)) is not None or Path(word).suffix in (".onnx", ".xml", ".pt2")
+
+
 def open_file(path: str | Path, *, threads: int | None = None, trust: bool = False) -> Shipped:
     """An exported file, ready to answer on `threads` of the CPU, None: as many as PyTorch takes.
 
@@ -38,7 +43,9 @@ def open_file(path: str | Path, *, threads: int | None = None, trust: bool = Fal
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
     name = recognised(path)
     if name is None:
-        raise ValueError(f"{path} is not an exported file: `fullstride export` writes {', '.join(FORMATS)}")
+        raise ValueError(
+            f"{path} is not an exported file, or cut short: `fullstride export` writes {', '.join(FORMATS)}"
+        )
     if FORMATS[name].runs_code and not trust:
         raise ValueError(
             f"{path} is a program of PyTorch, and opening it runs what is in it: say --trust if it is yours"

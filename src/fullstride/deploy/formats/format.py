@@ -29,8 +29,13 @@ def needs(package: str, extra: str = "export") -> ValueError:
 
 def whole_file(path: Path, error: Exception) -> ValueError:
     """What is said of a file that its runtime cannot read."""
-    why = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
-    return ValueError(f"{path} cannot be read, it may be cut short or come from another program: {why}")
+    return ValueError(f"{path} cannot be read, it may be cut short or come from another program: {last_line(error)}")
+
+
+def last_line(error: Exception) -> str:
+    """What an engine or a compiler says went wrong, which may be pages, in short."""
+    lines = str(error).split("\n")
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), type(error).__name__)
 
 
 @contextmanager

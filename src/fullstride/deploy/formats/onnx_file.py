@@ -76,11 +76,12 @@ def open_file(path: Path, threads: int) -> Shipped:
     providers = ["CUDAExecutionProvider"] * gpu + ["CPUExecutionProvider"]
     try:
         session = onnxruntime.InferenceSession(path, options, providers=providers)
+        told, run = session.get_modelmeta().custom_metadata_map, runner(session)
     except Exception as error:  # of several kinds, none of which stands in its documentation
         raise whole_file(path, error) from None
-    about = About.read(session.get_modelmeta().custom_metadata_map, path)
+    about = About.read(told, path)
     place = "the GPU" if gpu else f"{threads} threads"
-    return Shipped(path, about, runner(session), f"ONNX Runtime {onnxruntime.__version__}, {place}")
+    return Shipped(path, about, run, f"ONNX Runtime {onnxruntime.__version__}, {place}")
 
 
 def runner(session: Any) -> Run:

@@ -36,7 +36,18 @@ def converted(job: Job) -> Any:
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.onnx"
         onnx.save(onnx_file.model(replace(job, about=replace(job.about, precision="fp32"))), path)
-        return openvino().convert_model(path)
+        return read_onnx(path)
+
+
+def read_onnx(path: Path) -> Any:
+    """An `openvino.Model`, constants folded. OpenVINO's `convert_model` would report its use to its makers."""
+    model = openvino().Core().read_model(path)
+    from openvino.passes import ConstantFolding, Manager
+
+    passes = Manager()
+    passes.register_pass(ConstantFolding())
+    passes.run_passes(model)
+    return model
 
 
 def open_file(path: Path, threads: int) -> Shipped:
@@ -45,15 +56,19 @@ def open_file(path: Path, threads: int) -> Shipped:
     core = ov.Core()
     try:
         model = core.read_model(file)
+        told = read_told(model)
     except Exception as error:
         raise whole_file(path, error) from None
-    about = read_about(model, path)
+    about = About.read(told, path)
     how = {
         "INFERENCE_PRECISION_HINT": HINTS[about.precision],
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",  # one call takes all threads, as many images as it brings
     }
-    compiled = core.compile_model(model, "CPU", how)
+    try:
+        compiled = core.compile_model(model, "CPU", how)
+    except Exception as error:
+        raise whole_file(path, error) from None
 
     def run(images: np.ndarray) -> np.ndarray:
         return compiled([images])[0]
@@ -62,11 +77,9 @@ def open_file(path: Path, threads: int) -> Shipped:
     return Shipped(path, about, run, f"OpenVINO {version}, {threads} threads")
 
 
-def read_about(model: Any, path: Path) -> About:
+def read_told(model: Any) -> dict[str, str]:
     keys = About.__dataclass_fields__
-    return About.read(
-        {k: model.get_rt_info([SECTION, k]).astype(str) for k in keys if model.has_rt_info([SECTION, k])}, path
-    )
+    return {k: model.get_rt_info([SECTION, k]).astype(str) for k in keys if model.has_rt_info([SECTION, k])}
 
 
 def openvino() -> Any:

@@ -2,10 +2,9 @@
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,17 +22,9 @@ ABOUT = "about.json"
 
 def write_pt2(job: Job, path: Path) -> None:
     extra = {ABOUT: json.dumps(job.about.strings())}
-    with named(path) as archive:
-        torch.export.save(job.program(TYPES[job.about.precision]), archive, extra_files=extra)
-
-
-@contextmanager
-def named(path: Path) -> Iterator[Path]:
-    """Where to write what shall stand at `path`: PyTorch calls the content by the file's name, which must end so."""
-    with TemporaryDirectory(dir=path.parent) as scratch:
-        archive = Path(scratch) / "model.pt2"
-        yield archive
-        archive.rename(path)
+    archive = BytesIO()  # into a file PyTorch would end the program where the disk is full
+    torch.export.save(job.program(TYPES[job.about.precision]), archive, extra_files=extra)
+    path.write_bytes(archive.getbuffer())
 
 
 def open_pt2(path: Path, threads: int) -> Shipped:
@@ -49,9 +40,11 @@ def open_pt2(path: Path, threads: int) -> Shipped:
 def write_aoti(job: Job, path: Path) -> None:
     """Compiled for the processor, or the GPU, of this machine; weights are laid out as its convolutions like them."""
     how = {"freezing": True, "aot_inductor.metadata": {ABOUT: json.dumps(job.about.strings())}}
-    with named(path) as archive, quiet("torch"):
+    archive = BytesIO()
+    with quiet("torch"):
         program = job.program(TYPES[job.about.precision])
-        torch._inductor.aoti_compile_and_package(program, package_path=str(archive), inductor_configs=how)
+        torch._inductor.aoti_compile_and_package(program, package_path=archive, inductor_configs=how)
+    path.write_bytes(archive.getbuffer())
 
 
 def open_aoti(path: Path, threads: int) -> Shipped:
@@ -73,18 +66,29 @@ def shipped(path: Path, told: str, module: Callable[[Tensor], Tensor], how: str,
 
     def run(images: np.ndarray) -> np.ndarray:
         with cpu_threads(threads), torch.no_grad():
-            return module(torch.from_numpy(images).to(about.device)).cpu().numpy()
+            return module(rows_of(images).to(about.device)).cpu().numpy()
 
     place = f"{threads} threads" if about.device == "cpu" else about.device
     return Shipped(path, about, run, f"PyTorch {torch.__version__} {how}, {place}")
 
 
+def rows_of(images: np.ndarray) -> Tensor:
+    """One image after the other in memory, with strides that say so: compiled code believes those of its example.
+
+    Of images with one channel its stride may be anything, and PyTorch and NumPy call them contiguous all the same.
+    """
+    return torch.from_numpy(images).flatten().view(images.shape)
+
+
 def holds(path: Path, folder: str) -> bool:
     """Whether `path` is one of PyTorch's archives with such a folder in it."""
-    if path.suffix != ".pt2" or not zipfile.is_zipfile(path):
+    if path.suffix != ".pt2" or not path.is_file():
         return False
-    with zipfile.ZipFile(path) as archive:
-        return any(f"/{folder}/" in name for name in archive.namelist())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(f"/{folder}/" in name for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
 
 
 def compiler_missing() -> str:

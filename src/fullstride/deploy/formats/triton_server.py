@@ -24,9 +24,18 @@ INSIDE: dict[Backend, tuple[Format, tuple[str, ...]]] = {
     "openvino": (openvino_folder.OPENVINO, (openvino_folder.MODEL, openvino_folder.NUMBERS)),
     "tensorrt": (tensorrt.TENSORRT, (tensorrt.MODEL,)),
 }
+BATCHES = f"""dynamic_batching {{
+  max_queue_delay_microseconds: {WAIT_US}
+}}
+"""
+# The server's OpenVINO would fill every batch up to the largest, or refuse it: there images come as they were sent.
+ON_CPU = "instance_group [{ kind: KIND_CPU }]\n"
 ACCELERATOR = """optimization {
   execution_accelerators {
-    gpu_execution_accelerator: [{ name: "tensorrt" }]
+    gpu_execution_accelerator: [{
+      name: "tensorrt"
+      parameters { key: "precision_mode" value: "%s" }
+    }]
   }
 }
 """
@@ -44,7 +53,8 @@ def write(job: Job, folder: Path) -> None:
             (made / name).rename(version / name)
         if not files:
             made.rename(version / "model.onnx")
-    (home / LABELS).write_text("".join(f"{name}\n" for name in job.about.classes))
+    labels = (" ".join(name.split()) for name in job.about.classes)  # one a line, whatever is in them
+    (home / LABELS).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     (home / CONFIG).write_text(config(job))
 
 
@@ -54,10 +64,12 @@ def config(job: Job) -> str:
     fixed = job.inputs.shape[1:]
     anywhere = {"pictures": (0, 1), "pixels": (0, 1) if job.any_size else ()}
     open_dims = anywhere.get(job.about.input, (1, 2) if job.any_size else ())
-    dims = [-1 if place in open_dims else size for place, size in enumerate(fixed)]
+    batch = [-1] if job.backend == "openvino" else []
+    dims = batch + [-1 if place in open_dims else size for place, size in enumerate(fixed)]
+    more = {"onnx": BATCHES, "openvino": ON_CPU, "tensorrt": BATCHES + ACCELERATOR % job.about.precision.upper()}
     return f"""name: {json.dumps(server_name(job.about.name))}
 backend: "{"openvino" if job.backend == "openvino" else "onnxruntime"}"
-max_batch_size: {MOST_IMAGES}
+max_batch_size: {0 if batch else MOST_IMAGES}
 input {{
   name: "images"
   data_type: {"TYPE_UINT8" if pixels else "TYPE_FP32"}
@@ -66,13 +78,10 @@ input {{
 output {{
   name: "{onnx_file.ANSWER[job.about.input]}"
   data_type: TYPE_FP32
-  dims: [{len(job.about.classes)}]
+  dims: {[*batch, len(job.about.classes)]}
   label_filename: "{LABELS}"
 }}
-dynamic_batching {{
-  max_queue_delay_microseconds: {WAIT_US}
-}}
-{ACCELERATOR if job.backend == "tensorrt" else ""}"""
+{more[job.backend]}"""
 
 
 def server_name(name: str) -> str:
@@ -89,7 +98,8 @@ def open_file(folder: Path, threads: int) -> Shipped:
 
 
 def recognises(path: Path) -> bool:
-    return path.is_dir() and any(path.glob(f"*/{CONFIG}")) and any(path.glob(f"*/{VERSION}"))
+    """With one model: of several, which one answers would be a guess."""
+    return path.is_dir() and len([*path.glob(f"*/{CONFIG}")]) == 1 and any(path.glob(f"*/{VERSION}"))
 
 
 TRITON_SERVER = Format(
