@@ -164,5 +164,10 @@ def test_the_command_says_estimated_and_takes_no_flags_that_the_profile_decides(
     assert "measured" not in said
     told = json.loads((tmp_path / "out" / "blocks.json").read_text())
     assert (told["how"], told["profile"]["name"]) == ("estimated", "slow")
+    (tmp_path / "file").touch()
+    capsys.readouterr()
+    assert cli.run([*words, "--out", str(tmp_path / "file")]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
     assert cli.run([*words, "--rounds", "3", "--layout", "nhwc"]) == 2
     assert "--rounds, --layout with --device" in capsys.readouterr().err

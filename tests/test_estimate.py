@@ -96,4 +96,8 @@ def test_what_cannot_be_estimated_is_one_line_that_says_what_would_work(capsys):
     assert "did you mean resnet50" in refuse(capsys, "resnet5", "--device", "h100")
     assert "batch 0" in refuse(capsys, "resnet50", "--device", "h100", "--batch", "0")
     assert "resolution 0" in refuse(capsys, "resnet50", "--device", "h100", "--resolution", "0")
+    assert "resolution 100000000000: use" in refuse(
+        capsys, "timm/resnet18", "--device", "h100", "--resolution", "100000000000"
+    )
+    assert "to 65536" in refuse(capsys, "resnet50", "--device", "h100", "--batch", "10" * 20)
     assert "name one or more" in refuse(capsys, "--device", "h100")

@@ -158,6 +158,8 @@ def test_measured_blocks_take_the_place_of_estimates_and_estimated_ones_are_refu
     rows, how, place = blocks([V100], read_bench([path], ()))
     assert rows == [block(), block(width=128)]
     assert (how, place) == ("measured", "Toy GPU, float16, batch 8")
+    with pytest.raises(ValueError, match="give one of the two"):
+        read_bench([path, path], ())
     path.write_text(json.dumps({**told, "how": "estimated"}))
     with pytest.raises(ValueError, match="are estimated"):
         read_bench([path], ())
@@ -251,6 +253,10 @@ def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("tresnet-5.png", "old")]
 
 
+BLOCK = """{"kind": %s, "ratio": 1, "width": 16, "resolution": 7, "ms_per_image": 1, "ms_low": 1, "ms_high": 2,
+"params": 1, "macs": 4}"""
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -259,6 +265,9 @@ def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
         ("[1]", "not what"),
         ('{"numbers": [{}], "environment": {}}', "not what"),
         ("[]", "none of its measurements"),
+        ('{"how": "measured", "rows": [3]}', "not what"),
+        ('{"how": "measured", "rows": []}', "it has no rows"),
+        (f'{{"how": "measured", "rows": [{BLOCK % 3}]}}', "no kind of block named 3"),
     ],
 )
 def test_a_file_that_holds_nothing_for_a_figure_is_one_line(tmp_path, capsys, text, says):

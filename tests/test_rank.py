@@ -138,6 +138,13 @@ def test_the_command_reads_a_bundle_and_writes_json(tmp_path, capsys):
     assert [row["rank"] for row in told["layers"]] == [row.rank for row in ranks(net, 0.3)]
 
 
+def test_the_command_says_where_most_layers_are_linear_and_not_in(capsys):
+    assert cli.run(["rank", "timm/vit_tiny_patch16_224"]) == 0
+    assert "49 linear layers are not in" in capsys.readouterr().out
+    assert cli.run(["rank", "genet_tiny"]) == 0
+    assert "linear" not in capsys.readouterr().out
+
+
 def test_bad_input_to_the_command_is_one_line(capsys):
     for words in (["genet_tini"], ["genet_tiny", "--threshold", "2"], ["genet_tiny", "--pretrained"]):
         assert cli.run(["rank", *words]) == 2

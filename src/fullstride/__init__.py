@@ -28,6 +28,8 @@ PUBLIC = {
     "Preprocessing": "fullstride.nets.preprocessing",
     "cost": "fullstride.measure.cost",
     "bench": "fullstride.measure.bench",
+    "estimate": "fullstride.measure.latency",
+    "load_profile": "fullstride.measure.latency",
     "open_data": "fullstride.data.images",
     "Recipe": "fullstride.train.recipe",
     "fit": "fullstride.train.loop",

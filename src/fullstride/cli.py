@@ -42,7 +42,8 @@ def run(words: Sequence[str]) -> int:
         command = parse(words, recipe)
         command()
     except KeyboardInterrupt:
-        return complain("interrupted; the same command goes on from the last checkpoint of a run", 130)
+        goes_on = "; the same command goes on from the last checkpoint" if list(words[:1]) == ["train"] else ""
+        return complain(f"interrupted{goes_on}", 130)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:

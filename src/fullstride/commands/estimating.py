@@ -122,17 +122,21 @@ def calibrate(
     """
     from fullstride.measure.environment import Environment, choose_device
     from fullstride.measure.latency import calibrate as calibrating
-    from fullstride.measure.latency import save_profile
+    from fullstride.measure.latency import profile_names, save_profile
     from fullstride.measure.step import find_precision
     from fullstride.nets.disk import replacing
 
+    if name in profile_names():
+        raise ValueError(f"{name} is a profile that comes with fullstride: give yours another --name")
+    for path in filter(None, (out, times)):
+        check_writable(path)
     place = choose_device(device)
     gpu = place.type == "cuda"
-    chosen: Any = engines or (("eager", "graph", "compiled") if gpu else ("eager",))
+    chosen: Any = tuple(dict.fromkeys(engines)) or (("eager", "graph", "compiled") if gpu else ("eager",))
     plan = calibrating.Plan(
         device=place,
         engines=tuple("cuda graph" if engine == "graph" else engine for engine in chosen),
-        batches=batches or ((1, 8, 64, 256) if gpu else (1, 8)),
+        batches=tuple(dict.fromkeys(batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
         resolution=(224 if gpu else 128) if resolution is None else resolution,
         precision=find_precision(precision or ("fp16" if gpu else "fp32")),
         layout=layout,
@@ -171,6 +175,17 @@ def calibrate(
         print(about(report.profile))
     if failures:
         raise ValueError("; ".join(failures))
+
+
+def check_writable(path: Path) -> None:
+    """Raises now, and not when all is measured, where a file cannot be written."""
+    from tempfile import TemporaryFile
+
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give the name of a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path.parent):
+        pass
 
 
 def watched(plan: "Plan") -> "Sequence[Sample]":

@@ -71,6 +71,9 @@ def rank(
     console().print(table)
     print(f"{model}, weights: {weights}")
     print(f"rank: share of the singular values above {threshold:g} of the largest; chance: Gaussian, same shape")
+    linear = sum(type(part).__name__ == "Linear" for part in net.modules())
+    if linear > len(rows):
+        print(f"{linear} linear layers are not in, of which there are more than convolutions: this tells little here")
     if out:
         print(out)
 
@@ -108,6 +111,8 @@ def bench_blocks(
     from fullstride.measure.blocks import stacks, study
     from fullstride.nets.disk import replacing
 
+    if out and out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: give a folder with --out")
     asked = stacks(kinds, width, resolution, ratio, depth=depth, kernel=kernel)
     if device in ("auto", "cpu") or device.startswith("cuda"):
         time, how, told = measuring(device, batch, rounds, precision, layout)

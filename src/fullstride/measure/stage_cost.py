@@ -14,6 +14,7 @@ from fullstride.measure.cost import COUNTED, on_meta
 from fullstride.measure.latency.operators import KINDS, PRODUCTS, Tracer
 from fullstride.measure.saved import stages
 from fullstride.measure.step import Precision
+from fullstride.nets.spec import MOST_CHANNELS, check_range
 
 REST = "between stages"  # what no stage holds, as in `saved`
 
@@ -67,6 +68,7 @@ def operator_costs(
 
     Raises ValueError for images that the network does not take.
     """
+    check_range("resolution", resolution, MOST_CHANNELS)
     net, size = on_meta(net), getattr(torch, precision).itemsize
     stage_of = {id(module): stage for stage, modules in stages(net).items() for module in modules}
     image = torch.empty(1, in_channels, resolution, resolution, device="meta")

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fullstride.measure.blocks import BlockTime
-from fullstride.report.plots import COLOURS, DASHES, MARKERS, STYLE
+from fullstride.report.plots import COLOURS, DASHES, MARKERS, STYLE, plain_ticks
 
 
 def block_figure(rows: Sequence[BlockTime], title: str) -> Figure:
@@ -43,12 +42,9 @@ def block_figure(rows: Sequence[BlockTime], title: str) -> Figure:
         for axes in grid.flat:
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            plain_ticks(axes.xaxis)
+            plain_ticks(axes.yaxis)
             axes.set_xticks(sorted({row.width for row in rows}))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_minor_locator(NullLocator())
         grid[0, 0].set_ylabel("ms per image")
         grid[1, 0].set_ylabel("G multiply-adds / s")
         lines, names = grid[0, 0].get_legend_handles_labels()

@@ -15,7 +15,6 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fullstride.measure.blocks import BlockTime
 from fullstride.report import plots
@@ -104,9 +103,7 @@ def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
 
 def scale_macs(axes: Axes) -> None:
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    plots.plain_ticks(axes.yaxis)
     axes.set_ylabel("multiply-adds of one image (G)")
 
 

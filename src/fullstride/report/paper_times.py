@@ -72,12 +72,14 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
             if isinstance(told, dict) and "numbers" in told:
                 rows = [*of_suite(told)]
             elif isinstance(told, dict) and "how" in told:
+                if found.blocks:
+                    raise ValueError("blocks were measured in a file before it: give one of the two")
                 found = Bench(blocks=tuple(of_blocks(told)), blocks_place=blocks_place(told))
                 continue
             else:
                 several = told if isinstance(told, list) else [told]
                 rows = [timed for one in several for timed in of_measurement(Measurement.from_json(dumps(one)))]
-        except (TypeError, KeyError, ValueError, ZeroDivisionError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError) as error:
             what = "is not what `fullstride bench`, its suite, or `bench-blocks` wrote"
             raise ValueError(f"{path} {what}: {type(error).__name__} {error}") from None
         mine = [row for row in rows if (row.zoo, row.resolution) in networks]
@@ -93,10 +95,14 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
 def of_blocks(told: Mapping[str, Any]) -> Iterator[BlockTime]:
     if told["how"] != "measured":
         raise ValueError("its times are estimated: name the profile instead")
+    if not told["rows"]:
+        raise ValueError("it has no rows: the run that wrote it did not get that far")
     for row in told["rows"]:
         if not all(positive(value) for name, value in row.items() if name != "kind"):
             raise ValueError(f"not all numbers of {row} are above 0")
-        yield BlockTime(**row)
+        time = BlockTime(**row)
+        time.stage()  # refuses what is no block
+        yield time
 
 
 def blocks_place(told: Mapping[str, Any]) -> str:

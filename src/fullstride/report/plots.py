@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -110,11 +111,16 @@ def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
     if high >= WIDE_RANGE * low:
         axes.set_xscale("log")
         axes.set_xlim(low / 2.2, high * 2.2)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        plain_ticks(axes.xaxis)
     else:
         axes.set_xlim(0, high * 1.3)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Of a logarithmic axis: 1, 2 and 5 of every decade, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:

@@ -1,5 +1,6 @@
 """How long will it take, where nobody has timed it? Estimates from a network's operators and a profile of a device."""
 
+from fullstride.measure.latency.of_spec import Estimator, operators_of
 from fullstride.measure.latency.operators import Operators, traced
 from fullstride.measure.latency.profiles import (
     Estimate,
@@ -14,11 +15,13 @@ from fullstride.measure.latency.profiles import (
 
 __all__ = [
     "Estimate",
+    "Estimator",
     "Operators",
     "Profile",
     "estimate",
     "estimates",
     "load_profile",
+    "operators_of",
     "profile_names",
     "save_profile",
     "tie",

@@ -12,8 +12,6 @@ from fullstride.nets.timm_network import TimmNetwork, TimmSpec
 
 def named_operators(name: str, resolution: int | None = None) -> tuple[Operators, int]:
     """The operators, and pixels a side: the network's own where none are given. Raises ValueError in one line."""
-    if resolution is not None and resolution < 1:
-        raise ValueError(f"resolution {resolution}: use a whole number of pixels from 1")
     spec = zoo.load(name).net.spec if Path(name).exists() else zoo.spec(name)
     side = spec.resolution if resolution is None else resolution
     return spec_operators(spec, side), side

@@ -6,7 +6,6 @@ that all blocks that run the same operators, at whatever sizes and of whatever n
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,9 +20,12 @@ from fullstride.measure.latency.operators import (
     NAMES,
     Operators,
     Row,
+    Size,
     elementwise,
     linear,
+    where,
 )
+from fullstride.measure.latency.operators import convolution as convolution_of_pixels
 from fullstride.measure.latency.profiles import Profile
 from fullstride.nets.spec import MOST_CHANNELS, NetSpec, check_range
 from fullstride.nets.spec import NAMES as NAMES_OF_PARTS
@@ -31,8 +33,6 @@ from fullstride.nets.spec import NAMES as NAMES_OF_PARTS
 AT_ONCE = 1_000  # specs: what is made of them stays small
 MOST_KNOWN = 200_000  # kinds and sizes of parts that an estimator remembers: about 65 MB
 
-Size = Any  # a whole number, or an array of them
-where: Callable[..., Any] = np.where
 # What decides which operators run, the name of the walk first, and the sizes. Names and numbers only: into tuples of
 # such the garbage collector looks but once, and looking again and again would take a third of the time.
 Part = tuple[tuple, tuple]
@@ -160,13 +160,8 @@ def halved(side: Size, stride: int) -> Size:
 def convolution(
     c_in: Size, c_out: Size, kernel: Size, side_in: Size, side_out: Size, groups: Size = 1, bias: bool = False
 ) -> Row:
-    """As `operators.convolution`, for arrays; `kernel` is of one side."""
-    taps, pixels = kernel**2, side_out**2
-    plain = where(taps == 1, KIND["1x1"], KIND["dense"])
-    kind = where(groups == 1, plain, where(groups == c_in, KIND["depthwise"], KIND["grouped"]))
-    a, b = c_in // groups, c_out // groups
-    read, written, weights = c_in * np.minimum(side_in**2, pixels * taps), c_out * pixels, c_out * a * taps
-    return Row(kind, written * a * taps, read, written, weights + bias * c_out, a, b, groups)
+    """Of square kernels and maps."""
+    return convolution_of_pixels(c_in, c_out, kernel**2, side_in**2, side_out**2, groups, bias)
 
 
 def conv_norm(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullstride.measure.cost import on_meta
+from fullstride.nets.spec import MOST_CHANNELS, check_range
 
 KINDS = (
     "dense",  # k x k convolution that sees all channels
@@ -45,6 +46,10 @@ AFTER_PRODUCT = 1  # a convolution or a linear layer made the operand for it alo
 IN_CHAIN = 2  # another such operator did, in a chain that began behind a convolution or a linear layer
 IN_OTHER_CHAIN = 3  # the same, but the chain began elsewhere
 JOINING = 4  # two operands of one size come out of such chains, for it alone
+
+
+Size = Any  # a number, or an array of them
+where: Callable[..., Any] = np.where
 
 
 class Row(NamedTuple):
@@ -114,19 +119,18 @@ def joined(networks: Iterable[Operators]) -> Operators:
 
 
 def convolution(
-    c_in: int, c_out: int, kernel: int, pixels_in: float, pixels_out: float, groups: int = 1, bias: bool = False
+    c_in: Size, c_out: Size, kernel: Size, pixels_in: Size, pixels_out: Size, groups: Size = 1, bias: bool = False
 ) -> Row:
     """`kernel`: weights a channel pair has (9 for 3 x 3); `pixels_in`, `pixels_out`: of the maps.
 
     A kernel smaller than the stride reads only the pixels that it uses.
     """
-    kind = "depthwise" if groups == c_in else "grouped"
-    if groups == 1:
-        kind = "1x1" if kernel == 1 else "dense"
+    plain = where(kernel == 1, KIND["1x1"], KIND["dense"])
+    kind = where(groups == 1, plain, where(groups == c_in, KIND["depthwise"], KIND["grouped"]))
     a, b = c_in // groups, c_out // groups
-    read = c_in * min(pixels_in, pixels_out * kernel)
+    read = c_in * np.minimum(pixels_in, pixels_out * kernel)
     written, weights = c_out * pixels_out, c_out * a * kernel
-    return Row(KIND[kind], written * a * kernel, read, written, weights + bias * c_out, a, b, groups)
+    return Row(kind, written * a * kernel, read, written, weights + bias * c_out, a, b, groups)
 
 
 def linear(c_in: int, c_out: int, rows: float = 1, bias: bool = True) -> Row:
@@ -145,6 +149,7 @@ def traced(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channel
 
     Nothing is computed: it runs on the meta device. Raises ValueError where it does not take such an image.
     """
+    check_range("resolution", resolution, MOST_CHANNELS)
     net = on_meta(net)
     image = torch.empty(1, in_channels, resolution, resolution, device="meta")
     tracer = Tracer(image)

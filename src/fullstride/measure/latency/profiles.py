@@ -3,21 +3,23 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from torch import nn
 
-from fullstride.measure.latency.model import NEEDED, NUMBERS, Engine, Machine, prepare, times
+from fullstride.measure.latency.model import NEEDED, NUMBERS, Machine, prepare, times
 from fullstride.measure.latency.operators import Operators, traced
 from fullstride.nets.disk import replacing
+from fullstride.nets.spec import MOST_CHANNELS, check_range
 
 Bound = Literal["host launches", "device launches", "arithmetic", "memory"]
 OURS = resources.files("fullstride.measure.latency").joinpath("profiles")
+FINITE = "a finite number above 0, from 1e-12 to 1e12"
 LARGEST_FILE = 100_000  # bytes; ours have two thousand
 
 
@@ -61,59 +63,63 @@ class Profile:
             data = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError("is no JSON") from None
-        profile = record(cls, data, "")
-        if profile.machine.engine not in get_args(Engine):
-            raise ValueError(f"engine {profile.machine.engine!r}: use one of {', '.join(get_args(Engine))}")
-        return profile
+        return record(cls, data, "")
 
 
 def record(kind: type, data: Any, where: str) -> Any:
     """The dataclass `kind` of parsed JSON. Numbers must be finite and above 0."""
     if not isinstance(data, dict):
         raise ValueError(f"{where or 'a profile'} is no table of names and values")
-    known = {field.name: field for field in fields(kind)}
+    known = get_type_hints(kind)
     if unknown := sorted(set(data) - set(known)):
         raise ValueError(f"{where}{unknown[0]!r} is no field of a profile: it has {', '.join(known)}")
     values: dict[str, Any] = {}
     for name, value in data.items():
         at = f"{where}{name}"
-        expected = str(known[name].type)
+        expected = known[name]
         if name in ("machine", "inference") or (name == "training" and value is not None):
             values[name] = record(Machine if name == "machine" else Fit, value, f"{at}.")
         elif name == "numbers":
             values[name] = checked_numbers(value, at)
         elif name == "training":
             values[name] = None
-        elif "bool" in expected:
+        elif get_origin(expected) is Literal:
+            several = " or ".join(map(repr, get_args(expected)))
+            values[name] = must(value in get_args(expected), value, at, several)
+        elif expected is bool:
             values[name] = must(isinstance(value, bool), value, at, "true or false")
-        elif "int" in expected or "float" in expected:
-            values[name] = must(positive(value), value, at, "a finite number above 0")
+        elif expected is str:
+            values[name] = must(isinstance(value, str) and value.isprintable(), value, at, "one line of text")
         else:
-            values[name] = must(isinstance(value, str), value, at, "text")
+            values[name] = must(positive(value), value, at, FINITE)
     try:
-        return kind(**values)
+        made = kind(**values)
     except TypeError as error:
         missing = str(error).partition(":")[2].strip()
         raise ValueError(f"{where or 'a profile '}lacks {missing}") from None
+    if kind is Fit:
+        must(made.low <= made.high, (made.low, made.high), f"{where}low to high", "the lower one first")
+        must(made.apart >= 1, made.apart, f"{where}apart", "a ratio from 1")
+    return made
 
 
 def must(right: bool, value: Any, where: str, what: str) -> Any:
     if not right:
-        raise ValueError(f"{where} is {str(value)[:40]}: give {what}")
+        raise ValueError(f"{where} is {repr(value)[:40]}: give {what}")
     return value
 
 
 def positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-12 < value < 1e12
 
 
 def checked_numbers(value: Any, where: str) -> dict[str, float]:
     must(isinstance(value, dict), value, where, "a table of names and numbers")
     for name, number in value.items():
         must(name in NUMBERS, name, where, f"only {', '.join(NUMBERS)}")
-        must(positive(number), number, f"{where}.{name}", "a finite number above 0")
+        must(positive(number), number, f"{where}.{name}", FINITE)
     for name in NEEDED:
-        must(name in value, "incomplete", where, f"{name} too")
+        must(name in value, sorted(value), where, f"{name} too")
     return value
 
 
@@ -192,8 +198,7 @@ def estimates(
     if fit is None:
         raise ValueError(f"{profile.name} knows no training steps: use rtx3090, or calibrate your own device")
     for batch in batches:
-        if batch < 1:
-            raise ValueError(f"batch {batch}: use a whole number from 1")
+        check_range("batch", batch, MOST_CHANNELS)
     took = times(prepare(networks, batches, profile.machine, training=training), fit.numbers)
     causes: tuple[Bound, ...] = ("device launches", "arithmetic", "memory")
     found = []
