@@ -154,10 +154,8 @@ def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(r
     assert cli.run(["export", str(run), "--out", str(file), "--with-preprocessing"]) == 0
     assert "pixels in, run by ONNX Runtime" in capsys.readouterr().out
     loose = ["--max-drop", "100"]  # the minival has a handful of images
-    assert (
-        cli.run(["export", str(run), "--out", str(folder), "--format", "openvino", "--precision", "int8", *loose]) == 0
-    )
-    capsys.readouterr()
+    assert cli.run(["export", str(run), "--out", str(folder), "--precision", "int8", *loose]) == 0
+    assert "openvino, int8, normalised in" in capsys.readouterr().out
     told = []
     for what in (run, file, folder):
         assert cli.run(["predict", str(what), str(photos / "temple"), "--json", "--top", "2"]) == 0
@@ -232,6 +230,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         refused(capsys, "export", run, "--precision", "int8", "--calibration", "digits", *file),
         refused(capsys, "export", run, "--precision", "int8", "--finetune-epochs", "-1", *file),
         refused(capsys, "export", run, "--out", photos),
+        refused(capsys, "export", run, "--out", tmp_path / "net.pt2"),
         refused(capsys, "export", begun, *file),
         refused(capsys, "predict", tmp_path / "cut.onnx", photos),
         refused(capsys, "bench", tmp_path / "cut.onnx"),

@@ -35,6 +35,7 @@ def test_a_small_network_keeps_what_counting_by_hand_gives():
     image, activation = 3 * 32 * 32 * 4, 8 * 16 * 16 * 4
     loss = 10 * 4 + 8  # log-probabilities and the class, a 64-bit number
     assert found.by_stage == {"0": image, "1": activation, "loss": loss}  # the linear layer's input is the activation
+    assert found.by_layer == {"0": image, "1": activation, "": loss}
     assert (found.bytes_per_image, found.largest_map) == (image + activation + loss, 3 * 32 * 32)
 
 
@@ -68,6 +69,9 @@ def test_a_gpu_keeps_padded_maps_in_half_where_the_cpu_keeps_them_whole():
 def test_every_network_of_ours_is_told_by_stem_stages_and_head():
     found = saved(lambda: Network(SPECS["tresnet_tiny"]), 64)
     assert list(found.by_stage) == ["stem", *(f"stages.{i}" for i in range(4)), "head", "loss"]
+    for stage, size in found.by_stage.items():
+        inside = [kept for layer, kept in found.by_layer.items() if (layer or "loss").startswith(stage)]
+        assert sum(inside) == size
 
 
 def test_masks_that_go_around_a_stage_leave_its_bytes_to_it():

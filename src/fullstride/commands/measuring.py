@@ -53,7 +53,7 @@ def cost(
     Args:
         model: A name that `fullstride zoo` lists, or timm/NAME.
         resolution: Pixels a side; the network's own where not given.
-        layers: One line for each convolution and linear layer.
+        layers: One line for each convolution and linear layer, and with --train for each layer that keeps something.
         train: Also the bytes that a training step on a GPU keeps for its backward pass.
         precision: That bytes are counted in: fp32, bf16 or fp16.
     """
@@ -81,6 +81,8 @@ def cost(
     if train:
         held = saved(build, side, half, spec.in_channels)
         kept = {**held.by_stage, "total": held.bytes_per_image}
+        for name, size in held.by_layer.items() if layers else ():
+            print(f"{name or 'loss':48} {size:>14,} bytes kept")
         print(f"{kept['total']:,} bytes an image are kept for backward in {half}: {kept['total'] / 1e6:.1f} MB")
         rows += [StageCost(stage, 0, 0, 0, 0) for stage in held.by_stage if stage not in {row.stage for row in rows}]
     moved = sum(row.moved_bytes for row in rows)

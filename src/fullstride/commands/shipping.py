@@ -98,7 +98,7 @@ def pictures_in(words: Sequence[str]) -> list[Path]:
 def export(
     runs: Positional[tuple[str, ...]],
     out: Path,
-    format: str = "onnx",
+    format: str = "",
     precision: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
     with_preprocessing: bool = False,
     with_resize: bool = False,
@@ -118,7 +118,8 @@ def export(
         runs: A run, a bundle or a name with released weights. Of several, the most accurate one is taken.
         out: The file or folder to write.
         format: onnx, openvino, aoti, pt2, tensorrt, triton-server (see docs/shipping.md), or auto: of openvino, onnx,
-            aoti and tensorrt, where they run here, the one that answers fastest, and its precision.
+            aoti and tensorrt, where they run here, the one that answers fastest, and its precision. Where not given,
+            onnx for an --out that ends in .onnx, and for a folder openvino, the fastest on CPUs.
         precision: fp32, bf16, fp16 or int8; fp32 where not given, of auto any.
         with_preprocessing: The file takes uint8 pixels (N, H, W, C) of the network's resolution and gives
             probabilities; else normalised float32 (N, C, H, W) and logits.
@@ -141,6 +142,10 @@ def export(
 
     if not runs:
         raise ValueError("nothing to export: name a run, a bundle or a network with released weights")
+    if not format:
+        format = {"": "openvino", ".onnx": "onnx"}.get(out.suffix, "")
+        if not format:
+            raise ValueError(f"--out {out} does not say which format: say it by --format")
     auto = format == "auto"
     if not auto:  # before anything that takes time
         check_free(out, force, find_format(format, precision or "fp32").suffix)

@@ -32,6 +32,7 @@ class Saved:
 
     bytes_per_image: int
     by_stage: dict[str, int]  # bytes per image: adds up to the whole; a map shared by two is of the first
+    by_layer: dict[str, int]  # the same by the path of the innermost module at work, "" for the loss
     fixed_bytes: int  # whatever the batch: weights cast to the precision
     largest_map: int  # elements per image of the largest tensor that is kept
     resolution: int  # pixels a side
@@ -42,6 +43,7 @@ class Kept(NamedTuple):
     """One storage that is kept."""
 
     stage: str
+    layer: str
     size_bytes: int
     elements: int
 
@@ -61,12 +63,16 @@ def saved(
     net = on_meta(net).train()  # here: a network may look at its weights then, which it cannot on a device that is not
     few, more = (kept(net, batch, resolution, precision, in_channels, device) for batch in (FEW, MORE))
     by_stage: Counter[str] = Counter()
+    by_layer: Counter[str] = Counter()
     for one, other in zip(few, more, strict=True):
-        by_stage[one.stage] += (other.size_bytes - one.size_bytes) // (MORE - FEW)
+        size = (other.size_bytes - one.size_bytes) // (MORE - FEW)
+        by_stage[one.stage] += size
+        by_layer[one.layer] += size
     per_image = by_stage.total()
     return Saved(
         bytes_per_image=per_image,
         by_stage={stage: size for stage, size in by_stage.items() if size},
+        by_layer={layer: size for layer, size in by_layer.items() if size},
         fixed_bytes=sum(one.size_bytes for one in few) - FEW * per_image,
         largest_map=max((b.elements - a.elements for a, b in zip(few, more, strict=True)), default=0) // (MORE - FEW),
         resolution=resolution,
@@ -79,27 +85,27 @@ def kept(
 ) -> list[Kept]:
     """What the forward pass of a training step hands to autograd, in order and each storage once."""
     found: dict[int, tuple[Kept, object]] = {}
-    where = ["between stages"]
+    where = [("between stages", "")]
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own and storage._cdata not in found:
             # the storage is held, so that no other can have its address
-            found[storage._cdata] = Kept(where[-1], storage.nbytes(), tensor.numel()), storage
+            found[storage._cdata] = Kept(*where[-1], storage.nbytes(), tensor.numel()), storage
         return tensor
 
     with FakeTensorMode():
         net = imagined(net, device)
         own = {tensor.untyped_storage()._cdata for tensor in (*net.parameters(), *net.buffers())}
-        for stage, modules in stages(net).items():
-            for module in modules:
-                module.register_forward_pre_hook(partial(enter, where, stage))
-                module.register_forward_hook(partial(leave, where))
+        stage_of = {id(module): stage for stage, modules in stages(net).items() for module in modules}
+        for path, module in net.named_modules():
+            module.register_forward_pre_hook(partial(enter, where, stage_of.get(id(module)), path))
+            module.register_forward_hook(partial(leave, where))
         images = torch.empty(batch, in_channels, resolution, resolution, device=device)
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast(device, precision):
                 logits = net(images)
-                where.append("loss")
+                where.append(("loss", ""))
                 F.cross_entropy(logits.float(), torch.zeros(batch, dtype=torch.long, device=device))
         except (RuntimeError, AssertionError, ValueError) as error:
             why = str(error).strip().partition("\n")[0]
@@ -107,11 +113,11 @@ def kept(
     return [one for one, _ in found.values()]
 
 
-def enter(where: list[str], stage: str, *_: object) -> None:
-    where.append(stage)
+def enter(where: list[tuple[str, str]], stage: str | None, path: str, *_: object) -> None:
+    where.append((stage or where[-1][0], path))
 
 
-def leave(where: list[str], *_: object) -> None:
+def leave(where: list[tuple[str, str]], *_: object) -> None:
     where.pop()
 
 
