@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fullstride.data.images import open_data
 from fullstride.data.loader import Batches, TestView
-from fullstride.deploy.formats import onnx_file, onnx_int8, openvino_folder, openvino_int8
+from fullstride.deploy.formats import onnx_file, onnx_int8, onnx_model, openvino_folder, openvino_int8
 from fullstride.deploy.fuse import folded
 from fullstride.deploy.graph import Job
 from fullstride.deploy.quantize import (
@@ -117,12 +117,12 @@ def hard_job(net, images):
 
 @pytest.fixture(scope="module")
 def proto(job):
-    return onnx_file.model(job)
+    return onnx_model.model(job)
 
 
 @pytest.fixture(scope="module")
 def hard_proto(hard_job):
-    return onnx_file.model(hard_job)
+    return onnx_model.model(hard_job)
 
 
 def as_openvino(proto, folder: Path):
@@ -321,7 +321,7 @@ def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_
         job = keeping(hard_job, *kept)
         if format == "onnx":
             path = tmp_path / "net.onnx"
-            onnx_file.save(onnx_int8.quantised(hard_proto, job), job.about, path)
+            onnx_model.save(onnx_int8.quantised(hard_proto, job), job.about, path)
             found = onnx_file.open_file(path, 1).run(pixels(tests))
         else:
             model = openvino_int8.quantised(as_openvino(hard_proto, tmp_path), job)

@@ -8,19 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.deploy.formats import onnx_file
 from fullstride.deploy.formats.format import needs, quiet
 from fullstride.deploy.graph import Job
 
 BATCH = 2  # images of calibration at once: twice as fast as 32 for TResNet-M, with 0.7 GB in place of 3
 
 
-def quantise(job: Job, path: Path, *, symmetric: bool = False) -> None:
-    onnx_file.save(quantised(onnx_file.model(job), job, symmetric=symmetric), job.about, path)
-
-
 def quantised(proto: Any, job: Job, *, symmetric: bool = False) -> Any:
-    """The ONNX model `proto` of `onnx_file.model` in int8, but for `job.about.kept_float`; `proto` stays as it is.
+    """The ONNX model `proto` of `onnx_model.model` in int8, but for `job.about.kept_float`; `proto` stays as it is.
 
     Weights are int8 with a scale for each output channel. What passes between layers is uint8, which an x86 processor
     multiplies with int8 several times as fast as int8 with int8. Its range is that of the calibration images, from the

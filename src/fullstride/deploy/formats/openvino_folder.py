@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.deploy.formats import onnx_file
+from fullstride.deploy.formats import onnx_file, onnx_model
 from fullstride.deploy.formats.format import Format, needs, whole_file
+from fullstride.deploy.formats.openvino_int8 import quantised
 from fullstride.deploy.graph import Job
 from fullstride.deploy.shipped import About, Shipped
 
@@ -20,8 +21,6 @@ HINTS = {"fp32": "f32", "fp16": "f32", "int8": "f32", "bf16": "bf16"}  # what it
 def write(job: Job, folder: Path) -> None:
     ov, model = openvino(), converted(job)
     if job.about.precision == "int8":
-        from fullstride.deploy.formats.openvino_int8 import quantised
-
         model = quantised(model, job)
     for key, value in job.about.strings().items():
         model.set_rt_info(value, [SECTION, key])
@@ -35,7 +34,7 @@ def converted(job: Job) -> Any:
 
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.onnx"
-        onnx.save(onnx_file.model(replace(job, about=replace(job.about, precision="fp32"))), path)
+        onnx.save(onnx_model.model(replace(job, about=replace(job.about, precision="fp32"))), path)
         return read_onnx(path)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullstride.deploy.formats import onnx_file
+from fullstride.deploy.formats import onnx_file, onnx_model
 from fullstride.deploy.formats.format import Format, needs, whole_file
+from fullstride.deploy.formats.onnx_int8 import quantised
 from fullstride.deploy.graph import Job
 from fullstride.deploy.shipped import Run, Shipped
 
@@ -22,21 +23,14 @@ MOST_IMAGES = 256  # of a batch that an engine takes
 
 
 def write(job: Job, folder: Path) -> None:
-    import onnx
-
-    folder.mkdir()
-    path = folder / MODEL
+    model = onnx_model.model(job)
     if job.about.precision == "int8":
-        from fullstride.deploy.formats.onnx_int8 import quantise
-
-        quantise(job, path, symmetric=True)  # TensorRT knows no zero points
-    else:
-        onnx_file.write(job, path)
-    model = onnx.load(path)
+        model = quantised(model, job, symmetric=True)  # TensorRT knows no zero points
     unreflect(model)
-    onnx_file.save(model, job.about, path)
+    folder.mkdir()
+    onnx_model.save(model, job.about, folder / MODEL)
     if not engine_missing():
-        (folder / ENGINE).write_bytes(build(path, job.inputs.shape[1:]))
+        (folder / ENGINE).write_bytes(build(folder / MODEL, job.inputs.shape[1:]))
 
 
 def unreflect(model: Any) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fullstride.deploy.formats import onnx_file, openvino_folder, tensorrt
+from fullstride.deploy.formats import onnx_file, onnx_model, openvino_folder, tensorrt
 from fullstride.deploy.formats.format import Format
 from fullstride.deploy.graph import Backend, Job
 from fullstride.deploy.shipped import Shipped
@@ -76,7 +76,7 @@ input {{
   dims: {dims}
 }}
 output {{
-  name: "{onnx_file.ANSWER[job.about.input]}"
+  name: "{onnx_model.ANSWER[job.about.input]}"
   data_type: TYPE_FP32
   dims: {[*batch, len(job.about.classes)]}
   label_filename: "{LABELS}"
