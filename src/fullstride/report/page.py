@@ -69,7 +69,6 @@ def render(
     if not entries:
         raise ValueError("nothing to report: give at least one network")
     entries = distinct(entries)
-    css = resources.files(__package__ or __name__).joinpath("page.css").read_text()
     sections = (
         ("Accuracy against latency", latency_section(entries)),
         ("The networks", table(entries, reference(entries))),
@@ -79,6 +78,12 @@ def render(
         ("Notes", bullets(notes)),
     )
     body = "\n".join(f"<section>\n<h2>{name}</h2>\n{html}\n</section>" for name, html in sections if html)
+    return whole(title, headline(entries), body)
+
+
+def whole(title: str, lead: str, body: str, more_css: str = "") -> str:
+    """An HTML file that loads nothing. `lead` and `body` are HTML."""
+    css = resources.files(__package__ or __name__).joinpath("page.css").read_text() + more_css
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -92,7 +97,7 @@ def render(
 <body>
 <main>
 <h1>{escape(title)}</h1>
-<p class="lead">{headline(entries)}</p>
+<p class="lead">{lead}</p>
 {body}
 </main>
 </body>

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import resources
 from itertools import cycle
 from typing import Any
 
@@ -20,7 +19,7 @@ from fullstride.measure.blocks import BlockTime
 from fullstride.report import plots
 from fullstride.report.block_figure import block_figure
 from fullstride.report.numbers import three_digits
-from fullstride.report.page import POLICY
+from fullstride.report.page import whole
 from fullstride.report.paper_figures import BLOCKS_TITLE, GENET, Dot, How, Plan
 
 MARKS: dict[How, dict[str, Any]] = {
@@ -176,30 +175,13 @@ def blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
     return Drawn(title=BLOCKS_TITLE, caption=caption, figure=figure, spots=spots, rows=lines)
 
 
+LEAD = """Full marks are published, diamonds measured here, hollow marks estimated, with their 90 % interval.
+Rest on a mark to read what it is and where it is from."""
+
+
 def page(figures: Sequence[Drawn]) -> str:
     """One HTML file that loads nothing."""
-    css = resources.files(__package__ or __name__).joinpath("page.css").read_text() + HOVER
-    body = "\n".join(section(drawn) for drawn in figures)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>The papers' figures</title>
-<style>
-{css}</style>
-</head>
-<body>
-<main>
-<h1>The papers' figures</h1>
-<p class="lead">Full marks are published, diamonds measured here, hollow marks estimated, with their 90 % interval.
-Rest on a mark to read what it is and where it is from.</p>
-{body}
-</main>
-</body>
-</html>
-"""
+    return whole("The papers' figures", LEAD, "\n".join(section(drawn) for drawn in figures), HOVER)
 
 
 def section(drawn: Drawn) -> str:

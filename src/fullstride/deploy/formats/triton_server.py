@@ -61,11 +61,10 @@ def write(job: Job, folder: Path) -> None:
 def config(job: Job) -> str:
     """The settings, in the server's own language: what goes in and out, and how it makes batches."""
     pixels = job.about.input != "normalised"
-    fixed = job.inputs.shape[1:]
-    anywhere = {"pictures": (0, 1), "pixels": (0, 1) if job.any_size else ()}
-    open_dims = anywhere.get(job.about.input, (1, 2) if job.any_size else ())
+    sides = (0, 1) if pixels else (1, 2)
+    free = sides if job.any_size or job.about.input == "pictures" else ()
     batch = [-1] if job.backend == "openvino" else []
-    dims = batch + [-1 if place in open_dims else size for place, size in enumerate(fixed)]
+    dims = batch + [-1 if place in free else size for place, size in enumerate(job.inputs.shape[1:])]
     more = {"onnx": BATCHES, "openvino": ON_CPU, "tensorrt": BATCHES + ACCELERATOR % job.about.precision.upper()}
     return f"""name: {json.dumps(server_name(job.about.name))}
 backend: "{"openvino" if job.backend == "openvino" else "onnxruntime"}"
