@@ -16,10 +16,8 @@ demo: .venv/ready
 	$(BIN)/fullstride export $(RUNS) --budget-ms $(BUDGET_MS) --format onnx --force --out $(DEMO)/best.onnx
 	$(BIN)/fullstride report $(RUNS) --bench $(DEMO)/bench.json --out $(DEMO)/report.html
 
-# In two parts, as processes that have run all the tests before have ended without a word (docs/log.md).
 test: check
-	$(BIN)/pytest -n 2 -m "not gpu and not slow" tests/test_[a-n]*.py
-	$(BIN)/pytest -n 2 -m "not gpu and not slow" tests/test_[o-z]*.py src
+	$(BIN)/pytest -n 2 -m "not gpu and not slow"
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

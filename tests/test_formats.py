@@ -1,7 +1,10 @@
 """Each format, written and run for real: the same answers, whatever goes in, and clear words about what is no file."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 
@@ -249,6 +252,29 @@ def test_writing_openvino_reports_nothing_to_anybody(bundle, pictures, tmp_path,
     how = dict(format="openvino", precision="int8", calibration=pictures, max_drop=100)
     export(bundle, tmp_path / "net", Sample(pictures), **how)
     assert not sent
+
+
+def test_running_onnx_leaves_no_report_for_anybody(written, tmp_path):
+    code = "import sys; from fullstride import cli; sys.exit(cli.run(sys.argv[1:]))"
+    Image.new("RGB", (50, 50)).save(tmp_path / "picture.png")
+    words = [sys.executable, "-c", code, "predict", written["onnx"], tmp_path / "picture.png"]
+    home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    (tmp_path / "home").mkdir()
+    away = ("ORT_DISABLE_TELEMETRY", "CI")  # what else would turn it off
+    env = {key: value for key, value in os.environ.items() if key not in away} | home
+    assert subprocess.run(words, env=env, check=True, capture_output=True).stdout
+    assert not [path for path in tmp_path.rglob("*") if "onnxruntime" in path.name]
+
+
+def test_signals_arrive_after_files_were_opened_and_left_in_any_order(written):
+    code = (
+        "import signal, sys, openvino; from pathlib import Path; from fullstride.deploy.formats import open_file\n"
+        "first, second = open_file(Path(sys.argv[1])), open_file(Path(sys.argv[1]))\n"
+        "del first; del second\n"
+        "signal.signal(signal.SIGCHLD, lambda *_: print('heard')); signal.raise_signal(signal.SIGCHLD)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, written["openvino"]], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "heard\n"), done.stderr
 
 
 def test_of_a_servers_folder_with_two_models_none_is_picked(written, tmp_path):

@@ -325,7 +325,7 @@ def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_
             found = onnx_file.open_file(path, 1).run(pixels(tests))
         else:
             model = openvino_int8.quantised(as_openvino(hard_proto, tmp_path), job)
-            found = openvino_folder.openvino().Core().compile_model(model, "CPU")([pixels(tests)])[0]
+            found = openvino_folder.core().compile_model(model, "CPU")([pixels(tests)])[0]
         shares.append(same(found, expected))
     assert shares[0] < 0.9
     assert shares[1] > 0.98

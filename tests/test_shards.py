@@ -4,8 +4,6 @@ import io
 import json
 import multiprocessing
 import pickle
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -537,13 +535,9 @@ def test_pack_tells_what_it_did_and_training_goes_on_from_its_folder(tmp_path, p
     assert f"{str(out)!r} exists: give the name of a new folder" in capsys.readouterr().err
     short = ["--recipe.epochs", "1", "--recipe.warmup-epochs", "0", "--recipe.resolution", "32", "--recipe.batch", "16"]
     words = ["train", str(out), "--model", "genet_tiny", "--out", str(tmp_path / "run"), "--device", "cpu", *short]
-    for command in (
-        words,
-        ["validate", str(tmp_path / "run"), "--device", "cpu"],
-    ):  # as a user does
-        done = subprocess.run([sys.executable, "-m", "fullstride", *command], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "top-1" in done.stdout
+    assert cli.run(words) == 0
+    assert "test top-1" in capsys.readouterr().out
+    assert cli.run(["validate", str(tmp_path / "run"), "--device", "cpu"]) == 0
 
 
 def test_a_run_begun_on_a_folder_is_the_same_run_on_its_shards(photos, packed):

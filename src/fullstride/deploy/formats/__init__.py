@@ -1,6 +1,7 @@
 """Which formats are there? Each is one file here; this is the table of them."""
 
 import errno
+import os
 from pathlib import Path
 
 import torch
@@ -8,6 +9,10 @@ import torch
 from fullstride.deploy.formats import onnx_file, openvino_folder, tensorrt, torch_program, triton_server
 from fullstride.deploy.formats.format import Format
 from fullstride.deploy.shipped import Shipped
+
+# ONNX Runtime (from 1.29 on, when imported) and NNCF report their use to their makers, which nobody here agreed to.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("NNCF_CI", "1")
 
 FORMATS: dict[str, Format] = {
     each.name: each

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 from typing import Any
 
 from fullstride.deploy.formats.format import needs, quiet
@@ -16,7 +15,6 @@ def quantised(model: Any, job: Job) -> Any:
     largest value. NNCF's own way is the mean of each image's range, and biases that make up for what rounding shifts.
     On three tiny networks trained on the digits, probabilities are then 20 to 50 times as far (Kullback-Leibler) off.
     """
-    os.environ.setdefault("NNCF_CI", "1")  # else it reports its use to its makers, which nobody here agreed to
     with quiet("nncf"), quiet("torch"), contextlib.redirect_stdout(io.StringIO()):  # it draws bars
         try:
             import nncf
