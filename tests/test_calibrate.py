@@ -1,6 +1,7 @@
 """Calibration: designed networks that find out every number, timed in turn, and a profile that others can read."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fullstride.measure.latency.designs import WHOLE, Design, designs
 from fullstride.measure.latency.model import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
 from fullstride.measure.latency.operators import KINDS, traced
 from fullstride.measure.protocols import Protocol
-from fullstride.measure.timing import cpu_threads, timed_calls
+from fullstride.measure.timing import timed_calls
 from fullstride.nets import zoo
 
 CPU = torch.device("cpu")
@@ -96,14 +97,27 @@ def test_too_few_times_are_refused(samples):
         report([s for s in samples if s.family == WHOLE] * 2 + samples[:1], plan(), MADE, "", "here")
 
 
-def test_measured_times_are_of_a_batch_and_grow_with_the_work():
-    small, large = (Design(name=n, family=n, build=lambda n=n: zoo.create(n)) for n in ("genet_tiny", "resnet18"))
-    with cpu_threads(1):  # of two, one that waits for a core on a busy machine holds up the other
-        took = {(s.network, s.batch): s.seconds for s in measure(plan(), [small, large])}
-    assert set(took) == {(name, batch) for name in ("genet_tiny", "resnet18") for batch in (1, 8)}
-    for batch in (1, 8):
-        assert took["resnet18", batch] > took["genet_tiny", batch] > 0  # with 20 times the multiply-adds
-    assert took["resnet18", 8] > took["resnet18", 1]
+class Waits(torch.nn.Module):
+    """Takes no less than `IMAGE_S` for each image, however busy the machine."""
+
+    IMAGE_S = 0.01
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 1)
+
+    def forward(self, x):
+        time.sleep(self.IMAGE_S * len(x))
+        return self.conv(x).mean((2, 3))
+
+
+def test_measured_times_are_of_a_batch():
+    builds = {"s": lambda: zoo.create("genet_tiny"), "w": Waits}
+    asked = [Design(name=name, family=name, build=build) for name, build in builds.items()]
+    took = {(s.network, s.batch): s.seconds for s in measure(plan(), asked)}
+    assert set(took) == {(name, batch) for name in "sw" for batch in (1, 8)}
+    assert all(took["w", batch] >= Waits.IMAGE_S * batch for batch in (1, 8))
+    assert 0 < took["s", 1] < took["w", 8]
 
 
 def test_what_takes_too_long_or_comes_too_late_is_left_out(monkeypatch):

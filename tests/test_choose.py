@@ -107,6 +107,48 @@ def ask(capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
+def table(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_built_is_left_out(tmp_path, capsys):
+    rows = [
+        "resnet50.a1_in1k,81.2,95.6,25.56,288,0.950,bicubic",
+        "genet_light,75.7,,8.2,192,,",
+        "no_such_net,99,,,224,,",
+    ]
+    rows.append("vit_small_patch16_224,81,,,100,,")  # takes no such image
+    path = table(tmp_path / "results.csv", "model,top1,top5,param_count,img_size,crop_pct,interpolation", *rows)
+    assert cli.run(["choose", "--device", "rtx3090", "--budget-ms", "100", "--from", path, "--json"]) == 0
+    out, err = capsys.readouterr()
+    options = json.loads(out)["options"]
+    assert [(o["name"], o["resolution"], o["top1"], o["source"]) for o in options] == [
+        ("timm/resnet50.a1_in1k", 288, 81.2, "results.csv"),
+        ("genet_light", 192, 75.7, "results.csv"),
+    ]
+    assert err.startswith(
+        "fullstride: left out 2 of 4 networks; the first, timm/no_such_net at 224: timm has no network"
+    )
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (("model,top1", "resnet50,80"), "line 2: 'img_size'"),
+        (("model,img_size,top1", "resnet50,224,80", "resnet18,wide,70"), "line 3: invalid literal"),
+        (("model,img_size,top1", "resnet50,224"), "line 2: float()"),
+        (("model,img_size,top1", "resnet50,224,800"), "line 2: 'resnet50', 224, 800.0"),
+        (("model,img_size,top1",), "no networks to choose from"),
+    ],
+)
+def test_a_table_that_says_no_accuracies_is_named_with_its_line(tmp_path, capsys, lines, said):
+    path = table(tmp_path / "mine.csv", *lines)
+    assert cli.run(["choose", "--device", "rtx3090", "--budget-ms", "1", "--from", path]) == 2
+    assert said in capsys.readouterr().err
+
+
 GENET = ("--device", "v100-fp16", "--from", "genet_paper")
 
 

@@ -1,15 +1,18 @@
 """How long would it take there, and which network is right for a budget? Commands that need no measurement, but one."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from rich.console import Console
+from rich.progress import track
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Device
-from fullstride.terminal import console
+from fullstride.terminal import complain, console
 
 if TYPE_CHECKING:
     from fullstride.measure.choose import Choice, Option
@@ -216,7 +219,8 @@ def choose(
     Args:
         budget_ms: Milliseconds an image at most.
         batch: Images at a time.
-        source: ours, timm (those that our papers print) or genet_paper (Table 7 of GENet), one or more.
+        source: ours, timm (those that our papers print), genet_paper (Table 7 of GENet) or a CSV file with the columns
+            model, img_size and top1, as timm publishes; one or more.
         times: published: where GENet's authors printed a time for that device and batch, it decides; estimated: never.
         out: A PNG file for the picture.
         json: One JSON object instead of words.
@@ -227,7 +231,12 @@ def choose(
     known = load_profile(profile)
     networks = [network for name in source for network in choosing.find_source(name)()]
     choosing.check_budget(budget_ms)
-    options = list(choosing.price(networks, known, batch, printed=times == "published"))
+    left_out: dict[str, str] = {}
+    shown = track(networks, transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True))
+    options = list(choosing.price(shown, known, batch, times == "published", left_out))
+    if left_out:
+        name, why = next(iter(left_out.items()))
+        complain(f"left out {len(left_out)} of {len(networks)} networks; the first, {name}: {why}", 0)
     found = choosing.choose(options, budget_ms)
     if out:
         from fullstride.nets.disk import replacing

@@ -4,9 +4,12 @@ Times are estimates. Where GENet's authors printed one for that very device and 
 under its own label, and may decide in its place.
 """
 
+import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from fullstride.measure.latency.of_name import spec_operators
@@ -14,7 +17,7 @@ from fullstride.measure.latency.operators import Operators
 from fullstride.measure.latency.profiles import Estimate, Profile, estimates, tie
 from fullstride.measure.papers import PRINTED
 from fullstride.measure.tables import Published, latencies, published, speeds
-from fullstride.nets import zoo
+from fullstride.nets import families, zoo
 
 # Profiles that were fitted to one of GENet's tables -> that table.
 TIMED: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
@@ -22,6 +25,7 @@ TIMED: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
     "t4-fp16": "t4_fp16",
     "t4-int8": "t4_int8",
 }
+LARGEST_FILE = 10_000_000  # bytes; timm's table of 1,300 networks has 0.1 million
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +75,34 @@ SOURCES: dict[str, Callable[[], list[Published]]] = {
 
 
 def find_source(name: str) -> Callable[[], list[Published]]:
-    if name not in SOURCES:
-        raise ValueError(f"no source of accuracies named {name!r}: choose from {', '.join(SOURCES)}")
-    return SOURCES[name]
+    """One of `SOURCES`, or a CSV file as `from_file` reads it."""
+    if name in SOURCES:
+        return SOURCES[name]
+    if Path(name).suffix == ".csv":
+        return partial(from_file, Path(name))
+    raise ValueError(f"no source of accuracies named {name!r}: choose from {', '.join(SOURCES)}, or give a .csv file")
+
+
+def from_file(path: Path) -> list[Published]:
+    """Accuracies from a CSV file with the columns model, img_size and top1 (%), as timm publishes its own.
+
+    Names are those of the zoo, else timm's, with or without the tag of the weights.
+    """
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path} has more than {LARGEST_FILE:,} bytes: give a table of accuracies")
+    found: list[Published] = []
+    try:
+        for row in csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()):
+            name, side, top1 = row["model"], int(row["img_size"]), float(row["top1"])
+            if not (name and side > 0 and 0 <= top1 <= 100):
+                raise ValueError(f"{name!r}, {side}, {top1}")
+            whole = name if name in families.SPECS or name.startswith("timm/") else f"timm/{name}"
+            found.append(Published(whole, side, top1, path.name, ""))
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path}, line {len(found) + 2}: {error}: give columns model, img_size (pixels) and top1 (percent)"
+        ) from None
+    return found
 
 
 def published_times(profile: Profile, batch: int) -> dict[tuple[str, int], float]:
@@ -85,14 +114,29 @@ def published_times(profile: Profile, batch: int) -> dict[tuple[str, int], float
     return {(name, sides[name]): ms for name, ms in times.items() if name in sides}
 
 
-def price(networks: Sequence[Published], profile: Profile, batch: int, printed: bool = False) -> Iterator[Option]:
-    """The time of each network at its own resolution. `printed`: published times decide where there are any."""
+def price(
+    networks: Iterable[Published],
+    profile: Profile,
+    batch: int,
+    printed: bool = False,
+    left_out: dict[str, str] | None = None,
+) -> Iterator[Option]:
+    """The time of each network at its own resolution. `printed`: published times decide where there are any.
+
+    With `left_out`, those that cannot be built or take no such image are put there with the reason, else it is raised.
+    """
     known: dict[tuple[str, int], Operators] = {}
     times = published_times(profile, batch)
     for network in networks:
         key = network.name, network.resolution
         if key not in known:
-            known[key] = spec_operators(zoo.spec(network.name), network.resolution)
+            try:
+                known[key] = spec_operators(zoo.spec(network.name), network.resolution)
+            except ValueError as error:
+                if left_out is None:
+                    raise
+                left_out[f"{network.name} at {network.resolution}"] = str(error)
+                continue
         (estimate,) = estimates([known[key]], profile, [batch])
         by = "published" if printed and key in times else "estimated"
         yield Option(network=network, estimate=estimate, published_ms=times.get(key), by=by)
