@@ -2,9 +2,9 @@
 
     python benchmarks/bytes.py --out benchmarks/bytes.json
 
-At 224 pixels in bf16. Eager: what autograd is handed on a GPU (`measure.saved`). Compiled: what torch.compile's forward
-pass hands to its backward pass, as it is cut for the CPU, of a network whose parameters are bf16 too; with the images,
-without parameters. What either pass needs for a moment is in neither; a compiled step's peak is higher by that.
+At 224 pixels in bf16. Eager: what autograd is handed on a GPU (`measure.saved`). Compiled: what torch.compile's
+forward pass hands to its backward pass (`measure.saved_compiled`). What either pass needs for a moment is in neither; a
+compiled step's peak is higher by that.
 """
 
 import argparse
@@ -12,21 +12,15 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch.fx import GraphModule, Node
 
 from fullstride.measure.environment import Environment
 from fullstride.measure.saved import saved
+from fullstride.measure.saved_compiled import compiled_bytes
 from fullstride.nets import zoo
-from fullstride.nets.compiled import KeepLittle
-from fullstride.nets.network import Network
 
 RESOLUTION = 224
-BATCH = 7  # images: no map of these networks has as many channels, so a first side of 7 is a batch
 TIMM = {
     "resnet50": "resnet50",
     "tresnet_m": "tresnet_m",
@@ -34,49 +28,15 @@ TIMM = {
     "genet_large": "gernet_l",
 }
 PLAIN, LEAN, COMPILED = "plain", "lean", "lean, compiled, recomputing"
+INT8, INT8_COMPILED = "lean, int8 maps", "lean, int8 maps, compiled, recomputing"
 GOALS = {  # MB, of the project's fourth issue
     ("tresnet_m", LEAN): 22.6,
     ("tresnet_m", COMPILED): 15.6,
+    ("tresnet_m", INT8_COMPILED): 12.5,
     ("resnet_rs_50", LEAN): 36.0,
     ("resnet_rs_50", COMPILED): 25.0,
     ("genet_large", COMPILED): 13.0,
 }
-CONVOLUTIONS = ("aten::convolution", "fullstride::conv", "fullstride::pool")
-
-
-class Told(Exception):  # noqa: N818
-    """Ends a compilation of which all is known."""
-
-
-class Watch(KeepLittle):
-    """Cuts the passes, as PyTorch by itself or as `KeepLittle`, notes what goes between them, and ends there."""
-
-    def __init__(self, recompute: bool):
-        self.recompute = recompute
-        self.bytes_per_image: int | None = None
-
-    def __call__(self, gm: GraphModule, joint_inputs: Any, **settings: Any) -> Any:
-        cut = super().__call__ if self.recompute else min_cut_rematerialization_partition
-        forward, backward = cut(gm, joint_inputs, **settings)
-        outputs: Any = forward.graph.output_node().args[0]
-        self.bytes_per_image = sum(map(size, outputs[settings["num_fwd_outputs"] :])) // BATCH
-        again = [node for node in backward.graph.nodes if node.op == "call_function" and convolution(node)]
-        assert not again, f"computed twice: {again}"
-        raise Told
-
-    def uuid(self) -> None:
-        """Nothing of this is kept for other compilations, nor taken from them."""
-
-
-def size(node: Node) -> int:
-    """Bytes, of what there is for each image."""
-    value = node.meta["val"]
-    of_batch = isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == BATCH
-    return value.numel() * value.element_size() if of_batch else 0
-
-
-def convolution(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in CONVOLUTIONS
 
 
 def eager(net: nn.Module) -> int:
@@ -84,22 +44,11 @@ def eager(net: nn.Module) -> int:
 
 
 def compiled(net: nn.Module, *, recompute: bool) -> int:
-    watch = Watch(recompute)
-    torch._dynamo.reset()
-    call = torch.compile(net.to(torch.bfloat16).train(), fullgraph=True, options={"custom_partitioner_fn": watch})
-    try:
-        call(torch.zeros(BATCH, 3, RESOLUTION, RESOLUTION, dtype=torch.bfloat16))
-    except RuntimeError:
-        if watch.bytes_per_image is None:
-            raise
-    assert watch.bytes_per_image is not None
-    return watch.bytes_per_image
+    return compiled_bytes(net, RESOLUTION, recompute=recompute)
 
 
-def lean(name: str) -> nn.Module:
-    net = zoo.create(name)
-    assert isinstance(net, Network)
-    return net.lean()
+def lean(name: str, *, int8: bool = False) -> nn.Module:
+    return zoo.create(name, efficiency="lean", int8=int8)
 
 
 def columns(name: str) -> dict[str, Callable[[], int]]:
@@ -107,10 +56,12 @@ def columns(name: str) -> dict[str, Callable[[], int]]:
         "timm": lambda: eager(zoo.create(f"timm/{TIMM[name]}")),
         PLAIN: lambda: eager(zoo.create(name)),
         LEAN: lambda: eager(lean(name)),
+        INT8: lambda: eager(lean(name, int8=True)),
         "timm, compiled": lambda: compiled(zoo.create(f"timm/{TIMM[name]}"), recompute=False),
         "plain, compiled": lambda: compiled(zoo.create(name), recompute=False),
         "plain, compiled, recomputing": lambda: compiled(zoo.create(name), recompute=True),
         COMPILED: lambda: compiled(lean(name), recompute=True),
+        INT8_COMPILED: lambda: compiled(lean(name, int8=True), recompute=True),
     }
 
 
@@ -125,7 +76,7 @@ def main() -> None:
             found[name][column] = count()
             megabytes, goal = found[name][column] / 1e6, GOALS.get((name, column))
             said = "" if goal is None else f"   goal {goal}: {'reached' if megabytes <= goal else 'MISSED'}"
-            print(f"{name:14}{column:30}{megabytes:6.1f} MB{said}", flush=True)
+            print(f"{name:14}{column:40}{megabytes:6.1f} MB{said}", flush=True)
     if out:
         how = dict(resolution=RESOLUTION, precision="bfloat16", unit="bytes per image")
         goals = {f"{name}: {column}": goal for (name, column), goal in GOALS.items()}

@@ -35,7 +35,14 @@ from fullstride.nets.kernels import on_triton as passes  # noqa: E402
 from fullstride.nets.kernels.tiles import OPTIONS  # noqa: E402
 
 ARCHITECTURE = 90
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.uint8: "*u8", int: "i32", float: "fp32"}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    int: "i32",
+    float: "fp32",
+}
 N, C, SIDE = 2, 128, 32
 
 
@@ -56,18 +63,29 @@ def forms() -> dict[str, Callable[[], Any]]:
 
     x, half, pixels, mean = maps(), maps(SIDE // 2), torch.zeros(N, SIDE, SIDE, 3, dtype=torch.uint8), torch.ones(3)
     c, nc = torch.ones(C), torch.ones(N, C)
-    affine, slopes = Affine(c, nc, nc), Slopes(nc, nc, nc)
+    affine, slopes, codes = Affine(c, nc, nc), Slopes(nc, nc, nc), x.to(torch.int8)
     return {
         "stats": lambda: passes.stats(x, c),
         "join: batch norm, act": lambda: passes.join(x, affine, None, None, 0.01),
         "join: + other": lambda: passes.join(x, affine, x, None, 0),
         "join: + normed other": lambda: passes.join(x, affine, x, affine, 0),
+        "join_coded: batch norm, act": lambda: passes.join_coded(x, affine, None, None, 0, c, None),
+        "join_coded: + other": lambda: passes.join_coded(x, affine, x, None, 0, c, None),
+        "join_coded: + normed other": lambda: passes.join_coded(x, affine, x, affine, 0, c, c),
+        "join: of codes + other": lambda: passes.join(codes, affine, x, None, 0, torch.bfloat16),
+        "join: of codes + normed codes": lambda: passes.join(codes, affine, codes, affine, 0, torch.bfloat16),
         "join_sums: of y": lambda: passes.join_sums(x, x, None, affine, None, None, 0.01),
         "join_sums: of x": lambda: passes.join_sums(x, x, x, affine, x, None, 0),
         "join_sums: normed other": lambda: passes.join_sums(x, x, x, affine, x, affine, 0),
+        "join_sums: of codes": lambda: passes.join_sums(x, x, codes, affine, x, None, 0),
+        "join_sums: normed codes": lambda: passes.join_sums(x, x, codes, affine, codes, affine, 0),
         "join_gradients: of y": lambda: passes.join_gradients(x, x, None, affine, slopes, None, None, None, 0.01),
         "join_gradients: other": lambda: passes.join_gradients(x, x, x, affine, slopes, x, None, None, 0),
         "join_gradients: normed other": lambda: passes.join_gradients(x, x, x, affine, slopes, x, affine, slopes, 0),
+        "join_gradients: of codes": lambda: passes.join_gradients(x, x, codes, affine, slopes, x, None, None, 0),
+        "join_gradients: normed codes": lambda: passes.join_gradients(
+            x, x, codes, affine, slopes, codes, affine, slopes, 0
+        ),
         "squeezed": lambda: passes.squeezed(x, affine, 0.01),
         "gated": lambda: passes.gated(x, affine, nc, 0.01),
         "gated_sums": lambda: passes.gated_sums(x, x, affine, nc, 0.01),

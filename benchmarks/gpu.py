@@ -276,6 +276,8 @@ GOALS = {
     "resnet_rs_101": ("resnetrs101", 192, 256, 1.65, 1.3),
 }
 TINY_GOALS = {"tresnet_tiny": ("test_resnet", 32, 4, 0.0, 0.0)}
+# For widths that are not multiples of 8: the same, with ours as it is in the place of timm's.
+PADDED = {"tresnet_l": ("tresnet_l", 224, 256, 1.0, 1.0)}
 GOAL_INFERENCE = 1.15  # of ours, folded and compiled, to timm's compiled
 
 
@@ -285,10 +287,16 @@ def ratios(asked: Asked) -> Iterator[Work]:
         yield f"{name}, training", partial(race, asked, name, goals[name], "training")
     for name in goals:
         yield f"{name}, inference", partial(race, asked, name, goals[name], "inference")
+    for name, goal in (TINY_GOALS if asked.tiny else PADDED).items():
+        yield f"{name}, training padded", partial(race, asked, name, goal, "training", padded=True)
 
 
-def runners(name: str, twin: str, work: str) -> dict[str, tuple[Callable[[], nn.Module], bool]]:
+def runners(name: str, twin: str, work: str, padded: bool) -> dict[str, tuple[Callable[[], nn.Module], bool]]:
     """Who races: how each is built, and whether torch.compile has it."""
+    if padded:
+        narrow, wide = (partial(zoo.create, name, efficiency="lean", padded=each) for each in (False, True))
+        ways = {"ours lean": narrow, "ours padded lean": wide}
+        return {who + how: (build, bool(how)) for how in ("", " compiled") for who, build in ways.items()}
     timm, ours = partial(zoo.create, f"timm/{twin}"), partial(zoo.create, name)
     found: dict[str, tuple[Callable[[], nn.Module], bool]] = {
         "timm eager": (timm, False),
@@ -310,7 +318,7 @@ def runners(name: str, twin: str, work: str) -> dict[str, tuple[Callable[[], nn.
     return found
 
 
-def race(asked: Asked, name: str, goal: tuple[str, int, int, float, float], work: str) -> Finding:
+def race(asked: Asked, name: str, goal: tuple[str, int, int, float, float], work: str, padded: bool = False) -> Finding:
     """All in turn in every round, each in the layout that is its best; a compiled one has that of its eager twin."""
     twin, side, batch, over_eager, over_compiled = goal
     short = dict(warmup_s=0.0, rounds=2, round_s=0.01) if asked.tiny else dict(warmup_s=0.5, rounds=3, round_s=0.2)
@@ -328,7 +336,7 @@ def race(asked: Asked, name: str, goal: tuple[str, int, int, float, float], work
         return made
 
     with exact_float32(), compiling(True):
-        for who, (build, compiled) in runners(name, twin, work).items():
+        for who, (build, compiled) in runners(name, twin, work, padded).items():
             if compiled and not asked.gpu:
                 continue
             try:
@@ -349,9 +357,11 @@ def race(asked: Asked, name: str, goal: tuple[str, int, int, float, float], work
                 error.__traceback__ = None
         found = {one.name: one for one in measure_all(steps, full, asked.device, precision="bfloat16")}
     rates = {who: one.images_per_s for who, one in found.items()}
-    best = max((who for who in rates if who.startswith("ours")), key=lambda who: rates[who])
+    ours = "ours padded" if padded else "ours"
+    best = max((who for who in rates if who.startswith(ours)), key=lambda who: rates[who])
     times = {who: float(np.median(np.divide(found[best].samples, found[who].samples))) for who in found if who != best}
     goals = {"timm eager": over_eager, "timm compiled": over_compiled}
+    goals |= {"ours lean": over_eager, "ours lean compiled": over_compiled} if padded else {}
     goals = goals if work == "training" else {"timm compiled": GOAL_INFERENCE}
     if name == "tresnet_m" and work == "training":
         goals |= {"resnet50 eager": 1.0, "resnet50 compiled": 1.0}
@@ -392,7 +402,7 @@ def batch_of(asked: Asked, name: str, lean: bool, compiled: bool) -> Finding:
         assert isinstance(net, Network)
         net.lean()
     room = GIB * 2**30 if asked.gpu else 2**28
-    guess = predict(net, room, side, "bfloat16", device="cuda" if asked.gpu else "cpu")
+    guess = predict(net, room, side, "bfloat16", device="cuda" if asked.gpu else "cpu", compiled=compiled)
     trial = Trial(
         net=net,
         resolution=side,
@@ -405,7 +415,7 @@ def batch_of(asked: Asked, name: str, lean: bool, compiled: bool) -> Finding:
     )
     probes = list(islice(search(trial.probe, 8 if asked.tiny else guess.batch), 1 if asked.tiny else None))
     found = largest(probes, name)
-    told = f"{found}, predicted {guess.batch} for an eager step, {len(probes)} tries"
+    told = f"{found}, predicted {guess.batch}, {len(probes)} tries"
     return {"largest_batch": found, "predicted": guess.batch, "probes": [asdict(p) for p in probes], "told": told}
 
 

@@ -230,7 +230,9 @@ def test_pixels_are_folded_as_defined(dtype, patch, shape):
         theirs = plain.fold(pixels, patch, mean, std, torch.float32)
         assert ours.dtype == dtype
         assert ours.is_contiguous(memory_format=LAST)
-        torch.testing.assert_close(ours.float(), theirs, rtol=ROUNDING[dtype], atol=1e-6)
+        # in float32 exactly: training steps take one or the other
+        atol = 0.0 if dtype == torch.float32 else 1e-6
+        torch.testing.assert_close(ours.float(), theirs, rtol=ROUNDING[dtype], atol=atol)
 
 
 @triton.jit

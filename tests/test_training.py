@@ -170,6 +170,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights_bit_for_bit(stop_aft
     assert ours.scores == theirs.scores
 
 
+def test_a_run_of_an_earlier_version_goes_on_where_what_it_could_not_say_is_as_it_was(finished, digits, tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(finished[0], folder)
+    asked = json.loads((folder / record.ASKED).read_text())
+    for field in ("padded", "ratio"):
+        del asked["recipe"][field]
+    (folder / record.ASKED).write_text(json.dumps(asked))
+    assert numbers(rows_of(folder, digits)) == numbers(finished[1])
+    with pytest.raises(ValueError, match="recipe.padded is False there and True now"):
+        rows_of(folder, digits, replace(SHORT, padded=True))
+
+
 GENTLE = replace(SHORT, epochs=1, warmup_epochs=0, lr=1e-3)  # rounding does not grow
 HARD = replace(
     SHORT,

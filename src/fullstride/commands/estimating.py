@@ -40,6 +40,7 @@ def estimate(
         json: One JSON object instead of words.
     """
     from fullstride.measure.latency import estimates, load_profile, tie
+    from fullstride.measure.latency.model import unfitted
     from fullstride.measure.latency.of_name import named_operators
 
     known = load_profile(profile)
@@ -47,6 +48,12 @@ def estimate(
         raise ValueError("nothing to estimate: name one or more networks or runs")
     networks = [named_operators(name, resolution) for name in models]
     found = estimates([operators for operators, _ in networks], known, [batch] * len(models), training=train)
+    fit = known.training if train and known.training else known.inference
+    designed = fit.source.startswith("fullstride calibrate")
+    strange = {
+        name: unfitted(operators, fit.numbers, designed=designed)
+        for name, (operators, _) in zip(models, networks, strict=True)
+    }
     sides = (side for _, side in networks)
     rows = sorted(zip(models, sides, found, strict=True), key=lambda row: row[2].ms_per_image)
     ties = [[i for i, (_, _, other) in enumerate(rows) if tie(row[2], other)] for row in rows]
@@ -58,6 +65,7 @@ def estimate(
                 images_per_s=one.images_per_s,
                 **asdict(one),
                 ties=[rows[i][0] for i in near if i != number],
+                not_fitted_on=strange[name],
             )
             for number, ((name, side, one), near) in enumerate(zip(rows, ties, strict=True))
         ]
@@ -85,6 +93,9 @@ def estimate(
             f"batch {batch}, {rows[0][2].work}; device and host ms are of a batch; ties are lines closer than a ratio"
         )
         print(f"of {rows[0][2].apart:g}, from which on the order of two networks is right in eight cases of ten")
+    for name, kinds in strange.items():
+        if kinds:
+            print(f"{name} runs what this profile was not fitted on, so its interval says little: {', '.join(kinds)}")
     print(about(known, train))
 
 
@@ -184,9 +195,11 @@ def check_writable(path: Path) -> None:
     """Raises now, and not when all is measured, where a file cannot be written."""
     from tempfile import TemporaryFile
 
+    from fullstride.nets.disk import make_place
+
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_place(path)
     with TemporaryFile(dir=path.parent):
         pass
 

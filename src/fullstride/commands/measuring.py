@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
-from fullstride.commands.flags import Device
+from fullstride.commands.flags import Device, Efficiency
 from fullstride.terminal import console
 
 if TYPE_CHECKING:
@@ -62,9 +62,12 @@ def cost(
     from fullstride.measure.stage_cost import StageCost, stage_costs
     from fullstride.measure.step import find_precision
     from fullstride.nets import zoo
+    from fullstride.nets.spec import NetSpec
 
     spec, half = zoo.spec(model), find_precision(precision)
     side = spec.resolution if resolution is None else resolution
+    if side < 1:
+        raise ValueError(f"resolution {side}: use a whole number from 1")
 
     def build():
         return zoo.create(model)
@@ -84,6 +87,9 @@ def cost(
         for name, size in held.by_layer.items() if layers else ():
             print(f"{name or 'loss':48} {size:>14,} bytes kept")
         print(f"{kept['total']:,} bytes an image are kept for backward in {half}: {kept['total'] / 1e6:.1f} MB")
+        for way, int8 in (("lean", False), ("lean with int8 maps", True)) if isinstance(spec, NetSpec) else ():
+            least = saved(lambda int8=int8: zoo.create(model, efficiency="lean", int8=int8), side, half).bytes_per_image
+            print(f"{least:,} bytes where it trains {way}: {least / 1e6:.1f} MB")
         rows += [StageCost(stage, 0, 0, 0, 0) for stage in held.by_stage if stage not in {row.stage for row in rows}]
     moved = sum(row.moved_bytes for row in rows)
     rows.append(StageCost("total", price.params, price.macs, price.activations, moved))
@@ -105,6 +111,8 @@ def bench(
     precision: str | None = None,
     layout: Literal["nchw", "nhwc"] = "nchw",
     compiled: bool = False,
+    efficiency: Efficiency = "plain",
+    padded: bool = False,
     memory_gib: float | None = None,
     reference: str | None = None,
     suite: Literal["papers"] | None = None,
@@ -126,6 +134,7 @@ def bench(
         precision: fp32, bf16 or fp16; the protocol's own where not given.
         layout: Order of channels in memory.
         compiled: Measure what torch.compile makes of the networks.
+        padded: Give the networks, but not the reference, channels of zeros up to multiples of 8.
         memory_gib: Use no more of the GPU's memory.
         reference: The network that ratios are to, or none; timm/resnet50 where a protocol is named.
         suite: The tables of the papers on one page, in both layouts, eager and compiled, or all their protocols for
@@ -136,6 +145,7 @@ def bench(
     """
     if suite:
         own = dict(protocol=protocol, batch=batch, rounds=rounds, compiled=compiled, reference=reference)
+        own |= dict(efficiency=efficiency != "plain", padded=padded)
         if given := [f"--{name}" for name, value in own.items() if value]:
             raise ValueError(f"{', '.join(given)} with --suite {suite}: leave it out, the suite has its own")
         run_suite(models, resolution, device, precision, memory_gib, quick, out or Path("suite"))
@@ -148,6 +158,7 @@ def bench(
     from fullstride.measure.protocols import find_protocol
     from fullstride.measure.step import find_precision
     from fullstride.nets.disk import replacing
+    from fullstride.nets.padded import padded_form
 
     if not models:
         raise ValueError("nothing to measure: name one or more networks or runs")
@@ -155,6 +166,14 @@ def bench(
     parts = {name: find_protocol(name) for name in names}
     if batch is not None and "throughput" not in parts:
         raise ValueError(f"--batch {batch} is for throughput: {', '.join(parts)} has its own")
+    if efficiency != "plain":
+        if compiled:
+            raise ValueError(f"--compiled with --efficiency {efficiency}: say --efficiency compiled, or leave one out")
+        parts = {name: [part for part in each if part.work == "training"] for name, each in parts.items()}
+        if not all(parts.values()):
+            raise ValueError(
+                f"--efficiency {efficiency}: inference has no lean form, use --protocol tresnet or resnet_rs"
+            )
     if reference is None and protocol:
         reference = REFERENCE
     reference = None if reference == "none" else reference
@@ -164,8 +183,14 @@ def bench(
         f"--{name}" for name, value in own.items() if value and all(isinstance(net, Engine) for net in nets.values())
     ]:
         raise ValueError(f"{', '.join(given)}: a file computes as it was exported, leave it out")
+    if padded:
+        own_side |= {f"{name} padded": own_side[name] for name in models}
+        wide = {f"{name} padded": padded_form(nets[name], name) for name in models}
+        nets, models = {**({} if reference is None else {reference: nets[reference]}), **wide}, tuple(wide)
     place = choose_device(device)
     how: dict[str, Any] = dict(layout=layout, compiled=compiled, memory_gib=memory_gib, reference=reference)
+    if efficiency != "plain":
+        nets, how["efficiency"] = entered(nets, models, efficiency, reference)
 
     found: dict[str, list[list[Measurement]]] = {}
     for name, each in parts.items():
@@ -183,8 +208,11 @@ def bench(
     here = rows[-1].environment
     sizes = " and ".join(dict.fromkeys(f"{r.protocol.resolution} x {r.protocol.resolution}" for r in rows))
     made = ", ".join(dict.fromkeys(row.precision for row in rows))
+    ways = " and ".join(dict.fromkeys("compiled" if row.compiled else "eager" for row in rows))
     where = f"{here.device}, {here.threads} threads, torch {here.torch}"
-    print(f"{sizes} x {channels}, {made}, {layout}, {'compiled' if compiled else 'eager'}, {where}")
+    print(f"{sizes} x {channels}, {made}, {layout}, {ways}, {where}")
+    if efficiency != "plain" and "tresnet" in parts:
+        print("inference has no lean form: measure it without --efficiency")
     for told in dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime):
         print(told)
     if out:
@@ -205,6 +233,17 @@ def entrants(names: "Sequence[str]", trust: bool) -> "tuple[dict[str, nn.Module]
     sides = {name: each.preprocessing.resolution for name, each in files.items()}
     sides |= {name: net.spec.resolution for name, net in nets.items()}
     return {name: nets.get(name) or Engine(files[name]) for name in names}, sides, channels[names[0]]
+
+
+def entered(
+    nets: "dict[str, nn.Module]", models: "Sequence[str]", efficiency: Efficiency, reference: str | None
+) -> "tuple[dict[str, nn.Module], dict[str, Efficiency]]":
+    """The reference as it is and the models by a name that says how they train; and that, by name."""
+    from fullstride.measure.step import lean_form
+
+    word = {"lean": "lean", "compiled": "lean compiled"}[efficiency]
+    lean = {f"{name} {word}": lean_form(nets[name], name) for name in models}
+    return {**({} if reference is None else {reference: nets[reference]}), **lean}, dict.fromkeys(lean, efficiency)
 
 
 def run_suite(
@@ -273,66 +312,3 @@ def columns_of(one: "Measurement") -> dict[str, Any]:
     if one.cpu_ms_per_image:
         found["CPU ms/image"] = lambda row: f"{row.cpu_ms_per_image:.3f}"
     return found
-
-
-def capacity(
-    model: Positional[str],
-    resolution: int | None = None,
-    device: Device = "auto",
-    precision: str = "bf16",
-    layout: Literal["nchw", "nhwc"] = "nchw",
-    compiled: bool = False,
-    memory_gib: float | None = None,
-    predict: bool = False,
-) -> None:
-    """Predict the largest batch that trains, then prove it: real steps in fresh processes, to a multiple of 8.
-
-    Args:
-        model: A name that `fullstride zoo` lists, timm/NAME, a run or a bundle.
-        resolution: Pixels a side; the network's own where not given.
-        device: Where to train; a prediction is for a GPU, which need not be here, unless this is cpu.
-        precision: fp32, bf16 or fp16.
-        layout: Order of channels in memory.
-        compiled: Prove it for what torch.compile makes of the network; a prediction is of eager steps.
-        memory_gib: Use no more memory: 16 for a card of 16 GB; what is free where not given.
-        predict: Only predict.
-    """
-    import torch
-
-    from fullstride.measure import capacity as finding
-    from fullstride.measure.environment import choose_device
-    from fullstride.measure.memory import asked_bytes, check_gib
-    from fullstride.measure.step import find_precision
-    from fullstride.nets.zoo import measurable
-
-    check_gib(memory_gib)
-    imagined = predict and device in ("auto", "cuda") and not torch.cuda.is_available()
-    place = torch.device("cuda") if imagined else choose_device(device)
-    if memory_gib is None and (imagined or place.type == "cpu"):
-        raise ValueError(f"no GPU to ask for its memory, on {device}: say with --memory-gib how much to fill")
-    if place.type == "cpu" and precision in ("fp16", "float16"):
-        raise ValueError("training in float16 is for GPUs: on the CPU say --precision bf16 or fp32")
-    room = (memory_gib or 0) * 2**30 if imagined else asked_bytes(memory_gib, place)
-    net = measurable([model])[model]
-    side = net.spec.resolution if resolution is None else resolution
-    size: dict[str, Any] = dict(resolution=side, precision=find_precision(precision), in_channels=net.spec.in_channels)
-    guess = finding.predict(net, room, **size, device="cpu" if place.type == "cpu" else "cuda")
-    kept, fixed = guess.bytes_per_image / 1e6, guess.fixed_bytes / 1e6
-    print(f"{model} at {side} x {side}, {size['precision']}, {layout}, {room / 2**30:.1f} GiB")
-    print(f"predicted: batch {guess.batch}, from {kept:.1f} MB an image and {fixed:.0f} MB whatever the batch")
-    if guess.batch > guess.map_batch:
-        print(f"from batch {guess.map_batch + 1} on, a map has 2^31 elements or more, which not every GPU kernel takes")
-    if predict:
-        return
-    how: dict[str, Any] = dict(layout=layout, compiled=compiled, map_batch=guess.map_batch)
-    trial = finding.Trial(net=net, device=str(place), memory_bytes=room, **size, **how)
-    probes = []
-    for probe in finding.search(trial.probe, guess.batch):
-        peak = f", {probe.peak_memory_mib:,.0f} MiB" if probe.peak_memory_mib else ""
-        why = {"memory": "out of memory", "elements": f"a map has 2^31 elements or more: {probe.why}"}
-        print(f"batch {probe.batch}: {why.get(probe.outcome, 'trains')}{peak}", flush=True)
-        probes.append(probe)
-    found = finding.largest(probes, f"{model} at {side} x {side}")
-    bound = {p.outcome for p in probes if p.batch > found}
-    limit = "2^31 elements in a map, not memory" if bound == {"elements"} else "memory"
-    print(f"proven: batch {found}, bounded by {limit}; the prediction is {guess.batch / found - 1:+.1%} off")

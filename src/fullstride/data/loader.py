@@ -7,8 +7,9 @@ workers nor a resumed run changes a single pixel.
 import os
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -74,7 +75,7 @@ class TestView:
 
 
 class Batch(NamedTuple):
-    x: Tensor  # float32 (N, C, H, W), on the device
+    x: Tensor  # float32 (N, C, H, W), or what else `arrive` makes; on the device
     labels: Tensor  # int64 (N,), on the device
     indices: Tensor  # int64 (N,), on the CPU: which images were asked for, also where another one stands in
 
@@ -105,7 +106,7 @@ class Batches:
         shuffle: bool = False,
         workers: int = 0,  # processes that decode; 0: this one
         device: str | torch.device = "cpu",
-        pre: Preprocessing | None = None,  # how bytes become floats; the view's own by default
+        arrive: Callable[[Tensor], Tensor] | None = None,  # bytes (N, H, W, C) on the device -> x; None: `to_input`
         share: tuple[int, int] = (0, 1),  # this process's place and how many there are: each gets a part of each batch
         per_class: int = 0,  # images of each class in a batch, for losses that compare images; 0: as they come
         views: int = 0,  # different views of an image, after which the first comes again; 0: a new one in each epoch
@@ -118,7 +119,8 @@ class Batches:
             raise ValueError(f"views {views}: use a number of views of each image, or 0 for a new one in each epoch")
         if per_class:
             check_groups(images.labels, batch, per_class, share[1], shuffle)
-        self.images, self.pre, self.device = images, pre or view.pre, torch.device(device)
+        self.images, self.device = images, torch.device(device)
+        self.arrive = arrive or partial(to_input, pre=view.pre)
         self.skipped: dict[str, str] = {}
         self._order = Order(images.labels, batch, seed, shuffle, share, per_class)
         with warnings.catch_warnings():
@@ -148,7 +150,7 @@ class Batches:
             self.skipped.update(skipped)
             read += len(indices)
             if len(indices):
-                x = to_input(pixels_nhwc.to(self.device, non_blocking=True), self.pre)
+                x = self.arrive(pixels_nhwc.to(self.device, non_blocking=True))
                 yield Batch(x, labels.to(self.device, non_blocking=True), indices)
             elif self._order.shuffle:
                 break  # not even a replacement was found

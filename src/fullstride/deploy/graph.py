@@ -34,11 +34,11 @@ class Job:
         net = copy.deepcopy(self.net).to(self.about.device, dtype)
         return Outgoing(net, self.about.preprocessing, self.about.input, dtype).eval()
 
-    def program(self, dtype: torch.dtype = torch.float32) -> torch.export.ExportedProgram:
-        """The same as a graph for any batch."""
-        # 1 image would be taken for a constant. In a fresh array strides are those of other programs' arrays.
-        two = np.resize(self.inputs, (2, *self.inputs.shape[1:]))
-        sizes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    def program(self, dtype: torch.dtype = torch.float32, batch: int | None = None) -> torch.export.ExportedProgram:
+        """The same as a graph, for any batch where none is given."""
+        # Of any, 1 image would be taken for a constant. In a fresh array strides are those of other programs' arrays.
+        images = np.resize(self.inputs, (batch or 2, *self.inputs.shape[1:]))
+        sizes: dict[int, Any] = {} if batch else {0: torch.export.Dim("batch")}
         if self.about.input == "pictures":
             sizes |= {1: torch.export.Dim("height", max=16_384), 2: torch.export.Dim("width", max=16_384)}
         elif self.any_size:
@@ -46,7 +46,7 @@ class Job:
             sides = (STRIDE * torch.export.Dim(name, min=2, max=512) for name in ("rows", "columns"))
             sizes |= dict(enumerate(sides, first))
         with torch.no_grad():
-            example = torch.from_numpy(two).to(self.about.device)
+            example = torch.from_numpy(images).to(self.about.device)
             return torch.export.export(self.module(dtype), (example,), dynamic_shapes=(sizes,))
 
 

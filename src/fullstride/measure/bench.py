@@ -26,7 +26,7 @@ from fullstride.measure.memory import (
     share_memory,
 )
 from fullstride.measure.protocols import FILLED, THROUGHPUT, Measurement, Protocol
-from fullstride.measure.step import Layout, Precision, Step, compiling, exact_float32
+from fullstride.measure.step import Efficiency, Layout, Precision, Step, compiling, exact_float32, lean_form
 from fullstride.measure.timing import cpu_threads, spread, timed_calls, timed_each, warm_up
 
 
@@ -39,6 +39,7 @@ def bench(
     precision: Precision = "float32",
     layout: Layout = "nchw",
     compiled: bool = False,
+    efficiency: Mapping[str, Efficiency] | None = None,
     threads: int | None = None,
     reference: str | None = None,
     memory_gib: float | None = None,
@@ -51,35 +52,42 @@ def bench(
     torch is set. On a machine that others use, take one: a thread that waits for a core holds up all others,
     and a small network then takes a hundred times as long.
 
-    `reference` is the network that ratios are to. `memory_gib` bounds what a GPU gives, or the CPU where the batch
-    has to be found; `found` are the batches that `fitting` finds, None: they are looked for.
+    `efficiency`: how each network trains, by name; plain where not given. `reference` is the network that ratios are
+    to, whatever its efficiency. `memory_gib` bounds what a GPU gives, or the CPU where the batch has to be found;
+    `found` are the batches that `fitting` finds, None: they are looked for.
     """
     device = find_device(device)
     how: dict[str, Any] = dict(precision=precision, layout=layout, compiled=compiled)
     check_possible(protocol, device, precision, memory_gib)
+    trains: dict[str, Efficiency] = {name: (efficiency or {}).get(name, "plain") for name in nets}
+    for name in (name for name, way in trains.items() if way != "plain"):
+        if protocol.work == "inference":
+            raise ValueError(f"{name}, {trains[name]}: inference has no lean form, leave its efficiency out")
+        lean_form(nets[name], name)
     if reference is not None and reference not in nets:
         raise ValueError(f"reference {reference} is not measured: choose from {', '.join(nets)}")
     if protocol.fit != "given" and found is None:
-        found = fitting(nets, protocol, device, in_channels, memory_gib=memory_gib, **how)
+        found = fitting(nets, protocol, device, in_channels, memory_gib=memory_gib, efficiency=trains, **how)
     steps: dict[str, Step] = {}
     peaks: dict[str, float | None] = {}
     side = protocol.resolution
 
-    def step(net: nn.Module, batch: int) -> Step:
-        return Step(net, protocol.work, batch, side, device, in_channels, **how)
+    def step(name: str, batch: int) -> Step:
+        return Step(nets[name], protocol.work, batch, side, device, in_channels, efficiency=trains[name], **how)
 
-    def ready(name: str, net: nn.Module, batch: int) -> Step:
-        check_room(net, protocol, batch, device, in_channels, precision)
-        watched = step(net, min(batch, protocol.memory_batch or batch))
+    def ready(name: str, batch: int) -> Step:
+        check_room(nets[name], protocol, batch, device, in_channels, precision, trains[name])
+        watched = step(name, min(batch, protocol.memory_batch or batch))
         watched()  # compiles, picks algorithms, and shows whether the batch fits
         peaks[name] = peak_mib(watched.held(), watched, device)
-        return watched if watched.shape[0] == batch else step(net, batch)
+        return watched if watched.shape[0] == batch else step(name, batch)
 
-    with exact_float32(), cpu_threads(threads), bounded(device, memory_gib), compiling(compiled):
-        for name, net in nets.items():
+    compiles = compiled or "compiled" in trains.values()
+    with exact_float32(), cpu_threads(threads), bounded(device, memory_gib), compiling(compiles):
+        for name in nets:
             batch = batch_of(protocol, (found or {}).get(name))
             with lack_of_memory(batch, side):
-                steps[name] = ready(name, net, batch)
+                steps[name] = ready(name, batch)
                 if alone(protocol):
                     steps[name].leave()
         with lack_of_memory(protocol.batch, side):
@@ -105,7 +113,7 @@ def bench_all(
 ) -> Iterator[list[Measurement]]:
     """The parts of one named protocol: what `bench` gives for each; batches that have to be found are found once."""
     found = None
-    keys = ("precision", "layout", "compiled", "memory_gib")
+    keys = ("precision", "layout", "compiled", "efficiency", "memory_gib")
     for protocol in protocols:
         check_possible(protocol, find_device(device), how.get("precision", "float32"), how.get("memory_gib"))
         if protocol.fit != "given" and found is None:
@@ -134,6 +142,7 @@ def fitting(
     precision: Precision = "float32",
     layout: Layout = "nchw",
     compiled: bool = False,
+    efficiency: Mapping[str, Efficiency] | None = None,
     memory_gib: float | None = None,
 ) -> dict[str, int]:
     """The largest batch of each network that trains, or the first of `protocol.batch`, its half, ... that does."""
@@ -141,9 +150,10 @@ def fitting(
 
     def find(name: str, net: nn.Module) -> int:
         size: dict[str, Any] = dict(resolution=protocol.resolution, in_channels=in_channels, precision=precision)
+        size |= dict(compiled=compiled, efficiency=(efficiency or {}).get(name, "plain"))
         guess = predict(net, room, **size, device=device.type)  # pyright: ignore[reportArgumentType]
-        how: dict[str, Any] = dict(layout=layout, compiled=compiled, map_batch=guess.map_batch)
-        trial = Trial(net=net, device=str(device), memory_bytes=room, **size, **how)
+        place: dict[str, Any] = dict(device=str(device), memory_bytes=room, map_batch=guess.map_batch)
+        trial = Trial(net=net, layout=layout, **place, **size)
         filled = protocol.fit == "filled"
         probes = search(trial.probe, guess.batch) if filled else halving(trial.probe, protocol.batch)
         return largest(probes, f"{name} at {protocol.resolution} x {protocol.resolution}")
@@ -167,14 +177,23 @@ def batch_of(protocol: Protocol, found: int | None) -> int:
 
 
 def check_room(
-    net: nn.Module, protocol: Protocol, batch: int, device: torch.device, in_channels: int, precision: Precision
+    net: nn.Module,
+    protocol: Protocol,
+    batch: int,
+    device: torch.device,
+    in_channels: int,
+    precision: Precision,
+    efficiency: Efficiency = "plain",
 ) -> None:
     """MemoryError where the CPU is not expected to have room; a GPU says so itself, and so do other engines."""
     if device.type == "cuda" or hasattr(net, "random_images"):
         return
     side = protocol.resolution
     if protocol.work == "training":
-        if predict(net, available_bytes(), side, precision, in_channels, device="cpu").batch < batch:
+        # a compiled step keeps no more than the eager one, which is quick to count
+        eager: Efficiency = "plain" if efficiency == "plain" else "lean"
+        room = available_bytes()
+        if predict(net, room, side, precision, in_channels, device="cpu", efficiency=eager).batch < batch:
             raise MemoryError
         return
     one = Step(net, "inference", 1, side, device, in_channels, precision=precision)
@@ -264,7 +283,8 @@ def measure_all(
             samples=tuple(samples[name]),
             precision=precision,
             layout=layout,
-            compiled=compiled,
+            compiled=step.is_compiled if isinstance(step := steps[name], Step) else compiled,
+            efficiency=step.efficiency if isinstance(step, Step) else "plain",
             environment=environments[name],
         )
 

@@ -19,8 +19,9 @@ from torch import nn
 
 from fullstride.measure.environment import find_device
 from fullstride.measure.memory import lacks_memory, limit_memory, peak_mib
-from fullstride.measure.saved import Saved, saved
-from fullstride.measure.step import Layout, Precision, Step, exact_float32
+from fullstride.measure.saved import saved
+from fullstride.measure.step import Efficiency, Layout, Precision, Step, exact_float32, lean_form
+from fullstride.nets.network import Network
 
 MULTIPLE = 8  # images: what the largest batch is rounded down to, unless it is smaller
 STEPS = 3  # after the first one
@@ -36,8 +37,8 @@ MAP_LIMIT = 2**31  # elements: many GPU kernels count them in 32 bits
 class Prediction:
     """What a training step should take. A peak is everything that is kept for backward, beside weights and momentum."""
 
-    saved: Saved
     bytes_per_image: int  # kept for backward, and the image
+    largest_map: int  # elements per image of the largest tensor that an eager step keeps
     fixed_bytes: int  # weights, their momentum and casts, running statistics, workspace
     memory_bytes: float
 
@@ -49,7 +50,7 @@ class Prediction:
     @property
     def map_batch(self) -> int:
         """The largest batch whose maps all have less than 2^31 elements."""
-        return (MAP_LIMIT - 1) // max(1, self.saved.largest_map)
+        return (MAP_LIMIT - 1) // max(1, self.largest_map)
 
 
 def predict(
@@ -60,17 +61,26 @@ def predict(
     in_channels: int = 3,
     *,
     device: Literal["cuda", "cpu"] = "cuda",
+    compiled: bool = False,
+    efficiency: Efficiency = "plain",
 ) -> Prediction:
-    """For eager steps on a GPU, which need not be here, or on the CPU."""
+    """For steps on a GPU, which need not be here, or on the CPU; for eager ones where another network is compiled."""
+    if efficiency != "plain":
+        net = lean_form(net)
     found = saved(net, resolution, precision, in_channels, device=device)
+    kept = found.bytes_per_image
+    if isinstance(net, Network) and (compiled or efficiency == "compiled"):
+        from fullstride.measure.saved_compiled import compiled_bytes  # takes seconds to import
+
+        kept = compiled_bytes(net, resolution, precision, in_channels)
     gpu = device == "cuda"
     weights = sum(p.numel() for p in net.parameters()) * FLOAT_BYTES
     statistics = sum(b.numel() for b in net.buffers()) * FLOAT_BYTES
     # in float32 the first convolution keeps the image, which is then in the bytes already
     image = in_channels * resolution**2 * FLOAT_BYTES if precision != "float32" else 0
     return Prediction(
-        saved=found,
-        bytes_per_image=found.bytes_per_image + image,
+        bytes_per_image=kept + image,
+        largest_map=found.largest_map,
         fixed_bytes=2 * weights + statistics + found.fixed_bytes + (WORKSPACE_BYTES if gpu else 0),
         memory_bytes=memory_bytes * (USABLE if gpu else 1),
     )
@@ -101,6 +111,7 @@ class Trial:
     precision: Precision = "bfloat16"
     layout: Layout = "nchw"
     compiled: bool = False
+    efficiency: Efficiency = "plain"
     in_channels: int = 3
     map_batch: int = sys.maxsize  # above it a map has 2^31 elements or more
 
@@ -126,7 +137,7 @@ class Trial:
         device = find_device(self.device)
 
         def step(images: int) -> Step:
-            how: dict[str, Any] = dict(precision=self.precision, layout=self.layout, compiled=self.compiled)
+            how: dict[str, Any] = {k: getattr(self, k) for k in ("precision", "layout", "compiled", "efficiency")}
             return Step(self.net, "training", images, self.resolution, device, self.in_channels, **how)
 
         with exact_float32():

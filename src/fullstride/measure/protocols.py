@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fullstride.measure.capacity import MULTIPLE
 from fullstride.measure.environment import Environment
-from fullstride.measure.step import Layout, Precision, Work
+from fullstride.measure.step import Efficiency, Layout, Precision, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,7 @@ class Measurement:
     precision: Precision
     layout: Layout
     compiled: bool
+    efficiency: Efficiency = "plain"  # of training; what only answers has no lean form
     runtime: str = ""  # what runs an exported file, and the precision of that; "" is PyTorch
     environment: Environment
 
@@ -126,8 +127,8 @@ def compare(one: Measurement, other: Measurement) -> float:
         # a batch that was found belongs to the network
         protocol = row.protocol if row.protocol.fit == "given" else replace(row.protocol, batch=1)
         here = {key: getattr(row.environment, key) for key in ("device", "threads", "torch", "driver")}
-        told = {key: getattr(row, key) for key in ("precision", "layout", "compiled", "memory_gib", "runtime")}
-        return {**asdict(protocol), **told, **here}
+        keys = ("precision", "layout", "compiled", "efficiency", "memory_gib", "runtime")
+        return {**asdict(protocol), **{key: getattr(row, key) for key in keys}, **here}
 
     ways = how(one), how(other)
     unlike = [f"{key} {ways[0][key]} and {ways[1][key]}" for key in ways[0] if ways[0][key] != ways[1][key]]

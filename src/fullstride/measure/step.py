@@ -15,6 +15,7 @@ from fullstride.nets.network import Network
 Precision = Literal["float32", "bfloat16", "float16"]
 Layout = Literal["nchw", "nhwc"]
 Work = Literal["inference", "training"]
+Efficiency = Literal["plain", "lean", "compiled"]  # how a network trains; compiled: lean, and by torch.compile
 
 SHORT: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LR = 1e-3  # small: random targets must not lead anywhere
@@ -28,12 +29,21 @@ def find_precision(word: str) -> Precision:
     raise ValueError(f"precision {word!r}: use {', '.join(SHORT)}")
 
 
+def lean_form(net: nn.Module, name: str = "this network") -> Network:
+    """A copy that trains lean. Raises ValueError for a network that is not ours."""
+    if not isinstance(net, Network):
+        raise ValueError(f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists")
+    copied = copy.deepcopy(net)
+    return copied if copied.lean_group is not None else copied.lean()
+
+
 class Step:
     """One batch of random images that are on the device already, through a copy of a network: calling it does the work.
 
     Inference converts the whole network to `precision`. Training is a real step: forward and loss, under autocast
     where `precision` is a short one, backward, scaled for float16, SGD with momentum, and gradients set to none.
-    Compiled, a `Network` trains as by a recipe whose efficiency says so, and another network by torch.compile alone.
+    Compiled, a `Network` trains as a recipe compiles it, and another network by torch.compile alone. An `efficiency`
+    other than plain is for training.
     """
 
     def __init__(
@@ -48,13 +58,16 @@ class Step:
         precision: Precision = "float32",
         layout: Layout = "nchw",
         compiled: bool = False,
+        efficiency: Efficiency = "plain",
     ):
         self.device, self.work, self.dtype = device, work, getattr(torch, precision)
         self.format = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}[layout]
         self.shape = batch, in_channels, resolution, resolution
         kept = torch.float32 if self.trains else self.dtype
-        self.net = copy.deepcopy(net).train(self.trains).to(device, kept).to(memory_format=self.format)
-        self.forward = self.compiled() if compiled else self.net
+        own = copy.deepcopy(net) if efficiency == "plain" else lean_form(net)
+        self.net = own.train(self.trains).to(device, kept).to(memory_format=self.format)
+        self.is_compiled = compiled or efficiency == "compiled"
+        self.forward = self.compiled() if self.is_compiled else self.net
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LR, momentum=0.9) if self.trains else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.trains and precision == "float16")
         self.images: Tensor | None = self.random_images()
@@ -63,6 +76,12 @@ class Step:
     @property
     def trains(self) -> bool:
         return self.work == "training"
+
+    @property
+    def efficiency(self) -> Efficiency:
+        if not (self.trains and isinstance(self.net, Network)) or self.net.lean_group is None:
+            return "plain"
+        return "compiled" if self.is_compiled else "lean"
 
     def compiled(self) -> Callable[..., Any]:
         if not (self.trains and isinstance(self.net, Network)):

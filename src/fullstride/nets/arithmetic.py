@@ -37,9 +37,9 @@ def laid(y: Tensor, x: Tensor) -> Tensor:
     return y.contiguous(memory_format=memory_format(x))
 
 
-def like(x: Tensor, *shape: int) -> Tensor:
-    """An empty map in x's memory format, of x's shape unless another is given."""
-    return torch.empty(shape or x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+def like(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty map in x's memory format, of x's shape and type unless others are given."""
+    return torch.empty(shape or x.shape, dtype=dtype or x.dtype, device=x.device, memory_format=memory_format(x))
 
 
 def numbers(x: Tensor, *shape: int) -> Tensor:

@@ -5,6 +5,7 @@ time too, others than before, and the gradients would be wrong without a word: s
 are inputs of a network (`Network.draw`), and what the installed torch makes of that is tried before it is relied on.
 """
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,13 +17,13 @@ from torch import Tensor, nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fullstride.nets.network import Network
 
 LARGEST_ERROR = 1e-5  # of a gradient, relative; with other masks it is 0.07, by rounding 1e-16 (torch 2.11 to 2.15)
-CHEAP = ("fullstride::join", "fullstride::gate", "fullstride::blur")  # ours without a convolution; last is the group
+CHEAP = ("fullstride::join", "fullstride::rejoin", "fullstride::gate", "fullstride::blur")  # ours without a convolution
 
 
 class Compiled(NamedTuple):
@@ -60,6 +61,8 @@ class KeepLittle(CustomPartitionerFn):
         for node in nodes:
             if costly(node):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        if not draws:
+            make_of_codes(gm.graph)
         with torch._functorch.config.patch(aggressive_recomputation=not draws):
             return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
 
@@ -72,7 +75,38 @@ def costly(node: Node) -> bool:
     assert isinstance(node.target, OpOverload)
     if node.target.namespace in ("aten", "prims"):
         return False
-    return node.target._schema.name not in CHEAP or bool(node.args[-1])
+    schema = node.target._schema
+    return schema.name not in CHEAP or (schema.arguments[-1].name == "group" and bool(node.args[-1]))
+
+
+def make_of_codes(graph: Graph) -> None:
+    """Where the end of a block keeps codes, let the backward pass see its result as they give it.
+
+    Else it would be made again of the convolution's output, which is twice as large, and the codes would be too. Codes
+    tell the result's sign, without which the activation's gradient would be wrong wherever it is near zero.
+    """
+    backward: set[Node] = set()
+    for node in graph.nodes:
+        if (node.op == "placeholder" and "tangents" in str(node.target)) or backward & set(node.all_input_nodes):
+            backward.add(node)
+    made: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.fullstride.join.default or node.args[9] != "codes":
+            continue
+        _, gain, bias, _, se, keep, other, slope, eps, *_ = node.args
+        (y,) = (user for user in node.users if user.args[1] == 0)
+        parts = [node]
+        for number, value in enumerate(node.meta["val"][1:], 1):
+            with graph.inserting_after(parts[-1]):
+                parts.append(graph.call_function(operator.getitem, (node, number)))
+            parts[-1].meta = node.meta | {"val": value}
+        _, moments, means, codes, other_codes = parts
+        others = [other_codes, *other[1:3]] if len(other) > 1 else [made.get(each, each) for each in other]
+        with graph.inserting_after(parts[-1]):
+            given = (codes, gain, bias, moments, means, se, keep, others, slope, eps, y.meta["val"].dtype)
+            made[y] = graph.call_function(torch.ops.fullstride.rejoin.default, given)
+        made[y].meta = dict(y.meta)
+        y.replace_all_uses_with(made[y], lambda user: user in backward and user.op != "output")
 
 
 RECOMPUTE: dict[str, Any] = {"custom_partitioner_fn": KeepLittle()}  # options of torch.compile

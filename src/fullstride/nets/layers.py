@@ -22,6 +22,7 @@ class Lean(NamedTuple):
 
     save: Save  # what its batch norm keeps for the gradient
     group: str = ""  # processes that take their batch statistics together
+    int8: bool = False  # whether the end of a block keeps codes of what only its norms need
 
 
 def activation(slope: float | None) -> nn.Module:

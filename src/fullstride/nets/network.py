@@ -27,6 +27,7 @@ class Network(nn.Module):
 
     classifier = "head.fc"
     lean_group: str | None = None  # name of the processes that `lean` was given; None: not lean
+    int8_maps = False  # as `lean` was given
 
     def __init__(self, spec: NetSpec):
         super().__init__()
@@ -61,13 +62,17 @@ class Network(nn.Module):
             rates = [drop_path * i / max(sum(depths) - 1, 1) for i in range(sum(depths))]
         self.drop_paths, self.dropout = tuple(rates), dropout
 
-    def lean(self, on: bool = True, group: "dist.ProcessGroup | None" = None) -> "Network":
+    def lean(self, on: bool = True, group: "dist.ProcessGroup | None" = None, *, int8: bool = False) -> "Network":
         """Train by the operators of `abn`: the same numbers from less memory. All else is unchanged, evaluation too.
 
         The processes of `group` take their batch statistics together, which plain networks do not. Which batch norms
         keep their result in place of their input depends on their gains (see `abn.invertible`), which are looked at
         here and at every call of `train`, as at the start of an epoch; between, a GPU need not be waited for.
+
+        `int8`: what only the batch norms at the ends of blocks need is kept in a byte a value (see `abn.tail`): less
+        memory yet, and gradients that are a little less exact.
         """
+        self.int8_maps = on and int8
         self.lean_group = (group.group_name if group else "") if on else None
         self.choose_saves()
         return self
@@ -99,7 +104,7 @@ class Network(nn.Module):
             first: list[Save] = ["output" if fits and layer.slope else "both" for layer, fits in which]
             saves = [*first, "input"]  # no convolution follows the last one and keeps its result
         for layer, save in zip(layers, saves, strict=True):
-            layer.lean = Lean(save, self.lean_group)
+            layer.lean = Lean(save, self.lean_group, self.int8_maps)
 
     def draw(self, images: int) -> Masks:
         """Masks for one step of `images` images, from PyTorch's generator of the device. What is kept is scaled up."""

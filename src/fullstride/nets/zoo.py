@@ -12,6 +12,7 @@ from fullstride.nets import checkpoints, families
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build
 from fullstride.nets.network import Network
+from fullstride.nets.padded import padded_form
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_network import TimmNetwork, TimmSpec, released, timm_spec
@@ -52,15 +53,20 @@ def create(
     depth: float = 1.0,
     resolution: int | None = None,
     efficiency: Literal["plain", "lean"] = "plain",
+    padded: bool = False,
+    int8: bool = False,
 ) -> Network | TimmNetwork:
     """A network with fresh weights: a name of ours, or any of timm's as `timm/NAME`.
 
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
     `resolution` is what it is meant for, in pixels a side; it takes other sizes too. A lean one keeps less while it
-    is trained (see `Network.lean`; ours only); `fit` trains it as its recipe says.
+    is trained, and with `int8` less yet (see `Network.lean`; ours only); `fit` trains it as its recipe says. A padded
+    one has channels of zeros up to multiples of 8 (see `nets.padded`; ours only).
     """
     if efficiency not in ("plain", "lean"):
         raise ValueError(f"efficiency {efficiency!r} of a network: use plain or lean; compiled and auto are a recipe's")
+    if int8 and efficiency == "plain":
+        raise ValueError(f"int8 says what lean training keeps, and {name} is plain: add efficiency lean")
     base = spec(name)
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):
@@ -68,11 +74,13 @@ def create(
         base = base.scaled(width=width, depth=depth)
     changes = dict(classes=classes, in_channels=in_channels, resolution=resolution)
     net = build(replace(base, **{key: value for key, value in changes.items() if value is not None}))
+    if padded:
+        net = padded_form(net, name)
     if efficiency == "plain":
         return net
     if isinstance(net, TimmNetwork):
         raise ValueError(f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists")
-    return net.lean()
+    return net.lean(int8=int8)
 
 
 def load(what: str | Path, name: str | None = None) -> Bundle:

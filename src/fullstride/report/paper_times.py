@@ -112,7 +112,7 @@ def blocks_place(told: Mapping[str, Any]) -> str:
 def own_name(name: str) -> str:
     """That of ours where it is timm's of one of ours, or a lean one."""
     ours = {f"timm/{theirs}": name for name, theirs in TIMM.items()}
-    plain = name.removesuffix(" lean")
+    plain = name.removesuffix(" compiled").removesuffix(" lean")
     return ours.get(plain, plain)
 
 

@@ -27,6 +27,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_network import TimmNetwork
 from fullstride.tasks.classify import Classify
+from fullstride.train.arrival import arrival
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.ranks import ALONE
 from fullstride.train.recipe import Recipe
@@ -35,7 +36,7 @@ SECONDS = 1.0  # of each way
 BLOCK_S = 0.25  # of one sample, where a step does not take longer
 LEAST_SAMPLES = 3
 DECISIVE = ("batch", "precision", "channels_last", "accumulate", "optimizer", "drop_path", "dropout", "triplet")
-DECISIVE += ("deterministic",)
+DECISIVE += ("deterministic", "int8_maps")
 
 
 def settled(
@@ -60,7 +61,7 @@ def settled(
         known[key] = {"fastest": max(rates, key=rates.__getitem__), "images_per_s": rates, "environment": here}
         with replacing(path) as beside:
             beside.write_text(json.dumps(known, indent=1))
-    return replace(recipe, efficiency=known[key]["fastest"])
+    return recipe.settled_on(known[key]["fastest"])
 
 
 def remembered(path: Path) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def tried(
     rates, lack = {}, None
     for way in ways if device.type == "cpu" else [*ways, "compiled"]:
         try:
-            rates[way] = rate(replace(recipe, efficiency=way), net, pre, device, batch)
+            rates[way] = rate(recipe.settled_on(way), net, pre, device, batch)
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
@@ -94,7 +95,8 @@ def tried(
 def rate(recipe: Recipe, net: Network | TimmNetwork, pre: Preprocessing, device: torch.device, batch: int) -> float:
     """Images/s of training steps on random images, the median over blocks."""
     learner = Learner(copy.deepcopy(net).to(device).train(), Classify(), recipe.lasting(1000), 1000, None, ALONE)
-    x = torch.randn(batch, pre.channels, pre.resolution, pre.resolution, device=device)
+    shape = batch, pre.resolution, pre.resolution, pre.channels
+    x = arrival(net, pre, recipe, device)(torch.randint(256, shape, dtype=torch.uint8, device=device))
     labels = torch.arange(batch, device=device) // max(recipe.per_class, 1) % net.spec.classes
     return statistics.median(timed_steps(learner, x, labels, SECONDS))
 

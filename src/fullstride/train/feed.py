@@ -14,6 +14,7 @@ from fullstride.data.images import DataSet, Images
 from fullstride.data.loader import Batch, Batches
 from fullstride.measure.environment import find_device
 from fullstride.measure.timing import timed_calls
+from fullstride.nets.padded import padded_form
 from fullstride.tasks.classify import Classify
 from fullstride.train.efficiency import BLOCK_S, LEAST_SAMPLES, settled, timed_steps
 from fullstride.train.loop import Learner
@@ -132,6 +133,7 @@ def balance(
     device = find_device(device)
     net, pre = beginning(model, data, recipe, "")
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
+    net = padded_form(net, model) if recipe.padded else net
     per_epoch = len(training_batches(data, pre, recipe, device, workers, ALONE))
     recipe = settled(recipe.lasting(per_epoch), net, pre, device)
     learner = Learner(net.to(device).train(), Classify(recipe.label_smoothing), recipe, per_epoch, None, ALONE)
@@ -140,7 +142,7 @@ def balance(
         """The same pictures in batches that do not take minutes; what is seen of each does not depend on the batch."""
         batch = max(1, min(batch, recipe.batch, len(data.train)))
         seen = replace(recipe, batch=batch, accumulate=1, triplet=0.0, per_class=0, grow_from=None)
-        return training_batches(data, pre, seen, device, workers, ALONE)
+        return training_batches(data, pre, seen, device, workers, ALONE, net)
 
     feed, some = supply(smaller, workers, device, seconds, data.train)
     steps = demand(learner, some, min(recipe.batch, len(data.train)), seconds)

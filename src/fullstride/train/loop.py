@@ -141,9 +141,11 @@ class Learner:
         if recipe.channels_last:
             net.to(memory_format=torch.channels_last)
         if isinstance(net, Network):
-            net.lean(recipe.efficiency in ("lean", "compiled"))
+            net.lean(recipe.efficiency in ("lean", "compiled"), int8=recipe.int8_maps)
         elif recipe.efficiency == "lean":
             raise ValueError(f"timm/{net.spec.name} has no lean form: set recipe.efficiency to plain or compiled")
+        elif recipe.int8_maps:
+            raise ValueError(f"timm/{net.spec.name} has no lean form: leave recipe.int8_maps out")
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")

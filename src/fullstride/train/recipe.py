@@ -69,6 +69,8 @@ class Recipe:
     precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"  # of activations; weights stay float32
     channels_last: bool = False  # memory layout of images and activations
     efficiency: Literal["plain", "lean", "compiled", "auto"] = "plain"  # of steps; auto: the fastest here
+    int8_maps: bool = False  # lean and compiled: what only batch norms need is kept in a byte a value
+    padded: bool = False  # learn with channels of zeros up to multiples of 8: the same numbers, whole tiles on a GPU
     accumulate: int = 1  # parts that a step's batch is cut into, one after the other, to save memory
     deterministic: bool = False  # the same bits from run to run on a GPU too, at some cost of time
     seed: int = 0  # of the weights, the order and every random draw
@@ -115,6 +117,10 @@ class Recipe:
                 f"recipe.triplet {self.triplet:g} compares whole images of the same class within a batch: set "
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
+        if self.int8_maps and self.efficiency == "plain":
+            raise ValueError(
+                "recipe.int8_maps is of lean training: set recipe.efficiency to lean, compiled or auto, or leave it out"
+            )
         if self.steps and self.images:
             raise ValueError(f"recipe.steps {self.steps} and recipe.images {self.images} both say how long: keep one")
         if self.epochs > LONGEST:
@@ -130,6 +136,10 @@ class Recipe:
     def at_batch(self, batch: int) -> "Recipe":
         """The same recipe for another batch, by the linear scaling rule (arXiv:1706.02677)."""
         return replace(self, batch=batch, lr=self.lr * batch / self.batch)
+
+    def settled_on(self, efficiency: str) -> "Recipe":
+        """The same recipe, which said auto. Plain training keeps no codes."""
+        return replace(self, efficiency=efficiency, int8_maps=self.int8_maps and efficiency != "plain")
 
     def lasting(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
         """The same recipe with its length in epochs that are whole steps, also where it says steps or images.

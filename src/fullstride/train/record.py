@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ def claim(folder: Path, asked: Asked) -> None:
         found = read_json(folder / ASKED)
         if not isinstance(found, dict):
             raise ValueError(f"{folder / ASKED} does not say what was asked: give another --out")
+        if isinstance(found.get("recipe"), dict):  # by an earlier version, in which what it does not say was so
+            defaults = {field.name: field.default for field in fields(Recipe) if field.default is not MISSING}
+            found["recipe"] = json.loads(json.dumps(defaults)) | found["recipe"]
         differ = [
             f"{name} is {old!r} there and {new!r} now"
             for name, old, new in differences(found, wanted)

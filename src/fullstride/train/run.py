@@ -16,10 +16,13 @@ from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, copy_weights, read_json
 from fullstride.nets.network import Network
+from fullstride.nets.padded import padded_form, unpadded
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.timm_network import TimmNetwork
+from fullstride.nets.spec import NetSpec
+from fullstride.nets.timm_network import TimmNetwork, TimmSpec
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, record
+from fullstride.train.arrival import arrival
 from fullstride.train.efficiency import settled
 from fullstride.train.ranks import ALONE, Ranks
 from fullstride.train.recipe import Recipe
@@ -52,12 +55,14 @@ def train(
         raise ValueError(f"--mark-every {mark_every}: use a number of steps, or 0 for after each epoch only")
     net, pre = beginning(model, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    batches = training_batches(data, pre, recipe, device, workers, ranks)
+    spec, net = net.spec, padded_form(net, model) if recipe.padded else net
+    training_batches(data, pre, recipe, device, workers, ranks)  # says what cannot be before anything is measured
     lasting = lasting_on(data, recipe)
     if lasting.efficiency == "auto":
         before = ranks.gather(record.settled_before(folder))[0]
         chosen = before or settled(lasting, net, pre, device, ranks.world).efficiency
-        lasting = replace(lasting, efficiency=ranks.gather(chosen)[0])
+        lasting = lasting.settled_on(ranks.gather(chosen)[0])
+    batches = training_batches(data, pre, lasting, device, workers, ranks, net)
     teacher = answers(data, pre, lasting, device, teacher_cache)
     asked = record.Asked(
         model=model,
@@ -66,7 +71,7 @@ def train(
         minival=data.minival_share,
         fingerprint=data.fingerprint,
         classes=data.classes,
-        spec=json.loads(net.spec.to_json()),
+        spec=json.loads(spec.to_json()),
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
         efficiency=lasting.efficiency,
@@ -80,7 +85,7 @@ def train(
 
     def bundle(net: Network | TimmNetwork, scores: Mapping[str, Any]) -> Bundle:
         return Bundle(
-            net=net,
+            net=as_asked(net, spec),
             name=folder.name,
             classes=data.classes,
             preprocessing=pre,
@@ -122,6 +127,7 @@ def train(
     if recipe.patience:
         if not (folder / record.BEST).is_dir():
             raise ValueError(f"{folder / record.BEST}, the best epoch's weights, is gone: train with another --out")
+        net = as_asked(net, spec)
         net.load_state_dict(Bundle.load(folder / record.BEST).net.state_dict())
     else:
         last = record.load_checkpoint(folder)
@@ -132,6 +138,11 @@ def train(
         score, skipped = judge(net, getattr(data, split), pre, device, workers, ranks)
         scores[split] = score | ({"skipped": skipped} if skipped else {})
     ranks.first_does(bundle(net, scores).save, folder / record.BUNDLE)
+
+
+def as_asked(net: Network | TimmNetwork, spec: NetSpec | TimmSpec) -> Network | TimmNetwork:
+    """The network of `spec` that may have learned padded."""
+    return unpadded(net, spec) if isinstance(net, Network) and isinstance(spec, NetSpec) else net
 
 
 def lasting_on(data: DataSet, recipe: Recipe) -> Recipe:
@@ -168,9 +179,18 @@ def answers(
 
 
 def training_batches(
-    data: DataSet, pre: Preprocessing, recipe: Recipe, device: torch.device | str, workers: int, ranks: Ranks
+    data: DataSet,
+    pre: Preprocessing,
+    recipe: Recipe,
+    device: torch.device | str,
+    workers: int,
+    ranks: Ranks,
+    net: Network | TimmNetwork | None = None,
 ) -> Batches:
-    """The training images as the recipe shows them; of several processes each gets its share of every batch."""
+    """The training images as the recipe shows them; of several processes each gets its share of every batch.
+
+    They come as pictures, but folded for `net` where its stem may take them so (see `arrival`).
+    """
     parts = ranks.world * recipe.accumulate
     if recipe.batch % parts or (ranks.together and len(data.train) < recipe.batch):
         raise ValueError(
@@ -200,6 +220,7 @@ def training_batches(
         workers=workers,
         device=device,
         share=(ranks.rank, ranks.world),
+        arrive=arrival(net, pre, recipe, device) if net else None,
     )
 
 

@@ -125,7 +125,8 @@ def to_input(pixels_nhwc: Tensor, pre: Preprocessing) -> Tensor:
         return torch.tensor(values).view(-1, 1, 1).to(pixels_nhwc.device, non_blocking=True)
 
     x = pixels_nhwc.permute(0, 3, 1, 2).to(torch.float32)
-    return x.div_(255).sub_(per_channel(pre.mean)).div_(per_channel(pre.std))
+    # On a GPU, by 255 alone would be a product with its reciprocal, and some values would differ in the last bit.
+    return x.div_(per_channel((255.0,))).sub_(per_channel(pre.mean)).div_(per_channel(pre.std))
 
 
 def random_part(

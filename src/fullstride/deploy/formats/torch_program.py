@@ -18,6 +18,7 @@ from fullstride.measure.timing import cpu_threads
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ABOUT = "about.json"
+BATCHES = {"model": None, "one": 1}  # in an aoti package; the first name is what other programs look for
 
 
 def write_pt2(job: Job, path: Path) -> None:
@@ -38,22 +39,38 @@ def open_pt2(path: Path, threads: int) -> Shipped:
 
 
 def write_aoti(job: Job, path: Path) -> None:
-    """Compiled for the processor, or the GPU, of this machine; weights are laid out as its convolutions like them."""
-    how = {"freezing": True, "aot_inductor.metadata": {ABOUT: json.dumps(job.about.strings())}}
-    archive = BytesIO()
+    """Compiled for the processor, or the GPU, of this machine; weights are laid out as its convolutions like them.
+
+    Twice, each with its weights: code for any batch takes up to twice as long for one image as code for one.
+    """
+    from torch._inductor.package.package import package_aoti
+
+    about = {ABOUT: json.dumps(job.about.strings())}
+    how: dict[str, Any] = {"freezing": True, "aot_inductor.package": True, "aot_inductor.metadata": about}
+    archive, compiled = BytesIO(), {}
     with quiet("torch"):
-        program = job.program(TYPES[job.about.precision])
-        torch._inductor.aoti_compile_and_package(program, package_path=archive, inductor_configs=how)
+        for name, batch in BATCHES.items():
+            program = job.program(TYPES[job.about.precision], batch)
+            assert program.example_inputs is not None
+            images, _ = program.example_inputs
+            compiled[name] = torch._inductor.aot_compile(program.module(check_guards=False), images, options=how)
+        package_aoti(archive, compiled)
     path.write_bytes(archive.getbuffer())
 
 
 def open_aoti(path: Path, threads: int) -> Shipped:
+    from torch._inductor.package.package import load_package
+
     try:
         with quiet("torch"):
-            module: Any = torch._inductor.aoti_load_package(str(path))
-        told = module.get_metadata().get(ABOUT, "")
+            any_batch, one = (load_package(str(path), name) for name in BATCHES)
+        told = any_batch.get_metadata().get(ABOUT, "")
     except Exception as error:
         raise whole_file(path, error) from None
+
+    def module(images: Tensor) -> Tensor:
+        return (one if len(images) == 1 else any_batch)(images)
+
     return shipped(path, told, module, "AOTInductor", threads)
 
 

@@ -35,6 +35,12 @@ MEMORY_OF = {
     **dict.fromkeys(("pool", "copy"), 4),
 }
 WIDER = {"elementwise": "convolution", "norm": "elementwise", "statistics": "elementwise", "gather": "elementwise"}
+UNUSUAL = {  # what not every ConvNet has
+    "norm": "batch norms apart from convolutions",
+    "group_norm": "group norms",
+    "statistics": "layer norms or softmax",
+    "product": "attention",
+}
 SPLIT_SILU = 2.5  # a sigmoid and a product read 3 maps and write 2; one pass reads 1 and writes 1
 
 # What is fitted. Shares are of the data sheet's rates; a clock above the sheet's makes them exceed 1.
@@ -173,6 +179,17 @@ def share(numbers: Mapping[str, float], name: str) -> float:
     while name not in numbers:
         name = WIDER[name]
     return numbers[name]
+
+
+def unfitted(operators: Operators, numbers: Mapping[str, float], *, designed: bool = False) -> list[str]:
+    """What a network runs that none did whose times gave these numbers, in words; empty where all is known.
+
+    Norms that were fitted have a number of their own. Tables of networks with layer norms have attention too, but
+    `designed` networks have none.
+    """
+    known = {"norm": "norm" in numbers, **dict.fromkeys(("group_norm", "statistics"), "statistics" in numbers)}
+    known["product"] = known["statistics"] and not designed
+    return [UNUSUAL[kind] for kind in UNUSUAL if not known[kind] and (operators.kind == KIND[kind]).any()]
 
 
 def times(work: Work, numbers: Mapping[str, float]) -> Times:

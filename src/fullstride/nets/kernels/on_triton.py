@@ -7,6 +7,7 @@ the first, are copied. Sums are in float32 and by two stages without atomics: al
 # pyright: reportPossiblyUnboundVariable=false
 # (kernels are Triton, which only looks like Python)
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor, empty_like
@@ -20,13 +21,17 @@ from fullstride.nets.kernels.tiles import (
     activated,
     affine_at,
     affine_of,
+    coded,
+    coded_with_sign,
     inside,
     number,
+    numbers_of,
     offsets,
     place,
     recovered,
     rows,
     save,
+    signed,
     slope_of,
     slopes_at,
     tiles_of,
@@ -34,7 +39,7 @@ from fullstride.nets.kernels.tiles import (
 )
 
 __all__ = ["blurred", "blurred_gradients", "blurred_sums", "fold", "gated", "gated_gradients", "gated_sums"]
-__all__ += ["join", "join_gradients", "join_sums", "squeezed", "stats"]
+__all__ += ["join", "join_coded", "join_gradients", "join_sums", "squeezed", "stats"]
 
 
 def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,12 +48,39 @@ def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
     return first / tiles.pixels, second / tiles.pixels
 
 
-def join(x: Tensor, affine: Affine, other: Tensor | None, other_affine: Affine | None, slope: float | None) -> Tensor:
+def join(
+    x: Tensor,
+    affine: Affine,
+    other: Tensor | None,
+    other_affine: Affine | None,
+    slope: float | None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     tiles = tiles_of(x)
     x = tiles.lay(x)
-    y = empty_like(x)
-    tiles.launch(join_kernel, y, x, *affine_of(affine), tiles.lay(other), *affine_of(other_affine), slope_of(slope))
+    y = empty_like(x, dtype=dtype or x.dtype)
+    theirs = tiles.lay(other), *affine_of(other_affine), None
+    tiles.launch(join_kernel, y, None, None, x, *affine_of(affine), None, *theirs, slope_of(slope))
     return y
+
+
+def join_coded(
+    x: Tensor,
+    affine: Affine,
+    other: Tensor | None,
+    other_affine: Affine | None,
+    slope: float | None,
+    rate_c: Tensor,
+    other_rate_c: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    tiles = tiles_of(x)
+    x = tiles.lay(x)
+    y, codes = empty_like(x), empty_like(x, dtype=torch.int8)
+    other_codes = None if other_rate_c is None else empty_like(codes)
+    ours = x, *affine_of(affine), numbers_of(rate_c)
+    theirs = tiles.lay(other), *affine_of(other_affine), numbers_of(other_rate_c)
+    tiles.launch(join_kernel, y, codes, other_codes, *ours, *theirs, slope_of(slope))
+    return y, codes, other_codes
 
 
 def join_sums(
@@ -124,16 +156,20 @@ def stats_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def join_kernel(
     y,
+    codes,
+    other_codes,
     x,
     pivot,
     scale,
     shift,
     row,
+    rate,
     other,
     other_pivot,
     other_scale,
     other_shift,
     other_row,
+    other_rate,
     slope,
     outer,
     units,
@@ -149,16 +185,29 @@ def join_kernel(
         other_pivot, other_scale, other_shift = affine_at(
             other_pivot, other_scale, other_shift, n, other_row, c, channels
         )
+    if codes is not None:
+        rate = number(rate, n, 0, c, channels)
+    if other_codes is not None:
+        other_rate = number(other_rate, n, 0, c, channels)
     for step in range(steps):
         p = first + step * block_p
         at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
-        z = scale * (values(x, at, mask) - pivot) + shift
+        value = values(x, at, mask)
+        centred = value - pivot
+        z = scale * centred + shift
         if other is not None:
             more = values(other, at, mask)
             if other_pivot is not None:
-                more = other_scale * (more - other_pivot) + other_shift
+                more -= other_pivot
+                if other_codes is not None:
+                    tl.store(other_codes + at, coded(more, other_rate), mask=mask)
+                more = other_scale * more + other_shift
             z += more
+        if x.dtype.element_ty == tl.int8:
+            z = signed(z, value)
         tl.store(y + at, activated(z, slope), mask=mask)
+        if codes is not None:
+            tl.store(codes + at, coded_with_sign(centred, rate, z), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)

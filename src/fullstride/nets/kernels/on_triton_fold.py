@@ -44,4 +44,5 @@ def fold_kernel(
     mean = tl.load(mean + k % c)[None, :]
     std = tl.load(std + k % c)[None, :]
     value = tl.div_rn(tl.load(pixels + byte, mask=mask, other=0).to(tl.float32), 255.0)
-    tl.store(y + p[:, None] * (patch * patch * c) + k[None, :], (value - mean) / std, mask=mask)
+    value = tl.div_rn(value - mean, std)
+    tl.store(y + p[:, None] * (patch * patch * c) + k[None, :], value, mask=mask)

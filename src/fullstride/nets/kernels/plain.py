@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LARGEST_CODE = 127  # of int8, on either side of zero
+LEAST_POSITIVE = 2.0**-14  # of what float16 holds in full precision
+
 
 class Affine(NamedTuple):
     """scale * (map - pivot) + shift."""
@@ -40,12 +43,47 @@ def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
     return centred.mean((2, 3)), centred.square().mean((2, 3))
 
 
-def join(x: Tensor, affine: Affine, other: Tensor | None, other_affine: Affine | None, slope: float | None) -> Tensor:
+def join(
+    x: Tensor,
+    affine: Affine,
+    other: Tensor | None,
+    other_affine: Affine | None,
+    slope: float | None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """y = act(affine(x) + other), or + other_affine(other): the end of a block; without `other`, batch norm and act.
 
-    `slope` is of the activation for negative values; None: no activation.
+    `slope` is of the activation for negative values; None: no activation. `dtype` is of y; None: as x. Where x is codes
+    of `join_coded`, y has the sign that they tell.
     """
-    return activated(joined(x, affine, other, other_affine), slope).to(x.dtype)
+    z = joined(x, affine, other, other_affine)
+    if x.dtype == torch.int8:
+        z = torch.where(x % 2 == 1, z.clamp(min=LEAST_POSITIVE), z.clamp(max=0))
+    return activated(z, slope).to(dtype or x.dtype)
+
+
+def join_coded(
+    x: Tensor,
+    affine: Affine,
+    other: Tensor | None,
+    other_affine: Affine | None,
+    slope: float | None,
+    rate_c: Tensor,
+    other_rate_c: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`join`, and codes in int8: the number from -127 to 127 nearest to (x - pivot) * rate that is odd where y > 0,
+    and even elsewhere, so that a result that is made again of it can have the same sign.
+
+    With `other_affine`, also the nearest numbers for `other`, of both kinds.
+    """
+    y = join(x, affine, other, other_affine, slope)
+    odd = (y > 0).to(torch.float32)
+    halves = (per_map(rate_c) * (wide(x) - per_map(affine.pivot_c))).clamp(1 - LARGEST_CODE, LARGEST_CODE - 1) - odd
+    codes = (2 * torch.floor(halves / 2 + 0.5) + odd).to(torch.int8)
+    if other is None or other_affine is None or other_rate_c is None:
+        return y, codes, None
+    others = torch.floor((wide(other) - per_map(other_affine.pivot_c)) * per_map(other_rate_c) + 0.5)
+    return y, codes, others.clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
 
 
 def join_sums(
@@ -58,6 +96,8 @@ def join_sums(
     slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sums over the pixels of d, d * (x - pivot) and, with `other_affine`, d * (other - its pivot): each (N, C).
+
+    x and `other` may be codes, whose pivot is 0.
 
     d = grad * act'(y), the gradient before the activation. Without `x` it is made of y, whose slope must then be above
     0 and which has no `other`.
@@ -160,9 +200,12 @@ def fold(pixels_nhwc: Tensor, patch: int, mean_c: Tensor, std_c: Tensor, dtype: 
     (byte / 255 - mean) / std, ordered (row, column, C), channels last in memory; sides must divide by `patch`.
     """
     n, h, w, c = pixels_nhwc.shape
-    values = (pixels_nhwc.to(torch.float32) / 255 - mean_c) / std_c
-    tiles = values.view(n, h // patch, patch, w // patch, patch, c).permute(0, 1, 3, 2, 4, 5)
-    return tiles.reshape(n, h // patch, w // patch, patch * patch * c).to(dtype).permute(0, 3, 1, 2)
+    tiles = pixels_nhwc.view(n, h // patch, patch, w // patch, patch, c).permute(0, 1, 3, 2, 4, 5)
+    x = tiles.to(torch.float32, memory_format=torch.contiguous_format)
+    x = x.view(n, h // patch, w // patch, patch * patch * c)
+    mean, std = mean_c.repeat(patch * patch), std_c.repeat(patch * patch)
+    x.div_(x.new_full((1,), 255)).sub_(mean).div_(std)  # on a GPU, by 255 alone would be a product with its reciprocal
+    return x.to(dtype).permute(0, 3, 1, 2)
 
 
 def wide(t: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fullstride.nets.kernels.plain import Affine
+from fullstride.nets.kernels.plain import LARGEST_CODE, LEAST_POSITIVE, Affine
 
 # Block sizes, none of them measured yet: with 4 warps a thread has 16 values of each map, or 8
 ROW_BLOCKS = (128, 64, 32)  # along a row; of these the one that pads it least
@@ -23,6 +23,8 @@ GATHERED_BLOCK = 1024  # where each value is made of several
 STEPS = 8  # at most; more make fewer partial sums, but also fewer programs
 UNITS = (8, 4, 1)  # 128 bits hold 8 values in bf16, 4 in float32
 OPTIONS = dict(num_warps=4, enable_fp_fusion=True)  # multiply-adds, said aloud since Triton is to change its default
+
+LARGEST, LEAST = tl.constexpr(float(LARGEST_CODE)), tl.constexpr(LEAST_POSITIVE)
 
 # kernels are compiled once for all values of these
 SIZES = ("outer", "units", "height", "width", "border")
@@ -93,7 +95,11 @@ def affine_of(affine: Affine | None) -> tuple[Any, ...]:
     """As kernels take it: pivot, scale, shift and `rows`' last."""
     if affine is None:
         return None, None, None, 0
-    return affine.pivot_c.float().contiguous(), *rows(affine.scale_nc, affine.shift_nc)
+    return numbers_of(affine.pivot_c), *rows(affine.scale_nc, affine.shift_nc)
+
+
+def numbers_of(numbers_c: Tensor | None) -> Tensor | None:
+    return None if numbers_c is None else numbers_c.float().contiguous()
 
 
 def rows(*numbers_nc: Tensor) -> tuple[Any, ...]:
@@ -182,6 +188,27 @@ def activated(z, slope):
     if slope is not None:
         z = tl.where(z > 0, z, z * slope)
     return z
+
+
+@triton.jit
+def coded(centred, rate):
+    """The nearest codes, in int8."""
+    return tl.clamp(tl.floor(centred * rate + 0.5), -LARGEST, LARGEST).to(tl.int8)
+
+
+@triton.jit
+def coded_with_sign(centred, rate, z):
+    """The nearest codes that are odd where z > 0, and even elsewhere."""
+    odd = tl.where(z > 0, 1.0, 0.0)
+    halves = tl.clamp(centred * rate, 1.0 - LARGEST, LARGEST - 1.0) - odd
+    return (2.0 * tl.floor(halves * 0.5 + 0.5) + odd).to(tl.int8)
+
+
+@triton.jit
+def signed(z, codes):
+    """z with the sign that codes tell."""
+    odd = codes - 2.0 * tl.floor(codes * 0.5) > 0.5
+    return tl.where(odd, tl.maximum(z, LEAST), tl.minimum(z, 0.0))
 
 
 @triton.jit

@@ -1,0 +1,209 @@
+"""Networks that keep codes of a byte for what only batch norms need: near the exact gradients, from less memory."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from test_compiled import Watched, cut, schema
+from torch import Tensor, nn
+
+from fullstride import cli
+from fullstride.measure.saved import saved
+from fullstride.measure.saved_compiled import compiled_bytes
+from fullstride.nets import compiled, zoo
+from fullstride.nets.blocks import Block
+from fullstride.nets.compiled import compiled_for_training
+from fullstride.nets.families import SPECS
+from fullstride.nets.layers import ConvNorm
+from fullstride.nets.network import Masks, Network
+from fullstride.nets.spec import NetSpec
+from fullstride.tasks.classify import Classify
+from fullstride.train.efficiency import DECISIVE
+from fullstride.train.loop import Learner
+from fullstride.train.ranks import ALONE
+from fullstride.train.recipes import DIGITS
+
+TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
+
+
+def shaken(spec: str | NetSpec) -> Network:
+    net = Network(replace(SPECS[spec] if isinstance(spec, str) else spec, classes=7)).double().train()
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.weight, 0.2, 1.2)
+    return net
+
+
+def step(
+    net: Network, x: Tensor, call: Callable[..., Tensor] | None = None, masks: Masks | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits with the statistics, and the gradients."""
+    y = net(x, masks) if call is None else call(x, masks)
+    gradients = torch.autograd.grad(y.sin().sum(), list(net.parameters()))
+    return torch.cat([t.detach().double().flatten() for t in (y, *net.buffers())]), flat(gradients)
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def ending(net: Network) -> list[Block]:
+    """The blocks that may keep codes: a result that no convolution keeps is made again of what its norms see."""
+    blocks = [block for stage in net.stages for block in stage.children() if isinstance(block, Block)]
+    return blocks if net.spec.head_width else blocks[:-1]
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_network_that_keeps_codes_has_the_results_of_a_lean_one_and_gradients_within_a_hundredth(name):
+    torch.manual_seed(0)
+    net, x = shaken(name), torch.rand(8, 3, 64, 64).double()
+    told, exact = step(copy.deepcopy(net).lean(), x)
+    same, found = step(copy.deepcopy(net).lean(int8=True), x)
+    assert torch.equal(same, told)
+    assert 0 < relative(found, exact) < 0.01
+    assert torch.nn.functional.cosine_similarity(found, exact, 0) > 0.9999
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_compiled_step_makes_results_again_of_codes_and_its_gradients_are_ten_times_nearer_than_bf16s(name):
+    torch.manual_seed(0)
+    net, x = shaken(name), torch.rand(8, 3, 64, 64).double()
+    told, exact = step(copy.deepcopy(net).lean(), x)
+    short = copy.deepcopy(net).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = short(x.float()).float()
+    short_ones = flat(torch.autograd.grad(y.sin().sum(), list(short.parameters()))).double()
+    watched, lean = Watched(), net.lean(int8=True)
+    same, found = step(lean, x, cut(lean, watched))
+    assert relative(same, told) < 1e-12
+    assert 0 < relative(found, exact) < 0.1 * relative(short_ones, exact)
+    assert sum(schema(target) == "fullstride::rejoin" for target in watched.again) > 1
+    kept = [node.meta["val"] for node in watched.kept]
+    assert sum(value.dtype == torch.int8 for value in kept) == sum(
+        1 + any(isinstance(m, ConvNorm) for m in block.shortcut.modules()) for block in ending(net)
+    )
+
+
+def test_masks_and_dropout_are_those_of_the_step_in_a_compiled_one_too():
+    torch.manual_seed(0)
+    net, x = shaken("resnet_rs_tiny"), torch.rand(8, 3, 64, 64).double()
+    net.regularise(drop_path=0.5, dropout=0.3)
+    branches, pooled = net.draw(8)
+    assert pooled is not None
+    masks = Masks(tuple(keep if keep is None else keep.double() for keep in branches), pooled.double())
+    told, exact = step(copy.deepcopy(net).lean(), x, masks=masks)
+    lean = net.lean(int8=True)
+    same, found = step(lean, x, cut(lean), masks=masks)
+    assert relative(same, told) < 1e-12
+    assert relative(found, exact) < 0.02
+
+
+@pytest.mark.slow
+def test_inductor_keeps_the_operators_that_take_codes():
+    torch.manual_seed(0)
+    spec = SPECS["resnet_rs_tiny"]
+    net, x = shaken(replace(spec, stages=(replace(spec.stages[0], depth=2),))), torch.rand(4, 3, 32, 32).double()
+    told, exact = step(copy.deepcopy(net).lean(int8=True), x)
+    torch._dynamo.reset()
+    for recompute, near in ((False, 1e-9), (True, 0.02)):
+        lean = copy.deepcopy(net).lean(int8=True)
+        same, found = step(lean, x, compiled_for_training(lean, recompute=recompute).call)
+        assert relative(same, told) < 1e-9
+        assert relative(found, exact) < near
+
+
+@pytest.mark.parametrize("name", ["tresnet_m", "resnet_rs_50", "genet_large"])
+def test_a_network_keeps_one_byte_less_for_each_value_that_only_norms_need(name):
+    with torch.device("meta"):
+        net = Network(SPECS[name])
+    lean, int8 = (saved(net.lean(int8=int8), 224).bytes_per_image for int8 in (False, True))
+    values: list[int] = []
+
+    def count(block: nn.Module, _, y: Tensor) -> None:
+        norms = 1 + any(isinstance(m, ConvNorm) for m in block.get_submodule("shortcut").modules())
+        values.append(norms * y[0].numel())
+
+    for block in ending(net):
+        block.register_forward_hook(count)
+    net(torch.empty(2, 3, 224, 224, device="meta"))
+    assert lean - int8 == sum(values) > 0
+
+
+@pytest.mark.slow
+def test_a_compiled_tresnet_m_keeps_no_more_megabytes_an_image_than_its_goal():
+    net = zoo.create("tresnet_m", efficiency="lean", int8=True)
+    assert isinstance(net, Network)
+    assert compiled_bytes(net, 224) <= 12.5e6
+
+
+def test_states_copies_and_evaluation_know_nothing_of_codes():
+    torch.manual_seed(0)
+    net, x = shaken("tresnet_tiny"), torch.rand(2, 3, 32, 32).double()
+    lean = copy.deepcopy(copy.deepcopy(net).lean(int8=True))
+    assert all(m.lean and m.lean.int8 for m in lean.modules() if isinstance(m, ConvNorm))
+    assert lean.state_dict().keys() == net.state_dict().keys()
+    net.load_state_dict(lean.state_dict())
+    assert torch.equal(lean.eval()(x), net.eval()(x))
+    assert all(m.lean and m.lean.int8 for m in lean.train().modules() if isinstance(m, ConvNorm))
+    assert not any(m.lean and m.lean.int8 for m in lean.lean().modules() if isinstance(m, ConvNorm))
+    assert not any(m.lean for m in lean.lean(False, int8=True).modules() if isinstance(m, ConvNorm))
+
+
+@pytest.mark.parametrize("efficiency", ["lean", "compiled"])
+def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
+    monkeypatch.setattr(compiled, "compiled_for_training", lambda net: compiled.Compiled(net, "recompute", ""))
+    net = Network(replace(SPECS["tresnet_tiny"], classes=10, in_channels=3))
+    recipe = replace(DIGITS, efficiency=efficiency, int8_maps=True, mixup=0.0, cutmix=0.0)
+    learner = Learner(net.train(), Classify(), recipe.lasting(10), 10, None, ALONE)
+    assert all(m.lean and m.lean.int8 for m in net.modules() if isinstance(m, ConvNorm))
+    assert learner.step(torch.rand(4, 3, 32, 32), torch.arange(4), 0).isfinite()
+
+
+def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_what_is_remembered():
+    recipe = replace(DIGITS, efficiency="auto", int8_maps=True)
+    assert [recipe.settled_on(way).int8_maps for way in ("plain", "lean", "compiled")] == [False, True, True]
+    assert replace(recipe, int8_maps=False).settled_on("lean").int8_maps is False
+    assert "int8_maps" in DECISIVE
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zoo.create("tresnet_tiny", int8=True), "tresnet_tiny is plain: add efficiency lean"),
+        (lambda: zoo.create("timm/resnet18", int8=True), "timm/resnet18 is plain: add efficiency lean"),
+        (lambda: zoo.create("timm/resnet18", efficiency="lean", int8=True), "timm/resnet18 has no lean form"),
+        (lambda: replace(DIGITS, int8_maps=True), "recipe.int8_maps is of lean training: set recipe.efficiency to"),
+        (
+            lambda: Learner(
+                zoo.create("timm/resnet18"),
+                Classify(),
+                replace(DIGITS, efficiency="compiled", int8_maps=True),
+                10,
+                None,
+                ALONE,
+            ),
+            "timm/resnet18 has no lean form: leave recipe.int8_maps out",
+        ),
+    ],
+)
+def test_codes_are_refused_in_one_line_where_nothing_is_lean(call, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_cost_prints_the_bytes_of_lean_training_with_and_without_codes(capsys):
+    assert cli.run(["cost", "tresnet_tiny", "--train"]) == 0
+    out = capsys.readouterr().out
+    net = zoo.create("tresnet_tiny", efficiency="lean", int8=True)
+    kept = saved(net, net.spec.resolution).bytes_per_image
+    assert f"{kept:,} bytes where it trains lean with int8 maps: {kept / 1e6:.1f} MB" in out
+    assert "bytes where it trains lean: " in out
+    assert cli.run(["cost", "timm/resnet18", "--train"]) == 0
+    assert "trains lean" not in capsys.readouterr().out

@@ -1,0 +1,68 @@
+import errno
+
+import pytest
+
+from fullstride import cli
+from fullstride.measure.latency import load_profile
+from fullstride.measure.latency.model import unfitted
+from fullstride.measure.latency.of_name import named_operators
+from fullstride.nets.disk import replacing
+
+
+@pytest.mark.parametrize("words", [["train", "digits", "--model", "genet_tiny"], ["calibrate"], ["figures"]])
+def test_a_file_in_the_place_of_a_folder_is_told_by_the_path_that_was_given(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("mine")
+    for out in ("FILE/x", "FILE/deep/x"):
+        assert cli.run([*words, "--out", out]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"fullstride: {out}")
+        assert "because FILE is a file: give a place in a folder" in error
+        assert len(error.splitlines()) == 1
+    assert (tmp_path / "FILE").read_text() == "mine"
+
+
+def test_an_error_while_writing_names_the_path_and_not_the_hidden_one(tmp_path):
+    path = tmp_path / "a.json"
+
+    def fail():
+        with replacing(path) as beside:
+            raise OSError(errno.ENOSPC, "No space left on device", str(beside))
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fail()
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    assert str(caught.value).endswith(f"'{path}'")
+    with pytest.raises(FileNotFoundError) as missing, replacing(path):
+        pass  # nothing was written, so that nothing can be renamed
+    assert (missing.value.filename, missing.value.filename2) == (str(path), None)
+
+
+def test_a_resolution_of_nothing_has_one_line(capsys):
+    for words in (["cost", "genet_tiny"], ["bench-blocks", "--kinds", "XX", "--width", "8"]):
+        assert cli.run([*words, "--resolution", "0"]) == 2
+        assert capsys.readouterr().err == "fullstride: resolution 0: use a whole number from 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "strange"),
+    [
+        ("tresnet_m", []),
+        ("timm/densenet121", ["batch norms apart from convolutions"]),
+        ("timm/vit_tiny_patch16_224", ["layer norms or softmax", "attention"]),
+    ],
+)
+def test_what_a_profile_was_not_fitted_on_is_named(name, strange):
+    operators, _ = named_operators(name, 224)
+    assert unfitted(operators, load_profile("v100-fp16").inference.numbers) == strange
+    tables_of_timm = load_profile("rtx4090").inference.numbers
+    assert unfitted(operators, tables_of_timm) == []
+    assert unfitted(operators, tables_of_timm, designed=True) == [word for word in strange if word == "attention"]
+
+
+def test_the_estimate_of_a_transformer_by_a_profile_of_convnets_comes_with_a_warning(capsys):
+    assert cli.run(["estimate", "timm/vit_tiny_patch16_224", "tresnet_m", "--device", "v100-fp16"]) == 0
+    warned = [line for line in capsys.readouterr().out.splitlines() if "not fitted on" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith("timm/vit_tiny_patch16_224 ")
+    assert warned[0].endswith(": layer norms or softmax, attention")
