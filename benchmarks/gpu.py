@@ -383,24 +383,23 @@ GIB = 16.0
 
 
 def batches(asked: Asked) -> Iterator[Work]:
-    nets: dict[str, tuple[str, bool, bool]] = {
-        "timm/tresnet_m": ("timm/tresnet_m", False, False),
-        "timm/resnet50": ("timm/resnet50", False, False),
-        "tresnet_m lean": ("tresnet_m", True, False),
-        "tresnet_m lean compiled": ("tresnet_m", True, True),
-        "tresnet_m": ("tresnet_m", False, False),
+    lean = partial(zoo.create, "tresnet_m", efficiency="lean")
+    nets: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+        "timm/tresnet_m": (partial(zoo.create, "timm/tresnet_m"), False),
+        "timm/resnet50": (partial(zoo.create, "timm/resnet50"), False),
+        "tresnet_m lean": (lean, False),
+        "tresnet_m lean compiled": (lean, True),
+        "tresnet_m": (partial(zoo.create, "tresnet_m"), False),
+        "tresnet_m lean int8 compiled": (partial(lean, int8=True), True),
     }
     if asked.tiny:
-        nets = {"tresnet_tiny lean": ("tresnet_tiny", True, False)}
-    for label, (name, lean, compiled) in nets.items():
-        yield f"{label} under {GIB:g} GiB", partial(batch_of, asked, name, lean, compiled)
+        nets = {"tresnet_tiny lean": (partial(zoo.create, "tresnet_tiny", efficiency="lean"), False)}
+    for label, (build, compiled) in nets.items():
+        yield f"{label} under {GIB:g} GiB", partial(batch_of, asked, label, build, compiled)
 
 
-def batch_of(asked: Asked, name: str, lean: bool, compiled: bool) -> Finding:
-    net, side = zoo.create(name), 32 if asked.tiny else 224
-    if lean:
-        assert isinstance(net, Network)
-        net.lean()
+def batch_of(asked: Asked, label: str, build: Callable[[], nn.Module], compiled: bool) -> Finding:
+    net, side = build(), 32 if asked.tiny else 224
     room = GIB * 2**30 if asked.gpu else 2**28
     guess = predict(net, room, side, "bfloat16", device="cuda" if asked.gpu else "cpu", compiled=compiled)
     trial = Trial(
@@ -414,7 +413,7 @@ def batch_of(asked: Asked, name: str, lean: bool, compiled: bool) -> Finding:
         map_batch=guess.map_batch,
     )
     probes = list(islice(search(trial.probe, 8 if asked.tiny else guess.batch), 1 if asked.tiny else None))
-    found = largest(probes, name)
+    found = largest(probes, label)
     told = f"{found}, predicted {guess.batch}, {len(probes)} tries"
     return {"largest_batch": found, "predicted": guess.batch, "probes": [asdict(p) for p in probes], "told": told}
 
