@@ -74,6 +74,21 @@ def test_a_package_compiled_ahead_of_time_answers_as_the_bundle(bundle, pictures
         assert probabilities(shipped, some) == pytest.approx(expected, abs={"fp32": 1e-5, "bf16": 0.02}[precision])
 
 
+def test_a_package_is_compiled_where_weights_may_be_frozen_for_any_batch_and_for_one(bundle, monkeypatch, tmp_path):
+    seen = []
+
+    def compiled(module, images, options):
+        seen.append((len(images[0]), options["freezing"] and not torch.is_grad_enabled()))  # PyTorch asks for both
+        return str(tmp_path)
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", compiled)
+    monkeypatch.setattr("torch._inductor.package.package.package_aoti", lambda archive, files: seen.append(set(files)))
+    about = About(name="a", classes=bundle.classes, preprocessing=COLOUR, scores={})
+    job = Job(bundle.net, about, np.zeros((3, 3, 40, 40), np.float32))
+    torch_program.write_aoti(job, tmp_path / "a.pt2")
+    assert seen == [(2, True), (1, True), {"model", "one"}]
+
+
 def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_theirs_are(pictures, monkeypatch):
     bundle = make("genet_tiny", GRAY)
     odd = next(inputs("normalised", GRAY, pictures))

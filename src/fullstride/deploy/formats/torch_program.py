@@ -48,7 +48,7 @@ def write_aoti(job: Job, path: Path) -> None:
     about = {ABOUT: json.dumps(job.about.strings())}
     how: dict[str, Any] = {"freezing": True, "aot_inductor.package": True, "aot_inductor.metadata": about}
     archive, compiled = BytesIO(), {}
-    with quiet("torch"):
+    with quiet("torch"), torch.no_grad():  # else weights would not be frozen, without a word
         for name, batch in BATCHES.items():
             program = job.program(TYPES[job.about.precision], batch)
             assert program.example_inputs is not None
