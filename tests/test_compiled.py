@@ -90,6 +90,23 @@ def test_a_step_that_recomputes_is_the_plain_one_and_keeps_a_map_for_each_convol
     assert not [target for target in watched.again if schema(target) in CONVOLUTIONS]
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_of_blocks_in_a_row_every_fourth_result_is_kept_and_no_number_changes(int8, monkeypatch):
+    spec = SPECS["tresnet_tiny"]
+    longest = replace(spec.stages[-1], depth=10)  # of which the fifth and the ninth keep theirs
+    net, _, masks = prepared(replace(spec, stages=(*spec.stages[:-1], longest)))
+    x = torch.rand(3, 3, 64, 64, dtype=torch.float64)
+    found, kept = [], []
+    for segment in (compiled.SEGMENT, 100):
+        monkeypatch.setattr(compiled, "SEGMENT", segment)
+        watched, own = Watched(), copy.deepcopy(net).lean(int8=int8)
+        found.append(step(cut(own, watched), own, x, masks))
+        kept.append([v.shape for n in watched.kept if (v := n.meta["val"]).is_floating_point() and v.dim() == 4])
+    assert kept[0].count((3, longest.width, 2, 2)) == kept[1].count((3, longest.width, 2, 2)) + 2
+    if not int8:  # results that are made again of codes are others
+        assert (found[0] - found[1]).norm() <= 1e-9 * found[1].norm()
+
+
 def test_masks_that_are_drawn_inside_are_right_and_cost_memory_with_a_word():
     with pytest.warns(UserWarning, match="draws at random"):
         assert gradient_error(cut, CPU, drawn="in") <= 1e-12

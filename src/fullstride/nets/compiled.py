@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fullstride.nets.network import Network
 
 LARGEST_ERROR = 1e-5  # of a gradient, relative; with other masks it is 0.07, by rounding 1e-16 (torch 2.11 to 2.15)
+SEGMENT = 4  # blocks from one kept result to the next: TResNet-M's 11 in a row keep two, and make three at most again
 CHEAP = ("fullstride::join", "fullstride::rejoin", "fullstride::gate", "fullstride::blur")  # ours without a convolution
 
 
@@ -61,8 +62,11 @@ class KeepLittle(CustomPartitionerFn):
         for node in nodes:
             if costly(node):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        kept = waypoints(gm.graph)
+        for node in kept:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         if not draws:
-            make_of_codes(gm.graph)
+            make_of_codes(gm.graph, kept)
         with torch._functorch.config.patch(aggressive_recomputation=not draws):
             return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
 
@@ -79,8 +83,22 @@ def costly(node: Node) -> bool:
     return schema.name not in CHEAP or (schema.arguments[-1].name == "group" and bool(node.args[-1]))
 
 
-def make_of_codes(graph: Graph) -> None:
-    """Where the end of a block keeps codes, let the backward pass see its result as they give it.
+def waypoints(graph: Graph) -> list[Node]:
+    """The ends of blocks that keep their result: of those in a row without a convolution between, every `SEGMENT`-th.
+
+    The last result would else be made again of all before it, which would all be there at once.
+    """
+    place: dict[Node, int] = {}  # in its row, from 0
+    for node in graph.nodes:
+        if node.target is torch.ops.fullstride.join.default:
+            other = node.args[6]
+            before = other[0].args[0] if len(other) == 1 and other[0].target is operator.getitem else None
+            place[node] = place[before] + 1 if before in place else 0
+    return [node for node, number in place.items() if number and number % SEGMENT == 0]
+
+
+def make_of_codes(graph: Graph, kept: Sequence[Node]) -> None:
+    """Where the end of a block keeps codes and is not `kept`, let the backward pass see its result as they give it.
 
     Else it would be made again of the convolution's output, which is twice as large, and the codes would be too. Codes
     tell the result's sign, without which the activation's gradient would be wrong wherever it is near zero.
@@ -91,7 +109,7 @@ def make_of_codes(graph: Graph) -> None:
             backward.add(node)
     made: dict[Node, Node] = {}
     for node in list(graph.nodes):
-        if node.target is not torch.ops.fullstride.join.default or node.args[9] != "codes":
+        if node.target is not torch.ops.fullstride.join.default or node.args[9] != "codes" or node in kept:
             continue
         _, gain, bias, _, se, keep, other, slope, eps, *_ = node.args
         (y,) = (user for user in node.users if user.args[1] == 0)
