@@ -2,9 +2,12 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
+
+from fullstride.data.images import DataSet, open_data
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, where they would inherit it
@@ -14,3 +17,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def few_digits() -> DataSet:
+    """64 images to train on and 20 each to choose by and to score on: a run of seconds."""
+    data = open_data("digits")
+    parts = {
+        part: replace(images, names=images.names[:count], labels=images.labels[:count])
+        for part, images, count in (("train", data.train, 64), ("minival", data.minival, 20), ("test", data.test, 20))
+    }
+    return replace(data, **parts)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullstride.data.images import open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -18,16 +17,6 @@ from fullstride.train.recipes import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.05, resolution=16, batch=16)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    data = open_data("digits")
-    parts = {
-        part: replace(images, names=images.names[:count], labels=images.labels[:count])
-        for part, images, count in (("train", data.train, 64), ("minival", data.minival, 20), ("test", data.test, 20))
-    }
-    return replace(data, **parts)
 
 
 @pytest.fixture
@@ -50,21 +39,21 @@ def rates(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])
-def test_a_lean_network_learns_as_the_plain_one_does(name, digits):
+def test_a_lean_network_learns_as_the_plain_one_does(name, few_digits):
     losses = []
     for way in ("plain", "lean"):
         torch.manual_seed(0)
         net = zoo.create(name, in_channels=1)
         net.regularise(drop_path=0.2, dropout=0.2)
-        batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+        batches = Batches(few_digits.train, TrainView(GRAY), batch=16, shuffle=True)
         epochs = fit(net, Classify(), batches, replace(SHORT, epochs=1, lr=1e-4, efficiency=way))
         losses.append([epoch.loss for epoch in epochs])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(digits, tmp_path, monkeypatch):
+def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(few_digits, tmp_path, monkeypatch):
     recipe = replace(SHORT, efficiency="lean", drop_path=0.2)
-    list(run.train(tmp_path / "whole", "tresnet_tiny", digits, recipe))
+    list(run.train(tmp_path / "whole", "tresnet_tiny", few_digits, recipe))
     save, saved = record.save, []
 
     def stop_at_the_third(folder, state):
@@ -75,10 +64,10 @@ def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(digits, 
 
     monkeypatch.setattr(record, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        list(run.train(tmp_path / "stopped", "tresnet_tiny", digits, recipe, mark_every=1))
+        list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
     monkeypatch.setattr(record, "save", save)
     assert {"output", "input"} <= set(saved[0])
-    list(run.train(tmp_path / "stopped", "tresnet_tiny", digits, recipe, mark_every=1))
+    list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
     ours, theirs = (Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict() for name in ("stopped", "whole"))
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
@@ -124,13 +113,13 @@ def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     assert net.saves == []
 
 
-def test_a_run_goes_on_in_the_way_that_it_began(digits, tmp_path, rates, cache):
+def test_a_run_goes_on_in_the_way_that_it_began(few_digits, tmp_path, rates, cache):
     auto = replace(SHORT, efficiency="auto")
-    started = run.train(tmp_path / "run", "genet_tiny", digits, auto)
+    started = run.train(tmp_path / "run", "genet_tiny", few_digits, auto)
     next(started)
     started.close()
     assert json.loads((tmp_path / "run" / record.ASKED).read_text())["efficiency"] == "lean"
     cache.unlink()
     rates.clear()
-    assert len(list(run.train(tmp_path / "run", "genet_tiny", digits, auto))) == 2
+    assert len(list(run.train(tmp_path / "run", "genet_tiny", few_digits, auto))) == 2
     assert rates == []

@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 
-from fullstride.data.images import open_data
 from fullstride.data.views.augment import to_input
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -22,16 +21,6 @@ from fullstride.train.recipes import DIGITS
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 COLOUR = Preprocessing(resolution=16)
 LEAN = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.05, resolution=16, batch=16, efficiency="lean")
-
-
-@pytest.fixture(scope="module")
-def digits():
-    data = open_data("digits")
-    parts = {
-        part: replace(images, names=images.names[:count], labels=images.labels[:count])
-        for part, images, count in (("train", data.train, 64), ("minival", data.minival, 20), ("test", data.test, 20))
-    }
-    return replace(data, **parts)
 
 
 def pixels(images: int, h: int, w: int, channels: int) -> torch.Tensor:
@@ -113,7 +102,7 @@ def test_a_network_answers_alike_to_pictures_and_to_what_is_folded_of_them(mean)
     ],
     ids=str,
 )
-def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(digits, tmp_path, monkeypatch, changes):
+def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(few_digits, tmp_path, monkeypatch, changes):
     recipe = replace(LEAN, **changes)
     shapes = {}
 
@@ -122,7 +111,7 @@ def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(digits, tmp_p
             shapes[name] = next(batches.epoch(0)).x.shape
             return batches
 
-        list(run.train(tmp_path / name, "tresnet_tiny", digits, recipe, watch=watch))
+        list(run.train(tmp_path / name, "tresnet_tiny", few_digits, recipe, watch=watch))
         return Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict()
 
     folded = learned("folded")
@@ -145,21 +134,21 @@ def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(digits, tmp_p
         ("tresnet_tiny", 30, {"grow_from": 16}, "30 pixels a side do not divide by 4"),
     ],
 )
-def test_images_arrive_whole_where_something_must_see_them_so(digits, name, resolution, changes, reason):
+def test_images_arrive_whole_where_something_must_see_them_so(few_digits, name, resolution, changes, reason):
     net, pre = zoo.create(name, in_channels=1), replace(GRAY, resolution=resolution)
     recipe = replace(LEAN, **changes)
     assert why_whole(net, pre, recipe) == reason
-    x = next(run.training_batches(digits, pre, recipe, "cpu", 0, ALONE, net).epoch(5)).x
+    x = next(run.training_batches(few_digits, pre, recipe, "cpu", 0, ALONE, net).epoch(5)).x
     assert x.shape == ((16, 1, resolution, resolution) if reason else (16, 16, 4, 4))
-    whole = next(run.training_batches(digits, pre, recipe, "cpu", 0, ALONE).epoch(5)).x
+    whole = next(run.training_batches(few_digits, pre, recipe, "cpu", 0, ALONE).epoch(5)).x
     assert torch.equal(x, whole if reason else SpaceToDepth()(whole))
 
 
-def test_steps_are_timed_on_what_training_takes(digits, monkeypatch):
+def test_steps_are_timed_on_what_training_takes(few_digits, monkeypatch):
     net, shapes = zoo.create("tresnet_tiny", in_channels=1), []
     monkeypatch.setattr(efficiency, "timed_steps", lambda learner, x, *_: shapes.append(tuple(x.shape)) or [1.0])
     monkeypatch.setattr(feed, "timed_steps", efficiency.timed_steps)
     for way in ("plain", "lean"):
         efficiency.rate(replace(LEAN, efficiency=way), net, GRAY, torch.device("cpu"), 16)
-        feed.balance("tresnet_tiny", digits, replace(LEAN, efficiency=way), seconds=0.01)
+        feed.balance("tresnet_tiny", few_digits, replace(LEAN, efficiency=way), seconds=0.01)
     assert shapes == [(16, 1, 16, 16)] * 2 + [(16, 16, 4, 4)] * 2

@@ -11,7 +11,6 @@ from networks import randomise
 from torch import nn
 
 from fullstride import cli
-from fullstride.data.images import open_data
 from fullstride.measure import bench
 from fullstride.measure.cost import cost, layer_costs
 from fullstride.nets import init, zoo
@@ -244,16 +243,6 @@ def test_the_way_back_loses_nothing_without_a_word():
         padded(net, 0)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    data = open_data("digits")
-    parts = {
-        part: replace(found, names=found.names[:count], labels=found.labels[:count])
-        for part, found, count in (("train", data.train, 64), ("minival", data.minival, 20), ("test", data.test, 20))
-    }
-    return replace(data, **parts)
-
-
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.02, resolution=16, batch=16, dropout=0.2, drop_path=0.2)
 
 
@@ -262,10 +251,10 @@ def trained(folder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"patience": 1}, {"efficiency": "lean"}], ids=str)
-def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights(changes, digits, tmp_path):
+def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights(changes, few_digits, tmp_path):
     recipe = replace(SHORT, **changes)
     for name, padding in (("plain", False), ("padded", True)):
-        list(run.train(tmp_path / name, "tresnet_tiny", digits, replace(recipe, padded=padding)))
+        list(run.train(tmp_path / name, "tresnet_tiny", few_digits, replace(recipe, padded=padding)))
     asked = [json.loads((tmp_path / name / record.ASKED).read_text())["spec"] for name in ("plain", "padded")]
     assert asked[0] == asked[1]
     learned = record.load_checkpoint(tmp_path / "padded")
@@ -277,13 +266,13 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
     scores = [Bundle.load(tmp_path / name / record.BEST).scores["minival"] for name in ("plain", "padded")]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-3)
     tuned = replace(SHORT, padded=True, epochs=1)
-    net, _ = run.beginning("tresnet_tiny", digits, tuned, str(tmp_path / "padded"))
+    net, _ = run.beginning("tresnet_tiny", few_digits, tuned, str(tmp_path / "padded"))
     assert apart(unpadded(padded(net), net.spec), Bundle.load(tmp_path / "padded" / record.BUNDLE).net) == 0
 
 
-def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(digits, tmp_path, monkeypatch):
+def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(few_digits, tmp_path, monkeypatch):
     recipe = replace(SHORT, padded=True)
-    list(run.train(tmp_path / "whole", "tresnet_tiny", digits, recipe))
+    list(run.train(tmp_path / "whole", "tresnet_tiny", few_digits, recipe))
     save, count = record.save, iter(range(100))
 
     def stop_at_the_third(folder, state):
@@ -293,9 +282,9 @@ def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(digits
 
     monkeypatch.setattr(record, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        list(run.train(tmp_path / "stopped", "tresnet_tiny", digits, recipe, mark_every=1))
+        list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
     monkeypatch.setattr(record, "save", save)
-    list(run.train(tmp_path / "stopped", "tresnet_tiny", digits, recipe, mark_every=1))
+    list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
     ours, theirs = trained(tmp_path / "stopped"), trained(tmp_path / "whole")
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
@@ -314,7 +303,7 @@ def test_bench_measures_padded_networks_beside_a_reference_as_it_is(monkeypatch,
     assert "timm/test_resnet has no padded form: leave padded out" in capsys.readouterr().err
 
 
-def test_a_network_of_timm_has_no_padded_form(digits, tmp_path):
+def test_a_network_of_timm_has_no_padded_form(few_digits, tmp_path):
     with pytest.raises(
         ValueError, match="timm/test_resnet has no padded form: leave padded out, or use a network that"
     ):
@@ -322,4 +311,4 @@ def test_a_network_of_timm_has_no_padded_form(digits, tmp_path):
     with pytest.raises(
         ValueError, match="timm/test_resnet has no padded form: leave padded out, or use a network that"
     ):
-        list(run.train(tmp_path / "run", "timm/test_resnet", digits, replace(SHORT, padded=True)))
+        list(run.train(tmp_path / "run", "timm/test_resnet", few_digits, replace(SHORT, padded=True)))
