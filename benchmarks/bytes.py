@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import nn
 
 from fullstride.measure.environment import Environment
-from fullstride.measure.saved import saved
-from fullstride.measure.saved_compiled import compiled_bytes
+from fullstride.measure.memory.activation_bytes import saved
+from fullstride.measure.memory.compiled_bytes import compiled_bytes
 from fullstride.nets import zoo
 
 RESOLUTION = 224
@@ -75,7 +75,11 @@ def main() -> None:
         for column, count in columns(name).items():
             found[name][column] = count()
             megabytes, goal = found[name][column] / 1e6, GOALS.get((name, column))
-            said = "" if goal is None else f"   goal {goal}: {'reached' if megabytes <= goal else 'MISSED'}"
+            said = (
+                ""
+                if goal is None
+                else f"   goal {goal}: {'reached' if megabytes <= goal else 'MISSED'}"
+            )
             print(f"{name:14}{column:40}{megabytes:6.1f} MB{said}", flush=True)
     if out:
         how = dict(resolution=RESOLUTION, precision="bfloat16", unit="bytes per image")

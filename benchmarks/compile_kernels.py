@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fullstride.measure.environment import Environment
-from fullstride.nets.kernels.plain import Affine, Slopes
+from fullstride.nets.fused.reference import Affine, Slopes
 
 # the interpreter has nothing to compile, and Triton reads this when the kernels are imported
 os.environ.pop("TRITON_INTERPRET", None)
@@ -31,8 +31,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fullstride.nets.kernels import on_triton as passes  # noqa: E402
-from fullstride.nets.kernels.tiles import OPTIONS  # noqa: E402
+from fullstride.nets.fused.triton import passes as passes  # noqa: E402
+from fullstride.nets.fused.triton.tiles import OPTIONS  # noqa: E402
 
 ARCHITECTURE = 90
 TYPES = {
@@ -59,9 +59,16 @@ class Compiled:
 
 def forms() -> dict[str, Callable[[], Any]]:
     def maps(side: int = SIDE) -> Tensor:
-        return torch.zeros(N, C, side, side, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        return torch.zeros(N, C, side, side, dtype=torch.bfloat16).to(
+            memory_format=torch.channels_last
+        )
 
-    x, half, pixels, mean = maps(), maps(SIDE // 2), torch.zeros(N, SIDE, SIDE, 3, dtype=torch.uint8), torch.ones(3)
+    x, half, pixels, mean = (
+        maps(),
+        maps(SIDE // 2),
+        torch.zeros(N, SIDE, SIDE, 3, dtype=torch.uint8),
+        torch.ones(3),
+    )
     c, nc = torch.ones(C), torch.ones(N, C)
     affine, slopes, codes = Affine(c, nc, nc), Slopes(nc, nc, nc), x.to(torch.int8)
     return {
@@ -73,16 +80,26 @@ def forms() -> dict[str, Callable[[], Any]]:
         "join_coded: + other": lambda: passes.join_coded(x, affine, x, None, 0, c, None),
         "join_coded: + normed other": lambda: passes.join_coded(x, affine, x, affine, 0, c, c),
         "join: of codes + other": lambda: passes.join(codes, affine, x, None, 0, torch.bfloat16),
-        "join: of codes + normed codes": lambda: passes.join(codes, affine, codes, affine, 0, torch.bfloat16),
+        "join: of codes + normed codes": lambda: passes.join(
+            codes, affine, codes, affine, 0, torch.bfloat16
+        ),
         "join_sums: of y": lambda: passes.join_sums(x, x, None, affine, None, None, 0.01),
         "join_sums: of x": lambda: passes.join_sums(x, x, x, affine, x, None, 0),
         "join_sums: normed other": lambda: passes.join_sums(x, x, x, affine, x, affine, 0),
         "join_sums: of codes": lambda: passes.join_sums(x, x, codes, affine, x, None, 0),
         "join_sums: normed codes": lambda: passes.join_sums(x, x, codes, affine, codes, affine, 0),
-        "join_gradients: of y": lambda: passes.join_gradients(x, x, None, affine, slopes, None, None, None, 0.01),
-        "join_gradients: other": lambda: passes.join_gradients(x, x, x, affine, slopes, x, None, None, 0),
-        "join_gradients: normed other": lambda: passes.join_gradients(x, x, x, affine, slopes, x, affine, slopes, 0),
-        "join_gradients: of codes": lambda: passes.join_gradients(x, x, codes, affine, slopes, x, None, None, 0),
+        "join_gradients: of y": lambda: passes.join_gradients(
+            x, x, None, affine, slopes, None, None, None, 0.01
+        ),
+        "join_gradients: other": lambda: passes.join_gradients(
+            x, x, x, affine, slopes, x, None, None, 0
+        ),
+        "join_gradients: normed other": lambda: passes.join_gradients(
+            x, x, x, affine, slopes, x, affine, slopes, 0
+        ),
+        "join_gradients: of codes": lambda: passes.join_gradients(
+            x, x, codes, affine, slopes, x, None, None, 0
+        ),
         "join_gradients: normed codes": lambda: passes.join_gradients(
             x, x, codes, affine, slopes, codes, affine, slopes, 0
         ),
@@ -115,16 +132,24 @@ def compile_all() -> list[Compiled]:
 def compiled(form: str, kernel: Any, arguments: tuple[Any, ...], sizes: dict[str, Any]) -> Compiled:
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | sizes
     options = {name: given.pop(name) for name in OPTIONS}
-    fixed = {name: value for name, value in given.items() if value is None or name in sizes_fixed(kernel)}
-    signature = {name: "constexpr" if name in fixed else type_of(given[name]) for name in kernel.arg_names}
+    fixed = {
+        name: value for name, value in given.items() if value is None or name in sizes_fixed(kernel)
+    }
+    signature = {
+        name: "constexpr" if name in fixed else type_of(given[name]) for name in kernel.arg_names
+    }
     pointers = [number for number, type_ in enumerate(signature.values()) if type_.startswith("*")]
     source = ASTSource(
         kernel,
         signature,
         constexprs={(kernel.arg_names.index(name),): value for name, value in fixed.items()},
-        attrs={(number,): [["tt.divisibility", 16]] for number in pointers},  # torch aligns every tensor so
+        attrs={
+            (number,): [["tt.divisibility", 16]] for number in pointers
+        },  # torch aligns every tensor so
     )
-    ptx = triton.compile(source, target=GPUTarget("cuda", ARCHITECTURE, 32), options=options).asm["ptx"]
+    ptx = triton.compile(source, target=GPUTarget("cuda", ARCHITECTURE, 32), options=options).asm[
+        "ptx"
+    ]
     registers, spilled_bytes = assembled(ptx)
     return Compiled(
         form=form,
@@ -166,7 +191,9 @@ def assembled(ptx: str) -> tuple[int, int]:
 def widths(instruction: str, ptx: str) -> dict[int, int]:
     """How many loads or stores of global memory there are, by their bits."""
     found = re.findall(rf"{instruction}\.global[\w.:]*?(?:\.v(\d))?\.[bu](\d+)", ptx)
-    return dict(sorted(Counter(int(count or 1) * int(bits) for count, bits in found).items(), reverse=True))
+    return dict(
+        sorted(Counter(int(count or 1) * int(bits) for count, bits in found).items(), reverse=True)
+    )
 
 
 def main() -> None:
@@ -176,9 +203,13 @@ def main() -> None:
     made = compile_all()
     for each in made:
         loads = ", ".join(f"{count} x {bits}" for bits, count in each.loads.items())
-        print(f"{each.form:45} {each.registers:4} registers {each.spilled_bytes:3} spilled   loads: {loads} bit")
+        print(
+            f"{each.form:45} {each.registers:4} registers {each.spilled_bytes:3} spilled   loads: {loads} bit"
+        )
     if out:
-        facts = asdict(Environment.here()) | dict(triton=triton.__version__, architecture=f"sm_{ARCHITECTURE}")
+        facts = asdict(Environment.here()) | dict(
+            triton=triton.__version__, architecture=f"sm_{ARCHITECTURE}"
+        )
         maps = dict(shape=[N, C, SIDE, SIDE], dtype="bfloat16", format="channels_last")
         written = dict(environment=facts, maps=maps, kernels=[asdict(each) for each in made])
         out.write_text(json.dumps(written, indent=1) + "\n")

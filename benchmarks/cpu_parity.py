@@ -19,20 +19,29 @@ import numpy as np
 
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
-from fullstride.measure.step import Layout
 from fullstride.measure.timing import spread
+from fullstride.measure.workload import Layout
 from fullstride.nets import zoo
-from fullstride.nets.disk import replacing
+from fullstride.storage import replacing
 
-PAIRS = {"tresnet_m": "timm/tresnet_m", "resnet_rs_50": "timm/resnetrs50", "genet_large": "timm/gernet_l"}
+PAIRS = {
+    "tresnet_m": "timm/tresnet_m",
+    "resnet_rs_50": "timm/resnetrs50",
+    "genet_large": "timm/gernet_l",
+}
 THREADS = 2
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")
 ONE_CALL = replace(THROUGHPUT, batch=8, round_s=1e-6)
-WORKS = (replace(ONE_CALL, rounds=15), replace(ONE_CALL, work="training", resolution=160, rounds=10))
+WORKS = (
+    replace(ONE_CALL, rounds=15),
+    replace(ONE_CALL, work="training", resolution=160, rounds=10),
+)
 QUICK: dict[str, Any] = dict(batch=2, resolution=64, warmup_s=0.0, rounds=2)
 
 
-def contests(works: tuple[Protocol, ...], threads: int) -> Iterator[tuple[Measurement, Measurement]]:
+def contests(
+    works: tuple[Protocol, ...], threads: int
+) -> Iterator[tuple[Measurement, Measurement]]:
     """timm's and ours, measured in turn."""
     for name, theirs in PAIRS.items():
         nets = {each: zoo.create(each) for each in (theirs, name)}
@@ -67,12 +76,18 @@ def row(timm: Measurement, ours: Measurement) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny images and two rounds: shows that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny images and two rounds: shows that it runs"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     asked = parser.parse_args()
-    works, threads = (tuple(replace(work, **QUICK) for work in WORKS), 1) if asked.quick else (WORKS, THREADS)
+    works, threads = (
+        (tuple(replace(work, **QUICK) for work in WORKS), 1) if asked.quick else (WORKS, THREADS)
+    )
     rows, environment = [], None
-    print(f"{'network':14}{'work':11}{'layout':8}{'images/s':>9}{'timm':>8}{'ratio':>7}   p10..p90     of CPU time")
+    print(
+        f"{'network':14}{'work':11}{'layout':8}{'images/s':>9}{'timm':>8}{'ratio':>7}   p10..p90     of CPU time"
+    )
     for timm, ours in contests(works, threads):
         one, environment = row(timm, ours), asdict(ours.environment)
         rows.append(one)
@@ -83,7 +98,9 @@ def main() -> None:
         )
     if asked.out:
         with replacing(asked.out) as beside:
-            beside.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+            beside.write_text(
+                json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

@@ -26,19 +26,24 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torchvision import transforms
 
-from fullstride.data.sources.decode import decode
-from fullstride.data.views.augment import Augmentation, train_view
-from fullstride.data.views.fast import fast_train_view
+from fullstride.data.readers.decode import decode
+from fullstride.data.transforms.crop import Augmentation, train_view
+from fullstride.data.transforms.opencv import fast_train_view
 from fullstride.measure.environment import Environment
 from fullstride.measure.timing import spread
 from fullstride.nets.preprocessing import Preprocessing
 
 SIZE, QUALITY, NOISE = (500, 375), 95, 4.0
 PRE = Preprocessing(resolution=224)
-PARTS = {"crop, flip": Augmentation(), "crop, flip, RandAugment": Augmentation(rand_layers=2, rand_magnitude=9)}
+PARTS = {
+    "crop, flip": Augmentation(),
+    "crop, flip, RandAugment": Augmentation(rand_layers=2, rand_magnitude=9),
+}
 BASELINE = "torchvision"
 PACKAGES = ("pillow", "torchvision", "opencv-python-headless", "simplejpeg", "numpy")
-Pipeline = Callable[[bytes, int], np.ndarray]  # of a file and of the number that its draws start from
+Pipeline = Callable[
+    [bytes, int], np.ndarray
+]  # of a file and of the number that its draws start from
 
 
 def files(count: int) -> list[bytes]:
@@ -47,7 +52,9 @@ def files(count: int) -> list[bytes]:
     for number in range(count):
         rng = np.random.default_rng(number)
         pixels = photos[number % len(photos)]
-        share = rng.uniform(0.6, 0.85)  # of the photograph's 640 x 427, in its own proportions nearly
+        share = rng.uniform(
+            0.6, 0.85
+        )  # of the photograph's 640 x 427, in its own proportions nearly
         w, h = int(share * pixels.shape[1]), int(share * pixels.shape[0])
         x, y = rng.integers(pixels.shape[1] - w), rng.integers(pixels.shape[0] - h)
         part = Image.fromarray(pixels[y : y + h, x : x + w]).resize(SIZE, Image.Resampling.BICUBIC)
@@ -61,7 +68,9 @@ def files(count: int) -> list[bytes]:
 def torchvision_pipeline(augmentation: Augmentation) -> Pipeline:
     steps = [transforms.RandomResizedCrop(PRE.resolution), transforms.RandomHorizontalFlip()]
     if augmentation.rand_layers:
-        steps.append(transforms.RandAugment(augmentation.rand_layers, int(augmentation.rand_magnitude)))
+        steps.append(
+            transforms.RandAugment(augmentation.rand_layers, int(augmentation.rand_magnitude))
+        )
     view = transforms.Compose(steps)
     return lambda file, seed: np.asarray(view(Image.open(BytesIO(file)).convert("RGB")))
 
@@ -135,12 +144,25 @@ def main() -> None:
             f"{row['pipeline']:26}{row['images_per_cpu_s']:>14}{row['spread']:>9.1%}{row['ratio']:>8.2f}"
             f"   {row['ratio_least']:.2f}..{row['ratio_most']:.2f}   {row['does']}"
         )
-    protocol = {"images": args.images, "rounds": args.rounds, "size": SIZE, "quality": QUALITY, "noise": NOISE}
+    protocol = {
+        "images": args.images,
+        "rounds": args.rounds,
+        "size": SIZE,
+        "quality": QUALITY,
+        "noise": NOISE,
+    }
     protocol["file_bytes_mean"] = round(statistics.mean(len(file) for file in files(args.images)))
     packages = {name: version(name) for name in PACKAGES}
-    found = {"protocol": protocol, "environment": asdict(Environment.here()), "packages": packages, "rows": rows}
+    found = {
+        "protocol": protocol,
+        "environment": asdict(Environment.here()),
+        "packages": packages,
+        "rows": rows,
+    }
     print("\n" + ", ".join(f"{name} {each}" for name, each in packages.items()))
-    print(f"{found['environment']['device']}, one thread, files of {protocol['file_bytes_mean'] / 1000:.0f} kB")
+    print(
+        f"{found['environment']['device']}, one thread, files of {protocol['file_bytes_mean'] / 1000:.0f} kB"
+    )
     if args.out:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -34,17 +34,18 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from fullstride.deploy.fuse import folded  # noqa: E402
-from fullstride.measure import suite  # noqa: E402
+from fullstride.deploy.fold_batch_norm import folded  # noqa: E402
 from fullstride.measure.bench import measure_all  # noqa: E402
-from fullstride.measure.capacity import Trial, largest, predict, search  # noqa: E402
 from fullstride.measure.environment import Environment, choose_device  # noqa: E402
+from fullstride.measure.memory.max_batch import Trial, largest, predict, search  # noqa: E402
 from fullstride.measure.protocols import THROUGHPUT  # noqa: E402
-from fullstride.measure.step import Step, compiling, exact_float32  # noqa: E402
+from fullstride.measure.workload import Step, compiling, exact_float32  # noqa: E402
 from fullstride.nets import zoo  # noqa: E402
-from fullstride.nets.kernels import choose, plain  # noqa: E402
-from fullstride.nets.kernels.plain import Affine, Slopes  # noqa: E402
+from fullstride.nets.fused import reference  # noqa: E402
+from fullstride.nets.fused.dispatch import choose  # noqa: E402
+from fullstride.nets.fused.reference import Affine, Slopes  # noqa: E402
 from fullstride.nets.network import Network  # noqa: E402
+from fullstride.papers import suite  # noqa: E402
 
 FORMATS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 LINES, WIDTH = 100, 160  # of the summary
@@ -96,13 +97,34 @@ def correctness(asked: Asked) -> Iterator[Work]:
 
 def sentences(mark: str) -> Finding:
     """What pytest says of the kernels' own tests; its settings are for other versions' warnings too."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "filterwarnings=default",
+    ]
     done = subprocess.run(
-        [*command, "-m", mark, str(TESTS / "kernels_in_triton.py")], capture_output=True, text=True, cwd=ROOT
+        [*command, "-m", mark, str(TESTS / "kernels_in_triton.py")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
-    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["pytest said nothing"]
+    lines = (
+        done.stdout.strip().splitlines()
+        or done.stderr.strip().splitlines()
+        or ["pytest said nothing"]
+    )
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return {"ok": done.returncode == 0, "told": lines[-1], "failed": failed, "end": lines[-60:] if failed else []}
+    return {
+        "ok": done.returncode == 0,
+        "told": lines[-1],
+        "failed": failed,
+        "end": lines[-60:] if failed else [],
+    }
 
 
 def gradients(asked: Asked, name: str, side: int, precision: str, layout: str) -> Finding:
@@ -131,14 +153,21 @@ def gradients(asked: Asked, name: str, side: int, precision: str, layout: str) -
         true = of(False, torch.float64, False)
         found = {"lean": of(True, torch.float32, half), "plain": of(False, torch.float32, half)}
     error = {
-        kind: ((torch.cat(g) - torch.cat(true)).norm() / torch.cat(true).norm()).item() for kind, g in found.items()
+        kind: ((torch.cat(g) - torch.cat(true)).norm() / torch.cat(true).norm()).item()
+        for kind, g in found.items()
     }
     cosine = {
-        kind: min(F.cosine_similarity(a, b, 0).item() for a, b in zip(g, true, strict=True) if b.numel() >= 1000)
+        kind: min(
+            F.cosine_similarity(a, b, 0).item()
+            for a, b in zip(g, true, strict=True)
+            if b.numel() >= 1000
+        )
         for kind, g in found.items()
     }
     ok = error["lean"] <= WORSE * error["plain"] + NOISE[precision]
-    told = ", ".join(f"{kind} off by {error[kind]:.1e}, worst cosine {cosine[kind]:.5f}" for kind in found)
+    told = ", ".join(
+        f"{kind} off by {error[kind]:.1e}, worst cosine {cosine[kind]:.5f}" for kind in found
+    )
     return {"ok": ok, "error": error, "worst_cosine": cosine, "told": told}
 
 
@@ -150,17 +179,27 @@ def beyond(asked: Asked, layout: str) -> Finding:
         raise ValueError(f"less than {WANTED_BYTES / 2**30:.0f} GiB are free")
     channels, side = (4, 6) if asked.tiny else (64, 56)
     images = 4 if asked.tiny else BEYOND // (channels * side**2) + 3
-    kernels, one = choose(torch.zeros(1, device=asked.device)), given(asked, images, channels, side, layout)
+    kernels, one = (
+        choose(torch.zeros(1, device=asked.device)),
+        given(asked, images, channels, side, layout),
+    )
     sentences = tests_of_kernels()
     last = sentences.each(one, lambda t: t[-2:].clone() if t.ndim > 1 and len(t) == images else t)
     wrong = {}
     for number, form in enumerate(sentences.FORMS):
         ours = [t[-2:].double() for t in sentences.answers(kernels, form, one)]
-        true = sentences.answers(plain, form, sentences.each(last, Tensor.double))
-        off = max(((a - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in zip(ours, true, strict=True))
+        true = sentences.answers(reference, form, sentences.each(last, Tensor.double))
+        off = max(
+            ((a - b).abs().max() / b.abs().max().clamp(min=1)).item()
+            for a, b in zip(ours, true, strict=True)
+        )
         if not off <= 2**-7:
             wrong[f"{form[0]}-{number}"] = off
-    told = f"wrong: {', '.join(wrong)}" if wrong else f"{len(sentences.FORMS)} forms right, {one.x.numel():,} elements"
+    told = (
+        f"wrong: {', '.join(wrong)}"
+        if wrong
+        else f"{len(sentences.FORMS)} forms right, {one.x.numel():,} elements"
+    )
     return {"ok": not wrong, "wrong": wrong, "elements": one.x.numel(), "told": told}
 
 
@@ -180,7 +219,15 @@ def given(asked: Asked, n: int, c: int, side: int, layout: str) -> Any:
     torch.manual_seed(0)
 
     def maps(side: int = side) -> Tensor:
-        made = torch.empty(n, c, side, side, dtype=torch.bfloat16, device=asked.device, memory_format=FORMATS[layout])
+        made = torch.empty(
+            n,
+            c,
+            side,
+            side,
+            dtype=torch.bfloat16,
+            device=asked.device,
+            memory_format=FORMATS[layout],
+        )
         return made.normal_()
 
     def numbers() -> Tensor:
@@ -189,12 +236,19 @@ def given(asked: Asked, n: int, c: int, side: int, layout: str) -> Any:
     affines = [Affine(torch.randn(c, device=asked.device), numbers(), numbers()) for _ in range(2)]
     slopes = [Slopes(numbers(), numbers(), numbers()) for _ in range(2)]
     four = [maps() for _ in range(4)]
-    return tests_of_kernels().Given(*four, maps((side + 1) // 2), *affines, *slopes, numbers(), numbers())
+    return tests_of_kernels().Given(
+        *four, maps((side + 1) // 2), *affines, *slopes, numbers(), numbers()
+    )
 
 
 # ---- How near to the memory's speed is each pass?
 
-TAILS = ((64, 56), (128, 28), (1024, 14), (2048, 7))  # channels and pixels a side at the ends of stages
+TAILS = (
+    (64, 56),
+    (128, 28),
+    (1024, 14),
+    (2048, 7),
+)  # channels and pixels a side at the ends of stages
 ELEMENTS = 2**28  # of a map: many times what the cache holds, and calls longer than their launch
 CALLS = 20
 
@@ -202,7 +256,10 @@ CALLS = 20
 def bandwidth(asked: Asked) -> Iterator[Work]:
     for layout in FORMATS:
         for channels, side in TAILS[:1] if asked.tiny else TAILS:
-            yield f"{side}x{side}x{channels}, {layout}", partial(gigabytes, asked, channels, side, layout, "as trained")
+            yield (
+                f"{side}x{side}x{channels}, {layout}",
+                partial(gigabytes, asked, channels, side, layout, "as trained"),
+            )
     for channels, side in TAILS if asked.gpu else ():
         yield (
             f"{side}x{side}x{channels}, nhwc, plain passes compiled by torch",
@@ -227,22 +284,32 @@ def gigabytes(asked: Asked, channels: int, side: int, layout: str, how: str) -> 
         call = getattr(kernels, name)
         if how == "compiled":
             torch.compiler.reset()
-            call = torch.compile(getattr(plain, name), dynamic=False)
+            call = torch.compile(getattr(reference, name), dynamic=False)
         try:
             gave = call(*taken)
             gave = gave if isinstance(gave, tuple) else (gave,)
-            moved = sum(size_bytes(t) for t in (*taken, *gave) if isinstance(t, Tensor) and t.ndim == 4)
+            moved = sum(
+                size_bytes(t) for t in (*taken, *gave) if isinstance(t, Tensor) and t.ndim == 4
+            )
             found[f"{name}-{number}"] = moved / seconds(asked, partial(call, *taken)) / 1e9
         except Exception as error:
             failed[f"{name}-{number}"] = suite.why(error)
     rates = sorted(rate for name, rate in found.items() if name != "copy")
     if not rates:
         raise ValueError(f"no pass ran: {next(iter(failed.values()))}")
-    slowest = min((name for name in found if name != "copy"), key=lambda name: found[name], default="none")
+    slowest = min(
+        (name for name in found if name != "copy"), key=lambda name: found[name], default="none"
+    )
     told = f"copy {found['copy']:,.0f} GB/s, " if "copy" in found else ""
     told += f"passes {rates[0]:,.0f} to {rates[-1]:,.0f}, median {np.median(rates):,.0f}, slowest {slowest}"
     told += f"; failed: {', '.join(failed)}" if failed else ""
-    return {"gb_per_s": found, "failed": failed, "images": images, "passes": kernels.__name__, "told": told}
+    return {
+        "gb_per_s": found,
+        "failed": failed,
+        "images": images,
+        "passes": kernels.__name__,
+        "told": told,
+    }
 
 
 def size_bytes(tensor: Tensor) -> int:
@@ -263,7 +330,9 @@ def seconds(asked: Asked, call: Callable[[], object]) -> float:
         call()
         mark.record()
     torch.cuda.synchronize()
-    return float(np.median([a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)])) / 1e3
+    return (
+        float(np.median([a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)])) / 1e3
+    )
 
 
 # ---- Numbers to reach
@@ -291,12 +360,20 @@ def ratios(asked: Asked) -> Iterator[Work]:
         yield f"{name}, training padded", partial(race, asked, name, goal, "training", padded=True)
 
 
-def runners(name: str, twin: str, work: str, padded: bool) -> dict[str, tuple[Callable[[], nn.Module], bool]]:
+def runners(
+    name: str, twin: str, work: str, padded: bool
+) -> dict[str, tuple[Callable[[], nn.Module], bool]]:
     """Who races: how each is built, and whether torch.compile has it."""
     if padded:
-        narrow, wide = (partial(zoo.create, name, efficiency="lean", padded=each) for each in (False, True))
+        narrow, wide = (
+            partial(zoo.create, name, efficiency="lean", padded=each) for each in (False, True)
+        )
         ways = {"ours lean": narrow, "ours padded lean": wide}
-        return {who + how: (build, bool(how)) for how in ("", " compiled") for who, build in ways.items()}
+        return {
+            who + how: (build, bool(how))
+            for how in ("", " compiled")
+            for who, build in ways.items()
+        }
     timm, ours = partial(zoo.create, f"timm/{twin}"), partial(zoo.create, name)
     found: dict[str, tuple[Callable[[], nn.Module], bool]] = {
         "timm eager": (timm, False),
@@ -311,17 +388,31 @@ def runners(name: str, twin: str, work: str, padded: bool) -> dict[str, tuple[Ca
             "ours folded compiled": (fold, True),
         }
     lean = partial(zoo.create, name, efficiency="lean")
-    found |= {"ours plain": (ours, False), "ours lean": (lean, False), "ours lean compiled": (lean, True)}
+    found |= {
+        "ours plain": (ours, False),
+        "ours lean": (lean, False),
+        "ours lean compiled": (lean, True),
+    }
     if name == "tresnet_m":
         resnet = partial(zoo.create, "timm/resnet50")
         found |= {"resnet50 eager": (resnet, False), "resnet50 compiled": (resnet, True)}
     return found
 
 
-def race(asked: Asked, name: str, goal: tuple[str, int, int, float, float], work: str, padded: bool = False) -> Finding:
+def race(
+    asked: Asked,
+    name: str,
+    goal: tuple[str, int, int, float, float],
+    work: str,
+    padded: bool = False,
+) -> Finding:
     """All in turn in every round, each in the layout that is its best; a compiled one has that of its eager twin."""
     twin, side, batch, over_eager, over_compiled = goal
-    short = dict(warmup_s=0.0, rounds=2, round_s=0.01) if asked.tiny else dict(warmup_s=0.5, rounds=3, round_s=0.2)
+    short = (
+        dict(warmup_s=0.0, rounds=2, round_s=0.01)
+        if asked.tiny
+        else dict(warmup_s=0.5, rounds=3, round_s=0.2)
+    )
     trial = replace(THROUGHPUT, batch=batch, resolution=side, work=work, **short)
     full = trial if asked.tiny else replace(trial, warmup_s=1.0, rounds=15)
     layouts: dict[str, str] = {}
@@ -342,7 +433,8 @@ def race(asked: Asked, name: str, goal: tuple[str, int, int, float, float], work
             try:
                 if compiled:
                     layout = (
-                        layouts.get(who.removesuffix("compiled") + "eager") or layouts[who.removesuffix(" compiled")]
+                        layouts.get(who.removesuffix("compiled") + "eager")
+                        or layouts[who.removesuffix(" compiled")]
                     )
                     steps[who] = step(build, layout, True)
                 else:
@@ -355,24 +447,44 @@ def race(asked: Asked, name: str, goal: tuple[str, int, int, float, float], work
             except Exception as error:
                 failed[who] = suite.why(error)
                 error.__traceback__ = None
-        found = {one.name: one for one in measure_all(steps, full, asked.device, precision="bfloat16")}
+        found = {
+            one.name: one for one in measure_all(steps, full, asked.device, precision="bfloat16")
+        }
     rates = {who: one.images_per_s for who, one in found.items()}
     ours = "ours padded" if padded else "ours"
     best = max((who for who in rates if who.startswith(ours)), key=lambda who: rates[who])
-    times = {who: float(np.median(np.divide(found[best].samples, found[who].samples))) for who in found if who != best}
+    times = {
+        who: float(np.median(np.divide(found[best].samples, found[who].samples)))
+        for who in found
+        if who != best
+    }
     goals = {"timm eager": over_eager, "timm compiled": over_compiled}
     goals |= {"ours lean": over_eager, "ours lean compiled": over_compiled} if padded else {}
     goals = goals if work == "training" else {"timm compiled": GOAL_INFERENCE}
     if name == "tresnet_m" and work == "training":
         goals |= {"resnet50 eager": 1.0, "resnet50 compiled": 1.0}
     goals = {who: least for who, least in goals.items() if who in times}
-    told = f"{best} {rates[best]:,.0f}/s; " + ", ".join(f"x{times[w]:.2f} {w} (goal {g:g})" for w, g in goals.items())
+    told = f"{best} {rates[best]:,.0f}/s; " + ", ".join(
+        f"x{times[w]:.2f} {w} (goal {g:g})" for w, g in goals.items()
+    )
     told += f"; failed: {', '.join(failed)}" if failed else ""
     samples = {who: one.samples for who, one in found.items()}
     here = {who: asdict(one.environment) for who, one in found.items()}
     return {
-        **dict(ok=all(times[w] >= g for w, g in goals.items()) and not failed, told=told, best=best, times=times),
-        **dict(goals=goals, images_per_s=rates, batch=batch, resolution=side, precision="bfloat16", layouts=layouts),
+        **dict(
+            ok=all(times[w] >= g for w, g in goals.items()) and not failed,
+            told=told,
+            best=best,
+            times=times,
+        ),
+        **dict(
+            goals=goals,
+            images_per_s=rates,
+            batch=batch,
+            resolution=side,
+            precision="bfloat16",
+            layouts=layouts,
+        ),
         **dict(layouts_tried=tried, failed=failed, samples=samples, environments=here),
     }
 
@@ -393,7 +505,9 @@ def batches(asked: Asked) -> Iterator[Work]:
         "tresnet_m lean int8 compiled": (partial(lean, int8=True), True),
     }
     if asked.tiny:
-        nets = {"tresnet_tiny lean": (partial(zoo.create, "tresnet_tiny", efficiency="lean"), False)}
+        nets = {
+            "tresnet_tiny lean": (partial(zoo.create, "tresnet_tiny", efficiency="lean"), False)
+        }
     for label, (build, compiled) in nets.items():
         yield f"{label} under {GIB:g} GiB", partial(batch_of, asked, label, build, compiled)
 
@@ -401,7 +515,9 @@ def batches(asked: Asked) -> Iterator[Work]:
 def batch_of(asked: Asked, label: str, build: Callable[[], nn.Module], compiled: bool) -> Finding:
     net, side = build(), 32 if asked.tiny else 224
     room = GIB * 2**30 if asked.gpu else 2**28
-    guess = predict(net, room, side, "bfloat16", device="cuda" if asked.gpu else "cpu", compiled=compiled)
+    guess = predict(
+        net, room, side, "bfloat16", device="cuda" if asked.gpu else "cpu", compiled=compiled
+    )
     trial = Trial(
         net=net,
         resolution=side,
@@ -412,10 +528,17 @@ def batch_of(asked: Asked, label: str, build: Callable[[], nn.Module], compiled:
         compiled=compiled,
         map_batch=guess.map_batch,
     )
-    probes = list(islice(search(trial.probe, 8 if asked.tiny else guess.batch), 1 if asked.tiny else None))
+    probes = list(
+        islice(search(trial.probe, 8 if asked.tiny else guess.batch), 1 if asked.tiny else None)
+    )
     found = largest(probes, label)
     told = f"{found}, predicted {guess.batch}, {len(probes)} tries"
-    return {"largest_batch": found, "predicted": guess.batch, "probes": [asdict(p) for p in probes], "told": told}
+    return {
+        "largest_batch": found,
+        "predicted": guess.batch,
+        "probes": [asdict(p) for p in probes],
+        "told": told,
+    }
 
 
 # ---- The papers' tables
@@ -431,7 +554,9 @@ def quick_suite(asked: Asked) -> Finding:
     failed, count, page = [], 0, ""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder)
-        for row in suite.run(rows, device=asked.device, quick=True, minutes=GRACE * asked.seconds / 60, **given):
+        for row in suite.run(
+            rows, device=asked.device, quick=True, minutes=GRACE * asked.seconds / 60, **given
+        ):
             print(row.summary(), flush=True)
             count, failed = count + 1, [*failed, *row.failed]
             for name in (suite.PAGE, suite.DATA):
@@ -439,7 +564,13 @@ def quick_suite(asked: Asked) -> Finding:
         page = (rows / suite.PAGE).read_text()
     left = page.count("not measured yet")
     told = f"{count} contests, {left} left for want of time, {len(failed)} failures; see suite_{suite.PAGE}"
-    return {"ok": not failed and not left, "contests": count, "left": left, "failed": failed, "told": told}
+    return {
+        "ok": not failed and not left,
+        "contests": count,
+        "left": left,
+        "failed": failed,
+        "told": told,
+    }
 
 
 # ---- Does training learn, and is it fed?
@@ -459,14 +590,19 @@ def training(asked: Asked) -> Iterator[Work]:
 
 def learn(asked: Asked, recipe: Any) -> Finding:
     """Epochs for two minutes, of a recipe that would go on; its scores are of the weights at that time."""
-    from fullstride.data.images import open_data
+    from fullstride.data.dataset import open_data
     from fullstride.train import run
 
     last, limit = {}, 1.0 if asked.tiny else min(120.0, 0.6 * asked.seconds)
     began, rates = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as folder:
         rows = run.train(
-            Path(folder), "tresnet_tiny", open_data("digits"), recipe, device=asked.device, workers=workers(asked)
+            Path(folder),
+            "tresnet_tiny",
+            open_data("digits"),
+            recipe,
+            device=asked.device,
+            workers=workers(asked),
         )
         for last in rows:
             rates.append(last["images_per_s"])
@@ -475,15 +611,20 @@ def learn(asked: Asked, recipe: Any) -> Finding:
         rows.close()  # pyright: ignore[reportAttributeAccessIssue]
     told = f"{len(rates)} epochs, loss {last['loss']:.3f}, minival {last['minival_top1']:.1f} %"
     told += f", {np.median(rates):,.0f} images/s, {last['data_share']:.0%} of the time waiting"
-    return {"ok": asked.tiny or last["minival_top1"] > 90, "epochs": rates, "last": last, "told": told}
+    return {
+        "ok": asked.tiny or last["minival_top1"] > 90,
+        "epochs": rates,
+        "last": last,
+        "told": told,
+    }
 
 
 def fed(asked: Asked, recipe: Any) -> Finding:
-    from fullstride.data.images import open_data
-    from fullstride.train import feed
+    from fullstride.data.dataset import open_data
+    from fullstride.train import data_bench
 
     how = dict(workers=workers(asked), device=asked.device, seconds=0.1 if asked.tiny else 5.0)
-    found = feed.balance("tresnet_tiny", open_data("digits"), recipe, **how)  # pyright: ignore[reportArgumentType]
+    found = data_bench.balance("tresnet_tiny", open_data("digits"), recipe, **how)  # pyright: ignore[reportArgumentType]
     return {**asdict(found), "told": found.verdict()}
 
 
@@ -507,7 +648,11 @@ PARTS: dict[str, tuple[Callable[[Asked], Iterator[Work]], float]] = {
 def do(part: str, asked: Asked, commit: str = "", match: str = "") -> None:
     """One part, in this process; the file grows with every finding."""
     here = Environment.here(asked.device)
-    told = {"part": part, "environment": asdict(replace(here, commit=commit or here.commit)), "findings": []}
+    told = {
+        "part": part,
+        "environment": asdict(replace(here, commit=commit or here.commit)),
+        "findings": [],
+    }
     deadline = time.monotonic() + GRACE * asked.seconds
     for name, work in PARTS[part][0](asked):
         if match not in name:
@@ -523,7 +668,9 @@ def do(part: str, asked: Asked, commit: str = "", match: str = "") -> None:
                 error.__traceback__ = None  # it holds maps
         if asked.gpu:
             free()
-        told["findings"].append({"name": name, **finding, "seconds": round(time.monotonic() - began, 1)})
+        told["findings"].append(
+            {"name": name, **finding, "seconds": round(time.monotonic() - began, 1)}
+        )
         write(asked.out / f"{part}.json", told)
         print(line(part, told["findings"][-1]), flush=True)
 
@@ -535,7 +682,9 @@ def free() -> None:
 
 def line(part: str, finding: Finding) -> str:
     sign = ("ok   " if finding["ok"] else "BAD  ") if "ok" in finding else "     "
-    said = f"error: {finding['error']}" if isinstance(finding.get("error"), str) else finding["told"]
+    said = (
+        f"error: {finding['error']}" if isinstance(finding.get("error"), str) else finding["told"]
+    )
     return f"{sign}{part}: {finding['name']}: {said}"[:WIDTH]
 
 
@@ -547,7 +696,10 @@ def write(path: Path, told: Any) -> None:
 
 def start(part: str, words: Sequence[str], seconds: float) -> str | None:
     """The part in a process of its own with all that it starts; returns why it ended, where it was not by itself."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+    }
     command = [sys.executable, __file__, "--only", part, "--minutes", str(seconds / 60), *words]
     process = subprocess.Popen(command, env=variables, start_new_session=True)
     try:
@@ -564,10 +716,16 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--minutes", type=float, help="of each part; each has its own otherwise")
-    parser.add_argument("--out", type=Path, default=os.environ.get("OUT") or ROOT / "benchmarks" / "results_gpu")
+    parser.add_argument(
+        "--out", type=Path, default=os.environ.get("OUT") or ROOT / "benchmarks" / "results_gpu"
+    )
     parser.add_argument("--commit", default="", help="where git cannot be asked")
-    parser.add_argument("--match", default="", help="only what has this in its name, as resnet_rs or nhwc")
-    parser.add_argument("--tiny", action="store_true", help="tiny networks and maps, to try the script itself")
+    parser.add_argument(
+        "--match", default="", help="only what has this in its name, as resnet_rs or nhwc"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny networks and maps, to try the script itself"
+    )
     parser.add_argument("--only", choices=list(PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     device, out = choose_device(args.device), Path(args.out)
@@ -576,14 +734,27 @@ def main() -> None:
         asked = Asked(device=device, tiny=args.tiny, out=out, seconds=60 * args.minutes)
         do(args.only, asked, args.commit, args.match)
         return
-    words = ["--device", str(device), "--out", str(out), "--commit", args.commit, "--match", args.match]
+    words = [
+        "--device",
+        str(device),
+        "--out",
+        str(out),
+        "--commit",
+        args.commit,
+        "--match",
+        args.match,
+    ]
     words += ["--tiny"] * args.tiny
     ends, summary = {}, []
     for part in args.parts:
         (out / f"{part}.json").unlink(missing_ok=True)
         ends[part] = start(part, words, 60 * (args.minutes or PARTS[part][1]))
         written = out / f"{part}.json"
-        summary += [line(part, f) for f in json.loads(written.read_text())["findings"]] if written.exists() else []
+        summary += (
+            [line(part, f) for f in json.loads(written.read_text())["findings"]]
+            if written.exists()
+            else []
+        )
         summary += [f"BAD  {part}: {ends[part]}"] if ends[part] else []
         write(out / "summary.json", {"ends": ends, "lines": summary})
     print("\n".join(["", *summary[: LINES - 1]]))

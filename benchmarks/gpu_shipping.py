@@ -23,13 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from fullstride.deploy.fuse import folded  # noqa: E402
+from fullstride.deploy.fold_batch_norm import folded  # noqa: E402
 from fullstride.measure.bench import measure_all  # noqa: E402
 from fullstride.measure.environment import Environment  # noqa: E402
 from fullstride.measure.protocols import ONLINE, THROUGHPUT  # noqa: E402
 from fullstride.nets import zoo  # noqa: E402
 
-PAIRS = {"tresnet_m": "timm/tresnet_m", "resnet_rs_50": "timm/resnetrs50", "genet_large": "timm/gernet_l"}
+PAIRS = {
+    "tresnet_m": "timm/tresnet_m",
+    "resnet_rs_50": "timm/resnetrs50",
+    "genet_large": "timm/gernet_l",
+}
 Call = Callable[[Tensor], Tensor]
 
 
@@ -42,12 +46,22 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device(asked.device)
     pairs, side, batches = (
-        (PAIRS, 224, (1, 8, 64, 256)) if not asked.tiny else ({"genet_tiny": "timm/resnet10t"}, 32, (1, 4))
+        (PAIRS, 224, (1, 8, 64, 256))
+        if not asked.tiny
+        else ({"genet_tiny": "timm/resnet10t"}, 32, (1, 4))
     )
-    found: dict[str, Any] = {"commit": asked.commit, "environment": asdict(Environment.here(device)), "rows": []}
+    found: dict[str, Any] = {
+        "commit": asked.commit,
+        "environment": asdict(Environment.here(device)),
+        "rows": [],
+    }
     for name, theirs in pairs.items():
-        ours = folded(zoo.create(name)).to(device, torch.bfloat16, memory_format=torch.channels_last)
-        timm = zoo.create(theirs).eval().to(device, torch.bfloat16, memory_format=torch.channels_last)
+        ours = folded(zoo.create(name)).to(
+            device, torch.bfloat16, memory_format=torch.channels_last
+        )
+        timm = (
+            zoo.create(theirs).eval().to(device, torch.bfloat16, memory_format=torch.channels_last)
+        )
         for batch in batches:
             x = torch.randn(batch, 3, side, side, device=device, dtype=torch.bfloat16)
             x = x.contiguous(memory_format=torch.channels_last)
@@ -55,7 +69,9 @@ def main() -> None:
             asked.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def ways(ours: nn.Module, timm: nn.Module, x: Tensor, device: torch.device) -> dict[str, Call | str]:
+def ways(
+    ours: nn.Module, timm: nn.Module, x: Tensor, device: torch.device
+) -> dict[str, Call | str]:
     """Each way to answer a batch like `x`; of one that is not to be had here, why."""
     makers: dict[str, Callable[[], Call]] = {
         "timm compiled": partial(torch.compile, timm, dynamic=False),
@@ -76,11 +92,16 @@ def ways(ours: nn.Module, timm: nn.Module, x: Tensor, device: torch.device) -> d
             try:
                 call = make()
                 answers = call(x).float()
-                if not way.startswith("timm") and (answers - expected).abs().max() > 0.05 * expected.abs().max():
+                if (
+                    not way.startswith("timm")
+                    and (answers - expected).abs().max() > 0.05 * expected.abs().max()
+                ):
                     raise ValueError("its answers differ by more than a twentieth of the largest")
                 found[way] = call
             except Exception as error:  # whatever fails is written down and stops nothing else
-                found[way] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+                found[way] = (
+                    f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+                )
     return found
 
 
@@ -88,7 +109,9 @@ def ahead_of_time(net: nn.Module, x: Tensor) -> Call:
     program = torch.export.export(net, (x,))
     with tempfile.TemporaryDirectory() as scratch:
         path = str(Path(scratch) / "net.pt2")
-        torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs={"freezing": True})
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=path, inductor_configs={"freezing": True}
+        )
         return torch._inductor.aoti_load_package(path)
 
 
@@ -99,13 +122,17 @@ def by_tensorrt(net: nn.Module, x: Tensor) -> Call:
 
 
 def contest(name: str, calls: dict[str, Call | str], x: Tensor, tiny: bool) -> list[dict[str, Any]]:
-    protocol = replace(ONLINE if len(x) == 1 else replace(THROUGHPUT, batch=len(x)), resolution=x.shape[-1])
+    protocol = replace(
+        ONLINE if len(x) == 1 else replace(THROUGHPUT, batch=len(x)), resolution=x.shape[-1]
+    )
     if tiny:
         protocol = replace(protocol, rounds=2, warmup_s=0.0, round_s=0.01)
     with torch.inference_mode():
         steps = {way: partial(call, x) for way, call in calls.items() if not isinstance(call, str)}
         against = "timm compiled" if "timm compiled" in steps else "eager"
-        rows = measure_all(steps, protocol, x.device, precision="bfloat16", layout="nhwc", reference=against)
+        rows = measure_all(
+            steps, protocol, x.device, precision="bfloat16", layout="nhwc", reference=against
+        )
     told = [{"network": name, **asdict(row), "environment": None} for row in rows]
     for row in rows:
         speed = f"p50 {row.ms_p50:.3f} ms" if row.ms_p50 else f"{row.images_per_s:,.0f} images/s"
@@ -113,7 +140,13 @@ def contest(name: str, calls: dict[str, Call | str], x: Tensor, tiny: bool) -> l
     missing = {way: why for way, why in calls.items() if isinstance(why, str)}
     for way, why in missing.items():
         print(f"{name:14}{len(x):>4}  {way:16}{why}", flush=True)
-    return [*told, *({"network": name, "name": way, "batch": len(x), "failed": why} for way, why in missing.items())]
+    return [
+        *told,
+        *(
+            {"network": name, "name": way, "batch": len(x), "failed": why}
+            for way, why in missing.items()
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -19,17 +19,27 @@ from pathlib import Path
 
 import numpy as np
 import timm
-from latency_tables import RTX3090, RTX4090, SHEETS, TABLES, Case, Table, Tracer, paper_cases, timm_cases
+from latency_tables import (
+    RTX3090,
+    RTX4090,
+    SHEETS,
+    TABLES,
+    Case,
+    Table,
+    Tracer,
+    paper_cases,
+    timm_cases,
+)
 from scipy.stats import rankdata
 
+from fullstride.latency import Profile, save_profile
+from fullstride.latency.fitting import apart, covered, error, fit, interval, left_out
+from fullstride.latency.profiles import Fit, elsewhere, sober
+from fullstride.latency.roofline import prepare, times
 from fullstride.measure.environment import Environment
-from fullstride.measure.latency import Profile, save_profile
-from fullstride.measure.latency.fit import apart, covered, error, fit, interval, left_out
-from fullstride.measure.latency.model import prepare, times
-from fullstride.measure.latency.profiles import Fit, elsewhere, sober
-from fullstride.nets.disk import replacing
+from fullstride.storage import replacing
 
-PROFILES = Path(__file__).parents[1] / "src/fullstride/measure/latency/profiles"
+PROFILES = Path(__file__).parents[1] / "src/fullstride/latency/profiles"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +56,9 @@ class Result:
     covered: float  # percent, of intervals for 90
     goal: float
     goal_rank: float
-    by_batch: dict[int, tuple[float, float, float, float]]  # error, rank, FLOPs' error, parameters' error
+    by_batch: dict[
+        int, tuple[float, float, float, float]
+    ]  # error, rank, FLOPs' error, parameters' error
     worst: dict[str, float]  # error of the families that are off by more than 20 %
 
 
@@ -73,7 +85,12 @@ def one_factor(amount: np.ndarray, seconds: np.ndarray, families: np.ndarray) ->
 
 
 def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
-    work = prepare([c.operators for c in cases], [c.batch for c in cases], table.machine, training=table.training)
+    work = prepare(
+        [c.operators for c in cases],
+        [c.batch for c in cases],
+        table.machine,
+        training=table.training,
+    )
     seconds = np.array([case.seconds for case in cases])
     families = np.array([case.family for case in cases])
     found = left_out(work, seconds, families, table.names, table.priors)
@@ -118,13 +135,17 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
         high=round(high, 3),
         apart=round(apart(found / work.batch, image, groups), 2),
         networks=result.networks,
-        source="arXiv:2006.14090 Tables 7 to 9" if table.paper else f"timm, results/benchmark-{table.file}",
+        source="arXiv:2006.14090 Tables 7 to 9"
+        if table.paper
+        else f"timm, results/benchmark-{table.file}",
         software=table.software,
         date=datetime.now(UTC).date().isoformat(),
     )
 
 
-def by_sheet(basis: Profile, title: str, here: Sequence[Case], there: Sequence[Case]) -> tuple[Result, Fit]:
+def by_sheet(
+    basis: Profile, title: str, here: Sequence[Case], there: Sequence[Case]
+) -> tuple[Result, Fit]:
     """The numbers of `basis`, fitted to `here`, on the RTX 4090 of `there`, and the fit with the errors made there."""
 
     def sizes(cases: Sequence[Case], column: str) -> np.ndarray:
@@ -237,21 +258,39 @@ def page(results: Sequence[Result], where: Environment) -> str:
         )
     for r in results:
         if r.by_batch:
-            lines += ["", f"{r.table}, by batch size:", "", "| | " + " | ".join(map(str, r.by_batch)) + " |"]
+            lines += [
+                "",
+                f"{r.table}, by batch size:",
+                "",
+                "| | " + " | ".join(map(str, r.by_batch)) + " |",
+            ]
             lines.append("| --- |" + " --- |" * len(r.by_batch))
             for i, label in enumerate(("error", "rank", "error of FLOPs", "error of parameters")):
                 digits = 3 if label == "rank" else 1
-                lines.append(f"| {label} | " + " | ".join(f"{row[i]:.{digits}f}" for row in r.by_batch.values()) + " |")
+                lines.append(
+                    f"| {label} | "
+                    + " | ".join(f"{row[i]:.{digits}f}" for row in r.by_batch.values())
+                    + " |"
+                )
     lines += ["", "Families that are off by more than 20 %:", ""]
     for r in results:
         if r.worst:
-            lines.append(f"- {r.table}: " + ", ".join(f"{family} {value:.0f}" for family, value in r.worst.items()))
-    lines += [ABOUT, f"torch {where.torch}, timm {timm.__version__}, {datetime.now(UTC).date().isoformat()}.", ""]
+            lines.append(
+                f"- {r.table}: "
+                + ", ".join(f"{family} {value:.0f}" for family, value in r.worst.items())
+            )
+    lines += [
+        ABOUT,
+        f"torch {where.torch}, timm {timm.__version__}, {datetime.now(UTC).date().isoformat()}.",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--timm", type=Path, required=True, help="folder with timm's result tables")
     asked.add_argument("--cache", type=Path, help="file that keeps traced operators (.npz)")
     asked.add_argument("--write", action="store_true", help="write the profiles of the package")
@@ -259,12 +298,17 @@ def main() -> None:
     tracer = Tracer(args.cache)
     results, fits, cases = [], [], {}
     for table in TABLES:
-        cases[table.title] = paper_cases(table, tracer) if table.paper else timm_cases(table, args.timm, tracer)
+        cases[table.title] = (
+            paper_cases(table, tracer) if table.paper else timm_cases(table, args.timm, tracer)
+        )
         tracer.save()
         result, fitted = evaluate(table, cases[table.title])
         results.append(result)
         fits.append((table, fitted))
-        print(f"{table.title}: error {result.error:.1f} (goal {table.goal:g}), rank {result.rank:.3f}", flush=True)
+        print(
+            f"{table.title}: error {result.error:.1f} (goal {table.goal:g}), rank {result.rank:.3f}",
+            flush=True,
+        )
     made = profiles(fits)
     moved = "RTX 3090 -> 4090 by data sheet"
     result, wider = by_sheet(made["rtx3090"], moved, cases["RTX 3090 nhwc"], cases["RTX 4090 nhwc"])

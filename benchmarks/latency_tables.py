@@ -12,12 +12,12 @@ from timm.models.efficientnet import _gen_mobilenet_v2
 from timm.utils.model import reparameterize_model
 from torch import nn
 
-from fullstride.measure.latency import Operators, traced
-from fullstride.measure.latency.fit import FILLED, PRIORS
-from fullstride.measure.latency.model import Machine
-from fullstride.measure.latency.operators import KIND, NAMES
-from fullstride.measure.tables import latencies
-from fullstride.nets.disk import replacing
+from fullstride.latency import Operators, traced
+from fullstride.latency.fitting import FILLED, PRIORS
+from fullstride.latency.roofline import Machine
+from fullstride.measure.cost.operators import KIND, NAMES
+from fullstride.storage import replacing
+from fullstride.tables import latencies
 
 # GENet's networks that timm has: family, timm's name (or MobileNetV2's width), pixels a side.
 PAPER: dict[str, tuple[str, str | float, int]] = {
@@ -59,7 +59,12 @@ TURING = "NVIDIA T4 data sheet: 65 TFLOPS fp16, 130 TOPS int8, 320 GB/s"
 AMPERE = "NVIDIA GA102 white paper: RTX 3090, 71 TFLOPS fp16 with fp32 accumulate, dense; 936 GB/s"
 ADA = "NVIDIA Ada white paper: RTX 4090, 165.2 TFLOPS fp16 with fp32 accumulate, dense; 1008 GB/s"
 V100 = Machine(
-    engine="eager", peak_tflops=112, bandwidth_gb_s=900, folded=True, split_silu=True, silu_launches=2
+    engine="eager",
+    peak_tflops=112,
+    bandwidth_gb_s=900,
+    folded=True,
+    split_silu=True,
+    silu_launches=2,
 )  # PyTorch before 1.7 had no SiLU
 T4 = Machine(engine="tensorrt", peak_tflops=65, bandwidth_gb_s=320, folded=True, split_silu=True)
 T4_INT8 = replace(T4, peak_tflops=130, bytes_per_element=1)
@@ -75,8 +80,26 @@ SHEETS = {
     "t4": ("NVIDIA T4", 65, 320),
 }
 
-EAGER = ("dense", "1x1", "depthwise", "group_channels", "convolution", "elementwise", "launch_us", "host_us")
-TENSORRT = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launch_us", "start_us", "image_us")
+EAGER = (
+    "dense",
+    "1x1",
+    "depthwise",
+    "group_channels",
+    "convolution",
+    "elementwise",
+    "launch_us",
+    "host_us",
+)
+TENSORRT = (
+    "dense",
+    "1x1",
+    "depthwise",
+    "group_channels",
+    "convolution",
+    "launch_us",
+    "start_us",
+    "image_us",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +121,9 @@ class Table:
     file: str = ""  # of timm; "" for a paper's table
     paper: Literal["v100_fp16", "t4_fp16", "t4_int8", ""] = ""
     training: bool = False
-    fused: bool = False  # timm of that day timed networks whose branches are merged into one convolution
+    fused: bool = (
+        False  # timm of that day timed networks whose branches are merged into one convolution
+    )
     note: str = ""
 
 
@@ -190,9 +215,13 @@ class Tracer:
             with np.load(cache) as file:
                 ends = np.cumsum(file["sizes"])
                 parts = np.split(file["rows"], ends[:-1])
-                self.known = {str(key): columns(rows) for key, rows in zip(file["keys"], parts, strict=True)}
+                self.known = {
+                    str(key): columns(rows) for key, rows in zip(file["keys"], parts, strict=True)
+                }
 
-    def __call__(self, name: str, resolution: int, build: Callable[[], nn.Module], fused: bool = False) -> Operators:
+    def __call__(
+        self, name: str, resolution: int, build: Callable[[], nn.Module], fused: bool = False
+    ) -> Operators:
         key = f"{name} {resolution} {int(fused)}"
         if key not in self.known:
             made = reparameterize_model(build().eval()) if fused else build
@@ -202,14 +231,24 @@ class Tracer:
 
     def save(self) -> None:
         if self.cache and self.new:
-            rows = [np.column_stack([getattr(net, name) for name in NAMES]) for net in self.known.values()]
+            rows = [
+                np.column_stack([getattr(net, name) for name in NAMES])
+                for net in self.known.values()
+            ]
             with replacing(self.cache) as beside, beside.open("wb") as file:
-                np.savez(file, keys=list(self.known), sizes=[len(r) for r in rows], rows=np.concatenate(rows))
+                np.savez(
+                    file,
+                    keys=list(self.known),
+                    sizes=[len(r) for r in rows],
+                    rows=np.concatenate(rows),
+                )
 
 
 def columns(rows: np.ndarray) -> Operators:
     whole = {"kind": np.int64, "chain": np.int64}
-    return Operators(*(rows[:, i].astype(whole.get(name, np.float64)) for i, name in enumerate(NAMES)))
+    return Operators(
+        *(rows[:, i].astype(whole.get(name, np.float64)) for i, name in enumerate(NAMES))
+    )
 
 
 def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
@@ -217,17 +256,30 @@ def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
         _, name, resolution = PAPER[printed]
         if isinstance(name, str):
             return tracer(name, resolution, lambda: timm.create_model(name))
-        return tracer(f"mobilenetv2-{name}", resolution, lambda: _gen_mobilenet_v2("mobilenetv2_100", name))
+        return tracer(
+            f"mobilenetv2-{name}", resolution, lambda: _gen_mobilenet_v2("mobilenetv2_100", name)
+        )
 
     assert table.paper
     return [
-        Case(row.name, PAPER[row.name][0], network(row.name), row.batch, row.ms_per_image * row.batch / 1e3)
+        Case(
+            row.name,
+            PAPER[row.name][0],
+            network(row.name),
+            row.batch,
+            row.ms_per_image * row.batch / 1e3,
+        )
         for row in latencies(table.paper)
         if row.name in PAPER
     ]
 
 
-MERGING = ("byobnet", "repghost", "repvit", "ghostnet")  # timm's modules with branches that can be merged
+MERGING = (
+    "byobnet",
+    "repghost",
+    "repvit",
+    "ghostnet",
+)  # timm's modules with branches that can be merged
 
 
 def timm_cases(table: Table, folder: Path, tracer: Tracer) -> list[Case]:
@@ -243,7 +295,9 @@ def timm_cases(table: Table, folder: Path, tracer: Tracer) -> list[Case]:
             if family not in MODULES:
                 continue
             fused = table.fused and family in MERGING
-            net = tracer(name, resolution, lambda name=name: timm.create_model(name, pretrained=False), fused)
+            net = tracer(
+                name, resolution, lambda name=name: timm.create_model(name, pretrained=False), fused
+            )
             spatial = np.isin(net.kind, [KIND[k] for k in ("dense", "depthwise", "grouped")])
             attention = (net.macs * net.count)[net.kind == KIND["product"]].sum()
             if net.count[spatial].sum() < 4 or attention > 0.01 * net.total_macs:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, empty_like
 
 from fullstride.measure.environment import Environment
-from fullstride.measure.step import compiling
+from fullstride.measure.workload import compiling
 from fullstride.nets import zoo
-from fullstride.nets.compiled import compiled_for_training
-from fullstride.nets.kernels import plain
+from fullstride.nets.fused import reference
+from fullstride.nets.fused.compile import compiled_for_training
 from fullstride.nets.network import Network
 
 FEW, MORE, SIDE = 2, 6, 224
@@ -48,7 +48,9 @@ def halved(x: Tensor) -> Tensor:
 
 ALLOCATING: dict[str, Callable[..., Any]] = {  # by the names of `plain`
     "stats": lambda x, *_: (numbers(x), numbers(x)),
-    "join": lambda x, affine, other, other_affine, slope, dtype=None: empty_like(x, dtype=dtype or x.dtype),
+    "join": lambda x, affine, other, other_affine, slope, dtype=None: empty_like(
+        x, dtype=dtype or x.dtype
+    ),
     "join_coded": lambda x, affine, other, other_affine, *_: (
         empty_like(x),
         codes(x),
@@ -75,9 +77,16 @@ ALLOCATING: dict[str, Callable[..., Any]] = {  # by the names of `plain`
 
 def peak_bytes(form: dict[str, Any], batch: int) -> int:
     """The most that a second step has at once, beside what was there before it."""
-    net = zoo.create("tresnet_m", **form).to(torch.bfloat16).to(memory_format=torch.channels_last).train()
+    net = (
+        zoo.create("tresnet_m", **form)
+        .to(torch.bfloat16)
+        .to(memory_format=torch.channels_last)
+        .train()
+    )
     assert isinstance(net, Network)
-    images = torch.randn(batch, 3, SIDE, SIDE, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, SIDE, SIDE, dtype=torch.bfloat16).contiguous(
+        memory_format=torch.channels_last
+    )
     with compiling(True):
         made = compiled_for_training(net, dynamic=False)
         assert made.mode == "recompute", made.reason
@@ -87,7 +96,9 @@ def peak_bytes(form: dict[str, Any], batch: int) -> int:
             net.zero_grad()
 
         step()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as seen:
             step()
     profiler: Any = seen.profiler  # its events of memory are in no public list
     events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
@@ -103,15 +114,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     out = parser.parse_args().out
     for name, function in ALLOCATING.items():
-        assert hasattr(plain, name)
-        setattr(plain, name, function)
+        assert hasattr(reference, name)
+        setattr(reference, name, function)
     found = {}
     for name, form in FORMS.items():
         found[name] = (peak_bytes(form, MORE) - peak_bytes(form, FEW)) // (MORE - FEW)
         print(f"tresnet_m {name:18}{found[name] / 1e6:6.1f} MB", flush=True)
     if out:
-        told = dict(network="tresnet_m", resolution=SIDE, precision="bfloat16", unit="bytes per image", compiled=True)
-        out.write_text(json.dumps(dict(environment=asdict(Environment.here()), **told, peak=found), indent=1) + "\n")
+        told = dict(
+            network="tresnet_m",
+            resolution=SIDE,
+            precision="bfloat16",
+            unit="bytes per image",
+            compiled=True,
+        )
+        out.write_text(
+            json.dumps(dict(environment=asdict(Environment.here()), **told, peak=found), indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -25,15 +25,19 @@ from PIL import Image
 from torch import nn
 
 from fullstride.deploy.export import Sample, export
+from fullstride.deploy.exported import Engine, Kind
 from fullstride.deploy.formats import FORMATS, open_file
-from fullstride.deploy.shipped import Engine, Kind
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.disk import replacing
+from fullstride.storage import replacing
 
-PAIRS = {"tresnet_m": "timm/tresnet_m", "resnet_rs_50": "timm/resnetrs50", "genet_large": "timm/gernet_l"}
+PAIRS = {
+    "tresnet_m": "timm/tresnet_m",
+    "resnet_rs_50": "timm/resnetrs50",
+    "genet_large": "timm/gernet_l",
+}
 SIDE, BATCHES, THREADS = 224, (1, 16), 2
 FILES: tuple[tuple[str, Kind], ...] = (
     ("openvino", "fp32"),
@@ -67,10 +71,15 @@ def main() -> None:
             speed = f"{1000 / row.images_per_s:>10.2f}{row.spread:>8.2f}{row.ratio:>12.2f}"
             print(f"{name:14}{row.name:16}{row.protocol.batch:>6}{speed}", flush=True)
     whole = subprocess.run(
-        [sys.executable, __file__, "--one-export", "tresnet_m"], capture_output=True, text=True, check=True
+        [sys.executable, __file__, "--one-export", "tresnet_m"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     took = json.loads(whole.stdout.splitlines()[-1])
-    print(f"export of tresnet_m to ONNX: {took['seconds']:.1f} s, {took['peak_memory_gib']:.2f} GiB")
+    print(
+        f"export of tresnet_m to ONNX: {took['seconds']:.1f} s, {took['peak_memory_gib']:.2f} GiB"
+    )
     if asked.out:
         with replacing(asked.out) as beside:
             found = {"export": took, "rows": [{**asdict(row), "environment": None} for row in rows]}
@@ -143,8 +152,15 @@ def one_export(name: str) -> dict[str, float]:
         began = time.perf_counter()
         ship(bundle, Path(scratch) / "net.onnx", "onnx", "fp32")
         seconds = time.perf_counter() - began
-    (kib,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
-    return {"seconds": seconds, "peak_memory_gib": int(kib) / 2**20}  # getrusage would count the parent's memory
+    (kib,) = (
+        line.split()[1]
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if "VmHWM" in line
+    )
+    return {
+        "seconds": seconds,
+        "peak_memory_gib": int(kib) / 2**20,
+    }  # getrusage would count the parent's memory
 
 
 if __name__ == "__main__":

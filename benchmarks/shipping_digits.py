@@ -17,7 +17,7 @@ from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import answers, inputs, logits
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
-from fullstride.nets.disk import replacing
+from fullstride.storage import replacing
 from fullstride.train.run import fitting_data
 
 
@@ -33,7 +33,9 @@ def main() -> None:
         bundle = zoo.load(run)
         test = fitting_data(run, bundle.classes).test
         found = list(test.readable())
-        sample = Sample([picture for _, picture in found], [test.labels[index] for index, _ in found])
+        sample = Sample(
+            [picture for _, picture in found], [test.labels[index] for index, _ in found]
+        )
         shown = list(inputs("normalised", bundle.preprocessing, sample.pictures))
         expected, minival = logits(bundle, shown), compared_on(run, bundle, "")
         calibration, _ = prepare_int8(run, bundle, "", 0)
@@ -41,11 +43,20 @@ def main() -> None:
             for precision in FORMATS[format].precisions:
                 with TemporaryDirectory() as scratch:
                     path = Path(scratch) / f"net{FORMATS[format].suffix}"
-                    how = dict(format=format, precision=precision, calibration=calibration, max_drop=100)
+                    how = dict(
+                        format=format, precision=precision, calibration=calibration, max_drop=100
+                    )
                     export(bundle, path, minival, **how)
                     found_answers = answers(open_file(path, trust=True), shown)
                 check = compare(found_answers, expected, sample.labels)
-                rows.append({"run": Path(run).name, "format": format, "precision": precision, **asdict(check)})
+                rows.append(
+                    {
+                        "run": Path(run).name,
+                        "format": format,
+                        "precision": precision,
+                        **asdict(check),
+                    }
+                )
                 print(
                     f"{Path(run).name:24}{f'{format} {precision}':16}{check.relative_difference:>11.1e}"
                     f"{check.images - check.same_top1:>12}{check.file_top1:>9.2f}{check.top1:>9.2f}",
@@ -54,7 +65,9 @@ def main() -> None:
     if asked.out:
         with replacing(asked.out) as beside:
             environment = asdict(Environment.here("cpu"))
-            beside.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+            beside.write_text(
+                json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

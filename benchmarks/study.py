@@ -35,20 +35,20 @@ from typing import Any
 
 import torch
 
-from fullstride.data.images import DataSet, open_data
+from fullstride.data.dataset import DataSet, open_data
 from fullstride.measure.environment import Environment
 from fullstride.nets.blocks import PoolStem, Style
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.disk import replacing
 from fullstride.nets.families.resnet_rs import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
+from fullstride.storage import replacing
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, recipes, run
-from fullstride.train.ranks import ALONE
+from fullstride.train.distill import Teacher
+from fullstride.train.distributed import ALONE
 from fullstride.train.recipe import Recipe, saved_recipe
-from fullstride.train.teach import Teacher
 
 SHORT, LONG = 24, 93  # epochs; as 90 and 350
 SIDE, BATCH, RATE = 32, 64, 4.0
@@ -71,10 +71,14 @@ class Row:
     network: NetSpec
     recipe: Recipe
     against: str = ""  # the row of the same table that it is compared with
-    published: float | None = None  # top-1 on ImageNet in the paper's table, ResNet-200 at 256 pixels
+    published: float | None = (
+        None  # top-1 on ImageNet in the paper's table, ResNet-200 at 256 pixels
+    )
 
 
-def miniature(recipe: Recipe, *, short_epochs: float, long_epochs: float, rate: float = RATE) -> Recipe:
+def miniature(
+    recipe: Recipe, *, short_epochs: float, long_epochs: float, rate: float = RATE
+) -> Recipe:
     """`recipe` for the digits, changed only as the list above says. Up to 90 epochs become the short ones."""
     epochs = short_epochs if recipe.epochs <= recipes.RESNET.epochs else long_epochs
     steps = epochs * (len(open_data("digits").train) // BATCH)
@@ -111,7 +115,16 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
     made, above = [], ""
     for name, network, recipe, published in additive:
         small = miniature(recipe, short_epochs=short_epochs, long_epochs=long_epochs)
-        made.append(Row(table=STUDY, name=name, network=network, recipe=small, against=above, published=published))
+        made.append(
+            Row(
+                table=STUDY,
+                name=name,
+                network=network,
+                recipe=small,
+                against=above,
+                published=published,
+            )
+        )
         above = name
 
     def equally_long(recipe: Recipe, rate: float = RATE) -> Recipe:
@@ -119,14 +132,27 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
 
     plain = replace(equally_long(recipes.RESNET), scale=(1.0, 1.0), ratio=(1.0, 1.0))
     made.append(Row(table=FAMILIES, name=PLAIN, network=RESNET_D, recipe=plain))
-    for name in ("resnet_rs", "tresnet", "tresnet_timm", "tresnet_transfer", "genet", "genet_nas", "finetune"):
+    for name in (
+        "resnet_rs",
+        "tresnet",
+        "tresnet_timm",
+        "tresnet_transfer",
+        "genet",
+        "genet_nas",
+        "finetune",
+    ):
         recipe = equally_long(recipes.RECIPES[name])
         made.append(Row(table=FAMILIES, name=name, network=RESNET_D, recipe=recipe, against=PLAIN))
     digits = equally_long(recipes.DIGITS, rate=1.0)
-    return [*made, Row(table=FAMILIES, name="digits", network=RESNET_D, recipe=digits, against=PLAIN)]
+    return [
+        *made,
+        Row(table=FAMILIES, name="digits", network=RESNET_D, recipe=digits, against=PLAIN),
+    ]
 
 
-def trained(network: NetSpec, recipe: Recipe, data: DataSet, teacher: Teacher | None = None) -> Network:
+def trained(
+    network: NetSpec, recipe: Recipe, data: DataSet, teacher: Teacher | None = None
+) -> Network:
     """With the average of the weights at the end."""
     torch.manual_seed(recipe.seed)
     net = Network(network)
@@ -142,15 +168,24 @@ def scores(job: tuple[Row, int]) -> tuple[Row, int, dict[str, float]]:
     began, data, teacher = time.process_time(), open_data("digits"), None
     recipe = replace(row.recipe, seed=seed)
     if recipe.teacher:
-        own = miniature(recipes.DIGITS, short_epochs=recipe.epochs, long_epochs=recipe.epochs, rate=1.0)
+        own = miniature(
+            recipes.DIGITS, short_epochs=recipe.epochs, long_epochs=recipe.epochs, rate=1.0
+        )
         net = trained(RESNET_D, replace(own, seed=1000 + seed), data)
-        teacher = Teacher(Bundle(net=net, name="teacher", classes=data.classes, preprocessing=PRE), PRE)
+        teacher = Teacher(
+            Bundle(net=net, name="teacher", classes=data.classes, preprocessing=PRE), PRE
+        )
     net = trained(row.network, recipe, data, teacher)
-    found = {part: run.judge(net, getattr(data, part), PRE, "cpu")[0]["top1"] for part in ("minival", "test")}
+    found = {
+        part: run.judge(net, getattr(data, part), PRE, "cpu")[0]["top1"]
+        for part in ("minival", "test")
+    }
     return row, seed, {**found, "cpu_s": round(time.process_time() - began, 1)}
 
 
-def study(out: Path, wanted: Sequence[Row], protocol: dict[str, Any], seeds: int, processes: int) -> Iterator[str]:
+def study(
+    out: Path, wanted: Sequence[Row], protocol: dict[str, Any], seeds: int, processes: int
+) -> Iterator[str]:
     """Train what `out` does not hold yet, write `out` after each, and yield a line about it.
 
     Raises ValueError where `out` holds a study of another protocol.
@@ -158,11 +193,17 @@ def study(out: Path, wanted: Sequence[Row], protocol: dict[str, Any], seeds: int
     found: dict[str, Any] = {"protocol": protocol, "environment": asdict(Environment.here())}
     old = json.loads(out.read_text()) if out.exists() else {"protocol": protocol, "rows": []}
     if old["protocol"] != protocol:
-        raise ValueError(f"{out} holds a study with {old['protocol']}, not {protocol}: give another --out")
+        raise ValueError(
+            f"{out} holds a study with {old['protocol']}, not {protocol}: give another --out"
+        )
     known = {row["name"]: row for row in old["rows"]}
-    held = {row.name: kept(known[row.name], row, out) if row.name in known else {} for row in wanted}
+    held = {
+        row.name: kept(known[row.name], row, out) if row.name in known else {} for row in wanted
+    }
     found["rows"] = [as_json(row, held[row.name]) for row in wanted]
-    jobs = [(row, seed) for seed in range(seeds) for row in wanted if str(seed) not in held[row.name]]
+    jobs = [
+        (row, seed) for seed in range(seeds) for row in wanted if str(seed) not in held[row.name]
+    ]
     if not jobs:
         return
     began = time.perf_counter()
@@ -210,7 +251,11 @@ def difference(row: Summary, other: Summary) -> str:
     change = f"{row.mean - other.mean:+.2f}"
     if row.deviation is None or other.deviation is None:
         return change
-    return f"{change} (worse)" if other.mean - row.mean > math.hypot(row.deviation, other.deviation) else change
+    return (
+        f"{change} (worse)"
+        if other.mean - row.mean > math.hypot(row.deviation, other.deviation)
+        else change
+    )
 
 
 def tables(found: dict[str, Any]) -> str:
@@ -224,10 +269,19 @@ def tables(found: dict[str, Any]) -> str:
         for row in done:
             other = test.get(row["against"])
             change = difference(test[row["name"]], other) if other else ""
-            cells.append([row["name"], str(Summary.of(row["scores"], "minival")), str(test[row["name"]]), change])
+            cells.append(
+                [
+                    row["name"],
+                    str(Summary.of(row["scores"], "minival")),
+                    str(test[row["name"]]),
+                    change,
+                ]
+            )
         if table == STUDY:
             head.append("published, ResNet-200 on ImageNet")
-            cells = [[*each, f"{row['published']:.1f}"] for each, row in zip(cells, done, strict=True)]
+            cells = [
+                [*each, f"{row['published']:.1f}"] for each, row in zip(cells, done, strict=True)
+            ]
         if done:
             lines += [f"## {table}", "", *aligned([head, *cells]), ""]
     seeds = {seed for row in found["rows"] for seed in row["scores"]}
@@ -254,16 +308,26 @@ def aligned(table: list[list[str]]) -> list[str]:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="the JSON file to write, and to go on from")
-    parser.add_argument("--table", type=Path, help="print the tables of such a file and train nothing")
+    parser.add_argument(
+        "--table", type=Path, help="print the tables of such a file and train nothing"
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=2, help="trainings at a time, one thread each")
-    parser.add_argument("--quick", action="store_true", help="one seed, 1 epoch for the short and 2 for the long ones")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="trainings at a time, one thread each"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one seed, 1 epoch for the short and 2 for the long ones",
+    )
     args = parser.parse_args(words)
     if args.table:
         print(tables(json.loads(args.table.read_text())))
         return
     if not args.out or args.seeds < 1 or args.processes < 1:
-        parser.error("give --out FILE.json or --table FILE.json, and 1 or more --seeds and --processes")
+        parser.error(
+            "give --out FILE.json or --table FILE.json, and 1 or more --seeds and --processes"
+        )
     torch.set_num_threads(1)
     short, long = (1, 2) if args.quick else (SHORT, LONG)
     data = open_data("digits")
@@ -272,7 +336,9 @@ def main(words: Sequence[str] | None = None) -> None:
         "long_epochs": long,
         **{part: len(getattr(data, part)) for part in ("train", "minival", "test")},
     }
-    for line in study(args.out, rows(short, long), protocol, 1 if args.quick else args.seeds, args.processes):
+    for line in study(
+        args.out, rows(short, long), protocol, 1 if args.quick else args.seeds, args.processes
+    ):
         print(line, flush=True)
     text = tables(json.loads(args.out.read_text()))
     args.out.with_suffix(".md").write_text(text + "\n")

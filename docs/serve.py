@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from fullstride.data.images import UnreadableImage, decode
+from fullstride.data.dataset import UnreadableImage, decode
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import probabilities
 
@@ -32,7 +32,9 @@ async def answer(request: Request) -> JSONResponse:
     except UnreadableImage as error:
         return JSONResponse({"error": error.reason}, 400)
     (row,) = await run_in_threadpool(probabilities, model, [picture])
-    return JSONResponse({name: round(float(value), 4) for name, value in zip(model.classes, row, strict=True)})
+    return JSONResponse(
+        {name: round(float(value), 4) for name, value in zip(model.classes, row, strict=True)}
+    )
 
 
 app = Starlette(routes=[Route("/", answer, methods=["POST"])])

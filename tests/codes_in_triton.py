@@ -5,7 +5,8 @@ import torch
 from kernels_in_triton import DEVICE, FIRST, LAST, NOISE, ROUNDING, Given, each, given
 from torch import Tensor
 
-from fullstride.nets.kernels import on_triton, plain
+from fullstride.nets.fused import reference
+from fullstride.nets.fused.triton import passes
 
 SHAPES = {
     "ordinary": (2, 37, 5, 8),
@@ -17,12 +18,16 @@ SHAPES = {
 RATE = 127 / 6
 every_kind = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 every_type = pytest.mark.parametrize(
-    ("dtype", "format"), [(torch.float32, LAST), (torch.bfloat16, FIRST), (torch.float16, LAST)], ids=str
+    ("dtype", "format"),
+    [(torch.float32, LAST), (torch.bfloat16, FIRST), (torch.float16, LAST)],
+    ids=str,
 )
 
 
 def maps(shape: tuple[int, ...], dtype: torch.dtype, format: torch.memory_format) -> Given:
-    return each(given(shape, dtype), lambda map: map.contiguous(memory_format=format), maps_only=True)
+    return each(
+        given(shape, dtype), lambda map: map.contiguous(memory_format=format), maps_only=True
+    )
 
 
 def near(found: Tensor, wanted: Tensor, rounding: float) -> None:
@@ -37,21 +42,27 @@ def codes_of(map: Tensor) -> Tensor:
 @every_type
 @every_kind
 @pytest.mark.parametrize("which", ["none", "map", "normed"])
-def test_codes_are_those_of_the_definition_and_the_result_is_that_without_codes(shape, dtype, format, which):
+def test_codes_are_those_of_the_definition_and_the_result_is_that_without_codes(
+    shape, dtype, format, which
+):
     one = maps(shape, dtype, format)
     other = None if which == "none" else one.other
     normed, rates = which == "normed", torch.full((2, shape[1]), RATE, device=DEVICE) * 2
     ours = one.affine, other, one.other_affine if normed else None
-    y, codes, other_codes = on_triton.join_coded(one.x, *ours, 0.0, rates[0], rates[1] if normed else None)
-    assert torch.equal(y, on_triton.join(one.x, *ours, 0.0))
-    wanted = plain.join_coded(one.x, *ours, 0.0, rates[0], rates[1] if normed else None)
+    y, codes, other_codes = passes.join_coded(
+        one.x, *ours, 0.0, rates[0], rates[1] if normed else None
+    )
+    assert torch.equal(y, passes.join(one.x, *ours, 0.0))
+    wanted = reference.join_coded(one.x, *ours, 0.0, rates[0], rates[1] if normed else None)
     assert (other_codes is None) == (wanted[2] is None)
     for found, true in ((codes, wanted[1]), (other_codes, wanted[2])):
         if found is not None and true is not None:
             assert found.dtype == torch.int8
             assert found.is_contiguous(memory_format=format)
             apart = (found.int() - true.int()).abs()
-            assert apart.numel() == 0 or apart.max() <= 2  # multiply-adds may put halves on the other side
+            assert (
+                apart.numel() == 0 or apart.max() <= 2
+            )  # multiply-adds may put halves on the other side
             assert apart.sum() <= 0.01 * apart.numel()
     assert torch.equal(codes % 2 == 1, y > 0)
 
@@ -61,7 +72,7 @@ def test_codes_end_at_the_largest_ones():
     zero = one.affine._replace(pivot_c=torch.zeros(8, device=DEVICE))
     x = torch.linspace(-300, 300, 128, device=DEVICE).view(1, 8, 4, 4)
     ones = torch.ones(8, device=DEVICE)
-    _, codes, other_codes = on_triton.join_coded(x, zero, x, zero, None, ones, ones)
+    _, codes, other_codes = passes.join_coded(x, zero, x, zero, None, ones, ones)
     assert other_codes is not None
     assert torch.equal(other_codes.float(), (x + 0.5).floor().clamp(-127, 127))
     assert codes.min() <= -125
@@ -77,15 +88,21 @@ def test_gradients_are_made_of_codes_as_defined(shape, dtype, format):
     wide = each(one, Tensor.double)
     for theirs, slopes in ((None, None), (one.other_affine, one.other_slopes)):
         doubled = None if theirs is None else wide.other_affine
-        found = on_triton.join_sums(one.grad, one.y, x, one.affine, other, theirs, 0.0)
-        wanted = plain.join_sums(wide.grad, wide.y, x.double(), wide.affine, other.double(), doubled, 0.0)
+        found = passes.join_sums(one.grad, one.y, x, one.affine, other, theirs, 0.0)
+        wanted = reference.join_sums(
+            wide.grad, wide.y, x.double(), wide.affine, other.double(), doubled, 0.0
+        )
         for ours, true in zip(found, wanted, strict=True):
             if ours is not None and true is not None:
                 near(ours, true, 0.0)
-        found = on_triton.join_gradients(one.grad, one.y, x, one.affine, one.slopes, other, theirs, slopes, 0.0)
+        found = passes.join_gradients(
+            one.grad, one.y, x, one.affine, one.slopes, other, theirs, slopes, 0.0
+        )
         doubled_slopes = None if slopes is None else wide.other_slopes
         given_wide = x.double(), wide.affine, wide.slopes, other.double(), doubled, doubled_slopes
-        for ours, true in zip(found, plain.join_gradients(wide.grad, wide.y, *given_wide, 0.0), strict=True):
+        for ours, true in zip(
+            found, reference.join_gradients(wide.grad, wide.y, *given_wide, 0.0), strict=True
+        ):
             assert ours is not None
             assert true is not None
             assert ours.dtype == dtype
@@ -99,9 +116,11 @@ def test_a_result_is_made_again_of_codes_as_defined(shape, dtype, format, normed
     one = maps(shape, dtype, format)
     x = codes_of(one.x)
     other, theirs = (codes_of(one.other), one.other_affine) if normed else (one.other, None)
-    found = on_triton.join(x, one.affine, other, theirs, 0.0, dtype)
+    found = passes.join(x, one.affine, other, theirs, 0.0, dtype)
     wide = each(one, Tensor.double)
-    wanted = plain.join(x, wide.affine, other.double(), wide.other_affine if normed else None, 0.0, torch.float64)
+    wanted = reference.join(
+        x, wide.affine, other.double(), wide.other_affine if normed else None, 0.0, torch.float64
+    )
     assert torch.equal(found > 0, x % 2 == 1)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=format) or not found.numel()

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullstride.data.images import DataSet, open_data
+from fullstride.data.dataset import DataSet, open_data
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, where they would inherit it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background, where they would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -25,6 +27,10 @@ def few_digits() -> DataSet:
     data = open_data("digits")
     parts = {
         part: replace(images, names=images.names[:count], labels=images.labels[:count])
-        for part, images, count in (("train", data.train, 64), ("minival", data.minival, 20), ("test", data.test, 20))
+        for part, images, count in (
+            ("train", data.train, 64),
+            ("minival", data.minival, 20),
+            ("test", data.test, 20),
+        )
     }
     return replace(data, **parts)

@@ -16,14 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fullstride.nets.kernels import choose, on_triton, plain, tiles
-from fullstride.nets.kernels.plain import Affine, Slopes
-from fullstride.nets.kernels.tiles import offsets, place
+from fullstride.nets.fused import reference
+from fullstride.nets.fused.dispatch import choose
+from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.fused.triton import passes as on_triton
+from fullstride.nets.fused.triton import tiles
+from fullstride.nets.fused.triton.tiles import offsets, place
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 # of a value that is stored; the interpreter cuts bf16 off where a GPU rounds it
-ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-7 if DEVICE == "cpu" else 2**-8, torch.float16: 2**-11}
+ROUNDING = {
+    torch.float32: 0.0,
+    torch.bfloat16: 2**-7 if DEVICE == "cpu" else 2**-8,
+    torch.float16: 2**-11,
+}
 NOISE = 2e-6  # of sums in float32, of the largest value
 
 
@@ -44,7 +51,9 @@ class Given:
     squeeze: Tensor
 
 
-def given(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, shared: bool = False) -> Given:
+def given(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float32, shared: bool = False
+) -> Given:
     """Of maps in NCHW; numbers of the batch norms are for each image, or `shared` by all where that may be."""
     torch.manual_seed(0)
     n, c, h, w = shape
@@ -100,7 +109,17 @@ FORMS: list[Form] = [
     ("join_gradients", lambda m: (m.grad, m.y, m.x, m.affine, m.slopes, m.other, None, None, 0)),
     (
         "join_gradients",
-        lambda m: (m.grad, m.y, m.x, m.affine, m.slopes, m.other, m.other_affine, m.other_slopes, 0.01),
+        lambda m: (
+            m.grad,
+            m.y,
+            m.x,
+            m.affine,
+            m.slopes,
+            m.other,
+            m.other_affine,
+            m.other_slopes,
+            0.01,
+        ),
     ),
     ("squeezed", lambda m: (m.x, m.affine, 0.01)),
     ("squeezed", lambda m: (m.x, m.affine, None)),
@@ -115,7 +134,9 @@ FORMS: list[Form] = [
     ("blurred_gradients", lambda m: (m.half, None, m.x, m.affine, m.slopes, None)),
     ("blurred_gradients", lambda m: (m.half, m.squeeze, m.x, m.affine, m.slopes, 0.01)),
 ]
-all_forms = pytest.mark.parametrize("form", FORMS, ids=[f"{name}-{number}" for number, (name, _) in enumerate(FORMS)])
+all_forms = pytest.mark.parametrize(
+    "form", FORMS, ids=[f"{name}-{number}" for number, (name, _) in enumerate(FORMS)]
+)
 
 
 def answers(passes: Any, form: Form, one: Given) -> list[Tensor]:
@@ -126,7 +147,7 @@ def answers(passes: Any, form: Form, one: Given) -> list[Tensor]:
 
 
 def check(form: Form, one: Given, dtype: torch.dtype) -> list[Tensor]:
-    found, true = answers(on_triton, form, one), answers(plain, form, each(one, Tensor.double))
+    found, true = answers(on_triton, form, one), answers(reference, form, each(one, Tensor.double))
     for ours, theirs in zip(found, true, strict=True):
         assert ours.dtype == (dtype if theirs.ndim == 4 else torch.float32)
         assert ours.shape == theirs.shape
@@ -149,11 +170,17 @@ def check(form: Form, one: Given, dtype: torch.dtype) -> list[Tensor]:
     ids=str,
 )
 def test_a_pass_gives_the_numbers_of_its_definition_in_the_format_of_its_maps(form, dtype, format):
-    one = each(given((2, 37, 5, 8), dtype), lambda maps: maps.contiguous(memory_format=format), maps_only=True)
+    one = each(
+        given((2, 37, 5, 8), dtype),
+        lambda maps: maps.contiguous(memory_format=format),
+        maps_only=True,
+    )
     found = check(form, one, dtype)
     assert all(maps.is_contiguous(memory_format=format) for maps in found if maps.ndim == 4)
     tensors = found + [given for given in form[1](one) if isinstance(given, Tensor)]
-    assert len({each.untyped_storage().data_ptr() for each in tensors}) == len(tensors)  # as custom operators ask
+    assert len({each.untyped_storage().data_ptr() for each in tensors}) == len(
+        tensors
+    )  # as custom operators ask
 
 
 SHAPES = {
@@ -173,7 +200,11 @@ SHAPES = {
 def test_a_pass_is_right_for_maps_of_any_shape(form, shape):
     one = given(shape, shared=True)
     check(form, one, torch.float32)
-    check(form, each(one, lambda maps: maps.contiguous(memory_format=LAST), maps_only=True), torch.float32)
+    check(
+        form,
+        each(one, lambda maps: maps.contiguous(memory_format=LAST), maps_only=True),
+        torch.float32,
+    )
 
 
 @pytest.mark.slow
@@ -198,7 +229,9 @@ def test_a_pass_is_right_for_maps_of_unlike_strides(form):
 
 def test_a_gradient_that_is_one_number_everywhere_is_taken():
     one = given((2, 6, 5, 4))
-    check(FORMS[6], replace(one, grad=torch.ones((), device=DEVICE).expand(2, 6, 5, 4)), torch.float32)
+    check(
+        FORMS[6], replace(one, grad=torch.ones((), device=DEVICE).expand(2, 6, 5, 4)), torch.float32
+    )
 
 
 def test_statistics_about_a_pivot_keep_the_digits_of_maps_far_from_zero():
@@ -210,24 +243,31 @@ def test_statistics_about_a_pivot_keep_the_digits_of_maps_far_from_zero():
 @pytest.mark.slow
 @all_forms
 @pytest.mark.parametrize("format", [LAST, FIRST], ids=str)
-def test_programs_that_share_an_image_are_right_and_give_the_same_bits_whatever_the_batch(form, format, monkeypatch):
+def test_programs_that_share_an_image_are_right_and_give_the_same_bits_whatever_the_batch(
+    form, format, monkeypatch
+):
     monkeypatch.setattr(tiles, "STEPS", 1)
-    batch = each(given((2, 6, 11, 13)), lambda maps: maps.contiguous(memory_format=format), maps_only=True)
+    batch = each(
+        given((2, 6, 11, 13)), lambda maps: maps.contiguous(memory_format=format), maps_only=True
+    )
     first = each(batch, lambda t: t[:1] if t.ndim > 1 else t)
-    for both, alone in zip(check(form, batch, torch.float32), answers(on_triton, form, first), strict=True):
+    for both, alone in zip(
+        check(form, batch, torch.float32), answers(on_triton, form, first), strict=True
+    ):
         assert torch.equal(both[:1], alone)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize(
-    ("patch", "shape"), [(4, (3, 8, 12, 3)), (2, (1, 2, 6, 1)), (1, (2, 5, 3, 3)), (4, (0, 4, 4, 3))]
+    ("patch", "shape"),
+    [(4, (3, 8, 12, 3)), (2, (1, 2, 6, 1)), (1, (2, 5, 3, 3)), (4, (0, 4, 4, 3))],
 )
 def test_pixels_are_folded_as_defined(dtype, patch, shape):
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=DEVICE)
     mean, std = torch.rand(2, shape[3], device=DEVICE) + 0.1
     for each_way in (pixels, pixels.transpose(1, 2).contiguous().transpose(1, 2)):
         ours = on_triton.fold(each_way, patch, mean, std, dtype)
-        theirs = plain.fold(pixels, patch, mean, std, torch.float32)
+        theirs = reference.fold(pixels, patch, mean, std, torch.float32)
         assert ours.dtype == dtype
         assert ours.is_contiguous(memory_format=LAST)
         # in float32 exactly: training steps take one or the other
@@ -239,7 +279,9 @@ def test_pixels_are_folded_as_defined(dtype, patch, shape):
 def corner_kernel(corners, outer, units, nhwc: tl.constexpr, channels: tl.constexpr):
     """Where each image's first value lies, in maps that are not there: one program an image."""
     n, p, c, pixels, _ = place(outer, units, nhwc, 8, 1, channels, 1 << 20)  # pyright: ignore[reportArgumentType]
-    tl.store(corners + n + 0 * c[None, :], offsets(n, p, c, pixels, channels, nhwc), mask=c[None, :] == 0)
+    tl.store(
+        corners + n + 0 * c[None, :], offsets(n, p, c, pixels, channels, nhwc), mask=c[None, :] == 0
+    )
 
 
 @pytest.mark.parametrize("nhwc", [True, False])
@@ -253,10 +295,12 @@ def test_values_beyond_the_two_to_the_31st_are_found(nhwc):
 
 def test_each_pass_takes_and_returns_what_its_definition_does():
     for name in on_triton.__all__:
-        assert inspect.signature(getattr(on_triton, name)) == inspect.signature(getattr(plain, name))
+        assert inspect.signature(getattr(on_triton, name)) == inspect.signature(
+            getattr(reference, name)
+        )
 
 
 def test_maps_that_kernels_take_get_them():
     x = torch.zeros(1, device=DEVICE)
     assert choose(x) is choose(x.bfloat16()) is choose(x.half()) is choose(x.byte()) is on_triton
-    assert choose(x.double()) is plain
+    assert choose(x.double()) is reference

@@ -10,11 +10,16 @@ TIMM = {
     "genet_light": "gernet_s",
     "genet_normal": "gernet_m",
     "genet_large": "gernet_l",
-    **{name: name for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet50d")},
+    **{
+        name: name
+        for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet50d")
+    },
 }
 
 
-def randomise(net: nn.Module, generator: torch.Generator, resolution: int = 64, channels: int = 3) -> nn.Module:
+def randomise(
+    net: nn.Module, generator: torch.Generator, resolution: int = 64, channels: int = 3
+) -> nn.Module:
     """Draw all that an initialisation leaves at zero or one, and leave `net` in evaluation mode.
 
     Gains, shifts and means get both signs. Each batch norm's statistics are near those of what it meets

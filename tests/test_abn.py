@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from fullstride.nets import abn
 from fullstride.nets.families import SPECS
+from fullstride.nets.fused import batch_norm
 from fullstride.nets.layers import BlurPool, ConvNorm, SqueezeExcite, average_pool
 from fullstride.nets.network import Masks, Network
 
@@ -61,7 +61,9 @@ def act(z: Tensor, slope: float | None) -> Tensor:
     return z if slope is None else F.leaky_relu(z, slope)
 
 
-Operator = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # ours and PyTorch's, of (parts, x, other, keep)
+Operator = tuple[
+    Callable[..., Tensor], Callable[..., Tensor]
+]  # ours and PyTorch's, of (parts, x, other, keep)
 
 
 def tail(gated: bool, kept: bool, shortcut: str, slope: float | None, save) -> Operator:
@@ -69,7 +71,9 @@ def tail(gated: bool, kept: bool, shortcut: str, slope: float | None, save) -> O
         given = None if shortcut == "none" else other
         norm = m.shortcut_norm if shortcut == "normed" else None
         weights = m.se.weights if gated else ()
-        return abn.tail(x, m.norm, given, norm, se=weights, keep=keep if kept else None, slope=slope, save=save)
+        return batch_norm.tail(
+            x, m.norm, given, norm, se=weights, keep=keep if kept else None, slope=slope, save=save
+        )
 
     def plain(m: Parts, x: Tensor, other: Tensor, keep: Tensor) -> Tensor:
         z = m.se(m.norm(x)) if gated else m.norm(x)
@@ -82,12 +86,14 @@ def tail(gated: bool, kept: bool, shortcut: str, slope: float | None, save) -> O
 
 
 def gated_blur(m: Parts, x: Tensor) -> Tensor:
-    y, means = abn.abn_blur(x, m.norm, 1e-2)
+    y, means = batch_norm.abn_blur(x, m.norm, 1e-2)
     return m.se(y, means)
 
 
 TAILS = {
-    f"tail{' gated' * gated}{' kept' * kept} {shortcut} {slope} {save}": tail(gated, kept, shortcut, slope, save)
+    f"tail{' gated' * gated}{' kept' * kept} {shortcut} {slope} {save}": tail(
+        gated, kept, shortcut, slope, save
+    )
     for gated in (False, True)
     for kept in (False, True)
     for shortcut, slope, save in (
@@ -101,34 +107,34 @@ TAILS = {
 }
 ACTIVATED: dict[str, Operator] = {
     f"abn {slope} {save}": (
-        lambda m, x, *_, slope=slope, save=save: abn.abn(x, m.norm, slope, save=save),
+        lambda m, x, *_, slope=slope, save=save: batch_norm.abn(x, m.norm, slope, save=save),
         lambda m, x, *_, slope=slope: act(m.norm(x), slope),
     )
     for slope, save in ((0.0, "both"), (0.0, "input"), (1e-2, "input"), (None, "both"))
 }
 INVERTED: dict[str, Operator] = {
     f"abn {slope} output": (
-        lambda m, x, *_, slope=slope: abn.abn(x, m.norm, slope, save="output"),
+        lambda m, x, *_, slope=slope: batch_norm.abn(x, m.norm, slope, save="output"),
         lambda m, x, *_, slope=slope: act(m.norm(x), slope),
     )
     for slope in (1e-3, 0.3, None)
 } | {
     "abn_se": (
-        lambda m, x, *_: abn.abn_se(x, m.norm, m.se.weights, 1e-2),
+        lambda m, x, *_: batch_norm.abn_se(x, m.norm, m.se.weights, 1e-2),
         lambda m, x, *_: m.se(act(m.norm(x), 1e-2)),
     )
 }
 CONVOLVED: dict[str, Operator] = {
     "abn_conv": (
-        lambda m, x, *_: abn.abn_conv(x, m.norm, 0.0, m.conv),
+        lambda m, x, *_: batch_norm.abn_conv(x, m.norm, 0.0, m.conv),
         lambda m, x, *_: m.conv(act(m.norm(x), 0.0)),
     ),
     "abn_conv grouped": (
-        lambda m, x, *_: abn.abn_conv(x, m.norm, 0.1, m.grouped),
+        lambda m, x, *_: batch_norm.abn_conv(x, m.norm, 0.1, m.grouped),
         lambda m, x, *_: m.grouped(act(m.norm(x), 0.1)),
     ),
     "pool_conv": (
-        lambda m, x, *_: abn.pool_conv(x, m.project),
+        lambda m, x, *_: batch_norm.pool_conv(x, m.project),
         lambda m, x, *_: m.project(m.pool(x)),
     ),
     "abn_blur gated": (
@@ -136,7 +142,7 @@ CONVOLVED: dict[str, Operator] = {
         lambda m, x, *_: m.se(m.blur(act(m.norm(x), 1e-2))),
     ),
     "abn_blur relu": (
-        lambda m, x, *_: abn.abn_blur(x, m.norm, 0.0)[0],
+        lambda m, x, *_: batch_norm.abn_blur(x, m.norm, 0.0)[0],
         lambda m, x, *_: m.blur(act(m.norm(x), 0.0)),
     ),
 }
@@ -146,7 +152,11 @@ OPERATORS = {**SAVING_INPUT, **INVERTED}
 
 def inputs(n: int = N, c: int = C, h: int = 6, w: int = 5) -> list[Tensor]:
     x, other = random(n, c, h, w) * 2 + 3, random(n, c, h, w)
-    return [x.requires_grad_(), other.requires_grad_(), torch.rand(n, 1, 1, 1, dtype=torch.float64).round() / 0.5]
+    return [
+        x.requires_grad_(),
+        other.requires_grad_(),
+        torch.rand(n, 1, 1, 1, dtype=torch.float64).round() / 0.5,
+    ]
 
 
 def outcome(parts: nn.Module, operator: Callable, given: list[Tensor]) -> list[Tensor]:
@@ -167,7 +177,8 @@ def same(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gains"), [(n, g) for n in OPERATORS for g in GAINS if n in SAVING_INPUT or g != "zero"]
+    ("name", "gains"),
+    [(n, g) for n in OPERATORS for g in GAINS if n in SAVING_INPUT or g != "zero"],
 )
 def test_an_operator_gives_the_result_the_gradients_and_the_statistics_of_the_modules(name, gains):
     torch.manual_seed(0)
@@ -186,7 +197,10 @@ def test_the_gradients_of_an_operator_are_its_slopes(name):
     statistics = {name: value.clone() for name, value in parts.named_buffers()}
 
     def of(x: Tensor, other: Tensor, *weights: Tensor) -> Tensor:
-        state = {**dict(zip(names, weights, strict=True)), **{k: v.clone() for k, v in statistics.items()}}
+        state = {
+            **dict(zip(names, weights, strict=True)),
+            **{k: v.clone() for k, v in statistics.items()},
+        }
         return torch.func.functional_call(parts, state, (ours, x, other, keep))
 
     assert torch.autograd.gradcheck(of, (x, other, *weights), atol=1e-8, rtol=1e-5, fast_mode=True)
@@ -229,7 +243,9 @@ def test_no_images_give_no_images_and_gradients_of_zero(name):
         assert torch.equal(before, after) or before.shape == counts.shape
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own test looks at it
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's own test looks at it
 @pytest.mark.parametrize(
     "name",
     [
@@ -263,11 +279,17 @@ def test_an_operator_is_registered_as_torch_wants_it(name):
     for op, args in seen:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
     for op, args in (seen[0], seen[2]):
-        leaves = torch.utils._pytree.tree_map_only(Tensor, lambda t: t.detach().requires_grad_(), args)
-        torch.library.opcheck(op, leaves, test_utils=("test_autograd_registration", "test_aot_dispatch_dynamic"))
+        leaves = torch.utils._pytree.tree_map_only(
+            Tensor, lambda t: t.detach().requires_grad_(), args
+        )
+        torch.library.opcheck(
+            op, leaves, test_utils=("test_autograd_registration", "test_aot_dispatch_dynamic")
+        )
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATORS if name != "abn_blur gated"])  # whose gate is a module
+@pytest.mark.parametrize(
+    "name", [name for name in OPERATORS if name != "abn_blur gated"]
+)  # whose gate is a module
 def test_narrow_formats_stay_near_float64_of_the_same_numbers(name):
     torch.manual_seed(0)
     ours, _ = OPERATORS[name]
@@ -306,7 +328,11 @@ def doubled(masks: Masks) -> Masks:
 def step(net: nn.Module, x: Tensor, masks: Masks | None = None) -> list[Tensor]:
     """Logits, all gradients, statistics."""
     y = net(x) if masks is None else net(x, masks)
-    return [y.detach(), *torch.autograd.grad(y.float().sin().sum(), list(net.parameters())), *net.buffers()]
+    return [
+        y.detach(),
+        *torch.autograd.grad(y.float().sin().sum(), list(net.parameters())),
+        *net.buffers(),
+    ]
 
 
 def relative(found: list[Tensor], wanted: list[Tensor]) -> float:
@@ -342,7 +368,9 @@ def test_zero_gains_as_in_a_fresh_network_are_right(name):
     torch.manual_seed(0)
     net = Network(SPECS[name]).train()
     for block in (block for stage in net.stages for block in stage.children()):
-        nn.init.zeros_([m for m in block.branch.modules() if isinstance(m, nn.BatchNorm2d)][-1].weight)
+        nn.init.zeros_(
+            [m for m in block.branch.modules() if isinstance(m, nn.BatchNorm2d)][-1].weight
+        )
     check_whole(net, 32)
 
 
@@ -356,7 +384,10 @@ def gradients(net: Network, x: Tensor, **autocast) -> Tensor:
 def rounding() -> torch.autograd.graph.saved_tensors_hooks:
     """Maps are kept as bf16 while all arithmetic stays in float32."""
     return torch.autograd.graph.saved_tensors_hooks(
-        lambda t: (t.bfloat16() if t.dim() == 4 and not isinstance(t, nn.Parameter) else t, t.dtype),
+        lambda t: (
+            t.bfloat16() if t.dim() == 4 and not isinstance(t, nn.Parameter) else t,
+            t.dtype,
+        ),
         lambda kept: kept[0].to(kept[1]),
     )
 
@@ -415,7 +446,11 @@ def test_inductor_keeps_the_operators(name):
 
 def step_of(call: Callable, net: nn.Module, *given) -> list[Tensor]:
     y = call(*given)
-    return [y.detach(), *torch.autograd.grad(y.float().sin().sum(), list(net.parameters())), *net.buffers()]
+    return [
+        y.detach(),
+        *torch.autograd.grad(y.float().sin().sum(), list(net.parameters())),
+        *net.buffers(),
+    ]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -429,7 +464,11 @@ def test_a_checkpointed_copied_network_that_was_loaded_gives_the_same(name):
 
     def recomputed(n: Network) -> list[Tensor]:
         def call(x: Tensor) -> Tensor:
-            return n.head(checkpoint(n.stages, checkpoint(n.stem, x, use_reentrant=False), use_reentrant=False))
+            return n.head(
+                checkpoint(
+                    n.stages, checkpoint(n.stem, x, use_reentrant=False), use_reentrant=False
+                )
+            )
 
         # Otherwise the second pass ends where the last tensor is kept: before or after the last statistics move.
         with set_checkpoint_early_stop(False):
@@ -465,7 +504,9 @@ def test_a_norm_with_a_small_gain_keeps_its_input_and_the_choice_is_made_anew_by
     net = Network(SPECS["tresnet_tiny"]).lean().train()
 
     def saves() -> list[str]:
-        return [m.lean.save for m in net.modules() if isinstance(m, ConvNorm) and m.lean and m.slope]
+        return [
+            m.lean.save for m in net.modules() if isinstance(m, ConvNorm) and m.lean and m.slope
+        ]
 
     assert set(saves()) == {"output"}
     with torch.no_grad():
@@ -479,13 +520,13 @@ def test_a_norm_with_a_small_gain_keeps_its_input_and_the_choice_is_made_anew_by
 @pytest.mark.parametrize("sign", [-1, 0, 1])
 def test_a_gain_that_is_a_magnitude_counts_zero_as_positive(sign):
     torch.manual_seed(0)
-    norm = abn.MagnitudeNorm(1).double()
+    norm = batch_norm.MagnitudeNorm(1).double()
     norm.weight.data[:] = sign * 0.5
     x = random(4, 1, 3, 3)
     direction = random(4, 1, 3, 3)
     normal = (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt()
     of_gain = (direction * normal).sum()
-    for call in (norm, lambda x: abn.abn(x, norm, None)):
+    for call in (norm, lambda x: batch_norm.abn(x, norm, None)):
         y = call(x)
         assert torch.allclose(y, (abs(sign) * 0.5 + 1e-5) * normal, atol=1e-12)
         (found,) = torch.autograd.grad((y * direction).sum(), norm.weight)
@@ -495,7 +536,15 @@ def test_a_gain_that_is_a_magnitude_counts_zero_as_positive(sign):
 
 def test_two_processes_that_share_their_statistics_learn_as_one_does(tmp_path):
     script = Path(__file__).with_name("two_ranks_lean.py")
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+    ]
     subprocess.run([*words, str(tmp_path / "found")], check=True, capture_output=True)
     ranks = [torch.load(tmp_path / f"found.{rank}") for rank in range(2)]
     for name in TINY:
@@ -528,7 +577,12 @@ def kept_bytes(net: Network, images: int) -> int:
 
 @pytest.mark.parametrize(
     ("name", "plain", "lean"),
-    [("tresnet_m", 33.3, 22.6), ("resnet_rs_50", 57.6, 36.0), ("genet_large", 23.4, 17.0), ("resnet50", 43.8, 37.0)],
+    [
+        ("tresnet_m", 33.3, 22.6),
+        ("resnet_rs_50", 57.6, 36.0),
+        ("genet_large", 23.4, 17.0),
+        ("resnet50", 43.8, 37.0),
+    ],
 )
 def test_a_lean_network_keeps_no_more_megabytes_per_image(name, plain, lean):
     with torch.device("meta"):
@@ -545,15 +599,39 @@ def test_a_lean_network_keeps_no_more_megabytes_per_image(name, plain, lean):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, x: abn.abn(x, m.norm, 0.0, save="output"), "slope 0.0 cannot be inverted: use save="),
-        (lambda m, x: abn.abn(x, m.norm, -0.1, save="output"), "slope -0.1 cannot be inverted: use save="),
-        (lambda m, x: abn.abn_se(x, m.norm, m.se.weights, 0.0), "slope 0.0 cannot be inverted: use abn and"),
-        (lambda m, x: abn.tail(x.int(), m.norm), "batch norm of a map of torch.int32: give one of floating point"),
-        (lambda m, x: abn.tail(x[:1, :, :1, :1], m.norm), "has one value per channel: train with more images"),
-        (lambda m, x: abn.tail(x[:, :2], m.norm), r"a map of \(3, 2, 6, 5\): give one of \(N, 5, H, W\)"),
-        (lambda m, x: abn.abn_blur(x.to("meta"), m.norm, 0.0), "a map on meta and batch norm on cpu: move one"),
-        (lambda m, x: abn.tail(x, nn.BatchNorm2d(C, momentum=None)), "no gain, running statistics or momentum"),
-        (lambda m, x: abn.tail(x, m.norm, x[:, :, 1:]), "do not fit together"),
+        (
+            lambda m, x: batch_norm.abn(x, m.norm, 0.0, save="output"),
+            "slope 0.0 cannot be inverted: use save=",
+        ),
+        (
+            lambda m, x: batch_norm.abn(x, m.norm, -0.1, save="output"),
+            "slope -0.1 cannot be inverted: use save=",
+        ),
+        (
+            lambda m, x: batch_norm.abn_se(x, m.norm, m.se.weights, 0.0),
+            "slope 0.0 cannot be inverted: use abn and",
+        ),
+        (
+            lambda m, x: batch_norm.tail(x.int(), m.norm),
+            "batch norm of a map of torch.int32: give one of floating point",
+        ),
+        (
+            lambda m, x: batch_norm.tail(x[:1, :, :1, :1], m.norm),
+            "has one value per channel: train with more images",
+        ),
+        (
+            lambda m, x: batch_norm.tail(x[:, :2], m.norm),
+            r"a map of \(3, 2, 6, 5\): give one of \(N, 5, H, W\)",
+        ),
+        (
+            lambda m, x: batch_norm.abn_blur(x.to("meta"), m.norm, 0.0),
+            "a map on meta and batch norm on cpu: move one",
+        ),
+        (
+            lambda m, x: batch_norm.tail(x, nn.BatchNorm2d(C, momentum=None)),
+            "no gain, running statistics or momentum",
+        ),
+        (lambda m, x: batch_norm.tail(x, m.norm, x[:, :, 1:]), "do not fit together"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(call, message):

@@ -10,8 +10,8 @@ from sklearn.datasets import load_sample_image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 from torchvision.transforms.v2 import functional
 
-import fullstride.data.views.augment as augment
-from fullstride.data.views.augment import Augmentation, test_view, to_input, train_view
+import fullstride.data.transforms.crop as augment
+from fullstride.data.transforms.crop import Augmentation, test_view, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 
 
@@ -49,11 +49,19 @@ def test_the_middle_is_torchvisions_resize_and_center_crop_bit_for_bit(photo, ke
 
 
 def test_the_middle_of_a_long_thin_picture_is_the_same_without_the_rest(photo, monkeypatch):
-    pictures = [photo.crop((0, 0, w, h)) for w, h in ((300, 40), (40, 300), (123, 77), (64, 64), (5, 9))]
+    pictures = [
+        photo.crop((0, 0, w, h)) for w, h in ((300, 40), (40, 300), (123, 77), (64, 64), (5, 9))
+    ]
     pre = Preprocessing(resolution=48, crop=0.8)
     whole = [test_view(picture, pre).astype(int) for picture in pictures]
     monkeypatch.setattr(augment, "MOST_PIXELS", 0)
-    assert max(np.abs(test_view(picture, pre) - each).max() for picture, each in zip(pictures, whole, strict=True)) <= 1
+    assert (
+        max(
+            np.abs(test_view(picture, pre) - each).max()
+            for picture, each in zip(pictures, whole, strict=True)
+        )
+        <= 1
+    )
 
 
 @pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (1, 1), (2, 3)])
@@ -80,7 +88,12 @@ def test_a_random_part_has_the_area_and_the_shape_asked_for(coordinates):
     areas, ratios, middles = [], [], []
     for seed in range(300):
         pixels = train_view(coordinates, pre, limits, rng(seed)).astype(float)
-        left, right, top, bottom = pixels[:, 0, 0], pixels[:, -1, 0], pixels[0, :, 1], pixels[-1, :, 1]
+        left, right, top, bottom = (
+            pixels[:, 0, 0],
+            pixels[:, -1, 0],
+            pixels[0, :, 1],
+            pixels[-1, :, 1],
+        )
         w, h = ((last - first).mean() * 128 / 127 for first, last in ((left, right), (top, bottom)))
         areas.append(w * h / 256**2)
         ratios.append(w / h)
@@ -98,16 +111,23 @@ def test_where_no_part_fits_the_largest_middle_one_is_taken():
     pre = Preprocessing(resolution=20, mean=(0.5,), std=(0.5,))
     pixels = train_view(wide, pre, Augmentation(scale=(1, 1), flip=0), rng())
     assert pixels.shape == (20, 20, 1)
-    assert (pixels[0, 0, 0], pixels[0, -1, 0]) == (93, 106)  # 13.3 columns in the middle, from 93.3 to 106.7
+    assert (pixels[0, 0, 0], pixels[0, -1, 0]) == (
+        93,
+        106,
+    )  # 13.3 columns in the middle, from 93.3 to 106.7
 
 
 def test_a_part_is_flipped_as_often_as_asked(coordinates):
     pre = Preprocessing(resolution=32)
-    plain, turned = (train_view(coordinates, pre, Augmentation(flip=flip), rng(5)) for flip in (0, 1))
+    plain, turned = (
+        train_view(coordinates, pre, Augmentation(flip=flip), rng(5)) for flip in (0, 1)
+    )
     assert np.array_equal(plain[:, ::-1], turned)
     flips = [
         bool(pixels[0, 0, 0] > pixels[0, -1, 0])
-        for pixels in (train_view(coordinates, pre, Augmentation(flip=0.25), rng(seed)) for seed in range(400))
+        for pixels in (
+            train_view(coordinates, pre, Augmentation(flip=0.25), rng(seed)) for seed in range(400)
+        )
     ]
     assert 70 < sum(flips) < 130
 
@@ -130,11 +150,16 @@ def test_the_input_is_torchvisions_normalized_one(photo):
 
 
 def test_gray_and_colour_pictures_suit_either_network(photo):
-    gray, colour = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,)), Preprocessing(resolution=16)
+    gray, colour = (
+        Preprocessing(resolution=16, mean=(0.5,), std=(0.5,)),
+        Preprocessing(resolution=16),
+    )
     for picture in (photo, photo.convert("L")):
         assert test_view(picture, gray).shape == (16, 16, 1)
         assert test_view(picture, colour).shape == (16, 16, 3)
-    with pytest.raises(ValueError, match=r"a picture of mode 'RGBA': decode\(\) gives 'L' or 'RGB'"):
+    with pytest.raises(
+        ValueError, match=r"a picture of mode 'RGBA': decode\(\) gives 'L' or 'RGB'"
+    ):
         test_view(photo.convert("RGBA"), colour)
 
 
@@ -164,7 +189,9 @@ def test_turning_moves_a_bar_and_leaves_a_disc():
     turning = Augmentation(scale=(1, 1), ratio=(1, 1), flip=0, turn=20)
     for seed in range(5):
         for picture, moved in ((disc, False), (bar, True)):
-            plain, turned = (train_view(picture, pre, how, rng(seed)).astype(float) for how in (still, turning))
+            plain, turned = (
+                train_view(picture, pre, how, rng(seed)).astype(float) for how in (still, turning)
+            )
             assert (abs(plain - turned).mean() > 5) == moved
     assert Augmentation().turn == 0
 

@@ -15,7 +15,10 @@ from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Network
 
 TIMES_PLAIN = 4  # that a lean network's error may be of a plain one's whose maps are kept in bf16
-LARGEST_ERROR, LEAST_COSINE = 0.02, 0.9995  # of all gradients together, relative; of the worst convolution
+LARGEST_ERROR, LEAST_COSINE = (
+    0.02,
+    0.9995,
+)  # of all gradients together, relative; of the worst convolution
 
 
 class RoundedConvolutions(TorchDispatchMode):
@@ -23,7 +26,9 @@ class RoundedConvolutions(TorchDispatchMode):
 
     def __init__(self, net: Network):
         super().__init__()
-        self.weights = {layer.conv.weight.data_ptr() for layer in net.modules() if isinstance(layer, ConvNorm)}
+        self.weights = {
+            layer.conv.weight.data_ptr() for layer in net.modules() if isinstance(layer, ConvNorm)
+        }
         self.rounded = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -57,7 +62,9 @@ def gradients(net: Network, x: Tensor, *, rounded: bool) -> dict[str, Tensor]:
             logits = net(x)
         F.cross_entropy(logits, torch.arange(len(x))).backward()
     assert convolutions.rounded == sum(isinstance(layer, ConvNorm) for layer in net.modules())
-    return {name: p.grad.double().flatten() for name, p in net.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.double().flatten() for name, p in net.named_parameters() if p.grad is not None
+    }
 
 
 def distance(net: Network, x: Tensor) -> tuple[float, float]:
@@ -75,9 +82,12 @@ def distance(net: Network, x: Tensor) -> tuple[float, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "images", "side"), [("tresnet_m", 16, 160), ("resnet_rs_50", 8, 96), ("genet_large", 8, 96)]
+    ("name", "images", "side"),
+    [("tresnet_m", 16, 160), ("resnet_rs_50", 8, 96), ("genet_large", 8, 96)],
 )
-def test_keeping_bf16_costs_a_lean_network_at_most_four_times_what_it_costs_a_plain_one(name, images, side):
+def test_keeping_bf16_costs_a_lean_network_at_most_four_times_what_it_costs_a_plain_one(
+    name, images, side
+):
     torch.manual_seed(0)
     net = Network(SPECS[name]).train()
     for norm in net.modules():

@@ -6,12 +6,19 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.measure.blocks import RATIOS, Stack, estimated, measured, stacks, study
-from fullstride.measure.latency.model import Machine
-from fullstride.measure.latency.profiles import Fit, Profile, save_profile
+from fullstride.latency.profiles import Fit, Profile, save_profile
+from fullstride.latency.roofline import Machine
 from fullstride.measure.protocols import Protocol
 from fullstride.nets.blocks import Basic, Bottleneck
-from fullstride.report.block_figure import block_figure
+from fullstride.papers.block_plot import block_figure
+from fullstride.papers.block_study import (
+    RATIOS,
+    Stack,
+    estimated,
+    measured,
+    stacks,
+    study,
+)
 
 QUICK = Protocol(name="throughput", batch=2, warmup_s=0.0, rounds=3, round_s=1e-4)
 
@@ -40,7 +47,9 @@ def times_of(ms: float):
     return time, calls
 
 
-@pytest.mark.parametrize(("kind", "ratio", "k"), [("XX", 1, 3), ("XX", 0.5, 5), ("BL", 0.25, 3), ("DW", 6, 5)])
+@pytest.mark.parametrize(
+    ("kind", "ratio", "k"), [("XX", 1, 3), ("XX", 0.5, 5), ("BL", 0.25, 3), ("DW", 6, 5)]
+)
 def test_a_stack_costs_what_counting_its_convolutions_by_hand_gives(kind, ratio, k):
     (row,) = study(stacks([kind], [16], [7], [ratio], depth=3, kernel=k), times_of(1.0)[0])
     inner = int(16 * ratio)
@@ -59,7 +68,9 @@ def test_a_stack_is_made_of_the_blocks_that_networks_are_made_of_and_keeps_its_s
 def test_every_kind_has_its_own_ratios_unless_some_are_given_for_all():
     found = stacks(["XX", "BL", "DW"], [8, 16], [14, 7])
     assert len(found) == 2 * 2 * sum(map(len, RATIOS.values()))
-    assert {(s.kind, s.ratio) for s in found} == {(kind, ratio) for kind, row in RATIOS.items() for ratio in row}
+    assert {(s.kind, s.ratio) for s in found} == {
+        (kind, ratio) for kind, row in RATIOS.items() for ratio in row
+    }
     assert {s.ratio for s in stacks(["XX", "DW"], [8], [7], [1, 3])} == {1, 3}
     assert len(stacks(["XX", "XX"], [8, 8], [7])) == 1
 
@@ -67,7 +78,9 @@ def test_every_kind_has_its_own_ratios_unless_some_are_given_for_all():
 def test_stacks_of_one_width_and_resolution_are_timed_together_and_others_apart():
     time, calls = times_of(2.0)
     rows = list(study(stacks(["XX", "BL"], [8, 16], [7, 4]), time))
-    assert calls == [(["XX 1", "BL 0.25", "BL 0.5"], width, side) for side in (7, 4) for width in (8, 16)]
+    assert calls == [
+        (["XX 1", "BL 0.25", "BL 0.5"], width, side) for side in (7, 4) for width in (8, 16)
+    ]
     assert [(r.ms_per_image, r.ms_low, r.ms_high) for r in rows] == [(2.0, 1.0, 4.0)] * 12
 
 
@@ -125,7 +138,15 @@ def test_the_command_says_measured_and_writes_whole_files(tmp_path, capsys):
 
 
 def test_bad_input_to_the_command_is_one_line_and_nothing_on_the_page(capsys):
-    for words in ("--kinds XY", "--width 30", "--depth 0", "--batch 0", "--resolution 0", "--rounds 0", "--device tpu"):
+    for words in (
+        "--kinds XY",
+        "--width 30",
+        "--depth 0",
+        "--batch 0",
+        "--resolution 0",
+        "--rounds 0",
+        "--device tpu",
+    ):
         assert cli.run(["bench-blocks", *words.split()]) == 2
         told = capsys.readouterr()
         assert (told.out, told.err.count("\n")) == ("", 1)
@@ -133,8 +154,17 @@ def test_bad_input_to_the_command_is_one_line_and_nothing_on_the_page(capsys):
 
 def slow_calculator() -> Profile:
     """A device that has to wait for nothing but its arithmetic: a million FLOPs take a millisecond."""
-    numbers = {"dense": 1.0, "1x1": 1.0, "depthwise": 1.0, "group_channels": 1.0, "convolution": 1.0, "launch_us": 1e-6}
-    about = dict(error=9.0, apart=1.2, networks=3, source="by hand", software="none", date="2026-11-21")
+    numbers = {
+        "dense": 1.0,
+        "1x1": 1.0,
+        "depthwise": 1.0,
+        "group_channels": 1.0,
+        "convolution": 1.0,
+        "launch_us": 1e-6,
+    }
+    about = dict(
+        error=9.0, apart=1.2, networks=3, source="by hand", software="none", date="2026-11-21"
+    )
     return Profile(
         name="slow",
         device="calculator",
@@ -150,7 +180,9 @@ def test_where_only_arithmetic_takes_time_the_estimate_is_the_multiply_adds():
     rows = list(study(stacks(["XX", "BL"], [16], [14], depth=2), estimated(slow_calculator(), 4)))
     for row in rows:
         assert row.ms_per_image == pytest.approx(2 * row.macs / 1e6, rel=1e-3)
-        assert (row.ms_low, row.ms_high) == pytest.approx((0.8 * row.ms_per_image, 1.25 * row.ms_per_image))
+        assert (row.ms_low, row.ms_high) == pytest.approx(
+            (0.8 * row.ms_per_image, 1.25 * row.ms_per_image)
+        )
 
 
 def test_the_command_says_estimated_and_takes_no_flags_that_the_profile_decides(tmp_path, capsys):

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.disk import replacing
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.storage import replacing
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def bundle():
         net=zoo.create("tresnet_tiny", classes=3, in_channels=1).eval(),
         name="mine",
         classes=("a", "b", "ü/<c>"),
-        preprocessing=Preprocessing(resolution=32, mean=(0.1,), std=(0.5,), kernel="bicubic", fit="squish", crop=1.0),
+        preprocessing=Preprocessing(
+            resolution=32, mean=(0.1,), std=(0.5,), kernel="bicubic", fit="squish", crop=1.0
+        ),
         recipe={"epochs": 3, "scale": [0.1, 1.0]},
         scores={"test": {"top1": 98.5}},
         environment={"device": "here"},
@@ -106,10 +108,14 @@ def broken(folder, how):
         about["spec"]["stem"] = "os.system"
         (folder / "bundle.json").write_text(json.dumps(about))
     elif how == "a spec too large for memory":
-        about["spec"]["stages"] = [{**about["spec"]["stages"][0], "width": 65_536, "depth": 100}] * 10
+        about["spec"]["stages"] = [
+            {**about["spec"]["stages"][0], "width": 65_536, "depth": 100}
+        ] * 10
         (folder / "bundle.json").write_text(json.dumps(about))
     elif how == "a timm name that fetches":
-        (folder / "bundle.json").write_text(json.dumps({**about, "spec": {"timm": {"name": "hf-hub:evil/net"}}}))
+        (folder / "bundle.json").write_text(
+            json.dumps({**about, "spec": {"timm": {"name": "hf-hub:evil/net"}}})
+        )
     elif how == "a later format":
         (folder / "bundle.json").write_text(json.dumps({**about, "format": 99}))
     elif how == "preprocessing of nonsense":
@@ -162,9 +168,7 @@ def test_released_weights_are_asked_of_the_hub_and_their_absence_is_said_plainly
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
     monkeypatch.setattr(zoo, "no_network", lambda: False)
-    said = (
-        r"weights of tresnet_m.miil_in1k_448 are not in the local cache, and huggingface.co/timm/.* cannot be reached"
-    )
+    said = r"weights of tresnet_m.miil_in1k_448 are not in the local cache, and huggingface.co/timm/.* cannot be reached"
     with pytest.raises(ValueError, match=said):
         zoo.load("tresnet_m.miil_in1k_448")
 
@@ -190,7 +194,9 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
         if isinstance(norm, torch.nn.BatchNorm2d):
             torch.nn.init.uniform_(norm.weight, -1, 1)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(tmp_path / "model.safetensors"))
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda *_: str(tmp_path / "model.safetensors")
+    )
     monkeypatch.setattr(zoo, "no_network", lambda: False)
     x = torch.rand(1, 3, 64, 64)
     for name in ("genet_light", "timm/gernet_s"):
@@ -203,10 +209,13 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
 
 
 def test_names_without_released_weights_say_so():
-    with pytest.raises(ValueError, match="no released weights for resnet_rs_400: train it, or choose from"):
+    with pytest.raises(
+        ValueError, match="no released weights for resnet_rs_400: train it, or choose from"
+    ):
         zoo.load("resnet_rs_400")
     with pytest.raises(
-        ValueError, match="timm knows no released weights 'tresnet_m.wrong': choose from tresnet_m.miil"
+        ValueError,
+        match="timm knows no released weights 'tresnet_m.wrong': choose from tresnet_m.miil",
     ):
         zoo.load("tresnet_m.wrong")
 

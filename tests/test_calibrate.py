@@ -7,11 +7,19 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.measure.latency import calibrate, estimate, load_profile
-from fullstride.measure.latency.calibrate import Plan, Sample, by_sheet, measure, peaks, ready, report
-from fullstride.measure.latency.designs import WHOLE, Design, designs
-from fullstride.measure.latency.model import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
-from fullstride.measure.latency.operators import KINDS, traced
+from fullstride.latency import calibrate, estimate, load_profile
+from fullstride.latency.calibrate import (
+    Plan,
+    Sample,
+    by_sheet,
+    measure,
+    peaks,
+    ready,
+    report,
+)
+from fullstride.latency.microbenchmarks import WHOLE, Design, designs
+from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
+from fullstride.measure.cost.operators import KINDS, traced
 from fullstride.measure.protocols import Protocol
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import zoo
@@ -27,7 +35,14 @@ TRUE = {
 
 
 def plan(**changes) -> Plan:
-    given = dict(device=CPU, engines=("eager",), batches=(1, 8), resolution=64, precision="float32", protocol=QUICK)
+    given = dict(
+        device=CPU,
+        engines=("eager",),
+        batches=(1, 8),
+        resolution=64,
+        precision="float32",
+        protocol=QUICK,
+    )
     return Plan(**{**given, **changes})
 
 
@@ -39,10 +54,14 @@ def networks():
 @pytest.fixture(scope="module")
 def samples(networks):
     """What would be measured on a device for which the model is right."""
-    cases = [(design, operators, batch) for design, operators in networks.items() for batch in (1, 8)]
+    cases = [
+        (design, operators, batch) for design, operators in networks.items() for batch in (1, 8)
+    ]
     took = times(prepare([o for _, o, _ in cases], [b for *_, b in cases], MADE), TRUE).total_s
     return [
-        Sample(network=d.name, family=d.family, operators=o, engine="eager", batch=b, seconds=float(s))
+        Sample(
+            network=d.name, family=d.family, operators=o, engine="eager", batch=b, seconds=float(s)
+        )
         for (d, o, b), s in zip(cases, took, strict=True)
     ]
 
@@ -58,7 +77,9 @@ def test_some_forty_networks_have_every_kind_of_operator_and_every_class_in_two_
             if kind in ARITHMETIC_OF:
                 families.setdefault((ARITHMETIC_OF[kind], "arithmetic"), set()).add(design.family)
             families.setdefault((MEMORY_OF[kind], "memory"), set()).add(design.family)
-    assert set(KINDS) - {"product"} == {key for key in families if isinstance(key, str)}  # attention is not ours
+    assert set(KINDS) - {"product"} == {
+        key for key in families if isinstance(key, str)
+    }  # attention is not ours
     assert all(len(found) >= 2 for key, found in families.items() if isinstance(key, tuple))
 
 
@@ -69,7 +90,9 @@ def test_every_designed_network_runs(networks):
                 assert design.build().eval()(torch.randn(2, 3, 64, 64)).shape[0] == 2
 
 
-def test_where_the_model_is_right_its_numbers_are_found_and_families_left_out_are_estimated_well(samples):
+def test_where_the_model_is_right_its_numbers_are_found_and_families_left_out_are_estimated_well(
+    samples,
+):
     found = report(samples, plan(), MADE, "", "here")
     for name, value in TRUE.items():
         assert found.profile.inference.numbers[name] == pytest.approx(value, rel=0.1), name
@@ -80,7 +103,10 @@ def test_where_the_model_is_right_its_numbers_are_found_and_families_left_out_ar
 
 
 def test_the_error_is_that_of_whole_networks_which_are_never_fitted(samples):
-    slow = [s if s.family != WHOLE else Sample(**{**s.__dict__, "seconds": 2 * s.seconds}) for s in samples]
+    slow = [
+        s if s.family != WHOLE else Sample(**{**s.__dict__, "seconds": 2 * s.seconds})
+        for s in samples
+    ]
     found, right = report(slow, plan(), MADE, "", "here"), report(samples, plan(), MADE, "", "here")
     assert found.profile.inference.numbers == right.profile.inference.numbers
     assert found.profile.inference.error == pytest.approx(50, abs=2)
@@ -94,7 +120,9 @@ def test_too_few_times_are_refused(samples):
     with pytest.raises(ValueError, match="more minutes"):
         report(samples[:20], plan(), MADE, "", "here")
     with pytest.raises(ValueError, match="of 1 families"):
-        report([s for s in samples if s.family == WHOLE] * 2 + samples[:1], plan(), MADE, "", "here")
+        report(
+            [s for s in samples if s.family == WHOLE] * 2 + samples[:1], plan(), MADE, "", "here"
+        )
 
 
 class Waits(torch.nn.Module):
@@ -128,11 +156,21 @@ def test_what_takes_too_long_or_comes_too_late_is_left_out(monkeypatch):
 
 
 def test_a_gpu_whose_data_sheet_is_known_is_found_by_the_name_that_torch_has_for_it():
-    for name, profile in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA L4", "l4")):
+    for name, profile in (
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L4", "l4"),
+    ):
         known = by_sheet(name)
         assert known is not None
         assert known.machine.peak_tflops == load_profile(profile).machine.peak_tflops
-    for other in ("NVIDIA H100 PCIe", "NVIDIA L40S", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "AMD EPYC"):
+    for other in (
+        "NVIDIA H100 PCIe",
+        "NVIDIA L40S",
+        "NVIDIA A10G",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "AMD EPYC",
+    ):
         assert by_sheet(other) is None
 
 
@@ -155,18 +193,40 @@ def test_a_cuda_graph_puts_out_what_the_network_does():
 
 
 def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch, capsys):
-    few = [design for design in designs() if design.family in ("3x3", "depthwise", "elements", "other norms")]
+    few = [
+        design
+        for design in designs()
+        if design.family in ("3x3", "depthwise", "elements", "other norms")
+    ]
     monkeypatch.setattr(calibrate, "designs", lambda: few)
     out = tmp_path / "mine.json"
-    words = ["--device", "cpu", "--resolution", "64", "--batches", "1", "2", "--name", "mine", "--out", str(out)]
+    words = [
+        "--device",
+        "cpu",
+        "--resolution",
+        "64",
+        "--batches",
+        "1",
+        "2",
+        "--name",
+        "mine",
+        "--out",
+        str(out),
+    ]
     assert cli.run(["calibrate", *words, "--times", str(tmp_path / "times.json")]) == 0
     said = capsys.readouterr().out
     assert "% off for designed networks of a family left out" in said
     profile = load_profile(out)
-    assert (profile.name, profile.machine.engine, profile.inference.networks) == ("mine", "eager", len(few))
+    assert (profile.name, profile.machine.engine, profile.inference.networks) == (
+        "mine",
+        "eager",
+        len(few),
+    )
     assert f"{profile.inference.error:g} % off" in said
     rows = json.loads((tmp_path / "times.json").read_text())["times"]
-    assert {(row["network"], row["batch"]) for row in rows} == {(design.name, n) for design in few for n in (1, 2)}
+    assert {(row["network"], row["batch"]) for row in rows} == {
+        (design.name, n) for design in few for n in (1, 2)
+    }
     assert estimate(zoo.create("resnet18"), profile, 1).ms_per_image > 0
     assert cli.run(["estimate", "resnet18", "--device", str(out)]) == 0
 
@@ -184,7 +244,9 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
         (("--times", "/dev/null/times.json"), "/dev/null"),
     ],
 )
-def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measured(words, told, capsys, monkeypatch):
+def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measured(
+    words, told, capsys, monkeypatch
+):
     monkeypatch.setattr(calibrate, "measure", None)
     assert cli.run(["calibrate", "--device", "cpu", *words]) in (1, 2)
     line = capsys.readouterr().err

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure import capacity
-from fullstride.measure.capacity import Probe, Trial, largest, predict, search
+from fullstride.measure.memory import max_batch
+from fullstride.measure.memory.max_batch import Probe, Trial, largest, predict, search
 from fullstride.nets import zoo
 
 
@@ -45,14 +45,21 @@ def test_a_good_prediction_needs_few_probes():
 
 def test_a_network_that_does_not_fit_at_one_image_is_refused():
     probe, tried = device_for(0)
-    with pytest.raises(ValueError, match="net does not fit into memory at batch 1: use a smaller resolution"):
+    with pytest.raises(
+        ValueError, match="net does not fit into memory at batch 1: use a smaller resolution"
+    ):
         largest(search(probe, 64), "net")
     assert min(tried) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "gib", "batch"),
-    [("resnet50", 16, 346), ("tresnet_m", 16, 452), ("tresnet_l", 16, 273), ("resnetrs50", 139, 2446)],
+    [
+        ("resnet50", 16, 346),
+        ("tresnet_m", 16, 452),
+        ("tresnet_l", 16, 273),
+        ("resnetrs50", 139, 2446),
+    ],
 )
 def test_predictions_are_within_three_percent_of_those_worked_out_by_hand(name, gib, batch):
     net = zoo.create(f"timm/{name}")
@@ -66,7 +73,7 @@ def test_the_batch_at_which_a_map_has_too_many_elements_is_known():
 
 def answering(monkeypatch, stdout: bytes, stderr: bytes = b"", code: int = 0) -> None:
     done = subprocess.CompletedProcess([], code, stdout, stderr)
-    monkeypatch.setattr(capacity.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(max_batch.subprocess, "run", lambda *_, **__: done)
 
 
 def trial(**changes) -> Trial:
@@ -75,10 +82,14 @@ def trial(**changes) -> Trial:
 
 def test_an_error_that_is_not_about_memory_stops_the_search_with_its_line(monkeypatch):
     answering(monkeypatch, json.dumps({"error": "RuntimeError no kernel"}).encode())
-    with pytest.raises(ValueError, match="training steps at batch 8 failed: RuntimeError no kernel"):
+    with pytest.raises(
+        ValueError, match="training steps at batch 8 failed: RuntimeError no kernel"
+    ):
         list(search(trial().probe, 8))
     answering(monkeypatch, b"", b"a\nterminated by the kernel\n", -9)
-    with pytest.raises(ValueError, match="at batch 8 failed: exit code -9, terminated by the kernel"):
+    with pytest.raises(
+        ValueError, match="at batch 8 failed: exit code -9, terminated by the kernel"
+    ):
         list(search(trial().probe, 8))
 
 
@@ -103,8 +114,8 @@ def test_only_lack_of_memory_counts_as_a_batch_that_does_not_fit(monkeypatch, er
             raise error
         return lambda: None
 
-    monkeypatch.setattr(capacity, "limit_memory", lambda *_: None)
-    monkeypatch.setattr(capacity, "Step", step)
+    monkeypatch.setattr(max_batch, "limit_memory", lambda *_: None)
+    monkeypatch.setattr(max_batch, "Step", step)
     if lacks:
         assert trial().run(64).outcome == "memory"
     else:
@@ -122,7 +133,14 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
     assert found == pytest.approx(guess.batch, rel=0.3)
     assert {probe.batch: probe.fits for probe in probes}[found + 8] is False
     with pytest.raises(ValueError, match="takes no|channels"):
-        Trial(net=net, resolution=side, device="cpu", memory_bytes=memory, in_channels=4, precision="float32").probe(8)
+        Trial(
+            net=net,
+            resolution=side,
+            device="cpu",
+            memory_bytes=memory,
+            in_channels=4,
+            precision="float32",
+        ).probe(8)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +151,14 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
         (["genet_tiny", "--device", "cpu", "--memory-gib", "1e6"], "cpu has"),
         (["genet_tiny", "--device", "cpu"], "say with --memory-gib"),
         (["genet_tiny", "--device", "cuda:99", "--memory-gib", "16"], "cuda:99 is not here"),
-        (["genet_tiny", "--device", "cpu", "--memory-gib", "1", "--precision", "fp16"], "float16 is for GPUs"),
-        (["genet_tiny", "--resolution", "0", "--memory-gib", "1", "--predict"], "takes no 3 x 0 x 0 image"),
+        (
+            ["genet_tiny", "--device", "cpu", "--memory-gib", "1", "--precision", "fp16"],
+            "float16 is for GPUs",
+        ),
+        (
+            ["genet_tiny", "--resolution", "0", "--memory-gib", "1", "--predict"],
+            "takes no 3 x 0 x 0 image",
+        ),
         (["genet_tini", "--memory-gib", "1", "--predict"], "did you mean genet_tiny"),
     ],
 )
@@ -146,14 +170,33 @@ def test_a_capacity_that_cannot_be_found_is_refused_in_one_line(words, told, cap
 
 
 def test_a_prediction_needs_no_gpu(capsys):
-    assert cli.run(["capacity", "timm/resnet50", "--resolution", "224", "--memory-gib", "16", "--predict"]) == 0
+    assert (
+        cli.run(
+            ["capacity", "timm/resnet50", "--resolution", "224", "--memory-gib", "16", "--predict"]
+        )
+        == 0
+    )
     assert "predicted: batch 344" in capsys.readouterr().out
 
 
 def test_the_command_tells_how_far_prediction_and_proof_are_apart(monkeypatch, capsys):
     probe, _ = device_for(300)
     monkeypatch.setattr(Trial, "probe", lambda self, batch: probe(batch))
-    assert cli.run(["capacity", "genet_tiny", "--device", "cpu", "--memory-gib", "0.1", "--precision", "fp32"]) == 0
+    assert (
+        cli.run(
+            [
+                "capacity",
+                "genet_tiny",
+                "--device",
+                "cpu",
+                "--memory-gib",
+                "0.1",
+                "--precision",
+                "fp32",
+            ]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     predicted = int(lines[1].split()[2].strip(","))
     assert lines[-1].startswith("proven: batch 296, bounded by memory")

@@ -20,10 +20,11 @@ from timm.layers import BlurPool2d, ConvNormAct
 from timm.models.tresnet import TResNet
 from torch import nn
 
-from fullstride.nets import checkpoints, foreign, weights_file
+from fullstride.nets import checkpoints
 from fullstride.nets.families import SPECS
 from fullstride.nets.families.tresnet import tresnet, tresnet_v2
 from fullstride.nets.network import Network
+from fullstride.nets.weights import key_maps, reader
 
 EPSILON = 1e-5  # of in-place activated batch norm
 
@@ -79,7 +80,9 @@ def official_tresnet(theirs, generator, *, count=True, filters=True):
             continue
         if last in ("conv", "bn"):
             layer = f"{parent}{'.0' if parent in blurred else ''}.{0 if last == 'conv' else 1}"
-        state[f"{layer}.{leaf}"] = gains[f"{parent}.bn"] if last == "bn" and leaf == "weight" else value.clone()
+        state[f"{layer}.{leaf}"] = (
+            gains[f"{parent}.bn"] if last == "bn" and leaf == "weight" else value.clone()
+        )
     if filters:
         for name in blurred:
             c = theirs.get_submodule(name).bn.num_features
@@ -90,7 +93,12 @@ def official_tresnet(theirs, generator, *, count=True, filters=True):
 WRAPPERS = {
     "bare": lambda state: state,
     "model": lambda state: {"model": state},
-    "state_dict": lambda state: {"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}, "score": torch.ones(1)},
+    "state_dict": lambda state: {
+        "epoch": 3,
+        "state_dict": state,
+        "optimizer": {"lr": 0.1},
+        "score": torch.ones(1),
+    },
     "parallel": lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
     "averaged": lambda state: {"state_dict_ema": state},
 }
@@ -100,7 +108,10 @@ WRAPPERS = {
 @pytest.mark.parametrize("v2", [False, True], ids=["v1", "v2"])
 def test_official_tresnet_is_timm_with_the_magnitude_of_gains(v2, wrap, tmp_path, generator):
     theirs = randomise(small_tresnet(v2), generator)
-    torch.save(wrap(official_tresnet(theirs, generator, count=v2, filters=not v2)), tmp_path / "weights.pth")
+    torch.save(
+        wrap(official_tresnet(theirs, generator, count=v2, filters=not v2)),
+        tmp_path / "weights.pth",
+    )
     ours = network(SMALL[v2], checkpoints.from_official(tmp_path / "weights.pth", SMALL[v2]))
     assert same_logits(ours, theirs, generator)
 
@@ -140,7 +151,9 @@ def test_official_genet_is_timm_under_other_names(tmp_path, generator):
             stage, block, name, kind, leaf = match.groups()
             at = 0 if name == "shortcut" else convs[name]
             kind_of_list = "shortcut_list" if name == "shortcut" else "conv_list"
-            key = f"module_list.{int(stage) + 3}.{kind_of_list}.{block}.{at + (kind == 'bn')}.{leaf}"
+            key = (
+                f"module_list.{int(stage) + 3}.{kind_of_list}.{block}.{at + (kind == 'bn')}.{leaf}"
+            )
         else:
             for old, new in {
                 "stem.conv.": "module_list.0.netblock.",
@@ -158,7 +171,9 @@ def test_official_genet_is_timm_under_other_names(tmp_path, generator):
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "without_a_suffix"])
 def test_files_of_timm_load_by_content_alone(file, tmp_path, generator):
-    theirs = randomise(timm.create_model("gernet_s", num_classes=7, in_chans=4), generator, channels=4)
+    theirs = randomise(
+        timm.create_model("gernet_s", num_classes=7, in_chans=4), generator, channels=4
+    )
     save = torch.save if file.endswith("bin") else safetensors.torch.save_file
     save(theirs.state_dict(), tmp_path / file)
     ours = checkpoints.load(tmp_path / file)
@@ -222,22 +237,28 @@ def tf_variables(theirs, scope="", suffix="", average=True):
 
 
 def small_resnet_rs(generator):
-    return randomise(timm.create_model("resnetrs50", layers=[1, 1, 1, 1], num_classes=10), generator)
+    return randomise(
+        timm.create_model("resnetrs50", layers=[1, 1, 1, 1], num_classes=10), generator
+    )
 
 
-@pytest.mark.parametrize(("scope", "suffix"), [("", ""), ("resnet/", ":0")], ids=["plain", "scoped"])
+@pytest.mark.parametrize(
+    ("scope", "suffix"), [("", ""), ("resnet/", ":0")], ids=["plain", "scoped"]
+)
 def test_tensorflow_variables_are_timm_in_another_order(scope, suffix, tmp_path, generator):
     theirs = small_resnet_rs(generator)
     np.savez(tmp_path / "rs.npz", **tf_variables(theirs, scope, suffix))
     spec = replace(SMALL_RS, classes=10)
-    assert same_logits(network(spec, checkpoints.from_tf(tmp_path / "rs.npz", spec)), theirs, generator)
+    assert same_logits(
+        network(spec, checkpoints.from_tf(tmp_path / "rs.npz", spec)), theirs, generator
+    )
     assert same_logits(checkpoints.load(tmp_path / "rs.npz", spec), theirs, generator)
 
 
 def test_tensorflow_files_of_the_published_networks_are_identified():
     with torch.device("meta"):
         theirs = timm.create_model("resnetrs50")
-    state = weights_file.from_arrays(tf_variables(theirs.to_empty(device="cpu"), average=False))
+    state = reader.from_arrays(tf_variables(theirs.to_empty(device="cpu"), average=False))
     assert checkpoints.identify(state) == ("tf", "resnet_rs_50")
 
 
@@ -253,7 +274,9 @@ def test_tensorflow_variables_need_all_their_averages(generator):
         checkpoints.from_tf(tf_variables(theirs, average=False), SMALL_RS)
     arrays = tf_variables(theirs)
     del arrays["conv2d_3/kernel/ExponentialMovingAverage"]
-    with pytest.raises(ValueError, match="1 variables have no ExponentialMovingAverage copy: conv2d_3/kernel"):
+    with pytest.raises(
+        ValueError, match="1 variables have no ExponentialMovingAverage copy: conv2d_3/kernel"
+    ):
         checkpoints.from_tf(arrays, SMALL_RS)
     del arrays["conv2d_3/kernel"]
     with pytest.raises(ValueError, match="-conv2d_3/kernel"):
@@ -278,7 +301,7 @@ def test_paths_are_given_once_for_every_layer_with_parameters(name):
         ours, theirs = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
         assert not pairs or ours == layers
         assert len(ours) == len(theirs) == len(pairs)
-    assert dict(foreign.timm(SPECS[name])).keys() == layers
+    assert dict(key_maps.timm(SPECS[name])).keys() == layers
 
 
 def meta_state(name):
@@ -289,7 +312,9 @@ def meta_state(name):
 def test_the_two_tresnet_l_are_told_apart():
     assert checkpoints.identify(meta_state("tresnet_l")) == ("timm", "tresnet_l")
     assert checkpoints.identify(meta_state("tresnet_v2_l")) == ("timm", "tresnet_v2_l")
-    with pytest.raises(ValueError, match="those of tresnet_v2_l .timm names. and not of tresnet_l: give name="):
+    with pytest.raises(
+        ValueError, match="those of tresnet_v2_l .timm names. and not of tresnet_l: give name="
+    ):
         checkpoints.convert(meta_state("tresnet_v2_l"), "tresnet_l")
 
 
@@ -315,7 +340,10 @@ def test_an_unfit_state_names_the_closest_network_and_the_difference():
 def test_a_misfit_to_a_given_network_says_so(generator):
     state = official_tresnet(small_tresnet(), generator)
     del state["body.layer2.0.conv1.0.1.bias"]
-    with pytest.raises(ValueError, match=r"do not fit the given spec .official names.: -body.layer2.0.conv1.0.1.bias$"):
+    with pytest.raises(
+        ValueError,
+        match=r"do not fit the given spec .official names.: -body.layer2.0.conv1.0.1.bias$",
+    ):
         checkpoints.from_official(state, SMALL[False])
 
 
@@ -337,14 +365,17 @@ def test_a_file_of_another_format_names_the_function_that_reads_it(generator):
 
 
 @pytest.mark.parametrize(
-    ("key", "head"), [("head.fc.embedding_generator.0.weight", "bottleneck"), ("head.decoder.query", "ML-Decoder")]
+    ("key", "head"),
+    [("head.fc.embedding_generator.0.weight", "bottleneck"), ("head.decoder.query", "ML-Decoder")],
 )
 def test_heads_that_are_not_built_are_refused_by_name(key, head, generator):
     state = official_tresnet(small_tresnet(), generator)
     for name in ("head.fc.weight", "head.fc.bias"):
         del state[name]
     state[key] = torch.ones(2, 2)
-    with pytest.raises(ValueError, match=f"{head} head .*use weights with a plain classifier") as caught:
+    with pytest.raises(
+        ValueError, match=f"{head} head .*use weights with a plain classifier"
+    ) as caught:
         checkpoints.from_official(state, SMALL[False])
     assert one_line(caught)
 
@@ -364,7 +395,9 @@ def test_half_precision_becomes_float32(dtype, generator):
 def test_numbers_that_are_not_finite_are_refused_by_name():
     state = small_tresnet().state_dict()
     state["body.conv1.bn.running_var"][3] = float("inf")
-    with pytest.raises(ValueError, match=r"^body.conv1.bn.running_var holds a number that is not finite"):
+    with pytest.raises(
+        ValueError, match=r"^body.conv1.bn.running_var holds a number that is not finite"
+    ):
         checkpoints.from_timm(state, SMALL[False])
     state["body.conv1.bn.running_var"] = torch.ones(16, dtype=torch.int8)
     with pytest.raises(ValueError, match=r"^body.conv1.bn.running_var is torch.int8"):
@@ -373,7 +406,11 @@ def test_numbers_that_are_not_finite_are_refused_by_name():
 
 def test_a_difference_lists_missing_unexpected_and_misshapen_ten_each():
     expected = {"conv.weight": (64, 3, 7, 7), "kept": (2,), **{f"m{i}": (1,) for i in range(12)}}
-    state = {"conv.weight": torch.ones(64, 1, 7, 7), "kept": torch.ones(2), "new\nline": torch.ones(1)}
+    state = {
+        "conv.weight": torch.ones(64, 1, 7, 7),
+        "kept": torch.ones(2),
+        "new\nline": torch.ones(1),
+    }
     with pytest.raises(ValueError, match="do not fit") as caught:
         checkpoints.check(expected, state)
     text = str(caught.value)
@@ -402,11 +439,15 @@ class Trap:
 def test_a_file_that_would_run_code_is_refused_and_runs_none(new, tmp_path):
     state = {"weight": torch.ones(1), "args": Trap(tmp_path / "ran")}
     torch.save(state, tmp_path / "trap.pth", _use_new_zipfile_serialization=new)
-    with pytest.raises(ValueError, match=r"would run code on loading .it needs \w+.mkdir.*safetensors") as caught:
+    with pytest.raises(
+        ValueError, match=r"would run code on loading .it needs \w+.mkdir.*safetensors"
+    ) as caught:
         checkpoints.read(tmp_path / "trap.pth")
     assert one_line(caught)
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(state["args"]))
-    with pytest.raises(ValueError, match=r"could run code on loading: save its weights as safetensors") as caught:
+    with pytest.raises(
+        ValueError, match=r"could run code on loading: save its weights as safetensors"
+    ) as caught:
         checkpoints.read(tmp_path / "plain.pkl")
     assert one_line(caught)
     assert not (tmp_path / "ran").exists()
@@ -449,10 +490,19 @@ WRONG_FILES = {
     "keras": (b"\x89HDF\r\n\x1a\n", "HDF5"),
     "safetensors cut in the data": (SAFE[:-100], "damaged or incomplete"),
     "safetensors cut in the header": (SAFE[:20], "damaged or incomplete"),
-    "safetensors with an oversized header": (struct.pack("<Q", 10**12) + b"{" * 100, "header has 1000000000000 bytes"),
-    "safetensors that overlaps": (struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 8, "damaged or incomplete"),
+    "safetensors with an oversized header": (
+        struct.pack("<Q", 10**12) + b"{" * 100,
+        "header has 1000000000000 bytes",
+    ),
+    "safetensors that overlaps": (
+        struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 8,
+        "damaged or incomplete",
+    ),
     "torch cut in half": (TORCH[: len(TORCH) // 2], "damaged or incomplete zip"),
-    "torch with a cut pickle": (zipped(**{"a/data.pkl": b"\x80\x02}q", "a/version": b"3"}), "damaged or incomplete"),
+    "torch with a cut pickle": (
+        zipped(**{"a/data.pkl": b"\x80\x02}q", "a/version": b"3"}),
+        "damaged or incomplete",
+    ),
     "legacy cut early": (LEGACY[:30], "damaged or incomplete"),
     "legacy cut in the data": (LEGACY[:-100], "damaged or incomplete"),
     "program": (zipped(**{"a/data.pkl": b"", "a/constants.pkl": b""}), "TorchScript"),
@@ -460,13 +510,28 @@ WRONG_FILES = {
     "npz cut in half": (NPZ[: len(NPZ) // 2], "damaged or incomplete zip"),
     "npz bomb": (zipped(bomb__npy=npy(np.zeros(10**7))), "would unpack from"),
     "torch bomb": (zipped(**{"a/data.pkl": b"\0" * 10**8}), "would unpack from"),
-    "npz with objects": (zipped(weight__npy=npy(np.array([{}, []], dtype=object))), "damaged or incomplete"),
+    "npz with objects": (
+        zipped(weight__npy=npy(np.array([{}, []], dtype=object))),
+        "damaged or incomplete",
+    ),
     "npz with text": (zipped(weight__npy=npy(np.array(["a"]))), "holds no tensors by name"),
-    "npz shorter than it says": (zipped(weight__npy=npy(np.arange(1000.0))[:-100]), "damaged or incomplete"),
+    "npz shorter than it says": (
+        zipped(weight__npy=npy(np.arange(1000.0))[:-100]),
+        "damaged or incomplete",
+    ),
     "list": (saved(torch.save, [torch.ones(1)]), "holds a list and not tensors by name"),
-    "no tensors": (saved(torch.save, {"epoch": 3, "model": {"lr": 0.1}}), "holds no tensors by name, only: lr"),
-    "tensor larger than its storage": (saved(torch.save, {"a": torch.ones(1).expand(10**12)}), "fewer numbers"),
-    "tensor without numbers": (saved(torch.save, {"a": torch.empty(3, device="meta")}), "not a plain tensor"),
+    "no tensors": (
+        saved(torch.save, {"epoch": 3, "model": {"lr": 0.1}}),
+        "holds no tensors by name, only: lr",
+    ),
+    "tensor larger than its storage": (
+        saved(torch.save, {"a": torch.ones(1).expand(10**12)}),
+        "fewer numbers",
+    ),
+    "tensor without numbers": (
+        saved(torch.save, {"a": torch.empty(3, device="meta")}),
+        "not a plain tensor",
+    ),
     "sparse tensor": (saved(torch.save, {"a": torch.eye(3).to_sparse()}), "not a plain tensor"),
 }
 
@@ -488,7 +553,9 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path):
         assert one_line(caught)
 
 
-@pytest.mark.parametrize("data", [TORCH, LEGACY, SAFE, NPZ], ids=["torch", "legacy", "safetensors", "npz"])
+@pytest.mark.parametrize(
+    "data", [TORCH, LEGACY, SAFE, NPZ], ids=["torch", "legacy", "safetensors", "npz"]
+)
 def test_damage_anywhere_gives_weights_or_one_line(data, tmp_path, generator):
     path = tmp_path / "weights"
     for _ in range(100):

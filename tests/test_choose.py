@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from fullstride import cli, zoo
-from fullstride.measure import choose as choosing
-from fullstride.measure.choose import Option, choose, front, genet_paper, price, published_times, tied
-from fullstride.measure.latency import Estimate, load_profile
-from fullstride.measure.tables import Published, published
-from fullstride.report.choice_figure import choice_figure
+from fullstride.latency import Estimate, load_profile
+from fullstride.latency import select as choosing
+from fullstride.latency.select import (
+    Option,
+    choose,
+    front,
+    genet_paper,
+    price,
+    published_times,
+    tied,
+)
+from fullstride.report.selection_plot import choice_figure
+from fullstride.tables import Published, published
 
 TABLE = Path(choosing.__file__).parent / "tables" / "latency_v100_fp16.csv"
 
@@ -28,7 +36,9 @@ def option(name: str, top1: float, ms: float, by="estimated", apart=1.1) -> Opti
     times = dict(ms_per_image=ms, low=0.8 * ms, high=1.3 * ms, device_ms=ms, host_ms=0.0)
     one = Estimate(profile="p", work="inference", batch=1, bound="memory", apart=apart, **times)
     printed = ms if by == "published" else None
-    return Option(network=Published(name, 224, top1, "", ""), estimate=one, published_ms=printed, by=by)
+    return Option(
+        network=Published(name, 224, top1, "", ""), estimate=one, published_ms=printed, by=by
+    )
 
 
 @pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
@@ -37,8 +47,14 @@ def test_within_the_budgets_of_the_paper_its_own_networks_are_chosen(known, budg
 
 
 @pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
-def test_the_networks_of_the_paper_that_cannot_be_built_here_would_not_have_been_chosen(budget, name):
-    rows = [row for row in csv.DictReader(TABLE.read_text().splitlines()) if float(row["ms_b64"]) <= budget]
+def test_the_networks_of_the_paper_that_cannot_be_built_here_would_not_have_been_chosen(
+    budget, name
+):
+    rows = [
+        row
+        for row in csv.DictReader(TABLE.read_text().splitlines())
+        if float(row["ms_b64"]) <= budget
+    ]
     assert max(rows, key=lambda row: float(row["top1"]))["model"] == f"GENet-{name}"
     assert len(genet_paper()) == 21
 
@@ -51,8 +67,12 @@ def test_estimates_alone_miss_one_of_the_three_by_less_than_they_can_tell(known)
     assert large.ms < 1.06 * 0.34
 
 
-def test_published_times_are_those_of_the_table_and_never_replace_an_estimate_without_a_label(known):
-    rows = {row["model"]: float(row["ms_b64"]) for row in csv.DictReader(TABLE.read_text().splitlines())}
+def test_published_times_are_those_of_the_table_and_never_replace_an_estimate_without_a_label(
+    known,
+):
+    rows = {
+        row["model"]: float(row["ms_b64"]) for row in csv.DictReader(TABLE.read_text().splitlines())
+    }
     times = published_times(load_profile("v100-fp16"), 64)
     assert len(times) == 21
     assert times["genet_large", 256] == rows["GENet-large"]
@@ -68,16 +88,30 @@ def test_published_times_are_those_of_the_table_and_never_replace_an_estimate_wi
 def test_nothing_is_as_fast_and_more_accurate_than_a_network_on_the_front(known):
     options = known[False]
     line = front(options)
-    better = [a for a, b in product(options, options) if a.ms >= b.ms and a.network.top1 < b.network.top1]
-    same = [a for a, b in product(options, options) if a.ms > b.ms and a.network.top1 == b.network.top1]
+    better = [
+        a for a, b in product(options, options) if a.ms >= b.ms and a.network.top1 < b.network.top1
+    ]
+    same = [
+        a for a, b in product(options, options) if a.ms > b.ms and a.network.top1 == b.network.top1
+    ]
     assert set(line) == set(options) - set(better) - set(same)
     assert line == sorted(line, key=lambda o: o.ms)
 
 
 def test_the_runner_up_is_another_network_and_a_looser_budget_buys_the_next_point_of_the_front():
-    rows = [option("a", 70, 1), option("b", 75, 2), option("b", 74, 2), option("c", 72, 3), option("d", 80, 5)]
+    rows = [
+        option("a", 70, 1),
+        option("b", 75, 2),
+        option("b", 74, 2),
+        option("c", 72, 3),
+        option("d", 80, 5),
+    ]
     found = choose(rows, 4)
-    assert (found.best.network.name, found.runner_up.network.name, found.next.network.name) == ("b", "c", "d")
+    assert (found.best.network.name, found.runner_up.network.name, found.next.network.name) == (
+        "b",
+        "c",
+        "d",
+    )
     assert choose(rows, 6).next is None
     assert choose(rows, 1).runner_up is None
 
@@ -112,15 +146,24 @@ def table(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_built_is_left_out(tmp_path, capsys):
+def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_built_is_left_out(
+    tmp_path, capsys
+):
     rows = [
         "resnet50.a1_in1k,81.2,95.6,25.56,288,0.950,bicubic",
         "genet_light,75.7,,8.2,192,,",
         "no_such_net,99,,,224,,",
     ]
     rows.append("vit_small_patch16_224,81,,,100,,")  # takes no such image
-    path = table(tmp_path / "results.csv", "model,top1,top5,param_count,img_size,crop_pct,interpolation", *rows)
-    assert cli.run(["choose", "--device", "rtx3090", "--budget-ms", "100", "--from", path, "--json"]) == 0
+    path = table(
+        tmp_path / "results.csv",
+        "model,top1,top5,param_count,img_size,crop_pct,interpolation",
+        *rows,
+    )
+    assert (
+        cli.run(["choose", "--device", "rtx3090", "--budget-ms", "100", "--from", path, "--json"])
+        == 0
+    )
     out, err = capsys.readouterr()
     options = json.loads(out)["options"]
     assert [(o["name"], o["resolution"], o["top1"], o["source"]) for o in options] == [
@@ -154,20 +197,29 @@ GENET = ("--device", "v100-fp16", "--from", "genet_paper")
 
 def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_path, capsys):
     told = ask(capsys, *GENET, "--budget-ms", "0.2", "--out", str(tmp_path / "a.png"))
-    assert "best within 0.2 ms an image: genet_normal at 192 x 192, 80 %, 0.2 ms (published)" in told
+    assert (
+        "best within 0.2 ms an image: genet_normal at 192 x 192, 80 %, 0.2 ms (published)" in told
+    )
     assert "runner-up: genet_light at 192 x 192" in told
-    assert "genet_large at 256 x 256, 81.3 %, 0.33 ms (published): 1.3 points more for 0.13 ms more" in told
+    assert (
+        "genet_large at 256 x 256, 81.3 %, 0.33 ms (published): 1.3 points more for 0.13 ms more"
+        in told
+    )
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     data = json.loads(ask(capsys, *GENET, "--budget-ms", "0.2", "--times", "estimated", "--json"))
     assert {row["time"] for row in data["options"]} == {"estimated"}
     assert data["best"]["name"] == "genet_normal"
-    assert data["best"]["ms_per_image"] == data["best"]["estimated_ms"] != data["best"]["published_ms"]
+    assert (
+        data["best"]["ms_per_image"] == data["best"]["estimated_ms"] != data["best"]["published_ms"]
+    )
 
 
 def test_the_picture_names_the_front_and_marks_the_budget_and_the_best(known):
     found = choose(known[True], 0.34)
     (axes,) = choice_figure(known[True], found, "here").axes
-    assert {t.get_text() for t in axes.texts} == {f"{o.network.name} {o.network.resolution}" for o in found.front}
+    assert {t.get_text() for t in axes.texts} == {
+        f"{o.network.name} {o.network.resolution}" for o in found.front
+    }
     budget = next(line for line in axes.lines if str(line.get_label()).startswith("budget"))
     assert list(budget.get_xdata()) == [0.34, 0.34]
     best = next(line for line in axes.lines if line.get_label() == "best")

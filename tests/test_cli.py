@@ -20,7 +20,16 @@ from fullstride import cli
 from fullstride.nets.bundle import Bundle
 from fullstride.train.recipes import FINETUNE, RECIPES
 
-SHORT = ["--recipe.epochs", "2", "--recipe.warmup-epochs", "1", "--recipe.resolution", "32", "--device", "cpu"]
+SHORT = [
+    "--recipe.epochs",
+    "2",
+    "--recipe.warmup-epochs",
+    "1",
+    "--recipe.resolution",
+    "32",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +40,9 @@ def photos(tmp_path_factory):
         (root / name).mkdir()
         for i in range(40):
             y, x = 48 * (i % 8), 64 * (i // 8)
-            Image.fromarray(pixels[y : y + 80, x : x + 96]).save(root / name / f"{i:02}.jpg", quality=92)
+            Image.fromarray(pixels[y : y + 80, x : x + 96]).save(
+                root / name / f"{i:02}.jpg", quality=92
+            )
     return root
 
 
@@ -40,7 +51,20 @@ def run(photos, tmp_path_factory):
     """A trained run on the photographs."""
     out = tmp_path_factory.mktemp("runs") / "genet"
     assert (
-        cli.run(["train", str(photos), "--model", "genet_tiny", "--out", str(out), *SHORT, "--recipe.batch", "16"]) == 0
+        cli.run(
+            [
+                "train",
+                str(photos),
+                "--model",
+                "genet_tiny",
+                "--out",
+                str(out),
+                *SHORT,
+                "--recipe.batch",
+                "16",
+            ]
+        )
+        == 0
     )
     return out
 
@@ -60,7 +84,9 @@ def refused(capsys, *words, code=2):
 
 def test_help_starts_in_less_than_a_second_and_imports_nothing_heavy():
     def spent() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # CPU time: the wall's depends on what else is running
+        usage = resource.getrusage(
+            resource.RUSAGE_CHILDREN
+        )  # CPU time: the wall's depends on what else is running
         return usage.ru_utime + usage.ru_stime
 
     before = spent()
@@ -71,7 +97,9 @@ def test_help_starts_in_less_than_a_second_and_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_folder_of_jpegs_is_learned_validated_predicted_exported_and_reported(run, photos, tmp_path, capsys):
+def test_a_folder_of_jpegs_is_learned_validated_predicted_exported_and_reported(
+    run, photos, tmp_path, capsys
+):
     capsys.readouterr()
     assert cli.run(["validate", str(run), "--device", "cpu"]) == 0
     assert "test top-1" in capsys.readouterr().out
@@ -80,14 +108,35 @@ def test_a_folder_of_jpegs_is_learned_validated_predicted_exported_and_reported(
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [a["path"] for a in answers] == pictures
     assert {g["label"] for g in answers[0]["guesses"]} == {"temple", "flower"}
-    assert cli.run(["export", str(run), "--format", "onnx", "--out", str(tmp_path / "net.onnx")]) == 0
+    assert (
+        cli.run(["export", str(run), "--format", "onnx", "--out", str(tmp_path / "net.onnx")]) == 0
+    )
     assert (tmp_path / "net.onnx").stat().st_size > 1e6
-    bench = ["bench", str(run), "timm/resnet10t", "--resolution", "32", "--batch", "2", "--rounds", "2"]
+    bench = [
+        "bench",
+        str(run),
+        "timm/resnet10t",
+        "--resolution",
+        "32",
+        "--batch",
+        "2",
+        "--rounds",
+        "2",
+    ]
     assert cli.run([*bench, "--out", str(tmp_path / "bench.json")]) == 0
     assert "resnet10t" in capsys.readouterr().out
-    page = ["report", str(run), "--bench", str(tmp_path / "bench.json"), "--out", str(tmp_path / "page.html")]
+    page = [
+        "report",
+        str(run),
+        "--bench",
+        str(tmp_path / "bench.json"),
+        "--out",
+        str(tmp_path / "page.html"),
+    ]
     assert cli.run(page) == 0
-    assert capsys.readouterr().out.strip().splitlines()[-1] == str((tmp_path / "page.html").resolve())
+    assert capsys.readouterr().out.strip().splitlines()[-1] == str(
+        (tmp_path / "page.html").resolve()
+    )
     assert "timm/resnet10t" in (tmp_path / "page.html").read_text()
 
 
@@ -108,7 +157,17 @@ def test_cost_prints_the_published_counts(capsys):
 
 
 def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, capsys):
-    words = ["train", str(photos), "--model", "genet_tiny", "--recipe", "digits", "--recipe.lr", "0.05", *SHORT]
+    words = [
+        "train",
+        str(photos),
+        "--model",
+        "genet_tiny",
+        "--recipe",
+        "digits",
+        "--recipe.lr",
+        "0.05",
+        *SHORT,
+    ]
     assert cli.run([*words, "--out", str(tmp_path / "run")]) == 0
     recipe = Bundle.load(tmp_path / "run" / "bundle").recipe
     assert RECIPES["digits"].turn != FINETUNE.turn
@@ -138,7 +197,11 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
     error = capsys.readouterr().err.strip()
     assert "skipped" in error
     assert len(error.splitlines()) == 1
-    seen = {name for name in ("zero.jpg", "cut.jpg", "text.png", "deep.png", "cmyk.jpg") if name in error}
+    seen = {
+        name
+        for name in ("zero.jpg", "cut.jpg", "text.png", "deep.png", "cmyk.jpg")
+        if name in error
+    }
     assert seen == {"zero.jpg", "cut.jpg", "text.png"}
     for name in ("flower", "temple"):  # also where the minival and the test have some
         for path in list((data / name).iterdir())[:8]:
@@ -149,7 +212,9 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
     assert cli.run(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
 
 
-def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(run, photos, tmp_path, capsys):
+def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(
+    run, photos, tmp_path, capsys
+):
     file, folder = tmp_path / "net.onnx", tmp_path / "net"
     assert cli.run(["export", str(run), "--out", str(file), "--with-preprocessing"]) == 0
     assert "pixels in, run by ONNX Runtime" in capsys.readouterr().out
@@ -160,11 +225,15 @@ def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(r
     for what in (run, file, folder):
         assert cli.run(["predict", str(what), str(photos / "temple"), "--json", "--top", "2"]) == 0
         told.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
-    assert [each["path"] for each in told[0]] == sorted(str(path) for path in (photos / "temple").iterdir())
+    assert [each["path"] for each in told[0]] == sorted(
+        str(path) for path in (photos / "temple").iterdir()
+    )
     for other in told[1:]:
         best = [[answer["guesses"][0]["label"] for answer in each] for each in (told[0], other)]
         assert sum(a != b for a, b in zip(*best, strict=True)) <= 1
-    assert cli.run(["bench", str(run), str(file), str(folder), "--rounds", "1", "--batch", "2"]) == 0
+    assert (
+        cli.run(["bench", str(run), str(file), str(folder), "--rounds", "1", "--batch", "2"]) == 0
+    )
     shown = capsys.readouterr().out
     assert f"{file}: ONNX Runtime" in shown
     assert "int8" in shown
@@ -172,17 +241,35 @@ def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(r
 
 def test_paths_to_predict_come_on_standard_input_too(run, photos, capsys, monkeypatch):
     paths = [str(photos / "flower" / "03.jpg"), str(photos / "temple" / "05.jpg")]
-    monkeypatch.setattr(sys, "stdin", paths_by_line := io.StringIO("".join(f"{path}\n" for path in paths)))
+    monkeypatch.setattr(
+        sys, "stdin", paths_by_line := io.StringIO("".join(f"{path}\n" for path in paths))
+    )
     assert cli.run(["predict", str(run), "-"]) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == paths
     assert not paths_by_line.read()
 
 
 def test_auto_exports_the_fastest_of_what_runs_here(run, tmp_path, capsys, monkeypatch):
-    from fullstride.deploy import choose
+    from fullstride.deploy import select
 
-    monkeypatch.setattr(choose, "candidates", lambda precision: [("onnx", "fp32"), ("openvino", "fp32")])
-    assert cli.run(["export", str(run), "--out", str(tmp_path / "net"), "--format", "auto", "--budget-ms", "1e6"]) == 0
+    monkeypatch.setattr(
+        select, "candidates", lambda precision: [("onnx", "fp32"), ("openvino", "fp32")]
+    )
+    assert (
+        cli.run(
+            [
+                "export",
+                str(run),
+                "--out",
+                str(tmp_path / "net"),
+                "--format",
+                "auto",
+                "--budget-ms",
+                "1e6",
+            ]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert sum("ms an image, 0.00 points lost" in line for line in lines) == 2
     (made,) = tmp_path.iterdir()
@@ -261,43 +348,61 @@ def test_an_unknown_flag_is_refused_by_name(capsys):
     ],
     ids=["python", "cpu", "cuda"],
 )
-def test_a_batch_that_does_not_fit_is_said_in_one_line(error, photos, tmp_path, capsys, monkeypatch):
+def test_a_batch_that_does_not_fit_is_said_in_one_line(
+    error, photos, tmp_path, capsys, monkeypatch
+):
     from fullstride.train import loop
 
     def full(*_):
         raise error
 
     monkeypatch.setattr(loop, "build_optimizer", full)
-    line = refused(capsys, "train", photos, "--model", "genet_tiny", "--out", tmp_path / "run", *SHORT)
+    line = refused(
+        capsys, "train", photos, "--model", "genet_tiny", "--out", tmp_path / "run", *SHORT
+    )
     assert line == "fullstride: out of memory: use a smaller batch or resolution"
 
 
-def test_a_full_disk_is_said_and_what_was_written_before_stays(photos, tmp_path, capsys, monkeypatch):
-    from fullstride.train import record
+def test_a_full_disk_is_said_and_what_was_written_before_stays(
+    photos, tmp_path, capsys, monkeypatch
+):
+    from fullstride.train import run_folder
 
     out = tmp_path / "run"
     words = ["train", photos, "--model", "genet_tiny", "--out", out, *SHORT, "--recipe.batch", "16"]
-    keep, kept = record.keep, []
+    keep, kept = run_folder.keep, []
 
     def full(folder, rows, state):
         if kept:
-            raise OSError(28, "No space left on device", str(folder / record.CHECKPOINT))
+            raise OSError(28, "No space left on device", str(folder / run_folder.CHECKPOINT))
         kept.append(keep(folder, rows, state))
 
-    monkeypatch.setattr(record, "keep", full)
+    monkeypatch.setattr(run_folder, "keep", full)
     line = refused(capsys, *words, code=1)
-    assert line == f"fullstride: No space left on device: {out / record.CHECKPOINT}"
-    monkeypatch.setattr(record, "keep", keep)
+    assert line == f"fullstride: No space left on device: {out / run_folder.CHECKPOINT}"
+    monkeypatch.setattr(run_folder, "keep", keep)
     assert cli.run(list(map(str, words))) == 0
     assert "epoch   2/2" in capsys.readouterr().out
 
 
 def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path):
     out = tmp_path / "run"
-    words = [sys.executable, "-m", "fullstride", "train", "digits", "--model", "genet_tiny", "--out", str(out)]
+    words = [
+        sys.executable,
+        "-m",
+        "fullstride",
+        "train",
+        "digits",
+        "--model",
+        "genet_tiny",
+        "--out",
+        str(out),
+    ]
     words += ["--recipe.epochs", "3", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    started = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
     assert started.stdout
     assert "epoch   1/3" in started.stdout.readline()
     started.send_signal(signal.SIGINT)
@@ -307,16 +412,39 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path):
     assert "Traceback" not in error
     assert not list(out.glob(".*"))
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("epoch")] == ["1/3", "2/3", "3/3"]
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
+        "1/3",
+        "2/3",
+        "3/3",
+    ]
     assert Path(out / "bundle").is_dir()
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the worker in /proc")
 def test_a_killed_worker_is_told_of_in_one_line(tmp_path):
-    words = [sys.executable, "-m", "fullstride", "train", "digits", "--model", "genet_tiny", "--workers", "1"]
-    words += ["--out", str(tmp_path / "run"), "--recipe.resolution", "16", "--recipe.warmup-epochs", "0"]
+    words = [
+        sys.executable,
+        "-m",
+        "fullstride",
+        "train",
+        "digits",
+        "--model",
+        "genet_tiny",
+        "--workers",
+        "1",
+    ]
+    words += [
+        "--out",
+        str(tmp_path / "run"),
+        "--recipe.resolution",
+        "16",
+        "--recipe.warmup-epochs",
+        "0",
+    ]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    started = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
     assert started.stdout
     assert "epoch   1/120" in started.stdout.readline()
     for child in Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split():
@@ -324,7 +452,9 @@ def test_a_killed_worker_is_told_of_in_one_line(tmp_path):
             os.kill(int(child), signal.SIGKILL)
     _, error = started.communicate(timeout=60)
     assert started.returncode == 1
-    assert error.startswith("fullstride: a process that decodes images was killed, often for lack of memory")
+    assert error.startswith(
+        "fullstride: a process that decodes images was killed, often for lack of memory"
+    )
     assert len(error.splitlines()) == 1
 
 

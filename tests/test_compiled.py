@@ -11,10 +11,16 @@ from torch import nn
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
-from fullstride.measure.step import Step
-from fullstride.nets import compiled
-from fullstride.nets.compiled import RECOMPUTE, KeepLittle, compiled_for_training, costly, gradient_error
+from fullstride.measure.workload import Step
 from fullstride.nets.families import SPECS
+from fullstride.nets.fused import compile
+from fullstride.nets.fused.compile import (
+    RECOMPUTE,
+    KeepLittle,
+    compiled_for_training,
+    costly,
+    gradient_error,
+)
 from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
@@ -43,7 +49,9 @@ def cut(net: nn.Module, partitioner: KeepLittle | None = None) -> Callable:
 
     def backend(gm, inputs):
         with config.patch(custom_partitioner_fn=partitioner or RECOMPUTE["custom_partitioner_fn"]):
-            return compile_fx(gm, inputs, inner_compile=lambda graph, *_, **__: make_boxed_func(graph))
+            return compile_fx(
+                gm, inputs, inner_compile=lambda graph, *_, **__: make_boxed_func(graph)
+            )
 
     torch._dynamo.reset()
     return torch.compile(net, fullgraph=True, backend=backend)
@@ -67,7 +75,11 @@ def prepared(spec: NetSpec) -> tuple[Network, torch.Tensor, Masks]:
 def step(call: Callable, net: Network, x: torch.Tensor, masks: Masks) -> torch.Tensor:
     """All that a training step leaves: logits, gradients, running statistics."""
     y = call(x, masks)
-    found = [y.detach(), *torch.autograd.grad(y.sin().sum(), list(net.parameters())), *net.buffers()]
+    found = [
+        y.detach(),
+        *torch.autograd.grad(y.sin().sum(), list(net.parameters())),
+        *net.buffers(),
+    ]
     return torch.cat([each.double().flatten() for each in found])
 
 
@@ -75,15 +87,21 @@ def schema(target) -> str:
     return target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
 
 
-@pytest.mark.parametrize(("name", "lean"), [("resnet_rs_tiny", False), *((name, True) for name in TINY)])
+@pytest.mark.parametrize(
+    ("name", "lean"), [("resnet_rs_tiny", False), *((name, True) for name in TINY)]
+)
 def test_a_step_that_recomputes_is_the_plain_one_and_keeps_a_map_for_each_convolution(name, lean):
     net, x, masks = prepared(SPECS[name])
     plain = copy.deepcopy(net)
     wanted = step(plain, plain, x, masks)
     watched = Watched()
-    assert (step(cut(net.lean(lean), watched), net, x, masks) - wanted).norm() <= 1e-9 * wanted.norm()
+    assert (
+        step(cut(net.lean(lean), watched), net, x, masks) - wanted
+    ).norm() <= 1e-9 * wanted.norm()
     maps = [
-        v for n in watched.kept if (v := n.meta["val"]).dim() == 4 and v.is_floating_point() and v[0, 0].numel() > 1
+        v
+        for n in watched.kept
+        if (v := n.meta["val"]).dim() == 4 and v.is_floating_point() and v[0, 0].numel() > 1
     ]
     images = 1  # space-to-depth of them
     assert 0 < len(maps) <= sum(isinstance(module, ConvNorm) for module in net.modules()) + images
@@ -97,11 +115,17 @@ def test_of_blocks_in_a_row_every_fourth_result_is_kept_and_no_number_changes(in
     net, _, masks = prepared(replace(spec, stages=(*spec.stages[:-1], longest)))
     x = torch.rand(3, 3, 64, 64, dtype=torch.float64)
     found, kept = [], []
-    for segment in (compiled.SEGMENT, 100):
-        monkeypatch.setattr(compiled, "SEGMENT", segment)
+    for segment in (compile.SEGMENT, 100):
+        monkeypatch.setattr(compile, "SEGMENT", segment)
         watched, own = Watched(), copy.deepcopy(net).lean(int8=int8)
         found.append(step(cut(own, watched), own, x, masks))
-        kept.append([v.shape for n in watched.kept if (v := n.meta["val"]).is_floating_point() and v.dim() == 4])
+        kept.append(
+            [
+                v.shape
+                for n in watched.kept
+                if (v := n.meta["val"]).is_floating_point() and v.dim() == 4
+            ]
+        )
     assert kept[0].count((3, longest.width, 2, 2)) == kept[1].count((3, longest.width, 2, 2)) + 2
     if not int8:  # results that are made again of codes are others
         assert (found[0] - found[1]).norm() <= 1e-9 * found[1].norm()
@@ -116,7 +140,7 @@ def test_the_check_tells_gradients_whose_masks_were_drawn_a_second_time():
     class Redrawn(nn.Module):
         """Wrong as a compiler is that draws again: the last map and its gradient have different masks."""
 
-        def __init__(self, probe: compiled.Probe):
+        def __init__(self, probe: compile.Probe):
             super().__init__()
             self.probe = probe
 
@@ -131,22 +155,30 @@ def test_the_check_tells_gradients_whose_masks_were_drawn_a_second_time():
 def test_operators_with_convolutions_of_others_or_between_processes_are_not_computed_twice():
     graph = torch.fx.Graph()
     ours, theirs = torch.ops.fullstride, torch.ops.torchvision.nms.default
-    twice = [graph.call_function(op, ("", "")) for op in (ours.join.default, ours.gate.default, ours.blur.default)]
-    once = [graph.call_function(op, ("", "")) for op in (ours.conv.default, ours.pool.default, theirs)]
+    twice = [
+        graph.call_function(op, ("", ""))
+        for op in (ours.join.default, ours.gate.default, ours.blur.default)
+    ]
+    once = [
+        graph.call_function(op, ("", "")) for op in (ours.conv.default, ours.pool.default, theirs)
+    ]
     once.append(graph.call_function(ours.join.default, ("", "0")))
     assert [costly(node) for node in twice + once] == [False] * len(twice) + [True] * len(once)
 
 
 def test_where_the_check_fails_recomputing_is_refused_with_the_reason(monkeypatch):
     net = Network(SPECS["genet_tiny"])
-    for wrong, reason in ((lambda *_: 0.04, "wrong gradients on cpu: off by 4e-02"), (broken, "no way: x")):
-        compiled.recompute_is_safe.cache_clear()
-        monkeypatch.setattr(compiled, "gradient_error", wrong)
+    for wrong, reason in (
+        (lambda *_: 0.04, "wrong gradients on cpu: off by 4e-02"),
+        (broken, "no way: x"),
+    ):
+        compile.recompute_is_safe.cache_clear()
+        monkeypatch.setattr(compile, "gradient_error", wrong)
         found = compiled_for_training(net)
         assert found.mode == "plain"
         assert reason in found.reason
         assert "\n" not in found.reason
-    compiled.recompute_is_safe.cache_clear()
+    compile.recompute_is_safe.cache_clear()
     assert compiled_for_training(net, recompute=False).mode == "plain"
 
 
@@ -168,7 +200,9 @@ def test_with_masks_from_outside_recomputing_is_right_on_this_torch_and_the_chec
 
     assert gradient_error(recomputing, CPU, drawn="out") <= 1e-12
     inside = gradient_error(recomputing, CPU, drawn="in")  # torch 2.11 and 2.15: wrong
-    assert inside <= 1e-12 or inside > 100 * compiled.LARGEST_ERROR  # nothing that one could be in doubt of
+    assert (
+        inside <= 1e-12 or inside > 100 * compile.LARGEST_ERROR
+    )  # nothing that one could be in doubt of
 
 
 @pytest.mark.slow
@@ -178,7 +212,7 @@ def test_a_network_compiled_for_training_is_right_and_leaves_settings_and_random
     plain = copy.deepcopy(net)
     wanted = step(plain, plain, x, masks)
     settings, chance = torch._functorch.config.get_config_copy(), torch.get_rng_state()
-    compiled.recompute_is_safe.cache_clear()
+    compile.recompute_is_safe.cache_clear()
     call, mode, reason = compiled_for_training(net.lean())
     assert (mode, reason) == ("recompute", "")
     assert (step(call, net, x, masks) - wanted).norm() <= 1e-9 * wanted.norm()
@@ -186,17 +220,21 @@ def test_a_network_compiled_for_training_is_right_and_leaves_settings_and_random
     assert torch.equal(torch.get_rng_state(), chance)
 
 
-def test_compiled_training_steps_of_ours_are_those_of_a_recipe_and_others_are_torchs_own(monkeypatch):
+def test_compiled_training_steps_of_ours_are_those_of_a_recipe_and_others_are_torchs_own(
+    monkeypatch,
+):
     asked: list[tuple[type, dict]] = []
 
-    def compile_ours(net: nn.Module, **how: object) -> compiled.Compiled:
+    def compile_ours(net: nn.Module, **how: object) -> compile.Compiled:
         asked.append((type(net), how))
-        return compiled.Compiled(net, "plain", "too old")
+        return compile.Compiled(net, "plain", "too old")
 
-    monkeypatch.setattr(compiled, "compiled_for_training", compile_ours)
+    monkeypatch.setattr(compile, "compiled_for_training", compile_ours)
     how: dict[str, Any] = dict(batch=2, resolution=32, device=CPU, compiled=True)
     with pytest.warns(UserWarning, match="compiled without recomputing: too old"):
         Step(Network(SPECS["genet_tiny"]), "training", **how)()
-    Step(Network(SPECS["genet_tiny"]), "inference", **how)  # nothing is compiled before the first call
+    Step(
+        Network(SPECS["genet_tiny"]), "inference", **how
+    )  # nothing is compiled before the first call
     Step(nn.Conv2d(3, 4, 3), "training", **how)
     assert asked == [(Network, {"dynamic": False})]

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from fullstride.commands.shipping import spread
-from fullstride.data.images import Images, UnreadableImage, open_data
-from fullstride.deploy import choose
+from fullstride.data.dataset import Images, UnreadableImage, open_data
 from fullstride.deploy import export as exporting
+from fullstride.deploy import select
 from fullstride.deploy.export import DIFFERENCE, Check, Sample, export
 from fullstride.deploy.predict import inputs, predict
 from fullstride.nets import zoo
@@ -65,11 +65,17 @@ def test_onnx_runtime_gives_the_logits_of_pytorch_at_any_batch(name, pre, pictur
         assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_what_is_exported_has_no_batch_norm_left_and_the_bundle_keeps_its_own(pictures, tmp_path, monkeypatch):
+def test_what_is_exported_has_no_batch_norm_left_and_the_bundle_keeps_its_own(
+    pictures, tmp_path, monkeypatch
+):
     bundle = make("resnet_rs_tiny", GRAY)
     state = {name: value.clone() for name, value in bundle.net.state_dict().items()}
     given, whole = [], torch.export.export
-    monkeypatch.setattr(torch.export, "export", lambda net, *args, **how: given.append(net) or whole(net, *args, **how))
+    monkeypatch.setattr(
+        torch.export,
+        "export",
+        lambda net, *args, **how: given.append(net) or whole(net, *args, **how),
+    )
     export(bundle, tmp_path / "net.onnx", Sample(pictures))
     assert not [module for module in given[0].modules() if isinstance(module, torch.nn.BatchNorm2d)]
     assert {name: value.tolist() for name, value in bundle.net.state_dict().items()} == {
@@ -78,7 +84,9 @@ def test_what_is_exported_has_no_batch_norm_left_and_the_bundle_keeps_its_own(pi
 
 
 def test_the_onnx_file_says_what_it_holds(pictures, tmp_path):
-    bundle = make("genet_tiny", GRAY, scores={"test": {"top1": 99.0}}, source="a test", licence="ours")
+    bundle = make(
+        "genet_tiny", GRAY, scores={"test": {"top1": 99.0}}, source="a test", licence="ours"
+    )
     export(bundle, tmp_path / "net.onnx", Sample(pictures))
     told = {p.key: p.value for p in onnx.load(tmp_path / "net.onnx").metadata_props}
     assert json.loads(told["classes"]) == list("0123456789")
@@ -87,18 +95,23 @@ def test_the_onnx_file_says_what_it_holds(pictures, tmp_path):
     assert (told["source"], told["licence"], told["precision"]) == ("a test", "ours", "fp32")
 
 
-def test_a_file_that_answers_differently_is_not_written_and_an_earlier_one_stays(pictures, tmp_path, monkeypatch):
+def test_a_file_that_answers_differently_is_not_written_and_an_earlier_one_stays(
+    pictures, tmp_path, monkeypatch
+):
     path = tmp_path / "net.onnx"
     path.write_text("earlier")
     answers = exporting.answers
     monkeypatch.setattr(exporting, "answers", lambda *args: answers(*args) * 1.001)
     bundle = make("genet_tiny", GRAY)
-    with pytest.raises(ValueError, match=r"was not written: its answers differ from PyTorch's by .*e-0"):
+    with pytest.raises(
+        ValueError, match=r"was not written: its answers differ from PyTorch's by .*e-0"
+    ):
         export(bundle, path, Sample(pictures), force=True)
     monkeypatch.setattr(exporting, "answers", lambda *args: -answers(*args))
     monkeypatch.setitem(DIFFERENCE, "bf16", 3.0)
     with pytest.raises(
-        ValueError, match=r"it loses 100.00 points of top-1, 0.2 are allowed \(on 6 images\): .* --max-drop"
+        ValueError,
+        match=r"it loses 100.00 points of top-1, 0.2 are allowed \(on 6 images\): .* --max-drop",
     ):
         export(bundle, path, Sample(pictures), format="openvino", precision="bf16", force=True)
     assert path.read_text() == "earlier"
@@ -115,7 +128,9 @@ def test_points_are_lost_by_true_classes_where_they_are_known_and_else_by_other_
 
 def test_an_earlier_file_is_kept_unless_forced(pictures, tmp_path):
     (tmp_path / "net.onnx").write_text("earlier")
-    with pytest.raises(ValueError, match="net.onnx exists: say --force to replace it, or give another --out"):
+    with pytest.raises(
+        ValueError, match="net.onnx exists: say --force to replace it, or give another --out"
+    ):
         export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
     assert (tmp_path / "net.onnx").read_text() == "earlier"
     export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures), force=True)
@@ -126,13 +141,25 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
     bundle, path, sample = make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures)
     for how, message in (
         (dict(format="onxx"), "no format named 'onxx': choose from onnx, openvino"),
-        (dict(precision="bf16"), "onnx in bf16: use fp32, fp16, int8, or bf16 in openvino, aoti, pt2"),
+        (
+            dict(precision="bf16"),
+            "onnx in bf16: use fp32, fp16, int8, or bf16 in openvino, aoti, pt2",
+        ),
         (dict(precision="int8"), "int8 needs images to take its ranges from"),
-        (dict(takes="pictures", any_size=True), "a file that takes pictures takes any size as it is"),
+        (
+            dict(takes="pictures", any_size=True),
+            "a file that takes pictures takes any size as it is",
+        ),
         (dict(any_size=True), "any size for a network of 32 pixels: .* 64, 96, 128"),
-        (dict(format="triton-server", precision="bf16"), "triton-server in bf16: use fp32, fp16, int8"),
+        (
+            dict(format="triton-server", precision="bf16"),
+            "triton-server in bf16: use fp32, fp16, int8",
+        ),
         (dict(format="pt2"), "net.onnx would not be recognised: give an --out that ends in .pt2"),
-        (dict(backend="openvino"), "--backend openvino is for --format triton-server: leave it out"),
+        (
+            dict(backend="openvino"),
+            "--backend openvino is for --format triton-server: leave it out",
+        ),
         (dict(max_drop=-1), "--max-drop -1: use 0 or more points"),
         (dict(max_drop=float("nan")), "--max-drop nan: use 0 or more points"),
     ):
@@ -145,10 +172,16 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_answers_that_are_no_numbers_are_refused_in_every_precision_without_a_warning(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "answers", lambda *args: np.full((len(pictures), 10), np.nan, np.float32))
+def test_answers_that_are_no_numbers_are_refused_in_every_precision_without_a_warning(
+    pictures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        exporting, "answers", lambda *args: np.full((len(pictures), 10), np.nan, np.float32)
+    )
     for precision in ("fp32", "fp16", "int8"):
-        with pytest.raises(ValueError, match="its answers differ from PyTorch's by nan of the largest"):
+        with pytest.raises(
+            ValueError, match="its answers differ from PyTorch's by nan of the largest"
+        ):
             export(
                 make("genet_tiny", GRAY),
                 tmp_path / "net.onnx",
@@ -168,17 +201,23 @@ def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
         export(bundle, models, sample, format="triton-server", force=True)
     shutil.copytree(models / "genet_tiny", models / "another")
     for folder, format in ((run, "openvino"), (run, "triton-server"), (models, "triton-server")):
-        with pytest.raises(ValueError, match="is a folder with something else in it: give another --out"):
+        with pytest.raises(
+            ValueError, match="is a folder with something else in it: give another --out"
+        ):
             export(bundle, folder, sample, format=format, force=True)
     assert (run / "checkpoint.pt").read_text() == "days of work"
 
 
-def test_what_a_library_cannot_write_is_one_line_and_leaves_nothing(pictures, tmp_path, monkeypatch):
+def test_what_a_library_cannot_write_is_one_line_and_leaves_nothing(
+    pictures, tmp_path, monkeypatch
+):
     def fail(*_, **how):
         raise RuntimeError("pages\nof text\n\nno such operator\n")
 
     monkeypatch.setattr(torch.onnx, "export", fail)
-    with pytest.raises(ValueError, match="^genet_tiny cannot be written as onnx in fp32: no such operator$"):
+    with pytest.raises(
+        ValueError, match="^genet_tiny cannot be written as onnx in fp32: no such operator$"
+    ):
         export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(OSError, match="No space left on device"):
@@ -186,7 +225,9 @@ def test_what_a_library_cannot_write_is_one_line_and_leaves_nothing(pictures, tm
     assert not any(tmp_path.iterdir())
 
 
-def test_training_for_int8_that_comes_to_nothing_is_said_and_layers_go_back_to_float(pictures, tmp_path, monkeypatch):
+def test_training_for_int8_that_comes_to_nothing_is_said_and_layers_go_back_to_float(
+    pictures, tmp_path, monkeypatch
+):
     checks = iter((2, 4, 6))
     monkeypatch.setattr(exporting, "compare", lambda *_: Check(6, 0.0, 1.0, same_top1=next(checks)))
 
@@ -230,11 +271,17 @@ def test_predictions_are_the_networks_softmax_best_first(pictures, tmp_path):
     (answer,) = predict(bundle, [tmp_path / "a.png"], top=10)
     with torch.inference_mode():
         expected = bundle.net(network_input(bundle, pictures[:1])).softmax(1)[0]
-    assert [g.label for g in answer.guesses] == [str(k) for k in expected.argsort(descending=True).tolist()]
-    assert [g.probability for g in answer.guesses] == pytest.approx(expected.sort(descending=True).values.tolist())
+    assert [g.label for g in answer.guesses] == [
+        str(k) for k in expected.argsort(descending=True).tolist()
+    ]
+    assert [g.probability for g in answer.guesses] == pytest.approx(
+        expected.sort(descending=True).values.tolist()
+    )
 
 
-def test_pictures_that_cannot_be_read_are_named_in_their_place_and_the_others_are_answered(pictures, tmp_path):
+def test_pictures_that_cannot_be_read_are_named_in_their_place_and_the_others_are_answered(
+    pictures, tmp_path
+):
     pictures[0].save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"not a picture")
     paths = [tmp_path / "bad.png", tmp_path / "good.png", tmp_path / "none.png"]
@@ -249,7 +296,9 @@ def test_a_picture_in_colour_is_answered_by_a_gray_network_and_the_other_way_rou
     Image.new("RGB", (50, 30), "red").save(tmp_path / "red.png")
     Image.new("L", (50, 30), 90).save(tmp_path / "gray.png")
     for pre in (GRAY, COLOUR):
-        answers = list(predict(make("genet_tiny", pre), [tmp_path / "red.png", tmp_path / "gray.png"]))
+        answers = list(
+            predict(make("genet_tiny", pre), [tmp_path / "red.png", tmp_path / "gray.png"])
+        )
         assert all(len(answer.guesses) == 5 for answer in answers)
 
 
@@ -266,20 +315,27 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
         (name,) = nets
         return [type("M", (), {"ms_p50": times[name]})]
 
-    monkeypatch.setattr(choose, "bench", bench)
-    best, bundle, ms = choose.most_accurate(bundles, 5.0)
+    monkeypatch.setattr(select, "bench", bench)
+    best, bundle, ms = select.most_accurate(bundles, 5.0)
     assert (best, bundle.name, ms) == ("good", "good", 3.0)
-    assert choose.most_accurate(bundles, None)[0] == "slow"
-    with pytest.raises(ValueError, match="nothing answers within 0.5 ms: slow 9.000 ms, good 3.000 ms, fast 1.000 ms"):
-        choose.most_accurate(bundles, 0.5)
+    assert select.most_accurate(bundles, None)[0] == "slow"
+    with pytest.raises(
+        ValueError,
+        match="nothing answers within 0.5 ms: slow 9.000 ms, good 3.000 ms, fast 1.000 ms",
+    ):
+        select.most_accurate(bundles, 0.5)
     with pytest.raises(ValueError, match="other has no test score"):
-        choose.most_accurate({**bundles, "other": base}, None)
+        select.most_accurate({**bundles, "other": base}, None)
     with pytest.raises(ValueError, match="good, cats know different classes: export each alone"):
-        choose.most_accurate({"good": bundles["good"], "cats": replace(base, classes=tuple("abcdefghij"))}, None)
+        select.most_accurate(
+            {"good": bundles["good"], "cats": replace(base, classes=tuple("abcdefghij"))}, None
+        )
 
 
 def test_the_time_that_decides_is_measured_here():
-    best, _, ms = choose.most_accurate({"one": make("genet_tiny", GRAY, scores={"test": {"top1": 1.0}})}, 1e6)
+    best, _, ms = select.most_accurate(
+        {"one": make("genet_tiny", GRAY, scores={"test": {"top1": 1.0}})}, 1e6
+    )
     assert best == "one"
     assert ms > 0
 
@@ -287,11 +343,15 @@ def test_the_time_that_decides_is_measured_here():
 def test_auto_keeps_the_fastest_file_that_passes_within_the_budget(pictures, tmp_path, monkeypatch):
     bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
     monkeypatch.setattr(
-        choose, "candidates", lambda precision: [("onnx", "fp32"), ("openvino", "fp32"), ("pt2", "bf16")]
+        select,
+        "candidates",
+        lambda precision: [("onnx", "fp32"), ("openvino", "fp32"), ("pt2", "bf16")],
     )
-    monkeypatch.setattr(choose, "measured", lambda paths, _: {"onnx fp32": 2.0, "openvino fp32": 1.0})
+    monkeypatch.setattr(
+        select, "measured", lambda paths, _: {"onnx fp32": 2.0, "openvino fp32": 1.0}
+    )
     said = []
-    made = choose.fastest(bundle, tmp_path / "net", sample, budget_ms=5, say=said.append)
+    made = select.fastest(bundle, tmp_path / "net", sample, budget_ms=5, say=said.append)
     assert (made.format, made.path) == ("openvino", tmp_path / "net")
     assert (tmp_path / "net" / "model.xml").is_file()
     assert said[-2:] == [
@@ -302,16 +362,20 @@ def test_auto_keeps_the_fastest_file_that_passes_within_the_budget(pictures, tmp
         ValueError,
         match="other was not written: openvino fp32 is the fastest with 1.000 ms an image, the budget is 0.5 ms",
     ):
-        choose.fastest(bundle, tmp_path / "other", sample, budget_ms=0.5)
+        select.fastest(bundle, tmp_path / "other", sample, budget_ms=0.5)
     assert [each.name for each in tmp_path.iterdir()] == ["net"]
 
 
-def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(pictures, tmp_path, monkeypatch):
+def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(
+    pictures, tmp_path, monkeypatch
+):
     bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
-    monkeypatch.setattr(choose, "candidates", lambda precision: [("onnx", "int8"), ("openvino", "int8")])
+    monkeypatch.setattr(
+        select, "candidates", lambda precision: [("onnx", "int8"), ("openvino", "int8")]
+    )
     folded, count, trained = exporting.folded, [], []
     monkeypatch.setattr(exporting, "folded", lambda net: count.append(net) or folded(net))
-    monkeypatch.setattr(choose, "measured", lambda paths, _: dict.fromkeys(paths, 1.0))
+    monkeypatch.setattr(select, "measured", lambda paths, _: dict.fromkeys(paths, 1.0))
     checks = iter((5, 6, 5, 6))
     monkeypatch.setattr(exporting, "compare", lambda *_: Check(6, 0.0, 1.0, same_top1=next(checks)))
 
@@ -320,11 +384,13 @@ def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(pic
         return net
 
     said = []
-    choose.fastest(bundle, tmp_path / "net", sample, finetune=tune, calibration=pictures, say=said.append)
+    select.fastest(
+        bundle, tmp_path / "net", sample, finetune=tune, calibration=pictures, say=said.append
+    )
     assert (len(count), len(trained)) == (1, 1)
     assert "onnx int8: layers in float: 0, points of top-1 lost: 16.67" in said
     with pytest.raises(ValueError, match=r"net.onnx exists: say --force"):
-        choose.fastest(bundle, tmp_path / "net", sample)
+        select.fastest(bundle, tmp_path / "net", sample)
     assert len(count) == 1
 
 
@@ -332,6 +398,6 @@ def test_the_times_of_files_are_measured_in_turn_by_their_own_engines(pictures, 
     bundle = make("genet_tiny", GRAY)
     for format, name in (("onnx", "a.onnx"), ("openvino", "b")):
         export(bundle, tmp_path / name, Sample(pictures), format=format)
-    found = choose.measured({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
+    found = select.measured({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
     assert set(found) == {"a", "b"}
     assert min(found.values()) > 0

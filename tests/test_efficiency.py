@@ -11,7 +11,7 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
-from fullstride.train import efficiency, record, run
+from fullstride.train import autotune, run, run_folder
 from fullstride.train.loop import fit
 from fullstride.train.recipes import DIGITS
 
@@ -34,7 +34,7 @@ def rates(monkeypatch):
         asked.append(recipe.efficiency)
         return {"plain": 100.0, "lean": 150.0}[recipe.efficiency]
 
-    monkeypatch.setattr(efficiency, "rate", rate)
+    monkeypatch.setattr(autotune, "rate", rate)
     return asked
 
 
@@ -51,10 +51,12 @@ def test_a_lean_network_learns_as_the_plain_one_does(name, few_digits):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(few_digits, tmp_path, monkeypatch):
+def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
+    few_digits, tmp_path, monkeypatch
+):
     recipe = replace(SHORT, efficiency="lean", drop_path=0.2)
     list(run.train(tmp_path / "whole", "tresnet_tiny", few_digits, recipe))
-    save, saved = record.save, []
+    save, saved = run_folder.save, []
 
     def stop_at_the_third(folder, state):
         save(folder, state)
@@ -62,13 +64,16 @@ def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(few_digi
         if len(saved) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(record, "save", stop_at_the_third)
+    monkeypatch.setattr(run_folder, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
-    monkeypatch.setattr(record, "save", save)
+    monkeypatch.setattr(run_folder, "save", save)
     assert {"output", "input"} <= set(saved[0])
     list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
-    ours, theirs = (Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict() for name in ("stopped", "whole"))
+    ours, theirs = (
+        Bundle.load(tmp_path / name / run_folder.BUNDLE).net.state_dict()
+        for name in ("stopped", "whole")
+    )
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
@@ -76,15 +81,15 @@ def test_the_fastest_way_is_found_once_and_remembered_until_something_is_another
     net = zoo.create("genet_tiny", in_channels=1)
     auto = replace(SHORT, efficiency="auto")
     for _ in range(2):
-        assert efficiency.settled(auto, net, GRAY, "cpu") == replace(auto, efficiency="lean")
+        assert autotune.settled(auto, net, GRAY, "cpu") == replace(auto, efficiency="lean")
     assert rates == ["plain", "lean"]
     (kept,) = json.loads(cache.read_text()).values()
     assert kept["images_per_s"] == {"plain": 100.0, "lean": 150.0}
     assert kept["environment"]["torch"] == torch.__version__
-    efficiency.settled(replace(auto, batch=8), net, GRAY, "cpu")
+    autotune.settled(replace(auto, batch=8), net, GRAY, "cpu")
     assert rates == ["plain", "lean"] * 2
     cache.write_text("nonsense")
-    efficiency.settled(auto, net, GRAY, "cpu")
+    autotune.settled(auto, net, GRAY, "cpu")
     assert rates == ["plain", "lean"] * 3
 
 
@@ -94,21 +99,25 @@ def test_a_way_whose_batch_does_not_fit_is_left_out(monkeypatch, cache):
             raise MemoryError
         return 1.0
 
-    monkeypatch.setattr(efficiency, "rate", rate)
+    monkeypatch.setattr(autotune, "rate", rate)
     net = zoo.create("genet_tiny", in_channels=1)
-    assert efficiency.settled(replace(SHORT, efficiency="auto"), net, GRAY, "cpu").efficiency == "lean"
+    assert (
+        autotune.settled(replace(SHORT, efficiency="auto"), net, GRAY, "cpu").efficiency == "lean"
+    )
 
 
 def test_a_network_of_timm_has_no_lean_form():
     timm = zoo.create("timm/test_resnet", in_channels=1)
-    with pytest.raises(ValueError, match="has no lean form: set recipe.efficiency to plain or compiled"):
+    with pytest.raises(
+        ValueError, match="has no lean form: set recipe.efficiency to plain or compiled"
+    ):
         list(fit(timm, Classify(), [None], replace(SHORT, efficiency="lean")))
 
 
 def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     net = zoo.create("genet_tiny", in_channels=1)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    assert efficiency.rate(replace(SHORT, efficiency="lean"), net, GRAY, torch.device("cpu"), 8) > 0
+    assert autotune.rate(replace(SHORT, efficiency="lean"), net, GRAY, torch.device("cpu"), 8) > 0
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert net.saves == []
 
@@ -118,7 +127,7 @@ def test_a_run_goes_on_in_the_way_that_it_began(few_digits, tmp_path, rates, cac
     started = run.train(tmp_path / "run", "genet_tiny", few_digits, auto)
     next(started)
     started.close()
-    assert json.loads((tmp_path / "run" / record.ASKED).read_text())["efficiency"] == "lean"
+    assert json.loads((tmp_path / "run" / run_folder.ASKED).read_text())["efficiency"] == "lean"
     cache.unlink()
     rates.clear()
     assert len(list(run.train(tmp_path / "run", "genet_tiny", few_digits, auto))) == 2

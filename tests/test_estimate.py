@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fullstride import cli, zoo
-from fullstride.measure.latency import estimate, load_profile, profile_names, save_profile
+from fullstride.latency import estimate, load_profile, profile_names, save_profile
 from fullstride.nets.bundle import Bundle
 
 
@@ -25,7 +25,9 @@ def refuse(capsys, *words: str) -> str:
 
 @pytest.mark.parametrize(("name", "side"), [("genet_large", 256), ("timm/mobilenetv2_050", 224)])
 def test_the_command_says_what_the_model_says_of_the_real_module(name, side, capsys):
-    (told,) = json.loads(ask(capsys, name, "--device", "v100-fp16", "--batch", "16", "--json"))["estimates"]
+    (told,) = json.loads(ask(capsys, name, "--device", "v100-fp16", "--batch", "16", "--json"))[
+        "estimates"
+    ]
     there = estimate(zoo.create(name), load_profile("v100-fp16"), 16, side)
     assert told["resolution"] == side
     for key in ("ms_per_image", "low", "high", "device_ms", "host_ms", "images_per_s"):
@@ -51,7 +53,11 @@ def test_several_networks_stand_fastest_first_and_those_too_close_to_tell_apart_
     times = {row["network"]: row["ms_per_image"] for row in rows}
     assert list(times) == sorted(asked, key=times.get)
     for row in rows:
-        near = {o for o, ms in times.items() if max(ms / times[row["network"]], times[row["network"]] / ms) < apart}
+        near = {
+            o
+            for o, ms in times.items()
+            if max(ms / times[row["network"]], times[row["network"]] / ms) < apart
+        }
         assert set(row["ties"]) == near - {row["network"]}
     assert {"resnet50", "resnet50d"} <= {name for row in rows for name in row["ties"]}
     table = ask(capsys, *asked, "--device", "rtx3090").splitlines()
@@ -61,26 +67,39 @@ def test_several_networks_stand_fastest_first_and_those_too_close_to_tell_apart_
 
 def test_a_training_step_takes_longer_and_is_refused_where_the_profile_has_none(capsys):
     asked = ("resnet50", "--device", "rtx3090")
-    one, step = (json.loads(ask(capsys, *asked, "--json", *more))["estimates"][0] for more in ((), ("--train",)))
+    one, step = (
+        json.loads(ask(capsys, *asked, "--json", *more))["estimates"][0]
+        for more in ((), ("--train",))
+    )
     assert step["work"] == "training"
     assert step["ms_per_image"] > 2 * one["ms_per_image"]
-    assert "knows no training steps" in refuse(capsys, "resnet50", "--device", "v100-fp16", "--train")
+    assert "knows no training steps" in refuse(
+        capsys, "resnet50", "--device", "v100-fp16", "--train"
+    )
 
 
 def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
     known = load_profile("v100-fp16")
-    slow = replace(known, machine=replace(known.machine, peak_tflops=known.machine.peak_tflops / 1e3))
+    slow = replace(
+        known, machine=replace(known.machine, peak_tflops=known.machine.peak_tflops / 1e3)
+    )
     save_profile(slow, tmp_path / "slow.json")
-    told = json.loads(ask(capsys, "resnet18", "--device", str(tmp_path / "slow.json"), "--json"))["estimates"][0]
+    told = json.loads(ask(capsys, "resnet18", "--device", str(tmp_path / "slow.json"), "--json"))[
+        "estimates"
+    ][0]
     here = estimate(zoo.create("resnet18"), known, 64, 224)
     assert told["ms_per_image"] > 50 * here.ms_per_image
     assert told["bound"] == "arithmetic"
     net = zoo.create("genet_tiny", in_channels=1, resolution=48)
     labels, pixels = tuple(map(str, range(10))), zoo.family_preprocessing(net.spec)
     Bundle(net=net, name="gray", classes=labels, preprocessing=pixels).save(tmp_path / "gray")
-    told = json.loads(ask(capsys, str(tmp_path / "gray"), "--device", "v100-fp16", "--json"))["estimates"][0]
+    told = json.loads(ask(capsys, str(tmp_path / "gray"), "--device", "v100-fp16", "--json"))[
+        "estimates"
+    ][0]
     assert told["resolution"] == 48
-    assert told["ms_per_image"] == pytest.approx(estimate(net, known, 64, 48, in_channels=1).ms_per_image, rel=1e-9)
+    assert told["ms_per_image"] == pytest.approx(
+        estimate(net, known, 64, 48, in_channels=1).ms_per_image, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", profile_names())

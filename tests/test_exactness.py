@@ -29,7 +29,9 @@ def test_logits_are_those_of_timm_with_the_same_weights(name):
     theirs = randomise(timm.create_model(TIMM[name]), generator).double()
     ours = Network(replace(SPECS[name], init=lambda net: None)).double().eval()
     ours.load_state_dict(from_timm(theirs.state_dict(), name))
-    odd = 68 if name.startswith("tresnet") else 65  # timm's TResNet takes multiples of 4; 68 makes odd maps
+    odd = (
+        68 if name.startswith("tresnet") else 65
+    )  # timm's TResNet takes multiples of 4; 68 makes odd maps
     for height, width in ((64, 64), (odd, odd), (64, 96)):
         images = torch.randn(1, 3, height, width, generator=generator, dtype=torch.float64)
         with torch.inference_mode():
@@ -106,7 +108,9 @@ def test_parameters_are_the_published_count(name):
 @pytest.mark.parametrize("name", ROUNDED_PARAMETERS)
 def test_parameters_round_to_the_published_count(name):
     printed = ROUNDED_PARAMETERS[name]
-    assert f"{sum(p.numel() for p in on_meta(name).parameters()) / 1e6:.{digits(printed)}f}" == printed
+    assert (
+        f"{sum(p.numel() for p in on_meta(name).parameters()) / 1e6:.{digits(printed)}f}" == printed
+    )
 
 
 @pytest.mark.parametrize(("name", "resolution", "printed"), MACS)

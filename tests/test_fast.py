@@ -13,13 +13,20 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from fullstride.data import loader
-from fullstride.data.images import Images, open_data
+from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TrainView
-from fullstride.data.sources.decode import UnreadableImage, decode
-from fullstride.data.views import operations as op
-from fullstride.data.views.augment import Augmentation, train_view
-from fullstride.data.views.fast import TWINS, Jpeg, fast_train_view, find_jpeg, read_jpeg, resized
-from fullstride.data.views.policies import RULES
+from fullstride.data.readers.decode import UnreadableImage, decode
+from fullstride.data.transforms import image_ops as op
+from fullstride.data.transforms.crop import Augmentation, train_view
+from fullstride.data.transforms.opencv import (
+    TWINS,
+    Jpeg,
+    fast_train_view,
+    find_jpeg,
+    read_jpeg,
+    resized,
+)
+from fullstride.data.transforms.policies import RULES
 from fullstride.nets.preprocessing import Preprocessing
 
 VALUES = {
@@ -36,12 +43,20 @@ VALUES = {
     op.translate_y: [-1.4, -0.3, 0, 0.3, 1],
     op.solarize_add: [0, 110, 330],
 }
-ROUNDED = (op.colour, op.sharpness, op.rotate, op.shear_x, op.shear_y)  # where OpenCV may round to the other side
+ROUNDED = (
+    op.colour,
+    op.sharpness,
+    op.rotate,
+    op.shear_x,
+    op.shear_y,
+)  # where OpenCV may round to the other side
 
 
 @pytest.fixture(scope="module")
 def photo() -> Image.Image:
-    return Image.fromarray(load_sample_image("flower.jpg")).resize((500, 375), Image.Resampling.BICUBIC)
+    return Image.fromarray(load_sample_image("flower.jpg")).resize(
+        (500, 375), Image.Resampling.BICUBIC
+    )
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -73,24 +88,35 @@ def test_every_operation_has_a_twin():
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("operation", TWINS)
 def test_a_twin_is_within_50_db_of_pillow_and_mostly_the_same(photo, mode, operation):
-    sizes = ((224, 224), (61, 37)) if operation in ROUNDED else ((224, 224), (61, 37), (1, 1), (2, 9))
+    sizes = (
+        ((224, 224), (61, 37)) if operation in ROUNDED else ((224, 224), (61, 37), (1, 1), (2, 9))
+    )
     for size in sizes:
         picture = photo.resize(size).convert(mode)
         pixels = np.array(picture)
         before = pixels.copy()
         for value in VALUES.get(operation, [None]):
-            values = (0.4, 0.9, 0.3) if operation is op.cutout else () if value is None else (value,)
-            theirs, ours = np.asarray(operation(picture, *values)), TWINS[operation](pixels, *values)
+            values = (
+                (0.4, 0.9, 0.3) if operation is op.cutout else () if value is None else (value,)
+            )
+            theirs, ours = (
+                np.asarray(operation(picture, *values)),
+                TWINS[operation](pixels, *values),
+            )
             assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
             if operation in ROUNDED:
                 assert psnr(theirs, ours) > 50, (size, value)
             else:
-                assert np.abs(theirs.astype(int) - ours).max() <= (operation is op.auto_contrast), (size, value)
+                assert np.abs(theirs.astype(int) - ours).max() <= (operation is op.auto_contrast), (
+                    size,
+                    value,
+                )
             assert np.array_equal(pixels, before)
 
 
 @pytest.mark.parametrize(
-    ("shrink", "least"), [(0.5, 50), (1, 60), (1.3, 40), (1.5, 45), (1.67, 45), (1.9, 42), (2.5, 40), (5, 37)]
+    ("shrink", "least"),
+    [(0.5, 50), (1, 60), (1.3, 40), (1.5, 45), (1.67, 45), (1.9, 42), (2.5, 40), (5, 37)],
 )
 def test_a_resize_is_as_close_to_pillows_as_its_rule_promises(photo, shrink, least):
     side = 64 if shrink > 1.7 else 120
@@ -122,12 +148,18 @@ def test_views_at_224_of_500_by_375_are_37_db_from_pillows(photo):
 
 def test_both_engines_take_the_same_steps(photo):
     pre = Preprocessing(resolution=96)
-    every = Augmentation(turn=10, auto_augment=True, rand_layers=2, rand_increasing=True, cutout=0.3, erase=0.5)
-    smooth = photo.resize((12, 9)).resize(photo.size, Image.Resampling.BICUBIC)  # where half a pixel is not seen
+    every = Augmentation(
+        turn=10, auto_augment=True, rand_layers=2, rand_increasing=True, cutout=0.3, erase=0.5
+    )
+    smooth = photo.resize((12, 9)).resize(
+        photo.size, Image.Resampling.BICUBIC
+    )  # where half a pixel is not seen
     distances = []
     for seed in range(40):
         ours, theirs = rng(seed), rng(seed)
-        distances.append(psnr(fast_train_view(smooth, pre, every, ours), train_view(smooth, pre, every, theirs)))
+        distances.append(
+            psnr(fast_train_view(smooth, pre, every, ours), train_view(smooth, pre, every, theirs))
+        )
         assert ours.random() == theirs.random()
     assert np.median(distances) > 32
 
@@ -140,7 +172,13 @@ def test_a_part_larger_than_the_picture_lies_on_black(photo):
 
 
 def test_rows_below_the_part_are_left_out_and_the_others_are_the_same(photo):
-    for options in ({}, {"subsampling": 0}, {"optimize": True}, {"restart_marker_blocks": 3}, {"progressive": True}):
+    for options in (
+        {},
+        {"subsampling": 0},
+        {"optimize": True},
+        {"restart_marker_blocks": 3},
+        {"progressive": True},
+    ):
         for picture in (photo, photo.convert("L")):
             file = saved(picture, **options)
             whole = simplejpeg.decode_jpeg(file, "RGB")
@@ -157,20 +195,28 @@ def test_a_large_part_is_shrunk_while_decoding(photo, factor, size):
     small = read_jpeg(found(file), 3, factor=factor)
     w, h = (-(-side // factor) for side in size)
     assert small.shape == (h, w, 3)
-    assert psnr(small[: h - 1, : w - 1], np.asarray(decode(file, 3).reduce(factor))[: h - 1, : w - 1]) > 30
+    assert (
+        psnr(small[: h - 1, : w - 1], np.asarray(decode(file, 3).reduce(factor))[: h - 1, : w - 1])
+        > 30
+    )
     rows = read_jpeg(found(file), 3, factor=factor, rows=300)
     assert len(rows) < h
     assert np.array_equal(rows[: 300 // factor], small[: 300 // factor])
     pre = Preprocessing(resolution=64)
     for seed in range(5):
         theirs = train_view(decode(file, 3), pre, Augmentation(scale=(0.5, 1)), rng(seed))
-        assert psnr(fast_train_view(file, pre, Augmentation(scale=(0.5, 1)), rng(seed)), theirs) > 30
+        assert (
+            psnr(fast_train_view(file, pre, Augmentation(scale=(0.5, 1)), rng(seed)), theirs) > 30
+        )
 
 
 def test_any_other_file_is_read_by_pillow(photo):
     turned, upright = Image.Exif(), Image.Exif()
     turned[0x0112], upright[0x0112] = 6, 1
-    gray, colour = Preprocessing(resolution=64, mean=(0.5,), std=(0.5,)), Preprocessing(resolution=64)
+    gray, colour = (
+        Preprocessing(resolution=64, mean=(0.5,), std=(0.5,)),
+        Preprocessing(resolution=64),
+    )
     files = {
         "png": (saved(photo, "PNG"), False),
         "webp": (saved(photo, "WEBP"), False),
@@ -190,7 +236,14 @@ def test_any_other_file_is_read_by_pillow(photo):
 
 def test_what_cannot_be_read_is_refused_in_the_same_words(photo):
     file = saved(photo)
-    for broken in (b"", b"words", file[: len(file) // 2], file[:300], file[:20], file[:2] + b"\xff" * 50):
+    for broken in (
+        b"",
+        b"words",
+        file[: len(file) // 2],
+        file[:300],
+        file[:20],
+        file[:2] + b"\xff" * 50,
+    ):
         with pytest.raises(UnreadableImage) as theirs:
             decode(broken, 3)
         with pytest.raises(UnreadableImage) as ours:
@@ -206,7 +259,9 @@ def test_a_lying_header_is_never_worse_than_an_error(photo):
         for at in draws.integers(2, len(file) - 2, 3):
             spoiled[at] = draws.integers(256)
         try:
-            pixels = fast_train_view(bytes(spoiled), Preprocessing(resolution=32), Augmentation(), rng())
+            pixels = fast_train_view(
+                bytes(spoiled), Preprocessing(resolution=32), Augmentation(), rng()
+            )
         except UnreadableImage:
             continue
         assert pixels.shape == (32, 32, 3)
@@ -229,7 +284,9 @@ def test_the_loader_hands_files_to_opencv_and_tells_of_broken_ones(folder):
     epochs = []
     for workers in (0, 2):
         batches = Batches(folder, view, batch=4, shuffle=True, workers=workers)
-        epochs.append([batch.x.numpy().tobytes() for number in (0, 1) for batch in batches.epoch(number)])
+        epochs.append(
+            [batch.x.numpy().tobytes() for number in (0, 1) for batch in batches.epoch(number)]
+        )
         assert list(batches.skipped.items()) == [("train/b/1.jpg", "it is empty")]
     assert epochs[0] == epochs[1]
     missing = Path(folder.names[0])
@@ -241,8 +298,12 @@ def test_the_loader_hands_files_to_opencv_and_tells_of_broken_ones(folder):
 def test_pictures_without_files_suit_opencv_too():
     digits = open_data("digits").train
     pre = Preprocessing(resolution=8, mean=(0.5,), std=(0.25,))
-    views = [TrainView(pre, Augmentation(scale=(0.5, 1)), engine) for engine in ("pillow", "opencv")]
-    pillow, opencv = (next(iter(Batches(digits, view, batch=64, shuffle=True).epoch(0))).x for view in views)
+    views = [
+        TrainView(pre, Augmentation(scale=(0.5, 1)), engine) for engine in ("pillow", "opencv")
+    ]
+    pillow, opencv = (
+        next(iter(Batches(digits, view, batch=64, shuffle=True).epoch(0))).x for view in views
+    )
     assert psnr(pillow * 64, opencv * 64) > 38
 
 
@@ -252,6 +313,9 @@ def test_pillow_is_the_engine_unless_another_is_asked_for_and_here(monkeypatch):
     with pytest.raises(ValueError, match="engine 'fast': use 'pillow' or 'opencv'"):
         TrainView(pre, engine="fast")  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"engine 'opencv' needs cv2 and simplejpeg: pip install 'fullstride\[fast\]'"):
+    with pytest.raises(
+        ValueError,
+        match=r"engine 'opencv' needs cv2 and simplejpeg: pip install 'fullstride\[fast\]'",
+    ):
         TrainView(pre, engine="opencv")
     TrainView(pre)

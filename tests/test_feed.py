@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from fullstride import cli
-from fullstride.data.images import DataSet, open_data
+from fullstride.data.dataset import DataSet, open_data
 from fullstride.tasks.classify import Classify
-from fullstride.train.feed import Balance, Feed, Steps, balance, long_side
+from fullstride.train.data_bench import Balance, Feed, Steps, balance, long_side
+from fullstride.train.distributed import ALONE
 from fullstride.train.loop import Epoch, fit
-from fullstride.train.ranks import ALONE
 from fullstride.train.recipes import DIGITS, FINETUNE
 from fullstride.train.run import beginning, training_batches
 
@@ -86,7 +86,9 @@ def data_share(data: DataSet, workers: int) -> float:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_that_come_slowly_starve_the_network_by_as_much_as_training_then_waits(workers):
     data = slow()
-    data = replace(data, train=replace(data.train, names=data.train.names[:96], labels=data.train.labels[:96]))
+    data = replace(
+        data, train=replace(data.train, names=data.train.names[:96], labels=data.train.labels[:96])
+    )
     found = balance("genet_tiny", data, RECIPE, workers=workers, seconds=1)
     assert 0.5 / SLEEP_S < found.feed.images_per_s_alone < 1 / SLEEP_S
     assert found.feed.images_per_cpu_s > 4 / SLEEP_S  # sleeping is free
@@ -110,7 +112,9 @@ def test_two_workers_bring_twice_as_much_of_what_is_waited_for_and_rates_are_med
     ):
         assert len(samples) >= 3
         assert rate == np.median(samples)
-    assert not multiprocessing.active_children()  # they would disturb the steps that are measured next
+    assert (
+        not multiprocessing.active_children()
+    )  # they would disturb the steps that are measured next
 
 
 def test_a_source_without_pictures_feeds_a_network_that_takes_its_time():
@@ -123,7 +127,9 @@ def test_a_source_without_pictures_feeds_a_network_that_takes_its_time():
 
 def test_a_batch_of_more_images_than_there_are_is_measured_as_training_would_take_it():
     data = open_data("digits")
-    few = replace(data, train=replace(data.train, names=data.train.names[:5], labels=data.train.labels[:5]))
+    few = replace(
+        data, train=replace(data.train, names=data.train.names[:5], labels=data.train.labels[:5])
+    )
     assert balance("genet_tiny", few, RECIPE, seconds=0.1).steps.batch == 5
 
 
@@ -144,7 +150,9 @@ def test_the_verdict_says_by_how_much_and_what_is_needed():
 
 
 def test_who_waits_with_workers_on_idle_cores_needs_more_of_them():
-    assert weighed(120, 200, workers=2).workers_needed == 4  # 60 images/s each: they get into each other's way
+    assert (
+        weighed(120, 200, workers=2).workers_needed == 4
+    )  # 60 images/s each: they get into each other's way
     assert weighed(800, 2000, workers=32).workers_needed == 20  # 8 cores keep 8 of them busy
 
 
@@ -154,11 +162,17 @@ def test_the_levers_are_those_not_yet_used_in_order():
         return [lever.split(":")[0].split(",")[0] for lever in found.levers(recipe, from_files)]
 
     large = weighed(100, 550, long_side=4000)
-    assert levers(large) == ["--workers 6", "--recipe.engine opencv", "fullstride pack --long-side 400"]
+    assert levers(large) == [
+        "--workers 6",
+        "--recipe.engine opencv",
+        "fullstride pack --long-side 400",
+    ]
     assert levers(weighed(800, 900, workers=8)) == ["--recipe.engine opencv"]
     assert levers(weighed(800, 2000, workers=8), engine="opencv") == []  # no core is left
     assert levers(weighed(100, 2000), from_files=False) == ["--workers 8"]
-    assert levers(weighed(800, 2000, workers=8, per_cpu_s=1000), from_files=False) == ["--workers 20"]  # a slow disk
+    assert levers(weighed(800, 2000, workers=8, per_cpu_s=1000), from_files=False) == [
+        "--workers 20"
+    ]  # a slow disk
     assert levers(weighed(600, 550, long_side=4000)) == []
 
 
@@ -177,13 +191,37 @@ def test_the_long_side_is_of_readable_pictures_spread_over_the_data(tmp_path):
 
 def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp_path, capsys):
     out = tmp_path / "new" / "feed.json"
-    words = ["bench-data", "digits", "--model", "genet_tiny", "--recipe.resolution", "16", "--recipe.batch", "32"]
-    words += ["--workers", "1", "--seconds", "0.2", "--device", "cpu", "--recipe.teacher", "nobody", "--out", str(out)]
+    words = [
+        "bench-data",
+        "digits",
+        "--model",
+        "genet_tiny",
+        "--recipe.resolution",
+        "16",
+        "--recipe.batch",
+        "32",
+    ]
+    words += [
+        "--workers",
+        "1",
+        "--seconds",
+        "0.2",
+        "--device",
+        "cpu",
+        "--recipe.teacher",
+        "nobody",
+        "--out",
+        str(out),
+    ]
     assert cli.run(words) == 0
     printed = capsys.readouterr().out
     saved = json.loads(out.read_text())
     assert saved["verdict"] in " ".join(printed.split())
-    for said in ("decoding with --workers 1", "training steps of 32 at 16 pixels", "without the teacher nobody"):
+    for said in (
+        "decoding with --workers 1",
+        "training steps of 32 at 16 pixels",
+        "without the teacher nobody",
+    ):
         assert said in printed
     assert saved["recipe"]["turn"] == DIGITS.turn  # the digits' own recipe, as in train
     assert (saved["recipe"]["batch"], saved["steps"]["batch"]) == (32, 32)
@@ -202,7 +240,10 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
         (["--model", "genet_tiny", "--device", "tpu"], "tpu"),
         (["--model", "genet_tiny", "--recipe", "nonsense"], "nonsense"),
         (["--model", "genet_tiny", "--recipe.batch", "0"], "batch 0"),
-        (["--model", "genet_tiny", "--recipe.precision", "bf16", "--recipe.channels-last"], "not reliable on a CPU"),
+        (
+            ["--model", "genet_tiny", "--recipe.precision", "bf16", "--recipe.channels-last"],
+            "not reliable on a CPU",
+        ),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2_before_anything_is_measured(words, said, capsys):

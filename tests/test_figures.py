@@ -10,26 +10,35 @@ import pytest
 from PIL import Image
 
 from fullstride.cli import run
-from fullstride.measure.blocks import BlockTime
+from fullstride.latency import estimate, load_profile, traced
 from fullstride.measure.environment import Environment
-from fullstride.measure.latency import estimate, load_profile, traced
 from fullstride.measure.protocols import GENET, RESNET_RS, THROUGHPUT, Measurement
 from fullstride.nets import zoo
-from fullstride.report import paper_figures, paper_plots
-from fullstride.report.paper_figures import KEYS, PLANS, Bench, blocks, dots, networks
-from fullstride.report.paper_plots import page, scatter, where
-from fullstride.report.paper_times import read_bench
+from fullstride.papers import figure_page, figures
+from fullstride.papers.block_study import BlockTime
+from fullstride.papers.figure_page import page, scatter, where
+from fullstride.papers.figures import KEYS, PLANS, Bench, blocks, dots, networks
+from fullstride.papers.measured import read_bench
 
 V100, RTX = load_profile("v100-fp16"), load_profile("rtx3090")
 
 
 def csv_rows(name):
-    text = resources.files("fullstride.measure.tables").joinpath(name).read_text()
+    text = resources.files("fullstride.tables").joinpath(name).read_text()
     return list(csv.DictReader(text.splitlines()))
 
 
 def measurement(name="genet_light", resolution=192, protocol=THROUGHPUT, **changes):
-    here = dict(device="Toy GPU", threads=1, os="", python="", torch="2", cuda=None, driver=None, fullstride=None)
+    here = dict(
+        device="Toy GPU",
+        threads=1,
+        os="",
+        python="",
+        torch="2",
+        cuda=None,
+        driver=None,
+        fullstride=None,
+    )
     row = Measurement(
         name=name,
         protocol=replace(protocol, resolution=resolution),
@@ -71,7 +80,10 @@ def test_resnet_rs_figure_has_all_lines_of_its_table_7_by_depth_and_resolution()
 
 def test_genets_figure_has_every_line_of_its_table_at_batch_64_and_estimates_of_what_can_be_built():
     found = list(dots(PLANS["genet-5"], [V100], Bench()))
-    printed = {(row["model"], float(row["ms_b64"]), float(row["top1"])) for row in csv_rows("latency_v100_fp16.csv")}
+    printed = {
+        (row["model"], float(row["ms_b64"]), float(row["top1"]))
+        for row in csv_rows("latency_v100_fp16.csv")
+    }
     assert {(dot.name, dot.x, dot.y) for dot in found if dot.how == "published"} == printed
     assert len(printed) == 34
     estimated = {dot.name: dot for dot in found if dot.how == "estimated"}
@@ -81,11 +93,19 @@ def test_genets_figure_has_every_line_of_its_table_at_batch_64_and_estimates_of_
 
 
 def test_an_estimated_dot_is_what_the_model_says_of_the_real_module_with_its_interval():
-    (dot,) = (d for d in dots(PLANS["genet-5"], [V100], Bench()) if (d.name, d.how) == ("GENet-light", "estimated"))
+    (dot,) = (
+        d
+        for d in dots(PLANS["genet-5"], [V100], Bench())
+        if (d.name, d.how) == ("GENet-light", "estimated")
+    )
     one = estimate(zoo.create("genet_light"), V100, 64, 192)
     assert dot.x == pytest.approx(one.ms_per_image)
     assert dot.span == pytest.approx((one.low, one.high))
-    (fast,) = (d for d in dots(PLANS["tresnet-5"], [V100], Bench()) if (d.name, d.how) == ("TResNet-M", "estimated"))
+    (fast,) = (
+        d
+        for d in dots(PLANS["tresnet-5"], [V100], Bench())
+        if (d.name, d.how) == ("TResNet-M", "estimated")
+    )
     one = estimate(zoo.create("tresnet_m"), V100, 64, 224)
     assert fast.span == pytest.approx((1e3 / one.high, 1e3 / one.low))
     assert fast.span[0] < fast.x < fast.span[1]
@@ -94,8 +114,12 @@ def test_an_estimated_dot_is_what_the_model_says_of_the_real_module_with_its_int
 def test_multiply_adds_are_those_of_the_network_at_its_resolution():
     found = {dot.name: dot for dot in dots(PLANS["genet-2"], [], Bench())}
     assert len(found) == 21
-    assert found["ResNet-50"].y == pytest.approx(4.09, abs=0.01)  # G, at 224: known from many sources
-    assert found["GENet-large"].y == pytest.approx(traced(zoo.create("genet_large"), 256).total_macs / 1e9)
+    assert found["ResNet-50"].y == pytest.approx(
+        4.09, abs=0.01
+    )  # G, at 224: known from many sources
+    assert found["GENet-large"].y == pytest.approx(
+        traced(zoo.create("genet_large"), 256).total_macs / 1e9
+    )
 
 
 def test_training_is_estimated_by_the_first_profile_that_knows_it_and_by_none_where_none_does():
@@ -111,7 +135,11 @@ def test_what_was_measured_is_drawn_the_fastest_way_and_not_estimated(tmp_path):
     slow = measurement(images_per_s=2000.0, layout="nchw")
     theirs = measurement("timm/gernet_s")
     file = written(tmp_path / "bench.json", [slow, theirs, measurement("genet_tiny", 32)])
-    found = [dot for dot in dots(PLANS["genet-5"], [V100], read_bench([file], networks())) if dot.name == "GENet-light"]
+    found = [
+        dot
+        for dot in dots(PLANS["genet-5"], [V100], read_bench([file], networks()))
+        if dot.name == "GENet-light"
+    ]
     assert [dot.how for dot in found] == ["published", "measured"]
     assert found[1].x == pytest.approx(0.2)  # 1000 / 5000
     assert found[1].place == "Toy GPU, batch 64"
@@ -135,9 +163,19 @@ def test_a_measurement_stands_only_where_its_protocol_and_resolution_belong(tmp_
 
 
 def test_the_numbers_of_the_suite_are_measured_dots(tmp_path):
-    row = dict(table="TResNet 3", line="TResNet-M", quantity="training images/s", network="tresnet_m lean", batch=512)
-    row |= dict(measured=2000.0, resolution=224, layout="nhwc", made="compiled", precision="float16")
-    told = dict(environment={"device": "Toy GPU"}, numbers=[row, {**row, "quantity": "largest batch"}])
+    row = dict(
+        table="TResNet 3",
+        line="TResNet-M",
+        quantity="training images/s",
+        network="tresnet_m lean",
+        batch=512,
+    )
+    row |= dict(
+        measured=2000.0, resolution=224, layout="nhwc", made="compiled", precision="float16"
+    )
+    told = dict(
+        environment={"device": "Toy GPU"}, numbers=[row, {**row, "quantity": "largest batch"}]
+    )
     (tmp_path / "results.json").write_text(json.dumps(told))
     bench = read_bench([tmp_path / "results.json"], networks())
     (dot,) = (dot for dot in dots(PLANS["tresnet-4"], [RTX], bench) if dot.how == "measured")
@@ -147,11 +185,22 @@ def test_the_numbers_of_the_suite_are_measured_dots(tmp_path):
 
 def block(**changes):
     size = dict(kind="XX", ratio=1.0, width=64, resolution=7, depth=4, kernel=3)
-    return BlockTime(**{**size, **dict(ms_per_image=0.5, ms_low=0.4, ms_high=0.6, params=1000, macs=10**6), **changes})
+    return BlockTime(
+        **{
+            **size,
+            **dict(ms_per_image=0.5, ms_low=0.4, ms_high=0.6, params=1000, macs=10**6),
+            **changes,
+        }
+    )
 
 
 def test_measured_blocks_take_the_place_of_estimates_and_estimated_ones_are_refused(tmp_path):
-    told = dict(how="measured", precision="float16", protocol={"batch": 8}, environment={"device": "Toy GPU"})
+    told = dict(
+        how="measured",
+        precision="float16",
+        protocol={"batch": 8},
+        environment={"device": "Toy GPU"},
+    )
     told["rows"] = [asdict(block()), asdict(block(width=128))]
     path = tmp_path / "blocks.json"
     path.write_text(json.dumps(told))
@@ -194,17 +243,20 @@ def test_the_legend_the_table_and_the_page_name_every_way_a_number_was_come_by(t
         assert f"{dot.how}: " in html
     assert html.count('class="spot') == len(shown)
     assert "90 % interval" in html
-    styles = {how: paper_plots.MARKS[how] for how in ("published", "measured", "estimated")}
+    styles = {how: figure_page.MARKS[how] for how in ("published", "measured", "estimated")}
     assert len({str(style) for style in styles.values()}) == 3
 
 
 def test_what_opens_on_the_page_lies_on_its_mark():
     plan = PLANS["genet-5"]
     drawn = scatter(plan, list(dots(plan, [], Bench())))
-    paper_plots.png(drawn)  # another size does not move it
+    figure_page.png(drawn)  # another size does not move it
     html = page([drawn])
     width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', html).groups())
-    marks = [(float(x), float(y)) for x, y in re.findall(r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)"', html)]
+    marks = [
+        (float(x), float(y))
+        for x, y in re.findall(r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)"', html)
+    ]
     for spot in drawn.spots:
         left, top = where(spot)
         x, y = left / 100 * width, top / 100 * height
@@ -225,21 +277,35 @@ def test_the_page_loads_nothing_and_a_hostile_device_stays_text(tmp_path):
 
 def test_a_picture_of_many_networks_names_families_in_its_legend_and_one_of_few_at_the_mark():
     many = list(dots(PLANS["resnet-rs-4"], [], Bench()))
-    assert paper_plots.labels(many)["ResNet-RS-152-192"] == "152-192"
+    assert figure_page.labels(many)["ResNet-RS-152-192"] == "152-192"
     few = list(dots(PLANS["tresnet-4"], [], Bench()))
-    assert paper_plots.labels(few)["TResNet-M"] == "TResNet-M"
+    assert figure_page.labels(few)["TResNet-M"] == "TResNet-M"
 
 
 def test_the_command_writes_whole_pictures_and_a_page_and_nothing_else(tmp_path, capsys):
     out = tmp_path / "figures"
-    assert run(["figures", "--only", "tresnet-5", "genet-5", "--device", "v100-fp16", "--out", str(out)]) == 0
+    assert (
+        run(
+            [
+                "figures",
+                "--only",
+                "tresnet-5",
+                "genet-5",
+                "--device",
+                "v100-fp16",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     assert {path.name for path in out.iterdir()} == {"tresnet-5.png", "genet-5.png", "figures.html"}
     assert "9 published, 9 estimated" in capsys.readouterr().out
     for path in out.glob("*.png"):
         assert path.stat().st_size < 150_000
         with Image.open(path) as image:
             image.load()
-            assert abs(image.width - paper_plots.PIXELS) < 10
+            assert abs(image.width - figure_page.PIXELS) < 10
 
 
 def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
@@ -248,9 +314,11 @@ def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
     def broken(_):
         raise ValueError("no room")
 
-    monkeypatch.setattr(paper_plots, "png", broken)
+    monkeypatch.setattr(figure_page, "png", broken)
     assert run(["figures", "--only", "tresnet-5", "--out", str(tmp_path)]) == 2
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("tresnet-5.png", "old")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        ("tresnet-5.png", "old")
+    ]
 
 
 BLOCK = """{"kind": %s, "ratio": 1, "width": 16, "resolution": 7, "ms_per_image": 1, "ms_low": 1, "ms_high": 2,
@@ -280,7 +348,9 @@ def test_a_file_that_holds_nothing_for_a_figure_is_one_line(tmp_path, capsys, te
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("changes", [dict(images_per_s=0.0), dict(images_per_s=-1.0), dict(images_per_s="fast")])
+@pytest.mark.parametrize(
+    "changes", [dict(images_per_s=0.0), dict(images_per_s=-1.0), dict(images_per_s="fast")]
+)
 def test_a_time_that_is_none_is_one_line(tmp_path, changes):
     with pytest.raises(ValueError, match="not what"):
         read_bench([written(tmp_path / "bench.json", [measurement(**changes)])], networks())
@@ -302,5 +372,5 @@ def test_a_wrong_word_is_one_line(capsys, words, says):
 
 
 def test_the_figures_are_those_of_the_issue():
-    assert set(KEYS) == {*PLANS, paper_figures.BLOCKS}
+    assert set(KEYS) == {*PLANS, figures.BLOCKS}
     assert set(KEYS) == {"tresnet-4", "tresnet-5", "resnet-rs-4", "genet-2", "genet-3", "genet-5"}

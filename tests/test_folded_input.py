@@ -6,29 +6,35 @@ from functools import partial
 import pytest
 import torch
 
-from fullstride.data.views.augment import to_input
+from fullstride.data.transforms.crop import to_input
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.layers import SpaceToDepth
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
-from fullstride.train import efficiency, feed, record, run
-from fullstride.train.arrival import HALF, arrival, why_whole
+from fullstride.train import autotune, data_bench, run, run_folder
+from fullstride.train.batches import HALF, arrival, why_whole
+from fullstride.train.distributed import ALONE
 from fullstride.train.loop import Learner
-from fullstride.train.ranks import ALONE
 from fullstride.train.recipes import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 COLOUR = Preprocessing(resolution=16)
-LEAN = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.05, resolution=16, batch=16, efficiency="lean")
+LEAN = replace(
+    DIGITS, epochs=2, warmup_epochs=0, lr=0.05, resolution=16, batch=16, efficiency="lean"
+)
 
 
 def pixels(images: int, h: int, w: int, channels: int) -> torch.Tensor:
-    return torch.randint(256, (images, h, w, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        256, (images, h, w, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(value, theirs[name]) for name, value in ours.items()
+    )
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16", "fp16"])
@@ -76,9 +82,13 @@ def test_the_loss_and_all_gradients_of_the_network_are_the_same(pre, changes):
         learner = Learner(net.train(), Classify(), recipe, 1, None, ALONE)
         loss = learner.loss(x.contiguous(memory_format=learner.layout), labels, None)
         loss.backward()
-        gradients = {name: value.grad for name, value in net.named_parameters() if value.grad is not None}
+        gradients = {
+            name: value.grad for name, value in net.named_parameters() if value.grad is not None
+        }
         found.append({"loss": loss.detach(), **gradients})
-        assert x.shape == ((8, 16 * pre.channels, 6, 4) if makes_input is None else (8, pre.channels, 24, 16))
+        assert x.shape == (
+            (8, 16 * pre.channels, 6, 4) if makes_input is None else (8, pre.channels, 24, 16)
+        )
     assert len(found[0]) > 50
     assert same(*found)
 
@@ -86,7 +96,10 @@ def test_the_loss_and_all_gradients_of_the_network_are_the_same(pre, changes):
 @pytest.mark.parametrize("mean", [(0.5,), (0.5, 0.4, 0.3)])
 def test_a_network_answers_alike_to_pictures_and_to_what_is_folded_of_them(mean):
     pre = replace(GRAY, mean=mean, std=(0.2,) * len(mean))
-    net, bytes_nhwc = zoo.create("tresnet_tiny", in_channels=len(mean)).eval(), pixels(3, 16, 20, len(mean))
+    net, bytes_nhwc = (
+        zoo.create("tresnet_tiny", in_channels=len(mean)).eval(),
+        pixels(3, 16, 20, len(mean)),
+    )
     whole, folded = to_input(bytes_nhwc, pre), arrival(net, pre, LEAN, "cpu")(bytes_nhwc)
     assert torch.equal(net(folded.contiguous()), net(whole.contiguous()))
 
@@ -98,11 +111,19 @@ def test_a_network_answers_alike_to_pictures_and_to_what_is_folded_of_them(mean)
         {"precision": "bf16"},
         {"mixup": 0.2},
         {"mixup": 0.2, "precision": "bf16"},
-        {"channels_last": True, "accumulate": 2, "drop_path": 0.2, "resolution": 24, "grow_from": 16},
+        {
+            "channels_last": True,
+            "accumulate": 2,
+            "drop_path": 0.2,
+            "resolution": 24,
+            "grow_from": 16,
+        },
     ],
     ids=str,
 )
-def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(few_digits, tmp_path, monkeypatch, changes):
+def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(
+    few_digits, tmp_path, monkeypatch, changes
+):
     recipe = replace(LEAN, **changes)
     shapes = {}
 
@@ -112,7 +133,7 @@ def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(few_digits, t
             return batches
 
         list(run.train(tmp_path / name, "tresnet_tiny", few_digits, recipe, watch=watch))
-        return Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict()
+        return Bundle.load(tmp_path / name / run_folder.BUNDLE).net.state_dict()
 
     folded = learned("folded")
     monkeypatch.setattr(run, "arrival", lambda net, pre, *_: partial(to_input, pre=pre))
@@ -124,17 +145,34 @@ def test_a_run_whose_images_arrive_folded_ends_in_the_same_weights(few_digits, t
     ("name", "resolution", "changes", "reason"),
     [
         ("tresnet_tiny", 16, {}, ""),
-        ("tresnet_tiny", 16, {"efficiency": "compiled", "mixup": 1.0, "accumulate": 4, "grow_from": 8}, ""),
+        (
+            "tresnet_tiny",
+            16,
+            {"efficiency": "compiled", "mixup": 1.0, "accumulate": 4, "grow_from": 8},
+            "",
+        ),
         ("genet_tiny", 16, {}, "the network has no space-to-depth stem"),
-        ("timm/test_resnet", 16, {"efficiency": "compiled"}, "the network has no space-to-depth stem"),
-        ("tresnet_tiny", 16, {"efficiency": "plain"}, "recipe.efficiency plain leaves PyTorch's modules as they are"),
+        (
+            "timm/test_resnet",
+            16,
+            {"efficiency": "compiled"},
+            "the network has no space-to-depth stem",
+        ),
+        (
+            "tresnet_tiny",
+            16,
+            {"efficiency": "plain"},
+            "recipe.efficiency plain leaves PyTorch's modules as they are",
+        ),
         ("tresnet_tiny", 16, {"cutmix": 1.0}, "recipe.cutmix cuts boxes out of pictures"),
         ("tresnet_tiny", 16, {"teacher": "a"}, "recipe.teacher looks at the same pictures"),
         ("tresnet_tiny", 18, {}, "18 pixels a side do not divide by 4"),
         ("tresnet_tiny", 30, {"grow_from": 16}, "30 pixels a side do not divide by 4"),
     ],
 )
-def test_images_arrive_whole_where_something_must_see_them_so(few_digits, name, resolution, changes, reason):
+def test_images_arrive_whole_where_something_must_see_them_so(
+    few_digits, name, resolution, changes, reason
+):
     net, pre = zoo.create(name, in_channels=1), replace(GRAY, resolution=resolution)
     recipe = replace(LEAN, **changes)
     assert why_whole(net, pre, recipe) == reason
@@ -146,9 +184,11 @@ def test_images_arrive_whole_where_something_must_see_them_so(few_digits, name, 
 
 def test_steps_are_timed_on_what_training_takes(few_digits, monkeypatch):
     net, shapes = zoo.create("tresnet_tiny", in_channels=1), []
-    monkeypatch.setattr(efficiency, "timed_steps", lambda learner, x, *_: shapes.append(tuple(x.shape)) or [1.0])
-    monkeypatch.setattr(feed, "timed_steps", efficiency.timed_steps)
+    monkeypatch.setattr(
+        autotune, "timed_steps", lambda learner, x, *_: shapes.append(tuple(x.shape)) or [1.0]
+    )
+    monkeypatch.setattr(data_bench, "timed_steps", autotune.timed_steps)
     for way in ("plain", "lean"):
-        efficiency.rate(replace(LEAN, efficiency=way), net, GRAY, torch.device("cpu"), 16)
-        feed.balance("tresnet_tiny", few_digits, replace(LEAN, efficiency=way), seconds=0.01)
+        autotune.rate(replace(LEAN, efficiency=way), net, GRAY, torch.device("cpu"), 16)
+        data_bench.balance("tresnet_tiny", few_digits, replace(LEAN, efficiency=way), seconds=0.01)
     assert shapes == [(16, 1, 16, 16)] * 2 + [(16, 16, 4, 4)] * 2

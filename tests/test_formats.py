@@ -17,14 +17,20 @@ from PIL import Image
 from test_deploy import COLOUR, GRAY, make
 
 from fullstride import commands
-from fullstride.data.images import open_data
-from fullstride.data.views.augment import test_view
+from fullstride.data.dataset import open_data
+from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.export import Sample, export
-from fullstride.deploy.formats import FORMATS, open_file, recognised, tensorrt, torch_program
-from fullstride.deploy.graph import Job
+from fullstride.deploy.exported import About, Engine
+from fullstride.deploy.formats import (
+    FORMATS,
+    open_file,
+    recognised,
+    tensorrt,
+    torch_export,
+)
+from fullstride.deploy.job import Job
 from fullstride.deploy.predict import inputs, probabilities
 from fullstride.deploy.resize import test_views
-from fullstride.deploy.shipped import About, Engine
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.preprocessing import Preprocessing
@@ -38,7 +44,9 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def bundle():
-    return make("tresnet_tiny", COLOUR, scores={"test": {"top1": 99.0}}, source="a test", licence="ours")
+    return make(
+        "tresnet_tiny", COLOUR, scores={"test": {"top1": 99.0}}, source="a test", licence="ours"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,60 +55,94 @@ def written(bundle, pictures, tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
     names = [name for name in FORMATS if name != "aoti"]
     return {
-        name: export(bundle, folder / f"{name}{FORMATS[name].suffix}", Sample(pictures), format=name).path
+        name: export(
+            bundle, folder / f"{name}{FORMATS[name].suffix}", Sample(pictures), format=name
+        ).path
         for name in names
     }
 
 
-def test_every_format_gives_the_bundles_probabilities_and_says_what_it_holds(written, bundle, pictures):
+def test_every_format_gives_the_bundles_probabilities_and_says_what_it_holds(
+    written, bundle, pictures
+):
     expected = probabilities(bundle, pictures)
     for name, path in written.items():
         assert recognised(path) == name
         shipped = open_file(path, trust=True)
         assert probabilities(shipped, pictures) == pytest.approx(expected, abs=1e-5), name
         about = shipped.about
-        assert (about.name, about.classes, about.preprocessing) == (bundle.name, bundle.classes, bundle.preprocessing)
-        assert (about.source, about.licence, about.scores) == ("a test", "ours", {"test": {"top1": 99.0}})
+        assert (about.name, about.classes, about.preprocessing) == (
+            bundle.name,
+            bundle.classes,
+            bundle.preprocessing,
+        )
+        assert (about.source, about.licence, about.scores) == (
+            "a test",
+            "ours",
+            {"test": {"top1": 99.0}},
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_package_compiled_ahead_of_time_answers_as_the_bundle(bundle, pictures, precision, tmp_path):
-    made = export(bundle, tmp_path / "net.pt2", Sample(pictures), format="aoti", precision=precision, max_drop=100)
+def test_a_package_compiled_ahead_of_time_answers_as_the_bundle(
+    bundle, pictures, precision, tmp_path
+):
+    made = export(
+        bundle,
+        tmp_path / "net.pt2",
+        Sample(pictures),
+        format="aoti",
+        precision=precision,
+        max_drop=100,
+    )
     shipped = open_file(made.path, trust=True)
     assert recognised(made.path) == "aoti"
     for some in (pictures, pictures[:1]):  # which the package has code of its own for
         expected = probabilities(bundle, some)
-        assert probabilities(shipped, some) == pytest.approx(expected, abs={"fp32": 1e-5, "bf16": 0.02}[precision])
+        assert probabilities(shipped, some) == pytest.approx(
+            expected, abs={"fp32": 1e-5, "bf16": 0.02}[precision]
+        )
 
 
-def test_a_package_is_compiled_where_weights_may_be_frozen_for_any_batch_and_for_one(bundle, monkeypatch, tmp_path):
+def test_a_package_is_compiled_where_weights_may_be_frozen_for_any_batch_and_for_one(
+    bundle, monkeypatch, tmp_path
+):
     seen = []
 
     def compiled(module, images, options):
-        seen.append((len(images[0]), options["freezing"] and not torch.is_grad_enabled()))  # PyTorch asks for both
+        seen.append(
+            (len(images[0]), options["freezing"] and not torch.is_grad_enabled())
+        )  # PyTorch asks for both
         return str(tmp_path)
 
     monkeypatch.setattr(torch._inductor, "aot_compile", compiled)
-    monkeypatch.setattr("torch._inductor.package.package.package_aoti", lambda archive, files: seen.append(set(files)))
+    monkeypatch.setattr(
+        "torch._inductor.package.package.package_aoti",
+        lambda archive, files: seen.append(set(files)),
+    )
     about = About(name="a", classes=bundle.classes, preprocessing=COLOUR, scores={})
     job = Job(bundle.net, about, np.zeros((3, 3, 40, 40), np.float32))
-    torch_program.write_aoti(job, tmp_path / "a.pt2")
+    torch_export.write_aoti(job, tmp_path / "a.pt2")
     assert seen == [(2, True), (1, True), {"model", "one"}]
 
 
-def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_theirs_are(pictures, monkeypatch):
+def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_theirs_are(
+    pictures, monkeypatch
+):
     bundle = make("genet_tiny", GRAY)
     odd = next(inputs("normalised", GRAY, pictures))
     assert odd.strides[1] != odd.strides[0]  # nobody but a compiled program minds
     plain = (32 * 32, 32 * 32, 32, 1)
     about = About(name="a", classes=bundle.classes, preprocessing=GRAY, scores={})
     seen = []
-    monkeypatch.setattr(torch.export, "export", lambda net, args, **how: seen.append(args[0].stride()))
+    monkeypatch.setattr(
+        torch.export, "export", lambda net, args, **how: seen.append(args[0].stride())
+    )
     for count in (1, 4):
         Job(bundle.net, about, odd[:count]).program()
     module = lambda x: seen.append(x.stride()) or bundle.net(x)  # noqa: E731
-    shipped = torch_program.shipped("a.pt2", json.dumps(about.strings()), module, "graph", 1)
+    shipped = torch_export.shipped("a.pt2", json.dumps(about.strings()), module, "graph", 1)
     found = shipped.run(odd)
     assert seen == [plain] * 3
     with torch.no_grad():
@@ -108,11 +150,16 @@ def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_their
 
 
 @pytest.mark.parametrize(
-    ("format", "precision"), [("openvino", "bf16"), ("openvino", "fp16"), ("onnx", "fp16"), ("pt2", "bf16")]
+    ("format", "precision"),
+    [("openvino", "bf16"), ("openvino", "fp16"), ("onnx", "fp16"), ("pt2", "bf16")],
 )
-def test_short_precisions_answer_nearly_the_same_and_not_exactly(bundle, pictures, format, precision, tmp_path):
+def test_short_precisions_answer_nearly_the_same_and_not_exactly(
+    bundle, pictures, format, precision, tmp_path
+):
     path = tmp_path / f"net{FORMATS[format].suffix}"
-    check = export(bundle, path, Sample(pictures), format=format, precision=precision, max_drop=100).check
+    check = export(
+        bundle, path, Sample(pictures), format=format, precision=precision, max_drop=100
+    ).check
     assert 1e-7 < check.relative_difference < 0.05
     assert open_file(path, trust=True).about.precision == precision
 
@@ -120,14 +167,22 @@ def test_short_precisions_answer_nearly_the_same_and_not_exactly(bundle, picture
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 @pytest.mark.parametrize("takes", ["pixels", "pictures"])
 def test_pixels_go_in_and_probabilities_come_out(bundle, pictures, format, takes, tmp_path):
-    made = export(bundle, tmp_path / f"net{FORMATS[format].suffix}", Sample(pictures), format=format, takes=takes)
+    made = export(
+        bundle,
+        tmp_path / f"net{FORMATS[format].suffix}",
+        Sample(pictures),
+        format=format,
+        takes=takes,
+    )
     shipped = open_file(made.path)
     pixels = [np.asarray(picture.convert("RGB"))[None] for picture in pictures]
     if takes == "pixels":
         pixels = [test_view(picture, COLOUR)[None] for picture in pictures]
     rows = np.concatenate([shipped.run(each) for each in pixels])
     assert rows.sum(1) == pytest.approx(1, abs=1e-5)
-    assert rows == pytest.approx(probabilities(bundle, pictures), abs={"pixels": 1e-5, "pictures": 5e-3}[takes])
+    assert rows == pytest.approx(
+        probabilities(bundle, pictures), abs={"pixels": 1e-5, "pictures": 5e-3}[takes]
+    )
 
 
 def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
@@ -137,7 +192,9 @@ def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
         x = np.random.default_rng(0).standard_normal((3, 1, height, width), np.float32)
         with torch.inference_mode():
             expected = bundle.net(torch.from_numpy(x)).numpy()
-        assert open_file(path).run(x) == pytest.approx(expected, abs=1e-5 * float(np.abs(expected).max()))
+        assert open_file(path).run(x) == pytest.approx(
+            expected, abs=1e-5 * float(np.abs(expected).max())
+        )
 
 
 @pytest.mark.parametrize("kernel", ["bilinear", "bicubic", "lanczos"])
@@ -154,16 +211,30 @@ def test_resizing_in_a_file_is_pillows_but_for_a_level_here_and_there(kernel, fi
 
 def test_the_file_for_tensorrt_says_reflection_without_a_reflecting_pad(written):
     model = onnx.load(written["tensorrt"] / tensorrt.MODEL)
-    modes = [a.s for node in model.graph.node if node.op_type == "Pad" for a in node.attribute if a.name == "mode"]
+    modes = [
+        a.s
+        for node in model.graph.node
+        if node.op_type == "Pad"
+        for a in node.attribute
+        if a.name == "mode"
+    ]
     assert b"reflect" not in modes
     plain = onnx.load(written["onnx"])
-    assert [a.s for node in plain.graph.node if node.op_type == "Pad" for a in node.attribute if a.name == "mode"]
+    assert [
+        a.s
+        for node in plain.graph.node
+        if node.op_type == "Pad"
+        for a in node.attribute
+        if a.name == "mode"
+    ]
 
 
 @pytest.mark.parametrize("pads", [(1, 1, 1, 1), (2, 0, 0, 3), (0, 3, 0, 0)])
 def test_reflection_by_slices_is_numpys_to_the_last_bit(pads):
     top, left, bottom, right = pads
-    whole = onnx.helper.make_tensor("pads", onnx.TensorProto.INT64, [8], [0, 0, top, left, 0, 0, bottom, right])
+    whole = onnx.helper.make_tensor(
+        "pads", onnx.TensorProto.INT64, [8], [0, 0, top, left, 0, 0, bottom, right]
+    )
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Pad", ["x", "pads"], ["y"], mode="reflect")],
@@ -172,12 +243,16 @@ def test_reflection_by_slices_is_numpys_to_the_last_bit(pads):
         [value("y", onnx.TensorProto.FLOAT, None)],
         [whole],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10
+    )
     tensorrt.unreflect(model)
     assert not [node for node in model.graph.node if node.op_type == "Pad"]
     x = np.random.default_rng(0).standard_normal((3, 2, 5, 6), np.float32)
     (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
-    assert (found == np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), mode="reflect")).all()
+    assert (
+        found == np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), mode="reflect")
+    ).all()
 
 
 def test_the_servers_folder_has_settings_labels_and_a_version(written, bundle):
@@ -216,14 +291,21 @@ def test_the_server_runs_openvino_or_tensorrt_where_asked(bundle, pictures, tmp_
         ),
     ):
         made = export(
-            bundle, tmp_path / backend, Sample(pictures), format="triton-server", backend=backend, takes="pixels"
+            bundle,
+            tmp_path / backend,
+            Sample(pictures),
+            format="triton-server",
+            backend=backend,
+            takes="pixels",
         )
         home = made.path / "tresnet_tiny"
         assert sorted(path.name for path in (home / "1").iterdir()) == files
         told = (home / "config.pbtxt").read_text()
         assert all(word in told for word in (*words, "TYPE_UINT8"))
         assert ("dynamic_batching" in told) == (backend != "openvino")
-        assert probabilities(open_file(made.path), pictures) == pytest.approx(probabilities(bundle, pictures), abs=1e-5)
+        assert probabilities(open_file(made.path), pictures) == pytest.approx(
+            probabilities(bundle, pictures), abs=1e-5
+        )
 
 
 def test_files_that_are_cut_short_or_of_another_kind_are_named_in_one_line(written, tmp_path):
@@ -244,7 +326,9 @@ def test_files_that_are_cut_short_or_of_another_kind_are_named_in_one_line(writt
     onnx.save(stranger, tmp_path / "stranger.onnx")
     with pytest.raises(ValueError, match="stranger.onnx was not written by `fullstride export`"):
         open_file(tmp_path / "stranger.onnx")
-    with pytest.raises(ValueError, match="is not an exported file, or cut short: `fullstride export` writes onnx"):
+    with pytest.raises(
+        ValueError, match="is not an exported file, or cut short: `fullstride export` writes onnx"
+    ):
         open_file(written["onnx"].parent)
 
 
@@ -252,18 +336,26 @@ def test_labels_of_the_server_are_one_line_each_and_odd_names_travel_whole(pictu
     names = ("two\nlines", 'it\'s "q" \\', "naïve 猫", "a\tb", *"456789")
     bundle = replace(make("genet_tiny", GRAY), classes=names, name='ü "x"/\n', source="<&>\n")
     for format in ("onnx", "openvino", "triton-server"):
-        path = export(bundle, tmp_path / f"{format}{FORMATS[format].suffix}", Sample(pictures), format=format).path
+        path = export(
+            bundle, tmp_path / f"{format}{FORMATS[format].suffix}", Sample(pictures), format=format
+        ).path
         about = open_file(path).about
         assert (about.classes, about.name, about.source) == (names, bundle.name, bundle.source)
-    labels = (tmp_path / "triton-server" / "x" / "labels.txt").read_text(encoding="utf-8").split("\n")
+    labels = (
+        (tmp_path / "triton-server" / "x" / "labels.txt").read_text(encoding="utf-8").split("\n")
+    )
     assert labels == ["two lines", 'it\'s "q" \\', "naïve 猫", "a b", *"456789", ""]
 
 
 def test_writing_openvino_reports_nothing_to_anybody(bundle, pictures, tmp_path, monkeypatch):
     sent = []
     openvino_telemetry = pytest.importorskip("openvino_telemetry")
-    monkeypatch.setattr(openvino_telemetry.Telemetry, "send_event", lambda *args, **_: sent.append(args))
-    monkeypatch.setattr(openvino_telemetry.Telemetry, "start_session", lambda *args, **_: sent.append(args))
+    monkeypatch.setattr(
+        openvino_telemetry.Telemetry, "send_event", lambda *args, **_: sent.append(args)
+    )
+    monkeypatch.setattr(
+        openvino_telemetry.Telemetry, "start_session", lambda *args, **_: sent.append(args)
+    )
     how = dict(format="openvino", precision="int8", calibration=pictures, max_drop=100)
     export(bundle, tmp_path / "net", Sample(pictures), **how)
     assert not sent
@@ -288,7 +380,9 @@ def test_signals_arrive_after_files_were_opened_and_left_in_any_order(written):
         "del first; del second\n"
         "signal.signal(signal.SIGCHLD, lambda *_: print('heard')); signal.raise_signal(signal.SIGCHLD)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, written["openvino"]], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, written["openvino"]], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "heard\n"), done.stderr
 
 
@@ -303,7 +397,13 @@ def test_a_file_whose_numbers_lie_outside_of_its_folder_is_not_opened(written, t
     (tmp_path / "in").mkdir()
     model = onnx.load(written["onnx"])
     told = {each.key: each.value for each in model.metadata_props}
-    onnx.save(model, tmp_path / "whole.onnx", save_as_external_data=True, location="numbers.bin", size_threshold=0)
+    onnx.save(
+        model,
+        tmp_path / "whole.onnx",
+        save_as_external_data=True,
+        location="numbers.bin",
+        size_threshold=0,
+    )
     model = onnx.load(tmp_path / "whole.onnx", load_external_data=False)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
@@ -314,22 +414,34 @@ def test_a_file_whose_numbers_lie_outside_of_its_folder_is_not_opened(written, t
         open_file(tmp_path / "in" / "net.onnx")
 
 
-def test_a_file_that_answers_with_other_classes_than_it_names_is_refused_when_asked(written, pictures, tmp_path):
+def test_a_file_that_answers_with_other_classes_than_it_names_is_refused_when_asked(
+    written, pictures, tmp_path
+):
     model = onnx.load(written["onnx"])
     told = {each.key: each.value for each in model.metadata_props}
     onnx.helper.set_model_props(model, {**told, "classes": '["only one"]'})
     onnx.save(model, tmp_path / "net.onnx")
-    with pytest.raises(ValueError, match=r"net.onnx answers \(4, 3, 40, 40\) with \(4, 10\), it has 1 classes"):
+    with pytest.raises(
+        ValueError, match=r"net.onnx answers \(4, 3, 40, 40\) with \(4, 10\), it has 1 classes"
+    ):
         probabilities(open_file(tmp_path / "net.onnx"), pictures)
 
 
 def test_a_program_is_opened_only_with_trust(written):
-    with pytest.raises(ValueError, match="is a program of PyTorch, and opening it runs what is in it: say --trust"):
+    with pytest.raises(
+        ValueError, match="is a program of PyTorch, and opening it runs what is in it: say --trust"
+    ):
         open_file(written["pt2"])
 
 
 def test_what_a_file_tells_of_itself_is_checked(bundle):
-    about = About(name="a", classes=("x", "y"), preprocessing=bundle.preprocessing, scores={}, kept_float=("stem",))
+    about = About(
+        name="a",
+        classes=("x", "y"),
+        preprocessing=bundle.preprocessing,
+        scores={},
+        kept_float=("stem",),
+    )
     told = about.strings()
     assert About.read(told, "file") == about
     for key, value in (
@@ -350,7 +462,9 @@ def test_what_a_file_tells_of_itself_is_checked(bundle):
 
 def test_a_missing_engine_is_named_with_its_extra(written, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(ValueError, match=r"onnxruntime is not installed: pip install 'fullstride\[export\]'"):
+    with pytest.raises(
+        ValueError, match=r"onnxruntime is not installed: pip install 'fullstride\[export\]'"
+    ):
         open_file(written["onnx"])
 
 
@@ -362,7 +476,9 @@ def test_a_file_is_measured_by_the_protocols_of_inference_and_no_other(written):
     assert all(row.ms_p50 > 0 for row in rows)
     assert "ONNX Runtime" in rows[0].runtime
     assert rows[1].runtime.endswith("threads, fp32")
-    with pytest.raises(ValueError, match="cannot be trained: measure it by online, throughput or genet"):
+    with pytest.raises(
+        ValueError, match="cannot be trained: measure it by online, throughput or genet"
+    ):
         bench(engines, replace(quick, name="throughput", work="training"))
     with pytest.raises(ValueError, match="it was made for 40 x 40 pixels"):
         bench(engines, replace(quick, resolution=64))
@@ -370,14 +486,18 @@ def test_a_file_is_measured_by_the_protocols_of_inference_and_no_other(written):
 
 def test_what_does_not_change_how_a_file_computes_is_refused_when_it_is_measured(written):
     with pytest.raises(
-        ValueError, match=r"^--precision, --compiled: a file computes as it was exported, leave it out$"
+        ValueError,
+        match=r"^--precision, --compiled: a file computes as it was exported, leave it out$",
     ):
         commands.bench((str(written["onnx"]),), precision="bf16", compiled=True)
 
 
 @pytest.mark.parametrize("word", ["none.onnx", "none.pt2", "folder/model.xml"])
 def test_a_file_that_is_not_there_is_not_taken_for_a_network(word, pictures, tmp_path):
-    for command in (lambda: commands.predict(word, (str(tmp_path),)), lambda: commands.bench((word,))):
+    for command in (
+        lambda: commands.predict(word, (str(tmp_path),)),
+        lambda: commands.bench((word,)),
+    ):
         pictures[0].save(tmp_path / "a.png")
         with pytest.raises(FileNotFoundError, match=word):
             command()

@@ -10,9 +10,9 @@ import torchvision
 from networks import randomise
 from torch import Tensor, nn
 
-from fullstride.deploy.fuse import fold, folded
+from fullstride.deploy.fold_batch_norm import fold, folded
 from fullstride.nets import zoo
-from fullstride.nets.abn import MagnitudeNorm
+from fullstride.nets.fused.batch_norm import MagnitudeNorm
 
 COUNTS = {
     "tresnet_m": 60,
@@ -50,7 +50,9 @@ def make(name: str, generator: torch.Generator) -> nn.Module:
 
 
 def norms(net: nn.Module) -> list[nn.Module]:
-    return [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return [
+        module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -115,7 +117,9 @@ class Odd(nn.Module):
         self.conv["standard"] = timm.layers.StdConv2d(4, 4, 1)
         self.conv["weighed"] = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))
         self.conv["line"] = nn.Linear(4, 4)
-        self.norm = nn.ModuleDict({name: nn.BatchNorm2d(4) for name in (*self.conv, "second", "added", "unused")})
+        self.norm = nn.ModuleDict(
+            {name: nn.BatchNorm2d(4) for name in (*self.conv, "second", "added", "unused")}
+        )
         self.norm["batch"] = nn.BatchNorm2d(4, track_running_stats=False)
         self.norm["split"] = timm.layers.SplitBatchNorm2d(4)
         self.norm["line"] = nn.BatchNorm1d(8)
@@ -132,7 +136,9 @@ class Odd(nn.Module):
         x = norm["both"](y) + norm["second"](y)
         y = conv["viewed"](x)
         x = norm["viewed"](y) + y.flatten(2)[:, :, :1, None]
-        x = norm["tied"](conv["tied"](x)) + F.conv2d(x, conv["tied"].get_parameter("weight"), padding=1)
+        x = norm["tied"](conv["tied"](x)) + F.conv2d(
+            x, conv["tied"].get_parameter("weight"), padding=1
+        )
         x = norm["twice"](conv["twice"](x)) + norm["twice"](conv["again"](x))
         x = norm["added"](conv["adding"](x) + x)
         x = norm["changed"](conv["changed"](x).relu_())
@@ -204,7 +210,8 @@ def test_a_network_that_answers_differently_is_refused():
 
     net = Growing(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     with pytest.raises(
-        ValueError, match=r"answers differently, by 1.0e\+00 of the largest answer where 1e-09 is allowed"
+        ValueError,
+        match=r"answers differently, by 1.0e\+00 of the largest answer where 1e-09 is allowed",
     ):
         fold(net)
 

@@ -18,10 +18,10 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from pyarrow import parquet
 
 from fullstride import cli
-from fullstride.data.images import DataSet, UnreadableImage, open_data
+from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TestView
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.train import record, run
+from fullstride.train import run, run_folder
 from fullstride.train.recipes import DIGITS
 
 DIGITS_DATA = open_data("digits")
@@ -37,7 +37,9 @@ def _apart(tmp_path, monkeypatch):
 
     connect = socket.socket.connect  # by which loader workers speak too
     local = socket.AF_UNIX
-    monkeypatch.setattr(socket.socket, "connect", lambda s, to: connect(s, to) if s.family == local else refuse())
+    monkeypatch.setattr(
+        socket.socket, "connect", lambda s, to: connect(s, to) if s.family == local else refuse()
+    )
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
@@ -60,8 +62,12 @@ def table(count: int = 36, skip: int = 0, label=CLASSES, paths: bool = False, **
     numbers = [DIGITS_DATA.train.labels[index] for index in which]
     values = [CLASSES.int2str(n) if label == Value("string") else n for n in numbers]
     cells = [{"bytes": png(index), "path": f"{index:04}.png" if paths else None} for index in which]
-    features = Features({"image": datasets.Image(), "label": label, **{name: f for name, (f, _) in more.items()}})
-    return Dataset.from_dict({"image": cells, "label": values} | {n: v for n, (_, v) in more.items()}, features)
+    features = Features(
+        {"image": datasets.Image(), "label": label, **{name: f for name, (f, _) in more.items()}}
+    )
+    return Dataset.from_dict(
+        {"image": cells, "label": values} | {n: v for n, (_, v) in more.items()}, features
+    )
 
 
 def saved(folder: Path, data: Dataset | DatasetDict) -> Path:
@@ -81,12 +87,16 @@ def as_parquet(folder: Path, **files: Dataset) -> Path:
 def everything(data: DataSet) -> list[tuple[str, bytes]]:
     """Class and pixels of every image, whatever its part, sorted."""
     parts = (data.train, data.minival, data.test)
-    return sorted((data.classes[p.labels[i]], p.picture(i).tobytes()) for p in parts for i in range(len(p)))
+    return sorted(
+        (data.classes[p.labels[i]], p.picture(i).tobytes()) for p in parts for i in range(len(p))
+    )
 
 
 def pixels(data: Dataset) -> list[tuple[str, bytes]]:
     """The same as the library decodes it."""
-    return sorted((CLASSES.int2str(row["label"]), row["image"].convert("RGB").tobytes()) for row in data)
+    return sorted(
+        (CLASSES.int2str(row["label"]), row["image"].convert("RGB").tobytes()) for row in data
+    )
 
 
 @pytest.mark.parametrize("form", ["saved", "saved in shards", "parquet", "parquet in shards"])
@@ -99,11 +109,18 @@ def test_every_row_is_an_image_of_its_class_in_both_kinds_of_folder(tmp_path, fo
     elif form == "parquet":
         as_parquet(folder, digits=data)
     else:
-        as_parquet(folder, data__train_00000_of_00002=halves[0], data__train_00001_of_00002=halves[1])
+        as_parquet(
+            folder, data__train_00000_of_00002=halves[0], data__train_00001_of_00002=halves[1]
+        )
         (folder / "README.md").write_text("---\nconfigs: []\n---\n")
     found = open_data(str(folder))
     assert everything(found) == pixels(data)
-    assert (found.name, found.classes, found.channels, found.mirror) == ("three", tuple(CLASSES.names), 3, True)
+    assert (found.name, found.classes, found.channels, found.mirror) == (
+        "three",
+        tuple(CLASSES.names),
+        3,
+        True,
+    )
     assert found.train.names[0].startswith("train/000000")
     assert min(len(part) for part in (found.train, found.minival, found.test)) >= 1
 
@@ -113,7 +130,10 @@ def test_saved_and_parquet_give_the_same_fingerprint_and_the_second_opening_too(
     first = open_data(where)
     assert first.fingerprint == open_data(where).fingerprint
     for _ in range(2):
-        assert open_data(str(as_parquet(tmp_path / "parquet", train=table()))).fingerprint == first.fingerprint
+        assert (
+            open_data(str(as_parquet(tmp_path / "parquet", train=table()))).fingerprint
+            == first.fingerprint
+        )
     assert open_data(str(saved(tmp_path / "other", table(35)))).fingerprint != first.fingerprint
 
 
@@ -125,10 +145,14 @@ def test_splits_are_parts_by_their_names_and_others_are_left_out(tmp_path, form,
         saved(tmp_path / "data", DatasetDict(splits))
     elif form == "folders":
         as_parquet(
-            tmp_path / "data", **{f"set__{name}__0000": part for name, part in splits.items() if name != "extra"}
+            tmp_path / "data",
+            **{f"set__{name}__0000": part for name, part in splits.items() if name != "extra"},
         )
     elif form == "words":
-        as_parquet(tmp_path / "data", **{f"my_{name}": part for name, part in splits.items() if name != "extra"})
+        as_parquet(
+            tmp_path / "data",
+            **{f"my_{name}": part for name, part in splits.items() if name != "extra"},
+        )
     else:
         names = {f"data__{name}_00000_of_00001": part for name, part in splits.items()}
         as_parquet(tmp_path / "data", **names, data__train_extra_00000_of_00001=table(2, 34))
@@ -150,22 +174,34 @@ def test_a_split_that_is_alone_is_for_training_whatever_its_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("label", "classes"),
-    [(Value("string"), ("one", "two", "zero")), (Value("int64"), ("0", "1", "2")), (Value("uint8"), ("0", "1", "2"))],
+    [
+        (Value("string"), ("one", "two", "zero")),
+        (Value("int64"), ("0", "1", "2")),
+        (Value("uint8"), ("0", "1", "2")),
+    ],
 )
 def test_labels_may_be_words_or_numbers(tmp_path, label, classes):
     found = open_data(str(saved(tmp_path / "data", table(label=label))))
-    named = {"zero": "0", "one": "1", "two": "2"} if classes[0] == "0" else {name: name for name in classes}
+    named = (
+        {"zero": "0", "one": "1", "two": "2"}
+        if classes[0] == "0"
+        else {name: name for name in classes}
+    )
     assert found.classes == classes
     assert everything(found) == sorted((named[name], picture) for name, picture in pixels(table()))
 
 
 @pytest.mark.parametrize("kind", ["struct", "bytes"])
 @pytest.mark.parametrize("name", ["image", "img"])
-def test_parquet_that_never_saw_their_library_is_known_by_the_names_of_its_columns(tmp_path, kind, name):
+def test_parquet_that_never_saw_their_library_is_known_by_the_names_of_its_columns(
+    tmp_path, kind, name
+):
     rows = [{"bytes": png(index), "path": f"{index}.png"} for index in THREE[:36]]
     labels = [CLASSES.int2str(DIGITS_DATA.train.labels[index]) for index in THREE[:36]]
     cells = rows if kind == "struct" else [row["bytes"] for row in rows]
-    parquet.write_table(pa.table({name: cells, "target": labels, "id": range(36)}), tmp_path / "all.parquet")
+    parquet.write_table(
+        pa.table({name: cells, "target": labels, "id": range(36)}), tmp_path / "all.parquet"
+    )
     found = open_data(str(tmp_path))
     assert everything(found) == pixels(table())
     assert (found.train.names[0].endswith(".png")) == (kind == "struct")
@@ -178,7 +214,10 @@ def test_names_are_the_paths_of_the_cells_where_each_has_one_of_its_own(tmp_path
         f"{index:04}.png" for index in THREE[:36]
     ]
     twice = open_data(str(saved(tmp_path / "two", DatasetDict(train=data, test=data))))
-    assert (twice.train.names[0], twice.test.names[35]) == (f"train/{twice.train.names[0][6:]}", "test/00000035")
+    assert (twice.train.names[0], twice.test.names[35]) == (
+        f"train/{twice.train.names[0][6:]}",
+        "test/00000035",
+    )
 
 
 def test_a_choice_in_the_path_names_the_columns(tmp_path, monkeypatch):
@@ -189,10 +228,13 @@ def test_a_choice_in_the_path_names_the_columns(tmp_path, monkeypatch):
     data = data.add_column("mask", second[1], feature=second[0])
     where = str(saved(tmp_path / "data", data))
     with pytest.raises(
-        ValueError, match=r"several label columns, 'fine_label', 'coarse label'.*data\?label=fine_label"
+        ValueError,
+        match=r"several label columns, 'fine_label', 'coarse label'.*data\?label=fine_label",
     ):
         open_data(where)
-    with pytest.raises(ValueError, match=r"several image columns, 'image', 'mask': choose one, as .*\?image=image"):
+    with pytest.raises(
+        ValueError, match=r"several image columns, 'image', 'mask': choose one, as .*\?image=image"
+    ):
         open_data(f"{where}?label=fine_label")
     fine = open_data(f"{where}?label=fine_label&image=image")
     assert everything(fine) == pixels(table())
@@ -234,21 +276,35 @@ def test_the_images_pickle_without_their_pixels_and_read_the_same(tmp_path):
 
 @pytest.mark.parametrize("form", ["saved", "parquet"])
 def test_workers_read_what_one_process_reads(tmp_path, form):
-    folder = saved(tmp_path / "data", table()) if form == "saved" else as_parquet(tmp_path / "data", train=table())
+    folder = (
+        saved(tmp_path / "data", table())
+        if form == "saved"
+        else as_parquet(tmp_path / "data", train=table())
+    )
     found = open_data(str(folder))
     view = TestView(Preprocessing(resolution=8))
-    seen = [[b.x.numpy() for b in Batches(found.train, view, batch=5, workers=w).epoch(0)] for w in (0, 2)]
+    seen = [
+        [b.x.numpy() for b in Batches(found.train, view, batch=5, workers=w).epoch(0)]
+        for w in (0, 2)
+    ]
     assert all(np.array_equal(one, two) for one, two in zip(*seen, strict=True))
 
 
 @pytest.mark.parametrize("form", ["saved", "parquet"])
 def test_a_network_trains_on_it_from_the_first_epoch_to_the_bundle(tmp_path, form):
-    folder = saved(tmp_path / "data", table()) if form == "saved" else as_parquet(tmp_path / "data", train=table())
+    folder = (
+        saved(tmp_path / "data", table())
+        if form == "saved"
+        else as_parquet(tmp_path / "data", train=table())
+    )
     data = open_data(str(folder))
     recipe = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch=8)
     (row,) = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
     assert row["skipped"] == {}
-    assert json.loads((tmp_path / "run" / record.BUNDLE / "bundle.json").read_text())["classes"] == CLASSES.names
+    assert (
+        json.loads((tmp_path / "run" / run_folder.BUNDLE / "bundle.json").read_text())["classes"]
+        == CLASSES.names
+    )
 
 
 def test_it_packs_into_shards_of_the_same_fingerprint(tmp_path):
@@ -276,15 +332,26 @@ def test_a_path_in_a_cell_is_followed_only_below_the_folder(tmp_path):
         "nul\0.png": "null byte",
     }
     paths = ["pictures/in.png", inside, *refused]
-    rows = [{"bytes": None, "path": path} for path in paths] + [{"bytes": b"text", "path": "t"}, None]
+    rows = [{"bytes": None, "path": path} for path in paths] + [
+        {"bytes": b"text", "path": "t"},
+        None,
+    ]
     rows += [{"bytes": None, "path": None}, {"bytes": b"", "path": "empty"}]
     feature = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     labels = [number % 2 for number in range(len(rows))]
-    parts = {"image": pa.array(rows, feature), "label": labels, "note": paths + ["t", "null", "none", "empty"]}
+    parts = {
+        "image": pa.array(rows, feature),
+        "label": labels,
+        "note": paths + ["t", "null", "none", "empty"],
+    }
     parquet.write_table(pa.table(parts), tmp_path / "data" / "train.parquet")
     found = open_data(str(tmp_path / "data"))
     reasons = {"": "", **{f"train/{2 + n:08}": why for n, why in enumerate(refused.values())}}
-    reasons |= {"train/00000009": "not a JPEG", "train/00000010": "cell is empty", "train/00000011": "cell is empty"}
+    reasons |= {
+        "train/00000009": "not a JPEG",
+        "train/00000010": "cell is empty",
+        "train/00000011": "cell is empty",
+    }
     reasons |= {"train/00000012": "it is empty"}
     for part in (found.train, found.minival, found.test):
         for index, name in enumerate(part.names):
@@ -302,7 +369,9 @@ def test_a_state_that_names_files_elsewhere_is_refused(tmp_path):
     state = json.loads((folder / "state.json").read_text())
     state["_data_files"] = [{"filename": "../other/data-00000-of-00001.arrow"}]
     (folder / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ValueError, match="names files outside of its folder: save the dataset again"):
+    with pytest.raises(
+        ValueError, match="names files outside of its folder: save the dataset again"
+    ):
         open_data(str(folder))
 
 
@@ -319,21 +388,32 @@ def test_code_beside_the_data_is_never_run(tmp_path):
 
 def broken(tmp_path: Path, kind: str) -> Path:
     """A folder with one fault."""
-    folder, none = tmp_path / "data", Dataset.from_dict({"image": [], "label": []}, table(1).features)
+    folder, none = (
+        tmp_path / "data",
+        Dataset.from_dict({"image": [], "label": []}, table(1).features),
+    )
     labels = [None if n == 7 else n % 3 for n in range(36)]
     match kind:
         case "no image":
             return saved(folder, table().remove_columns("image"))
         case "no label":
-            return saved(folder, table().rename_column("label", "digit").cast_column("digit", Value("float32")))
+            return saved(
+                folder,
+                table().rename_column("label", "digit").cast_column("digit", Value("float32")),
+            )
         case "a label of another name":
-            return saved(folder, table().rename_column("label", "digit").cast_column("digit", Value("int64")))
+            return saved(
+                folder, table().rename_column("label", "digit").cast_column("digit", Value("int64"))
+            )
         case "a missing label" | "a missing number" | "a label of -1":
             data = table().remove_columns("label")
             if "-1" in kind:
                 labels[7] = -1
             feature = Value("int64") if "number" in kind else CLASSES
-            return saved(folder, DatasetDict(train=table(), test=data.add_column("label", labels, feature=feature)))
+            return saved(
+                folder,
+                DatasetDict(train=table(), test=data.add_column("label", labels, feature=feature)),
+            )
         case "an unlabelled split":
             return saved(folder, DatasetDict(train=table(), test=table().remove_columns("label")))
         case "two colons in a name":
@@ -367,7 +447,13 @@ def broken(tmp_path: Path, kind: str) -> Path:
             folder.mkdir()
             (folder / "dataset_dict.json").write_text('{"splits": ["train"]}')
             return folder
-    file = "train.parquet" if "parquet" in kind else "state.json" if "state" in kind else "data-00000-of-00001.arrow"
+    file = (
+        "train.parquet"
+        if "parquet" in kind
+        else "state.json"
+        if "state" in kind
+        else "data-00000-of-00001.arrow"
+    )
     if file == "train.parquet":
         as_parquet(folder, train=table())
     else:
@@ -381,7 +467,9 @@ def broken(tmp_path: Path, kind: str) -> Path:
         case "away":
             (folder / file).unlink()
         case "zeros":
-            (folder / file).write_bytes(data[:4] + bytes(len(data) // 2) + data[len(data) // 2 + 4 :])
+            (folder / file).write_bytes(
+                data[:4] + bytes(len(data) // 2) + data[len(data) // 2 + 4 :]
+            )
         case "nothing":
             (folder / file).write_bytes(b"")
         case "nonsense":
@@ -397,23 +485,47 @@ CANNOT = "cannot read .*: copy or save it again"
     [
         ("no image", r"has no image column among 'label': give a dataset with images"),
         ("no label", r"has no label column among 'image', 'digit': give a dataset with labels"),
-        ("a label of another name", r"has no label column among 'image', 'digit': choose one, as .*data\?label=digit"),
+        (
+            "a label of another name",
+            r"has no label column among 'image', 'digit': choose one, as .*data\?label=digit",
+        ),
         (
             "a missing label",
             r"row 7 \(from 0\) of the split 'test' in .* has no 'label': fill it in, or remove the row",
         ),
-        ("a label of -1", r"row 7 \(from 0\) of the split 'test' in .* has no 'label': fill it in, or remove the row"),
-        ("a missing number", "the split 'test' in .* has other columns or classes than train: save both alike"),
-        ("an unlabelled split", "the split 'test' in .* has other columns or classes than train: save both alike"),
+        (
+            "a label of -1",
+            r"row 7 \(from 0\) of the split 'test' in .* has no 'label': fill it in, or remove the row",
+        ),
+        (
+            "a missing number",
+            "the split 'test' in .* has other columns or classes than train: save both alike",
+        ),
+        (
+            "an unlabelled split",
+            "the split 'test' in .* has other columns or classes than train: save both alike",
+        ),
         ("two colons in a name", "two colons in a path mean a chain of file systems: rename"),
         ("one class", "has one class only, 'one': add images of a second one"),
         ("no train split", "has the splits 'first', 'test', none to train on: rename one to train"),
         ("no train file", "has the splits 'extra', 'test', none to train on: rename one to train"),
-        ("two for one purpose", "has the splits 'val', 'validation' for one purpose: keep one of them"),
-        ("a file of no split", r"metadata.parquet' does not say train, val or test as other files do: rename it"),
+        (
+            "two for one purpose",
+            "has the splits 'val', 'validation' for one purpose: keep one of them",
+        ),
+        (
+            "a file of no split",
+            r"metadata.parquet' does not say train, val or test as other files do: rename it",
+        ),
         ("two folders", "has parquet files in several folders, 'a', 'b': give one of these"),
-        ("other classes", "the split 'test' in .* has other columns or classes than train: save both alike"),
-        ("a new class", r"row \d+ \(from 0\) of the split 'test' in .* has the 'label' '2', but .* '0', '1': change"),
+        (
+            "other classes",
+            "the split 'test' in .* has other columns or classes than train: save both alike",
+        ),
+        (
+            "a new class",
+            r"row \d+ \(from 0\) of the split 'test' in .* has the 'label' '2', but .* '0', '1': change",
+        ),
         ("empty", "the split 'train' in .* has no rows: fill or remove it"),
         ("an empty split", "the split 'test' in .* has no rows: fill or remove it"),
         ("an empty file", "the split 'test' in .* has no rows: fill or remove it"),
@@ -445,9 +557,18 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path, kind, message, capfd, caplo
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("label=digit", "has no 'digit' as label column among 'image', 'label': choose one, as .*label=label"),
-        ("image=label", "has no 'label' as image column among 'image', 'label': choose one, as .*image=image"),
-        ("split=train", r"does not choose columns: write .*data\?image=NAME&label=NAME, or one of the two"),
+        (
+            "label=digit",
+            "has no 'digit' as label column among 'image', 'label': choose one, as .*label=label",
+        ),
+        (
+            "image=label",
+            "has no 'label' as image column among 'image', 'label': choose one, as .*image=image",
+        ),
+        (
+            "split=train",
+            r"does not choose columns: write .*data\?image=NAME&label=NAME, or one of the two",
+        ),
         ("label=", "does not choose columns"),
         ("label&image=x", "does not choose columns"),
     ],
@@ -468,7 +589,9 @@ def test_a_choice_in_another_kind_of_folder_is_refused(tmp_path):
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     where = str(saved(tmp_path / "data", table()))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"needs the package datasets: pip install 'fullstride\[hf\]'"):
+    with pytest.raises(
+        ValueError, match=r"needs the package datasets: pip install 'fullstride\[hf\]'"
+    ):
         open_data(where)
 
 
@@ -489,5 +612,10 @@ def test_the_library_says_nothing_and_is_left_as_it_was(tmp_path, capfd, monkeyp
 
 
 def test_other_data_do_not_wait_for_the_library():
-    code = "import sys, fullstride; fullstride.open_data('digits'); print('datasets' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    code = (
+        "import sys, fullstride; fullstride.open_data('digits'); print('datasets' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
+    )

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
 
-from fullstride.data.images import UnreadableImage, decode, open_data
+from fullstride.data.dataset import UnreadableImage, decode, open_data
 
 CORNERS_OF = {  # by EXIF orientation: from the upright array to the stored one, from the standard's "row 0 is the ..."
     1: lambda a: a,
@@ -46,10 +46,17 @@ def png_header(width: int, height: int) -> bytes:
     """A PNG that promises width x height pixels and holds next to none."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"\0" * 10)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", size)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 10))
+        + chunk(b"IEND", b"")
+    )
 
 
 def write(root: Path, *names: str) -> Path:
@@ -85,7 +92,9 @@ def test_gray_of_16_bits_is_scaled_and_not_clipped(tmp_path):
     for suffix in ("png", "tif"):
         Image.fromarray(values).save(tmp_path / f"gray.{suffix}")
         assert distance(decode(tmp_path / f"gray.{suffix}", 1), wanted) == 0
-        assert distance(decode(tmp_path / f"gray.{suffix}", 3), wanted[:, :, None].repeat(3, 2)) == 0
+        assert (
+            distance(decode(tmp_path / f"gray.{suffix}", 3), wanted[:, :, None].repeat(3, 2)) == 0
+        )
     Image.fromarray(values.astype(np.int32)).save(tmp_path / "integers.tif")
     assert distance(decode(tmp_path / "integers.tif", 1), wanted) == 0
 
@@ -109,7 +118,9 @@ def test_floats_and_wide_integers_span_black_to_white(tmp_path):
 def test_a_cmyk_jpeg_keeps_its_colours(tmp_path):
     Image.fromarray(photo()).convert("CMYK").save(tmp_path / "cmyk.jpg", quality=95)
     assert distance(decode(tmp_path / "cmyk.jpg", 3), photo()) < 6
-    assert np.allclose(np.asarray(decode(tmp_path / "cmyk.jpg", 3)).mean((0, 1)), photo().mean((0, 1)), atol=2)
+    assert np.allclose(
+        np.asarray(decode(tmp_path / "cmyk.jpg", 3)).mean((0, 1)), photo().mean((0, 1)), atol=2
+    )
 
 
 def test_a_ycck_jpeg_keeps_its_colours(tmp_path):
@@ -117,7 +128,9 @@ def test_a_ycck_jpeg_keeps_its_colours(tmp_path):
     y, cb, cr = (255 - np.asarray(band) for band in ink.convert("YCbCr").split())
     black = np.full_like(y, 64)
     path = tmp_path / "ycck.jpg"
-    Image.merge("CMYK", [Image.fromarray(band) for band in (y, cb, cr, black)]).save(path, quality=95)
+    Image.merge("CMYK", [Image.fromarray(band) for band in (y, cb, cr, black)]).save(
+        path, quality=95
+    )
     data = bytearray(path.read_bytes())
     data[data.index(b"Adobe") + 11] = 2  # of Adobe's marker: the transform, 2 for YCCK
     path.write_bytes(data)
@@ -135,7 +148,10 @@ def test_what_is_transparent_lies_over_white(tmp_path):
         assert distance(decode(tmp_path / name, 3), over_white) < 1
     rgba.convert("LA").save(tmp_path / "la.png")
     gray = np.asarray(Image.fromarray(photo()).convert("L"))
-    assert distance(decode(tmp_path / "la.png", 1), gray * share[:, :, 0] + 255 * (1 - share[:, :, 0])) < 1
+    assert (
+        distance(decode(tmp_path / "la.png", 1), gray * share[:, :, 0] + 255 * (1 - share[:, :, 0]))
+        < 1
+    )
 
 
 def test_palettes_one_bit_and_colour_keys_become_plain_pictures(tmp_path):
@@ -154,7 +170,9 @@ def test_palettes_one_bit_and_colour_keys_become_plain_pictures(tmp_path):
     assert decode(tmp_path / "alpha.png", 3).getpixel((2, 0)) == (204, 204, 255)
     Image.fromarray(photo()[:, :, 0] > 99).save(tmp_path / "bits.png")
     assert distance(decode(tmp_path / "bits.png", 1), (photo()[:, :, 0] > 99) * 255.0) == 0
-    Image.fromarray(photo()[:, :, 0]).save(tmp_path / "gray_key.png", transparency=int(photo()[0, 0, 0]))
+    Image.fromarray(photo()[:, :, 0]).save(
+        tmp_path / "gray_key.png", transparency=int(photo()[0, 0, 0])
+    )
     assert decode(tmp_path / "gray_key.png", 3).getpixel((0, 0)) == (255, 255, 255)
 
 
@@ -166,8 +184,26 @@ def test_of_an_animation_the_first_frame_is_taken(tmp_path):
 
 
 def test_every_kind_of_file_gives_gray_or_colour_as_asked(tmp_path):
-    for mode in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "I;16", "F"):
-        source = Image.fromarray(photo()).convert(mode) if mode != "I;16" else Image.new("I;16", (120, 80), 9999)
+    for mode in (
+        "1",
+        "L",
+        "LA",
+        "P",
+        "PA",
+        "RGB",
+        "RGBA",
+        "RGBX",
+        "CMYK",
+        "YCbCr",
+        "I",
+        "I;16",
+        "F",
+    ):
+        source = (
+            Image.fromarray(photo()).convert(mode)
+            if mode != "I;16"
+            else Image.new("I;16", (120, 80), 9999)
+        )
         suffix = "tif" if mode != "PA" else "png"
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.{suffix}"
         (source if mode != "PA" else source.convert("RGBA")).save(path)
@@ -212,7 +248,13 @@ def test_a_missing_file_is_refused_by_name(tmp_path):
 
 def test_nonsense_in_the_exif_block_does_not_cost_the_picture(tmp_path):
     entry = struct.pack("<HHII", 0x0112, 3, 0xFFFFFFFF, 0xFFFFFFFF)
-    for junk in (b"", b"II", bytes(range(200, 240)), b"II*\0\x08\0\0\0\xff\xff" + entry, b"II*\0\xff\xff\xff\xff"):
+    for junk in (
+        b"",
+        b"II",
+        bytes(range(200, 240)),
+        b"II*\0\x08\0\0\0\xff\xff" + entry,
+        b"II*\0\xff\xff\xff\xff",
+    ):
         Image.fromarray(photo()).save(tmp_path / "odd.jpg", exif=b"Exif\0\0" + junk, quality=95)
         assert distance(decode(tmp_path / "odd.jpg", 3), photo()) < 6
 
@@ -232,7 +274,11 @@ def test_a_damaged_file_is_a_picture_or_an_unreadable_image_and_nothing_else(tmp
 
 def test_an_unreadable_image_pickles():
     error = pickle.loads(pickle.dumps(UnreadableImage("a/b.jpg", "it is empty")))
-    assert (error.name, error.reason, str(error)) == ("a/b.jpg", "it is empty", "cannot read 'a/b.jpg': it is empty")
+    assert (error.name, error.reason, str(error)) == (
+        "a/b.jpg",
+        "it is empty",
+        "cannot read 'a/b.jpg': it is empty",
+    )
 
 
 # ---- digits
@@ -266,17 +312,26 @@ def test_a_folder_is_cut_into_disjoint_parts_that_cover_it(tmp_path):
     parts = (data.train, data.minival, data.test)
     assert sorted(name for part in parts for name in part.names) == sorted(names)
     assert all(
-        data.classes[label] == name[:3] for part in parts for name, label in zip(part.names, part.labels, strict=True)
+        data.classes[label] == name[:3]
+        for part in parts
+        for name, label in zip(part.names, part.labels, strict=True)
     )
     assert 20 <= len(data.test) <= 60
     assert 18 <= len(data.minival) <= 54
-    assert (data.name, data.classes, data.channels, data.mirror) == ("pets", ("cat", "dog"), 3, True)
+    assert (data.name, data.classes, data.channels, data.mirror) == (
+        "pets",
+        ("cat", "dog"),
+        3,
+        True,
+    )
     assert data.train.picture(0).mode == "RGB"
 
 
 def test_an_image_stays_in_its_part_when_others_come_and_go(tmp_path):
     few, more = many("cat", "dog", each=60), many("ant", "cat", "dog", each=90)
-    small, large = (open_data(str(write(tmp_path / str(len(names)), *names))) for names in (few, more))
+    small, large = (
+        open_data(str(write(tmp_path / str(len(names)), *names))) for names in (few, more)
+    )
     for part in ("train", "minival", "test"):
         assert set(getattr(small, part).names) == set(getattr(large, part).names) & set(few)
 
@@ -306,7 +361,11 @@ def test_one_folder_beside_train_is_the_test(tmp_path, name):
 def test_val_is_the_minival_where_there_is_a_test_too(tmp_path):
     write(tmp_path, *many("train/a", "train/b", each=5), "val/a/v.png", "test/b/t.png")
     data = open_data(str(tmp_path))
-    assert (len(data.train), data.minival.names, data.test.names) == (10, ("val/a/v.png",), ("test/b/t.png",))
+    assert (len(data.train), data.minival.names, data.test.names) == (
+        10,
+        ("val/a/v.png",),
+        ("test/b/t.png",),
+    )
     with pytest.raises(ValueError, match="val' is the minival already"):
         open_data(str(tmp_path), minival=0.1)
 
@@ -314,7 +373,12 @@ def test_val_is_the_minival_where_there_is_a_test_too(tmp_path):
 def test_odd_names_links_and_nested_folders_are_read_and_hidden_ones_are_not(tmp_path):
     odd = ["-rf.png", "ü ñ 猫.PNG", "a b.jpeg", "new\nline.gif", "deep/er/x.webp", "#%?.tif"]
     root = write(
-        tmp_path / "root", *(f"a/{name}" for name in odd), "b/1.png", ".hidden/x.png", "a/._x.png", "a/.t/x.png"
+        tmp_path / "root",
+        *(f"a/{name}" for name in odd),
+        "b/1.png",
+        ".hidden/x.png",
+        "a/._x.png",
+        "a/.t/x.png",
     )
     (root / "a" / "notes.txt").write_text("no picture")
     write(tmp_path, "elsewhere/2.png")
@@ -326,13 +390,18 @@ def test_odd_names_links_and_nested_folders_are_read_and_hidden_ones_are_not(tmp
         write(root, os.fsdecode(b"b/\xff.png"))
     data = open_data(str(root))
     names = {*data.train.names, *data.minival.names, *data.test.names}
-    assert {f"a/{name}" for name in odd} | {"b/1.png", "b/linked.png", "b/self.png", "c/2.png"} == names - {
-        "b/\udcff.png"
-    }
+    assert {f"a/{name}" for name in odd} | {
+        "b/1.png",
+        "b/linked.png",
+        "b/self.png",
+        "c/2.png",
+    } == names - {"b/\udcff.png"}
     for part in (data.train, data.minival, data.test):
         for index, name in enumerate(part.names):
             if name == "b/self.png":
-                with pytest.raises(UnreadableImage, match=r"cannot read 'b/self.png': Too many levels"):
+                with pytest.raises(
+                    UnreadableImage, match=r"cannot read 'b/self.png': Too many levels"
+                ):
                     part.picture(index)
             else:
                 assert part.picture(index).height == 5
@@ -352,7 +421,7 @@ def test_the_fingerprint_sees_names_labels_and_sizes(tmp_path):
 
 def test_the_cut_is_the_same_in_every_process(tmp_path):
     root = write(tmp_path, *many("a", "b", each=30))
-    code = f"import json; from fullstride.data.images import *; print(json.dumps(open_data({str(root)!r}).test.names))"
+    code = f"import json; from fullstride.data.dataset import *; print(json.dumps(open_data({str(root)!r}).test.names))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert tuple(json.loads(told.stdout)) == open_data(str(root)).test.names
 
@@ -361,14 +430,30 @@ def test_the_cut_is_the_same_in_every_process(tmp_path):
     ("files", "where", "message"),
     [
         (["pets/a/1.png"], "pest", r"no folder '.*pest': did you mean '.*pets'\?"),
-        ([], "zzzz", "no folder '.*zzzz': give a folder with one subfolder of images per class, 'digits'"),
+        (
+            [],
+            "zzzz",
+            "no folder '.*zzzz': give a folder with one subfolder of images per class, 'digits'",
+        ),
         (["pets.zip"], "pets.zip", "is a file: give a folder"),
         (["pets.zip"], "pets.zip/a", "no folder '.*pets.zip/a': give a folder"),
-        (["1.png", "2.jpg"], "", "has images but no class folders: put the images of each class in a subfolder"),
+        (
+            ["1.png", "2.jpg"],
+            "",
+            "has images but no class folders: put the images of each class in a subfolder",
+        ),
         ([".hidden/1.png"], "", "has no class folders: put"),
         (["cat/1.png", "cat/2.png"], "", "has one class only, 'cat': add a second class folder"),
-        (["train/a/1.png", "train/b/1.png"], "", "one class only, 'train': add .*, or give '.*train'"),
-        (["a/1.png", "b/1.txt", "c/1.png"], "", "no images in 'b' of .*: add some .*png.* or remove it"),
+        (
+            ["train/a/1.png", "train/b/1.png"],
+            "",
+            "one class only, 'train': add .*, or give '.*train'",
+        ),
+        (
+            ["a/1.png", "b/1.txt", "c/1.png"],
+            "",
+            "no images in 'b' of .*: add some .*png.* or remove it",
+        ),
         (["a/1.png", "b/1.png"], "", "too few images"),
         (
             ["train/a/1.png", "train/b/1.png", "val/a/1.png", "val/z/1.png"],
@@ -377,7 +462,11 @@ def test_the_cut_is_the_same_in_every_process(tmp_path):
         ),
         (["train/a/1.png", "train/b/1.png", "test/1.png"], "", "test' has no class folders: put"),
         (["train/1.png", "test/2.png"], "", "train' has images but no class folders"),
-        (["train/a/1.png", "val/a/1.png", "valid/a/1.png"], "", "has 'val', 'valid' for one purpose: keep one"),
+        (
+            ["train/a/1.png", "val/a/1.png", "valid/a/1.png"],
+            "",
+            "has 'val', 'valid' for one purpose: keep one",
+        ),
     ],
 )
 def test_a_folder_that_will_not_do_is_refused_in_one_line(tmp_path, files, where, message):
@@ -405,5 +494,7 @@ def test_a_folder_that_may_not_be_listed_is_told_by_name(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", guarded)
-    with pytest.raises(ValueError, match=r"cannot list '.*b': Permission denied; check its permissions"):
+    with pytest.raises(
+        ValueError, match=r"cannot list '.*b': Permission denied; check its permissions"
+    ):
         open_data(str(tmp_path))

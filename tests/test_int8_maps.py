@@ -12,13 +12,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fullstride.nets import abn
+from fullstride.nets.fused import batch_norm
 from fullstride.nets.layers import SqueezeExcite
 
 STEP = 6 / 127  # deviations between two codes
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 GAINS = {"both signs": (-0.5, 1.0, -1.5, 0.7, 1.2), "zero": (0.0, 1.0, 0.0, -0.5, 0.0)}
-FORMS = [(gated, kept, shortcut) for gated in (False, True) for kept in (False, True) for shortcut in ("none", "map")]
+FORMS = [
+    (gated, kept, shortcut)
+    for gated in (False, True)
+    for kept in (False, True)
+    for shortcut in ("none", "map")
+]
 FORMS += [(gated, True, "normed") for gated in (False, True)]
 all_forms = pytest.mark.parametrize(("gated", "kept", "shortcut"), FORMS)
 
@@ -26,7 +31,9 @@ all_forms = pytest.mark.parametrize(("gated", "kept", "shortcut"), FORMS)
 class Tail(nn.Module):
     """The end of a block with random numbers in all of it."""
 
-    def __init__(self, gated: bool, kept: bool, shortcut: str, gains: tuple[float, ...] = GAINS["both signs"]):
+    def __init__(
+        self, gated: bool, kept: bool, shortcut: str, gains: tuple[float, ...] = GAINS["both signs"]
+    ):
         super().__init__()
         self.kept, self.shortcut = kept, shortcut
         self.norm, self.shortcut_norm = nn.BatchNorm2d(len(gains)), nn.BatchNorm2d(len(gains))
@@ -42,10 +49,14 @@ class Tail(nn.Module):
         weights = self.se.weights if self.se else ()
         given = None if self.shortcut == "none" else other
         norm = self.shortcut_norm if self.shortcut == "normed" else None
-        return abn.tail(x, self.norm, given, norm, se=weights, keep=keep if self.kept else None, **how)
+        return batch_norm.tail(
+            x, self.norm, given, norm, se=weights, keep=keep if self.kept else None, **how
+        )
 
 
-def inputs(n: int = 3, c: int = 5, h: int = 7, w: int = 5, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(
+    n: int = 3, c: int = 5, h: int = 7, w: int = 5, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     x, other = torch.randn(2, n, c, h, w, dtype=torch.float64) * 2 + 3
     keep = torch.tensor([2.0, 0.0, 2.0, 2.0], dtype=torch.float64)[:n].view(-1, 1, 1, 1)
     return [x.to(dtype).requires_grad_(), other.to(dtype).requires_grad_(), keep]
@@ -63,7 +74,10 @@ def outcome(tail: Tail, given: list[Tensor], direction: Tensor, **how) -> dict[s
 
 def normalised(x: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """The normalised map, and 1 / deviation."""
-    mean, rstd = x.mean((0, 2, 3), keepdim=True), (x.var((0, 2, 3), unbiased=False, keepdim=True) + norm.eps).rsqrt()
+    mean, rstd = (
+        x.mean((0, 2, 3), keepdim=True),
+        (x.var((0, 2, 3), unbiased=False, keepdim=True) + norm.eps).rsqrt(),
+    )
     return (x - mean) * rstd, rstd
 
 
@@ -105,7 +119,9 @@ def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -
             each * tail.norm.weight[:, None, None] + tail.norm.bias[:, None, None]
             for each in (normal, rounded(normal, y))
         )
-        weights = reduce, reduce_bias, expand, _ = [p.flatten(1) if p.dim() == 4 else p for p in se.weights]
+        weights = reduce, reduce_bias, expand, _ = [
+            p.flatten(1) if p.dim() == 4 else p for p in se.weights
+        ]
         totals = [torch.zeros_like(p) for p in weights]
         for i in range(len(x)):
             seen = exact[i].mean((1, 2))
@@ -114,7 +130,12 @@ def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -
             of_gate = (d[i] * seen_rounded[i]).sum((1, 2)) * (keep[i].flatten() if tail.kept else 1)
             of_expanded = of_gate * gate * (1 - gate)
             of_reduced = (expand.T @ of_expanded) * (inside > 0)
-            parts = torch.outer(of_reduced, seen), of_reduced, torch.outer(of_expanded, inside), of_expanded
+            parts = (
+                torch.outer(of_reduced, seen),
+                of_reduced,
+                torch.outer(of_expanded, inside),
+                of_expanded,
+            )
             for total, part in zip(totals, parts, strict=True):
                 total += part
             squeezed[i] = ((reduce.T @ of_reduced) / x[i, 0].numel())[:, None, None]
@@ -122,12 +143,18 @@ def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -
             scale[i] *= gate[:, None, None]
         names = ("se.reduce.weight", "se.reduce.bias", "se.expand.weight", "se.expand.bias")
         found |= {n: t.view(p.shape) for n, t, p in zip(names, totals, se.weights, strict=True)}
-    found["x"], found["norm.weight"], found["norm.bias"] = of_norm(d * scale, squeezed, x, tail.norm, y)
+    found["x"], found["norm.weight"], found["norm.bias"] = of_norm(
+        d * scale, squeezed, x, tail.norm, y
+    )
     if tail.shortcut == "map":
         found["other"] = d
     elif tail.shortcut == "normed":
         names = ("other", "shortcut_norm.weight", "shortcut_norm.bias")
-        found |= dict(zip(names, of_norm(d, torch.zeros_like(d), other, tail.shortcut_norm, None), strict=True))
+        found |= dict(
+            zip(
+                names, of_norm(d, torch.zeros_like(d), other, tail.shortcut_norm, None), strict=True
+            )
+        )
     return found
 
 
@@ -152,9 +179,15 @@ def test_gradients_of_a_tail_that_keeps_codes_are_those_of_formulas_with_the_sam
 
 
 @all_forms
-def test_codes_change_neither_result_nor_statistics_and_gradients_by_less_than_a_fiftieth(gated, kept, shortcut):
+def test_codes_change_neither_result_nor_statistics_and_gradients_by_less_than_a_fiftieth(
+    gated, kept, shortcut
+):
     torch.manual_seed(0)
-    tail, given, direction = Tail(gated, kept, shortcut), inputs(4, 5, 24, 24), torch.rand(4, 5, 24, 24).double()
+    tail, given, direction = (
+        Tail(gated, kept, shortcut),
+        inputs(4, 5, 24, 24),
+        torch.rand(4, 5, 24, 24).double(),
+    )
     found, wanted = (outcome(tail, given, direction, int8=int8) for int8 in (True, False))
     for name in ("y", *dict(tail.named_buffers())):
         assert torch.equal(found[name], wanted[name])
@@ -166,10 +199,17 @@ def test_codes_change_neither_result_nor_statistics_and_gradients_by_less_than_a
 @all_forms
 def test_memory_formats_stay_and_change_no_numbers(gated, kept, shortcut):
     torch.manual_seed(0)
-    tail, (x, other, keep), direction = Tail(gated, kept, shortcut), inputs(), torch.randn(3, 5, 7, 5).double()
+    tail, (x, other, keep), direction = (
+        Tail(gated, kept, shortcut),
+        inputs(),
+        torch.randn(3, 5, 7, 5).double(),
+    )
     wanted = outcome(tail, [x, other, keep], direction, int8=True)
     for one, two in ((LAST, LAST), (LAST, FIRST), (FIRST, LAST)):
-        laid = [t.detach().contiguous(memory_format=f).requires_grad_() for t, f in ((x, one), (other, two))]
+        laid = [
+            t.detach().contiguous(memory_format=f).requires_grad_()
+            for t, f in ((x, one), (other, two))
+        ]
         found = outcome(tail, [*laid, keep], direction, int8=True)
         assert found["y"].is_contiguous(memory_format=one)
         for name in wanted:
@@ -177,11 +217,21 @@ def test_memory_formats_stay_and_change_no_numbers(gated, kept, shortcut):
 
 
 @all_forms
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.bfloat16, 0.02), (torch.float16, 5e-3)])
-def test_narrow_formats_stay_near_the_formulas_for_the_same_numbers(gated, kept, shortcut, dtype, near):
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float32, 1e-4), (torch.bfloat16, 0.02), (torch.float16, 5e-3)]
+)
+def test_narrow_formats_stay_near_the_formulas_for_the_same_numbers(
+    gated, kept, shortcut, dtype, near
+):
     torch.manual_seed(0)
-    tail, given, direction = Tail(gated, kept, shortcut), inputs(dtype=dtype), torch.randn(3, 5, 7, 5).double()
-    found = outcome(copy.deepcopy(tail).float(), [*given[:2], given[2].float()], direction.to(dtype), int8=True)
+    tail, given, direction = (
+        Tail(gated, kept, shortcut),
+        inputs(dtype=dtype),
+        torch.randn(3, 5, 7, 5).double(),
+    )
+    found = outcome(
+        copy.deepcopy(tail).float(), [*given[:2], given[2].float()], direction.to(dtype), int8=True
+    )
     wide = [t.detach().double() for t in given]
     wanted = by_formulas(tail, wide, direction.to(dtype).double(), found["y"].double())
     assert found["x"].dtype == dtype
@@ -210,7 +260,9 @@ def test_values_beyond_the_last_code_count_as_far_as_it_reaches():
 def test_where_the_result_is_not_kept_no_code_is():
     torch.manual_seed(0)
     tail, given, direction = Tail(True, True, "normed"), inputs(), torch.randn(3, 5, 7, 5).double()
-    found, wanted = (outcome(tail, given, direction, int8=int8, save="input") for int8 in (True, False))
+    found, wanted = (
+        outcome(tail, given, direction, int8=int8, save="input") for int8 in (True, False)
+    )
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -227,7 +279,9 @@ def test_processes_that_share_statistics_share_those_of_codes(tmp_path):
     assert all(distance(found[name], wanted[name]) < 1e-9 for name in wanted)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own test looks at it
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's own test looks at it
 @all_forms
 def test_operators_that_give_and_take_codes_are_registered_as_torch_wants_it(gated, kept, shortcut):
     tail, given = Tail(gated, kept, shortcut), inputs(2)
@@ -242,7 +296,9 @@ def test_operators_that_give_and_take_codes_are_registered_as_torch_wants_it(gat
 
     with Watch():
         tail(
-            *(t.detach().to(memory_format=LAST).requires_grad_() for t in given[:2]), given[2], int8=True
+            *(t.detach().to(memory_format=LAST).requires_grad_() for t in given[:2]),
+            given[2],
+            int8=True,
         ).sum().backward()
     (forward, args, (y, moments, means, codes, other_codes)), (backward, taken, _) = seen
     for op, what in ((forward, args), (backward, taken)):
@@ -252,18 +308,24 @@ def test_operators_that_give_and_take_codes_are_registered_as_torch_wants_it(gat
     _, gain, bias, _, se, keep, other, slope, eps, *_ = args
     other = [other_codes, *other[1:3]] if len(other) > 1 else other
     again = codes, gain, bias, moments, means, se, keep, other, slope, eps, y.dtype
-    torch.library.opcheck(torch.ops.fullstride.rejoin.default, again, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        torch.ops.fullstride.rejoin.default, again, test_utils=("test_schema", "test_faketensor")
+    )
     made = torch.ops.fullstride.rejoin(*again)
     assert distance(made, y) < 0.05
     assert torch.equal(made > 0, y > 0)
 
 
 def test_the_triton_forms_give_the_numbers_of_their_definitions():
-    pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed here")
+    pytest.importorskip(
+        "triton", reason="the kernels are written in Triton, which is not installed here"
+    )
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     script = str(Path(__file__).with_name("codes_in_triton.py"))
-    done = subprocess.run([*words, script], env=inherited | interpret, capture_output=True, text=True)
+    done = subprocess.run(
+        [*words, script], env=inherited | interpret, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -10,26 +10,29 @@ from test_compiled import Watched, cut, schema
 from torch import Tensor, nn
 
 from fullstride import cli
-from fullstride.measure.saved import saved
-from fullstride.measure.saved_compiled import compiled_bytes
-from fullstride.nets import compiled, zoo
+from fullstride.measure.memory.activation_bytes import saved
+from fullstride.measure.memory.compiled_bytes import compiled_bytes
+from fullstride.nets import zoo
 from fullstride.nets.blocks import Block
-from fullstride.nets.compiled import compiled_for_training
 from fullstride.nets.families import SPECS
+from fullstride.nets.fused import compile
+from fullstride.nets.fused.compile import compiled_for_training
 from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks.classify import Classify
-from fullstride.train.efficiency import DECISIVE
+from fullstride.train.autotune import DECISIVE
+from fullstride.train.distributed import ALONE
 from fullstride.train.loop import Learner
-from fullstride.train.ranks import ALONE
 from fullstride.train.recipes import DIGITS
 
 TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
 
 
 def shaken(spec: str | NetSpec) -> Network:
-    net = Network(replace(SPECS[spec] if isinstance(spec, str) else spec, classes=7)).double().train()
+    net = (
+        Network(replace(SPECS[spec] if isinstance(spec, str) else spec, classes=7)).double().train()
+    )
     for norm in net.modules():
         if isinstance(norm, nn.BatchNorm2d):
             nn.init.uniform_(norm.weight, 0.2, 1.2)
@@ -51,7 +54,9 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def ending(net: Network) -> list[Block]:
     """The blocks that may keep codes: a result that no convolution keeps is made again of what its norms see."""
-    blocks = [block for stage in net.stages for block in stage.children() if isinstance(block, Block)]
+    blocks = [
+        block for stage in net.stages for block in stage.children() if isinstance(block, Block)
+    ]
     return blocks if net.spec.head_width else blocks[:-1]
 
 
@@ -60,7 +65,9 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_network_that_keeps_codes_has_the_results_of_a_lean_one_and_gradients_within_a_hundredth(name):
+def test_a_network_that_keeps_codes_has_the_results_of_a_lean_one_and_gradients_within_a_hundredth(
+    name,
+):
     torch.manual_seed(0)
     net, x = shaken(name), torch.rand(8, 3, 64, 64).double()
     told, exact = step(copy.deepcopy(net).lean(), x)
@@ -71,7 +78,9 @@ def test_a_network_that_keeps_codes_has_the_results_of_a_lean_one_and_gradients_
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_compiled_step_makes_results_again_of_codes_and_its_gradients_are_ten_times_nearer_than_bf16s(name):
+def test_a_compiled_step_makes_results_again_of_codes_and_its_gradients_are_ten_times_nearer_than_bf16s(
+    name,
+):
     torch.manual_seed(0)
     net, x = shaken(name), torch.rand(8, 3, 64, 64).double()
     told, exact = step(copy.deepcopy(net).lean(), x)
@@ -96,7 +105,9 @@ def test_masks_and_dropout_are_those_of_the_step_in_a_compiled_one_too():
     net.regularise(drop_path=0.5, dropout=0.3)
     branches, pooled = net.draw(8)
     assert pooled is not None
-    masks = Masks(tuple(keep if keep is None else keep.double() for keep in branches), pooled.double())
+    masks = Masks(
+        tuple(keep if keep is None else keep.double() for keep in branches), pooled.double()
+    )
     told, exact = step(copy.deepcopy(net).lean(), x, masks=masks)
     lean = net.lean(int8=True)
     same, found = step(lean, x, cut(lean), masks=masks)
@@ -108,7 +119,10 @@ def test_masks_and_dropout_are_those_of_the_step_in_a_compiled_one_too():
 def test_inductor_keeps_the_operators_that_take_codes():
     torch.manual_seed(0)
     spec = SPECS["resnet_rs_tiny"]
-    net, x = shaken(replace(spec, stages=(replace(spec.stages[0], depth=2),))), torch.rand(4, 3, 32, 32).double()
+    net, x = (
+        shaken(replace(spec, stages=(replace(spec.stages[0], depth=2),))),
+        torch.rand(4, 3, 32, 32).double(),
+    )
     told, exact = step(copy.deepcopy(net).lean(int8=True), x)
     torch._dynamo.reset()
     for recompute, near in ((False, 1e-9), (True, 0.02)):
@@ -157,7 +171,9 @@ def test_states_copies_and_evaluation_know_nothing_of_codes():
 
 @pytest.mark.parametrize("efficiency", ["lean", "compiled"])
 def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
-    monkeypatch.setattr(compiled, "compiled_for_training", lambda net: compiled.Compiled(net, "recompute", ""))
+    monkeypatch.setattr(
+        compile, "compiled_for_training", lambda net: compile.Compiled(net, "recompute", "")
+    )
     net = Network(replace(SPECS["tresnet_tiny"], classes=10, in_channels=3))
     recipe = replace(DIGITS, efficiency=efficiency, int8_maps=True, mixup=0.0, cutmix=0.0)
     learner = Learner(net.train(), Classify(), recipe.lasting(10), 10, None, ALONE)
@@ -167,7 +183,11 @@ def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
 
 def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_what_is_remembered():
     recipe = replace(DIGITS, efficiency="auto", int8_maps=True)
-    assert [recipe.settled_on(way).int8_maps for way in ("plain", "lean", "compiled")] == [False, True, True]
+    assert [recipe.settled_on(way).int8_maps for way in ("plain", "lean", "compiled")] == [
+        False,
+        True,
+        True,
+    ]
     assert replace(recipe, int8_maps=False).settled_on("lean").int8_maps is False
     assert "int8_maps" in DECISIVE
 
@@ -175,10 +195,22 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: zoo.create("tresnet_tiny", int8=True), "tresnet_tiny is plain: add efficiency lean"),
-        (lambda: zoo.create("timm/resnet18", int8=True), "timm/resnet18 is plain: add efficiency lean"),
-        (lambda: zoo.create("timm/resnet18", efficiency="lean", int8=True), "timm/resnet18 has no lean form"),
-        (lambda: replace(DIGITS, int8_maps=True), "recipe.int8_maps is of lean training: set recipe.efficiency to"),
+        (
+            lambda: zoo.create("tresnet_tiny", int8=True),
+            "tresnet_tiny is plain: add efficiency lean",
+        ),
+        (
+            lambda: zoo.create("timm/resnet18", int8=True),
+            "timm/resnet18 is plain: add efficiency lean",
+        ),
+        (
+            lambda: zoo.create("timm/resnet18", efficiency="lean", int8=True),
+            "timm/resnet18 has no lean form",
+        ),
+        (
+            lambda: replace(DIGITS, int8_maps=True),
+            "recipe.int8_maps is of lean training: set recipe.efficiency to",
+        ),
         (
             lambda: Learner(
                 zoo.create("timm/resnet18"),

@@ -10,8 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from fullstride.measure.cost import cost
-from fullstride.measure.latency import (
+from fullstride.latency import (
     Estimate,
     Operators,
     estimate,
@@ -22,9 +21,19 @@ from fullstride.measure.latency import (
     tie,
     traced,
 )
-from fullstride.measure.latency.fit import FILLED, PRIORS, apart, covered, error, fit, interval, left_out
-from fullstride.measure.latency.model import Machine, prepare, times
-from fullstride.measure.latency.operators import (
+from fullstride.latency.fitting import (
+    FILLED,
+    PRIORS,
+    apart,
+    covered,
+    error,
+    fit,
+    interval,
+    left_out,
+)
+from fullstride.latency.roofline import Machine, prepare, times
+from fullstride.measure.cost.flops import cost
+from fullstride.measure.cost.operators import (
     AFTER_PRODUCT,
     ALONE,
     IN_CHAIN,
@@ -34,11 +43,11 @@ from fullstride.measure.latency.operators import (
     elementwise,
     linear,
 )
-from fullstride.measure.tables import latencies
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_network import TimmNetwork
+from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.tables import latencies
 
 GPU = Machine(engine="eager", peak_tflops=100, bandwidth_gb_s=1000)
 TRUE = {
@@ -161,14 +170,23 @@ def obvious(net: Operators, batch: int, machine: Machine, numbers: dict[str, flo
         memory = {"batch_norm": "norm", "pool": "gather"}.get(kind, "elementwise")
         band = numbers["convolution" if net.macs[i] else memory]
         moved = 2 * ((net.read[i] + net.written[i]) * batch + net.weights[i])
-        total += net.count[i] * (compute**2 + (moved / (machine.bandwidth_gb_s * 1e9 * band)) ** 2) ** 0.5
+        total += (
+            net.count[i]
+            * (compute**2 + (moved / (machine.bandwidth_gb_s * 1e9 * band)) ** 2) ** 0.5
+        )
         launches += net.count[i]
-    device, host = total + launches * numbers["launch_us"] * 1e-6, launches * numbers["host_us"] * 1e-6
+    device, host = (
+        total + launches * numbers["launch_us"] * 1e-6,
+        launches * numbers["host_us"] * 1e-6,
+    )
     return (device**4 + host**4) ** 0.25
 
 
 def test_the_time_is_what_a_loop_over_operators_gives():
-    nets = [traced(lambda name=name: timm.create_model(name), 64) for name in ("resnet18", "regnety_002")]
+    nets = [
+        traced(lambda name=name: timm.create_model(name), 64)
+        for name in ("resnet18", "regnety_002")
+    ]
     numbers = {**TRUE, "host_us": 9.0}
     took = times(prepare(nets, [2, 64], GPU), numbers).total_s
     assert took == pytest.approx(
@@ -202,7 +220,11 @@ def several() -> tuple[list[Operators], list[int], np.ndarray]:
     )
     nets = [traced(lambda name=name: timm.create_model(name), 96).merged() for name in names]
     batches = [1, 16, 256]
-    return [net for net in nets for _ in batches], batches * len(nets), np.repeat(names, len(batches))
+    return (
+        [net for net in nets for _ in batches],
+        batches * len(nets),
+        np.repeat(names, len(batches)),
+    )
 
 
 def test_a_fit_finds_the_numbers_that_made_the_times(several):
@@ -290,12 +312,18 @@ def changed(**changes) -> str:
         (changed(device=7), "device is 7: give one line of text"),
         (changed(device=None), "lacks .*device"),
         (changed(machine__engine="magic"), "machine.engine is 'magic': give 'eager' or"),
-        (changed(machine__peak_tflops=-1), "machine.peak_tflops is -1: give a finite number above 0"),
+        (
+            changed(machine__peak_tflops=-1),
+            "machine.peak_tflops is -1: give a finite number above 0",
+        ),
         (changed(inference__numbers__dense=float("nan")), "inference.numbers.dense is nan"),
         (changed(inference__numbers__dense=None), "give dense too"),
         (changed(inference__numbers__speed=1), "speed"),
         (changed(inference__error=1e400), "inference.error is inf"),
-        (changed(inference__error=1e-320), "inference.error is 1e-320: give a finite number above 0"),
+        (
+            changed(inference__error=1e-320),
+            "inference.error is 1e-320: give a finite number above 0",
+        ),
         (changed(inference__low=5), r"inference.low to high is \(5, .*: give the lower one first"),
         (changed(inference__apart=0.5), "inference.apart is 0.5: give a ratio from 1"),
         (changed(layout="chw"), "layout is 'chw': give 'nchw' or 'nhwc'"),
@@ -340,7 +368,10 @@ def test_a_module_and_its_operators_have_one_estimate():
 def test_training_is_slower_and_only_where_it_was_measured():
     net = traced(lambda: timm.create_model("resnet18"), 224)
     profile = load_profile("rtx3090")
-    assert estimate(net, profile, 256, training=True).ms_per_image > 2 * estimate(net, profile, 256).ms_per_image
+    assert (
+        estimate(net, profile, 256, training=True).ms_per_image
+        > 2 * estimate(net, profile, 256).ms_per_image
+    )
     with pytest.raises(ValueError, match="v100-fp16 knows no training steps"):
         estimate(net, load_profile("v100-fp16"), 64, training=True)
     with pytest.raises(ValueError, match="batch 0: use"):
@@ -371,7 +402,9 @@ def test_the_v100_orders_networks_as_the_papers_table_does():
     nets = [traced(lambda n=n: timm.create_model(n), r) for n, r in names.values()]
     found = [e.ms_per_image for e in estimates(nets, load_profile("v100-fp16"), [64] * len(nets))]
     assert found == sorted(found, reverse=True)
-    assert [printed[name] for name in names] == sorted([printed[name] for name in names], reverse=True)
+    assert [printed[name] for name in names] == sorted(
+        [printed[name] for name in names], reverse=True
+    )
     for ms, name in zip(found, names, strict=True):
         assert ms == pytest.approx(printed[name], rel=0.3), name
 
@@ -379,7 +412,9 @@ def test_the_v100_orders_networks_as_the_papers_table_does():
 def test_printed_times_are_those_of_34_networks():
     assert len(latencies("v100_fp16")) == 34 * 7
     assert len(latencies("t4_int8")) == len(latencies("t4_fp16")) == 34 * 6
-    assert {row.name for row in latencies("t4_fp16")} == {row.name for row in latencies("v100_fp16")}
+    assert {row.name for row in latencies("t4_fp16")} == {
+        row.name for row in latencies("v100_fp16")
+    }
 
 
 def test_a_hundred_thousand_networks_cost_seconds():

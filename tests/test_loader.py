@@ -18,9 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fullstride.data.images import Images, open_data
+from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batch, Batches, TestView, TrainView
-from fullstride.data.views.augment import Augmentation, to_input, train_view
+from fullstride.data.transforms.crop import Augmentation, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 
 GRAY = Preprocessing(resolution=8, mean=(0.5,), std=(0.25,), crop=1.0)
@@ -66,7 +66,9 @@ def test_an_epoch_is_a_function_of_seed_and_number():
         return list(Batches(digits(64), TRAIN, batch=64, seed=seed, shuffle=True).epoch(number))
 
     assert same(epoch(1, 2), epoch(1, 2))
-    orders = {tuple(epoch(seed, number)[0].indices.tolist()) for seed, number in ((1, 2), (1, 3), (2, 2))}
+    orders = {
+        tuple(epoch(seed, number)[0].indices.tolist()) for seed, number in ((1, 2), (1, 3), (2, 2))
+    }
     assert len(orders) == 3
     assert all(sorted(order) == list(range(64)) for order in orders)
 
@@ -74,7 +76,9 @@ def test_an_epoch_is_a_function_of_seed_and_number():
 def test_an_image_is_changed_by_its_own_draws_whatever_comes_before_it():
     def by_image(batch: int, shuffle: bool) -> torch.Tensor:
         epoch = list(Batches(digits(48), TRAIN, batch=batch, seed=5, shuffle=shuffle).epoch(7))
-        return torch.cat([each.x for each in epoch])[torch.cat([each.indices for each in epoch]).argsort()]
+        return torch.cat([each.x for each in epoch])[
+            torch.cat([each.indices for each in epoch]).argsort()
+        ]
 
     assert torch.equal(by_image(48, True), by_image(7, False))
 
@@ -97,7 +101,11 @@ def test_loading_draws_nothing_from_the_global_generators():
 def test_scoring_keeps_every_image_in_order_and_training_drops_the_rest():
     scoring = Batches(digits(20), TEST, batch=8)
     assert len(scoring) == 3
-    assert [batch.indices.tolist() for batch in scoring.epoch(0)] == [[*range(8)], [*range(8, 16)], [*range(16, 20)]]
+    assert [batch.indices.tolist() for batch in scoring.epoch(0)] == [
+        [*range(8)],
+        [*range(8, 16)],
+        [*range(16, 20)],
+    ]
     training = Batches(digits(20), TRAIN, batch=8, shuffle=True)
     assert len(training) == 2
     assert [len(batch.x) for batch in training.epoch(0)] == [8, 8]
@@ -109,11 +117,15 @@ def test_scoring_keeps_every_image_in_order_and_training_drops_the_rest():
 def test_a_batch_holds_the_views_as_input_and_their_labels():
     images = digits(10)
     (batch,) = Batches(images, TEST, batch=10, device=torch.device("cpu")).epoch(0)
-    pixels_nhwc = torch.from_numpy(np.stack([np.asarray(images.picture(i))[:, :, None] for i in range(10)]))
+    pixels_nhwc = torch.from_numpy(
+        np.stack([np.asarray(images.picture(i))[:, :, None] for i in range(10)])
+    )
     assert torch.equal(batch.x, to_input(pixels_nhwc, GRAY))
     assert batch.labels.tolist() == list(images.labels)
     assert (batch.x.dtype, batch.labels.dtype) == (torch.float32, torch.int64)
-    (other,) = Batches(images, TEST, batch=10, arrive=lambda x: to_input(x, replace(GRAY, std=(0.5,)))).epoch(0)
+    (other,) = Batches(
+        images, TEST, batch=10, arrive=lambda x: to_input(x, replace(GRAY, std=(0.5,)))
+    ).epoch(0)
     torch.testing.assert_close(other.x * 2, batch.x)
 
 
@@ -121,7 +133,12 @@ def test_a_batch_holds_the_views_as_input_and_their_labels():
 def test_scoring_leaves_unreadable_images_out_and_says_which(spoiled, workers):
     batches = Batches(spoiled, TestView(Preprocessing(resolution=8)), batch=2, workers=workers)
     for _ in range(2):
-        assert [batch.indices.tolist() for batch in batches.epoch(0)] == [[0, 1], [2, 3], [4], [6, 7]]
+        assert [batch.indices.tolist() for batch in batches.epoch(0)] == [
+            [0, 1],
+            [2, 3],
+            [4],
+            [6, 7],
+        ]
         assert batches.skipped == {
             "train/b/0.png": "it is empty",
             "train/b/3.png": "it is not a JPEG, PNG, BMP, GIF, TIFF or WebP image",
@@ -140,7 +157,9 @@ def test_training_takes_the_next_image_for_an_unreadable_one(spoiled, workers):
         shown = [{5: 6, 8: 0, 9: 0}.get(index, index) for index in wanted]
         epoch = list(batches.epoch(number))
         assert torch.cat([batch.indices for batch in epoch]).tolist() == wanted
-        assert torch.cat([batch.labels for batch in epoch]).tolist() == [spoiled.labels[index] for index in shown]
+        assert torch.cat([batch.labels for batch in epoch]).tolist() == [
+            spoiled.labels[index] for index in shown
+        ]
         red = torch.cat([batch.x[:, 0].mean((1, 2)) for batch in epoch])  # its place in its class
         places = torch.tensor([float(index % 5) for index in shown])
         torch.testing.assert_close(red, (places / 255 - 0.485) / 0.229)
@@ -152,7 +171,8 @@ def test_where_no_image_can_be_read_one_line_says_so(spoiled, shuffle):
     images = replace(spoiled, names=spoiled.names[8:], labels=spoiled.labels[8:])
     batches = Batches(images, TestView(Preprocessing(resolution=8)), batch=1, shuffle=shuffle)
     with pytest.raises(
-        ValueError, match=r"^none of the 2 images can be read; the first, 'train/b/[34].png': it is not a"
+        ValueError,
+        match=r"^none of the 2 images can be read; the first, 'train/b/[34].png': it is not a",
     ):
         list(batches.epoch(0))
 
@@ -166,7 +186,9 @@ def test_what_stands_in_for_a_broken_image_is_the_same_when_it_is_met_again(tmp_
             Image.fromarray(pixels).save(tmp_path / name / f"{number}.jpg", progressive=True)
     broken = tmp_path / "train/a/0.jpg"
     data = broken.read_bytes()
-    second = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)  # scan: what comes before it looks right
+    second = data.index(
+        b"\xff\xda", data.index(b"\xff\xda") + 2
+    )  # scan: what comes before it looks right
     broken.write_bytes(data[:second] + b"\xff\xda\0\3\x09" + data[second:])
     view = TrainView(Preprocessing(resolution=8), engine=engine)
     batches = Batches(open_data(str(tmp_path)).train, view, batch=4, shuffle=True)
@@ -178,7 +200,9 @@ def test_a_view_is_drawn_from_seed_epoch_and_index():
     images = digits(20)
     (batch,) = Batches(images, TRAIN, batch=20, seed=3, shuffle=True).epoch(5)
     pixels = [
-        train_view(images.picture(index), GRAY, TRAIN.augmentation, np.random.default_rng([3, 5, index]))
+        train_view(
+            images.picture(index), GRAY, TRAIN.augmentation, np.random.default_rng([3, 5, index])
+        )
         for index in batch.indices.tolist()
     ]
     assert torch.equal(batch.x, to_input(torch.from_numpy(np.stack(pixels)), GRAY))
@@ -187,7 +211,9 @@ def test_a_view_is_drawn_from_seed_epoch_and_index():
 
 def by_index(epoch: Iterable[Batch]) -> torch.Tensor:
     batches = list(epoch)
-    return torch.cat([each.x for each in batches])[torch.cat([each.indices for each in batches]).argsort()]
+    return torch.cat([each.x for each in batches])[
+        torch.cat([each.indices for each in batches]).argsort()
+    ]
 
 
 def test_views_come_again_bit_for_bit_in_another_order():
@@ -199,7 +225,9 @@ def test_views_come_again_bit_for_bit_in_another_order():
     assert not torch.equal(views[0], views[1])
     assert [torch.equal(views[number], views[number % 2]) for number in range(5)] == [True] * 5
     for number in range(5):
-        orders = [[each.indices.tolist() for each in both.epoch(number)] for both in (batches, fresh)]
+        orders = [
+            [each.indices.tolist() for each in both.epoch(number)] for both in (batches, fresh)
+        ]
         assert orders[0] == orders[1]
 
 
@@ -215,12 +243,18 @@ def test_the_sides_of_the_first_epochs_are_as_asked(engine, workers):
         assert same(epoch, list(Batches(digits(16), plain, batch=8, shuffle=True).epoch(number)))
 
 
-UNEVEN = np.repeat(np.arange(5), (600, 60, 60, 30, 10)).tolist()  # 0 fills one place of two, and cannot have more
+UNEVEN = np.repeat(
+    np.arange(5), (600, 60, 60, 30, 10)
+).tolist()  # 0 fills one place of two, and cannot have more
 
 
 def of_classes(labels: Sequence[int]) -> Images:
     images = open_data("digits").train
-    return replace(images, names=tuple(images.names[i % 1000] for i in range(len(labels))), labels=tuple(labels))
+    return replace(
+        images,
+        names=tuple(images.names[i % 1000] for i in range(len(labels))),
+        labels=tuple(labels),
+    )
 
 
 def ordered(batches: Batches, number: int, start: int = 0) -> list[list[int]]:
@@ -230,7 +264,13 @@ def ordered(batches: Batches, number: int, start: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("labels", "batch", "per_class"),
-    [(UNEVEN, 8, 4), (UNEVEN, 20, 4), (UNEVEN, 6, 2), (digits(1037).labels, 32, 4), ((7, 7, 3), 6, 3)],
+    [
+        (UNEVEN, 8, 4),
+        (UNEVEN, 20, 4),
+        (UNEVEN, 6, 2),
+        (digits(1037).labels, 32, 4),
+        ((7, 7, 3), 6, 3),
+    ],
     ids=["two of five", "all", "three of five", "digits", "fewer images"],
 )
 def test_every_batch_holds_as_many_images_of_each_of_its_classes(labels, batch, per_class):
@@ -253,7 +293,10 @@ def test_every_batch_holds_as_many_images_of_each_of_its_classes(labels, batch, 
 
 def test_classes_come_in_proportion_to_their_images_as_far_as_a_batch_allows():
     batches = Batches(of_classes(UNEVEN), TRAIN, batch=8, shuffle=True, per_class=4)
-    counts = [Counter(UNEVEN[batch[first]] for batch in ordered(batches, e) for first in (0, 4)) for e in range(40)]
+    counts = [
+        Counter(UNEVEN[batch[first]] for batch in ordered(batches, e) for first in (0, 4))
+        for e in range(40)
+    ]
     assert len(batches) == 95
     for label, share in enumerate((95, *(95 * images / 160 for images in (60, 60, 30, 10)))):
         assert all(abs(each[label] - share) < 1 for each in counts)
@@ -264,7 +307,9 @@ def test_classes_come_in_proportion_to_their_images_as_far_as_a_batch_allows():
 
 def test_batches_of_groups_are_a_function_of_seed_and_epoch_and_go_on_from_any_of_them():
     def batches(seed: int = 1, workers: int = 0) -> Batches:
-        return Batches(digits(200), TRAIN, batch=16, seed=seed, shuffle=True, per_class=4, workers=workers)
+        return Batches(
+            digits(200), TRAIN, batch=16, seed=seed, shuffle=True, per_class=4, workers=workers
+        )
 
     whole = list(batches().epoch(2))
     assert same(whole, list(batches(workers=2).epoch(2)))
@@ -295,10 +340,15 @@ def test_impossible_groups_views_and_sides_are_refused():
             Batches(digits(200), TRAIN, **{"batch": 16, "shuffle": True, **options})
 
     refused(
-        "^5 images per class in batches of 16 with shuffle True: shuffle, and use one of 1, 2, 4, 8, 16$", per_class=5
+        "^5 images per class in batches of 16 with shuffle True: shuffle, and use one of 1, 2, 4, 8, 16$",
+        per_class=5,
     )
     refused("^-4 images per class in", per_class=-4)
-    refused("^4 images per class in batches of 16 with shuffle False: shuffle", per_class=4, shuffle=False)
+    refused(
+        "^4 images per class in batches of 16 with shuffle False: shuffle",
+        per_class=4,
+        shuffle=False,
+    )
     refused(
         "^10 classes do not fill a batch of 32 with 2 images of each: use 4 of each, or a batch of 20$",
         batch=32,
@@ -339,7 +389,7 @@ def test_ctrl_c_is_heard_once_and_ends_the_workers(tmp_path):
     script = tmp_path / "endless.py"
     script.write_text(
         "from fullstride.data.loader import *\n"
-        "from fullstride.data.images import open_data\n"
+        "from fullstride.data.dataset import open_data\n"
         "pre = Preprocessing(resolution=8, mean=(0.5,), std=(0.5,))\n"
         "batches = Batches(open_data('digits').train, TrainView(pre), batch=4, shuffle=True, workers=2)\n"
         "for number in range(10**6):\n"

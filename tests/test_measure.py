@@ -13,9 +13,15 @@ from fullstride.measure import bench as bench_module
 from fullstride.measure import environment as environment_module
 from fullstride.measure import timing
 from fullstride.measure.bench import batch_of, bench, bench_all, halving, measure_all
-from fullstride.measure.capacity import Probe
-from fullstride.measure.cost import cost, layer_costs
-from fullstride.measure.environment import Environment, choose_device, commit, find_device, gpu_state
+from fullstride.measure.cost.flops import cost, layer_costs
+from fullstride.measure.environment import (
+    Environment,
+    choose_device,
+    commit,
+    find_device,
+    gpu_state,
+)
+from fullstride.measure.memory.max_batch import Probe
 from fullstride.measure.protocols import (
     GENET,
     ONLINE,
@@ -27,18 +33,31 @@ from fullstride.measure.protocols import (
     Protocol,
     compare,
 )
-from fullstride.measure.step import Step, exact_float32
-from fullstride.measure.tables import published
+from fullstride.measure.workload import Step, exact_float32
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
+from fullstride.tables import published
 
 QUICK = Protocol(name="online", batch=1, resolution=32, warmup_s=0.0, rounds=3, round_s=0.01)
 SHORT = dict(batch=4, resolution=32, warmup_s=0.0, rounds=2, round_s=0.01)
-OLD_ENVIRONMENT = ("device", "threads", "os", "python", "torch", "cuda", "driver", "fullstride", "commit", "date")
+OLD_ENVIRONMENT = (
+    "device",
+    "threads",
+    "os",
+    "python",
+    "torch",
+    "cuda",
+    "driver",
+    "fullstride",
+    "commit",
+    "date",
+)
 
 
 def tiny() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10)
+    )
 
 
 def test_the_cost_of_a_convolution_and_a_classifier_is_what_counting_by_hand_gives():
@@ -54,7 +73,11 @@ def test_tresnet_m_costs_the_published_multiply_adds():
 
 
 def test_the_rows_of_the_layers_and_the_fixed_blurs_add_up_to_the_whole():
-    blurs = [(128, 28), (256, 14), (512, 7)]  # channels and side of what each blur of TResNet-M puts out at 224
+    blurs = [
+        (128, 28),
+        (256, 14),
+        (512, 7),
+    ]  # channels and side of what each blur of TResNet-M puts out at 224
     rows = layer_costs(lambda: Network(SPECS["tresnet_m"]), 224)
     whole = cost(lambda: Network(SPECS["tresnet_m"]), 224)
     fixed = sum(9 * channels * side**2 for channels, side in blurs)
@@ -79,10 +102,14 @@ def test_an_image_that_a_network_cannot_take_is_refused_in_one_line():
 def test_a_step_of_known_duration_is_measured_as_such():
     sleep_s = 0.005
     (online,) = measure_all({"sleep": lambda: time.sleep(sleep_s)}, QUICK)
-    assert min(online.samples) == pytest.approx(sleep_s * 1e3, rel=0.5)  # others may hold up single calls
+    assert min(online.samples) == pytest.approx(
+        sleep_s * 1e3, rel=0.5
+    )  # others may hold up single calls
     assert online.cpu_ms_per_image is not None
     assert online.cpu_ms_per_image < sleep_s * 1e3 / 2  # sleeping takes no CPU time
-    (batched,) = measure_all({"sleep": lambda: time.sleep(sleep_s)}, replace(QUICK, name="throughput", batch=8))
+    (batched,) = measure_all(
+        {"sleep": lambda: time.sleep(sleep_s)}, replace(QUICK, name="throughput", batch=8)
+    )
     assert max(batched.samples) == pytest.approx(8 / sleep_s, rel=0.5)
     assert batched.ms_p50 is None
 
@@ -113,7 +140,9 @@ def test_a_bench_measures_every_network_and_changes_none(layout):
     found = bench(nets, QUICK, layout=layout, threads=1)
     assert [m.name for m in found] == ["a", "b"]
     assert all(m.images_per_s > 0 and m.samples and m.layout == layout for m in found)
-    assert all(min(m.samples) <= (m.ms_p50 or 0) <= (m.ms_p90 or 0) <= (m.ms_p99 or 0) for m in found)
+    assert all(
+        min(m.samples) <= (m.ms_p50 or 0) <= (m.ms_p90 or 0) <= (m.ms_p99 or 0) for m in found
+    )
     assert all(m.environment.threads == 1 for m in found)
     assert nets["a"].training
     assert next(nets["b"].parameters()).dtype == torch.float64
@@ -136,7 +165,10 @@ def test_an_absent_device_is_refused_with_one_that_is_here(device, hint):
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_a_hint():
-    with pytest.raises(ValueError, match=r"batch 100000000 at 32 x 32 does not fit into memory: try a smaller --batch"):
+    with pytest.raises(
+        ValueError,
+        match=r"batch 100000000 at 32 x 32 does not fit into memory: try a smaller --batch",
+    ):
         bench({"tiny": tiny()}, replace(QUICK, batch=100_000_000))
 
 
@@ -145,7 +177,9 @@ def test_an_error_that_is_not_about_memory_stays_itself():
         bench({"tiny": tiny()}, QUICK, in_channels=1)
 
 
-@pytest.mark.parametrize("change", [{"batch": 0}, {"rounds": 0}, {"resolution": -1}, {"round_s": 0.0}])
+@pytest.mark.parametrize(
+    "change", [{"batch": 0}, {"rounds": 0}, {"resolution": -1}, {"round_s": 0.0}]
+)
 def test_a_protocol_that_measures_nothing_is_refused(change):
     with pytest.raises(ValueError, match="use "):
         replace(THROUGHPUT, **change)
@@ -158,7 +192,9 @@ def test_the_named_protocols_answer_their_two_questions():
 
 def test_the_protocols_of_the_papers_are_as_they_were_published():
     assert [part.batch for part in PROTOCOLS["genet"]] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert {(part.rounds, part.trim, part.work) for part in PROTOCOLS["genet"]} == {(30, 0.1, "inference")}
+    assert {(part.rounds, part.trim, part.work) for part in PROTOCOLS["genet"]} == {
+        (30, 0.1, "inference")
+    }
     assert (RESNET_RS.batch, RESNET_RS.memory_batch, RESNET_RS.work, RESNET_RS.precision) == (
         128,
         32,
@@ -166,19 +202,27 @@ def test_the_protocols_of_the_papers_are_as_they_were_published():
         "float32",
     )
     assert [part.work for part in PROTOCOLS["tresnet"]] == ["training", "inference"]
-    assert {(part.resolution, part.precision) for part in PROTOCOLS["tresnet"]} == {(224, "float16")}
+    assert {(part.resolution, part.precision) for part in PROTOCOLS["tresnet"]} == {
+        (224, "float16")
+    }
 
 
-@pytest.mark.parametrize(("largest", "batch"), [(288, 256), (512, 456), (4229, 3800), (10, 8), (7, 6), (1, 1)])
+@pytest.mark.parametrize(
+    ("largest", "batch"), [(288, 256), (512, 456), (4229, 3800), (10, 8), (7, 6), (1, 1)]
+)
 def test_nine_tenths_of_the_largest_batch_are_a_multiple_of_eight_where_that_is_one(largest, batch):
     assert batch_of(TRESNET, largest) == batch
     assert batch_of(RESNET_RS, 64) == 64
 
 
 def test_a_batch_is_halved_until_it_fits_and_no_further():
-    probes = halving(lambda batch: Probe(batch=batch, outcome="fits" if batch <= 40 else "memory"), 128)
+    probes = halving(
+        lambda batch: Probe(batch=batch, outcome="fits" if batch <= 40 else "memory"), 128
+    )
     assert [probe.batch for probe in probes] == [128, 64, 32]
-    assert [probe.batch for probe in halving(lambda batch: Probe(batch=batch, outcome="memory"), 4)] == [4, 2, 1]
+    assert [
+        probe.batch for probe in halving(lambda batch: Probe(batch=batch, outcome="memory"), 4)
+    ] == [4, 2, 1]
 
 
 def test_the_ratio_to_the_reference_survives_a_machine_that_slows_down(monkeypatch):
@@ -216,7 +260,10 @@ def test_a_training_step_is_that_of_a_plain_loop_with_momentum():
                 p.sub_(1e-3 * v)
     step()
     step()
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(net.parameters(), step.net.parameters(), strict=True))
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(net.parameters(), step.net.parameters(), strict=True)
+    )
     assert all(p.grad is None for p in step.net.parameters())
 
 
@@ -229,7 +276,9 @@ def test_float32_is_measured_without_tf32():
 def test_a_bench_of_training_takes_training_steps_and_keeps_the_network():
     net = tiny()
     before = [p.clone() for p in net.parameters()]
-    (found,) = bench_all({"net": net}, [replace(RESNET_RS, fit="given", **SHORT)], reference="net", threads=1)
+    (found,) = bench_all(
+        {"net": net}, [replace(RESNET_RS, fit="given", **SHORT)], reference="net", threads=1
+    )
     assert (found[0].protocol.work, found[0].ratio) == ("training", 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
@@ -246,7 +295,11 @@ def test_a_batch_that_is_found_is_the_networks_own(monkeypatch):
 def test_measurements_that_were_not_made_alike_are_not_compared():
     one, other = bench({"a": tiny(), "b": tiny()}, QUICK)
     assert compare(one, other) == pytest.approx(one.images_per_s / other.images_per_s)
-    for change in (dict(precision="bfloat16"), dict(layout="nhwc"), dict(protocol=replace(QUICK, batch=2))):
+    for change in (
+        dict(precision="bfloat16"),
+        dict(layout="nhwc"),
+        dict(protocol=replace(QUICK, batch=2)),
+    ):
         with pytest.raises(ValueError, match="a and b were not measured alike"):
             compare(one, replace(other, **change))
 
@@ -269,7 +322,11 @@ def test_a_gpu_at_work_tells_its_clocks_and_what_holds_them_back(monkeypatch):
 
     def answer(*command: str) -> str:
         asked.append(command)
-        return "" if "clocks_event_reasons" in command[3] else "1755, 1980, [N/A], 700.00, 61, 0x0000000000000024"
+        return (
+            ""
+            if "clocks_event_reasons" in command[3]
+            else "1755, 1980, [N/A], 700.00, 61, 0x0000000000000024"
+        )
 
     monkeypatch.setattr(environment_module, "output", answer)
     assert gpu_state("abc") == dict(
@@ -290,7 +347,10 @@ def test_a_gpu_at_work_tells_its_clocks_and_what_holds_them_back(monkeypatch):
     [
         (["--protocol", "gennet"], "no protocol named 'gennet': did you mean genet"),
         (["--protocol", "genet", "--device", "cpu"], "genet in float16 is for GPUs"),
-        (["--protocol", "tresnet", "--device", "cpu", "--precision", "fp32"], "say with --memory-gib how much to fill"),
+        (
+            ["--protocol", "tresnet", "--device", "cpu", "--precision", "fp32"],
+            "say with --memory-gib how much to fill",
+        ),
         (["--protocol", "genet", "--batch", "4"], "--batch 4 is for throughput"),
         (["--protocol", "online", "--device", "cuda:99"], "cuda:99 is not here"),
         (["--memory-gib", "0"], "memory of 0 GiB"),
@@ -305,12 +365,35 @@ def test_a_protocol_that_cannot_run_here_gets_one_line(words, told, capsys):
 
 
 def test_the_command_times_beside_a_reference_and_keeps_every_sample(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(PROTOCOLS, "genet", tuple(replace(part, warmup_s=0.0) for part in PROTOCOLS["genet"][:3]))
-    words = ["bench", "genet_tiny", "--protocol", "genet", "--precision", "fp32", "--resolution", "32"]
-    words += ["--reference", "tresnet_tiny", "--rounds", "1", "--device", "cpu", "--out", str(tmp_path / "b.json")]
+    monkeypatch.setitem(
+        PROTOCOLS, "genet", tuple(replace(part, warmup_s=0.0) for part in PROTOCOLS["genet"][:3])
+    )
+    words = [
+        "bench",
+        "genet_tiny",
+        "--protocol",
+        "genet",
+        "--precision",
+        "fp32",
+        "--resolution",
+        "32",
+    ]
+    words += [
+        "--reference",
+        "tresnet_tiny",
+        "--rounds",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "b.json"),
+    ]
     assert cli.run(words) == 0
     assert "to tresnet_tiny" in capsys.readouterr().out
-    rows = [Measurement.from_json(json.dumps(row)) for row in json.loads((tmp_path / "b.json").read_text())]
+    rows = [
+        Measurement.from_json(json.dumps(row))
+        for row in json.loads((tmp_path / "b.json").read_text())
+    ]
     assert [row.name for row in rows] == ["tresnet_tiny", "genet_tiny"] * 3
     assert all(len(row.samples) == 1 and row.ratio and row.environment.torch for row in rows)
 

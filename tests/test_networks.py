@@ -14,7 +14,7 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.layers import BlurPool, SpaceToDepth
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
-from fullstride.nets.timm_network import TimmNetwork
+from fullstride.nets.timm_wrapper import TimmNetwork
 
 TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
 # One of each shape of network, small enough to be run: every stem, every block, every style.
@@ -85,7 +85,9 @@ def test_every_parameter_of_a_network_gets_a_gradient(name):
     net = small(name).train()
     for norm in net.modules():
         if isinstance(norm, nn.BatchNorm2d):
-            nn.init.uniform_(norm.weight, 0.5, 1.5)  # zero gains of a fresh network would stop gradients
+            nn.init.uniform_(
+                norm.weight, 0.5, 1.5
+            )  # zero gains of a fresh network would stop gradients
     net(torch.rand(4, 3, 64, 64)).square().sum().backward()
     assert [n for n, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
@@ -119,7 +121,10 @@ def test_space_to_depth_orders_channels_by_row_then_column_then_colour():
     for row in range(4):
         for column in range(4):
             for colour in range(3):
-                assert folded[0, (row * 4 + column) * 3 + colour, 1, 0] == x[0, colour, 4 + row, column]
+                assert (
+                    folded[0, (row * 4 + column) * 3 + colour, 1, 0]
+                    == x[0, colour, 4 + row, column]
+                )
 
 
 def test_the_blur_keeps_a_constant_map_and_halves_it_rounding_up():
@@ -141,7 +146,11 @@ def test_fresh_weights_have_the_spread_that_their_paper_gives_them():
     torch.manual_seed(0)
 
     def spread(name: str) -> float:
-        kernel = Network(SPECS[name].scaled(width=1 / 2, depth=1 / 4)).stages[1][0].branch.conv2.conv.weight
+        kernel = (
+            Network(SPECS[name].scaled(width=1 / 2, depth=1 / 4))
+            .stages[1][0]
+            .branch.conv2.conv.weight
+        )
         assert kernel.shape == ((96, 96, 3, 3) if name == "genet_normal" else (64, 64, 3, 3))
         return kernel.std().item()
 
@@ -161,7 +170,9 @@ def test_stochastic_depth_leaves_out_whole_branches_and_keeps_the_mean():
         assert mask.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)])
         assert mask.mean().item() == pytest.approx(1, abs=0.1)
     net.regularise(drop_path=0.1, by="stage")
-    assert net.drop_paths == pytest.approx((0.04, 0.06, 0.08, 0.08, 0.1))  # tensorflow/tpu@7dc921f: rate * (i + 2) / 5
+    assert net.drop_paths == pytest.approx(
+        (0.04, 0.06, 0.08, 0.08, 0.1)
+    )  # tensorflow/tpu@7dc921f: rate * (i + 2) / 5
 
 
 def test_a_dropped_branch_leaves_the_shortcut_and_masks_change_nothing_in_evaluation():
@@ -174,7 +185,9 @@ def test_a_dropped_branch_leaves_the_shortcut_and_masks_change_nothing_in_evalua
         before = net(x)
         net.regularise(drop_path=0.9, dropout=0.9)
         assert torch.equal(net(x), before)
-        ones = net.draw(2)._replace(branches=(None,) * len(net.drop_paths), pooled=torch.ones(2, 64))
+        ones = net.draw(2)._replace(
+            branches=(None,) * len(net.drop_paths), pooled=torch.ones(2, 64)
+        )
         assert torch.equal(net(x, ones), before)
 
 
@@ -218,7 +231,9 @@ def test_a_network_of_timm_gives_its_embedding_with_the_same_logits(name):
         net.regularise(drop_path=0.5)
     x, seen = torch.rand(4, 3, 64, 64), []
     before = copy.deepcopy(net.state_dict())
-    net.get_submodule(net.classifier).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    net.get_submodule(net.classifier).register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
     for training in (False, True):
         net.train(training)
         answers = []
@@ -236,7 +251,9 @@ def test_a_network_of_timm_gives_its_embedding_with_the_same_logits(name):
 def test_a_network_of_timm_whose_logits_are_not_of_its_embedding_is_refused(name):
     net = zoo.create(name, classes=5)  # a norm in between; a convolution; two classifiers
     assert isinstance(net, TimmNetwork)
-    with pytest.raises(ValueError, match=f"^{name} gives no embedding that its logits are made of: choose another$"):
+    with pytest.raises(
+        ValueError, match=f"^{name} gives no embedding that its logits are made of: choose another$"
+    ):
         net.embed(torch.rand(1, 3, 224, 224))
 
 
@@ -252,7 +269,9 @@ def test_an_embedding_of_timm_is_not_trained_with_dropout():
 def test_an_unknown_network_is_refused_with_near_misses():
     with pytest.raises(ValueError, match="no network named 'tresnet_s': did you mean tresnet_"):
         zoo.create("tresnet_s")
-    with pytest.raises(ValueError, match="timm has no network named 'resnet51': did you mean timm/resnet"):
+    with pytest.raises(
+        ValueError, match="timm has no network named 'resnet51': did you mean timm/resnet"
+    ):
         zoo.create("timm/resnet51")
     with pytest.raises(ValueError, match="timm has no network named 'hf-hub:evil/net'"):
         zoo.create("timm/hf-hub:evil/net")
@@ -320,5 +339,7 @@ def test_a_network_is_made_lean_by_a_word_where_it_can_be():
     assert not plain.saves
     with pytest.raises(ValueError, match="timm/resnet18 has no lean form: use efficiency plain"):
         zoo.create("timm/resnet18", efficiency="lean")
-    with pytest.raises(ValueError, match="efficiency 'auto' of a network: use plain or lean; compiled and auto are"):
+    with pytest.raises(
+        ValueError, match="efficiency 'auto' of a network: use plain or lean; compiled and auto are"
+    ):
         zoo.create("genet_tiny", efficiency="auto")  # pyright: ignore[reportArgumentType]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.measure.latency import estimate
-from fullstride.measure.latency.model import Machine
-from fullstride.measure.latency.of_spec import Estimator, operators_of
-from fullstride.measure.latency.operators import NAMES, Operators, traced
-from fullstride.measure.latency.profiles import Fit, Profile
+from fullstride.latency import estimate
+from fullstride.latency.profiles import Fit, Profile
+from fullstride.latency.roofline import Machine
+from fullstride.latency.spec_operators import Estimator, operators_of
+from fullstride.measure.cost.operators import NAMES, Operators, traced
 from fullstride.nets.blocks import (
     SE,
     Basic,
@@ -51,9 +51,13 @@ FIT = Fit(
     date="2026-01-01",
 )
 MACHINES = {
-    "eager": Machine(engine="eager", peak_tflops=100, bandwidth_gb_s=900, folded=True, silu_launches=2),
+    "eager": Machine(
+        engine="eager", peak_tflops=100, bandwidth_gb_s=900, folded=True, silu_launches=2
+    ),
     "compiled": Machine(engine="compiled", peak_tflops=100, bandwidth_gb_s=900),
-    "tensorrt": Machine(engine="tensorrt", peak_tflops=130, bandwidth_gb_s=320, bytes_per_element=1, folded=True),
+    "tensorrt": Machine(
+        engine="tensorrt", peak_tflops=130, bandwidth_gb_s=320, bytes_per_element=1, folded=True
+    ),
 }
 
 
@@ -93,7 +97,11 @@ def any_spec(seed: int) -> NetSpec:
         stem_width=draw.randint(1, 40),
         stages=tuple(any_stage(draw) for _ in range(draw.randint(1, 3))),
         head_width=draw.choice((0, 100)),
-        style=Style(slope=draw.choice((0.0, 0.1)), blur=draw.random() < 0.5, average_shortcut=draw.random() < 0.5),
+        style=Style(
+            slope=draw.choice((0.0, 0.1)),
+            blur=draw.random() < 0.5,
+            average_shortcut=draw.random() < 0.5,
+        ),
         in_channels=draw.choice((1, 3, 5)),
         classes=draw.randint(2, 2000),
         resolution=draw.choice((1, 2, 4, 7, 32, 33, 64, 97)),
@@ -118,7 +126,9 @@ def test_the_operators_of_a_spec_are_those_that_its_module_runs(name):
     assert equal(operators_of(SPECS[name]), of_module(SPECS[name]))
 
 
-@pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny", "resnet18", "resnet50d"])
+@pytest.mark.parametrize(
+    "name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny", "resnet18", "resnet50d"]
+)
 @pytest.mark.parametrize("resolution", [1, 2, 4, 6, 33, 95])
 def test_they_are_at_odd_sizes_too(name, resolution):
     wider = replace(SPECS[name].scaled(width=1.3, depth=1.5), in_channels=1, classes=7)
@@ -126,7 +136,9 @@ def test_they_are_at_odd_sizes_too(name, resolution):
 
 
 def test_they_are_for_networks_that_chance_draws():
-    wrong = [seed for seed, (spec, found) in by_chance().items() if not equal(operators_of(spec), found)]
+    wrong = [
+        seed for seed, (spec, found) in by_chance().items() if not equal(operators_of(spec), found)
+    ]
     assert not wrong
     pixels = [spec.resolution for spec, _ in by_chance().values()]
     assert {1, 33} < set(pixels)
@@ -135,7 +147,9 @@ def test_they_are_for_networks_that_chance_draws():
 @pytest.mark.parametrize("group_width", [1, 8, 48])
 def test_they_are_for_grouped_blocks_of_two_convolutions(group_width):
     stage = Stage(block=Basic, depth=2, width=48, stride=2, group_width=group_width)
-    spec = replace(SPECS["genet_tiny"], stem_width=48, stages=(stage, replace(stage, width=96, ratio=1 / 2)))
+    spec = replace(
+        SPECS["genet_tiny"], stem_width=48, stages=(stage, replace(stage, width=96, ratio=1 / 2))
+    )
     assert equal(operators_of(spec), of_module(spec))
 
 
@@ -163,8 +177,8 @@ def test_what_an_estimator_knows_already_changes_no_time(monkeypatch):
     ask = Estimator(place, 8)
     one_by_one = [ask(spec) for spec in reversed(specs)][::-1]
     np.testing.assert_allclose(ask.many(specs), one_by_one, rtol=1e-12)
-    monkeypatch.setattr("fullstride.measure.latency.of_spec.AT_ONCE", 7)
-    monkeypatch.setattr("fullstride.measure.latency.of_spec.MOST_KNOWN", 50)
+    monkeypatch.setattr("fullstride.latency.spec_operators.AT_ONCE", 7)
+    monkeypatch.setattr("fullstride.latency.spec_operators.MOST_KNOWN", 50)
     np.testing.assert_allclose(Estimator(place, 8).many(specs), one_by_one, rtol=1e-12)
     assert len(ask.many([])) == 0
 
@@ -177,7 +191,9 @@ def test_the_resolution_asked_for_goes_before_the_specs_own():
 
 def candidate(draw: random.Random) -> NetSpec:
     genet = SPECS["genet_large"]
-    stages = (replace(s, width=8 * draw.randint(4, 100), depth=draw.randint(1, 8)) for s in genet.stages)
+    stages = (
+        replace(s, width=8 * draw.randint(4, 100), depth=draw.randint(1, 8)) for s in genet.stages
+    )
     return replace(genet, stages=tuple(stages))
 
 
@@ -199,13 +215,22 @@ def test_two_thousand_candidates_never_seen_before_take_a_fifth_of_a_second_of_o
         (SPECS["resnet18"], 0, "resolution 0: use a whole number from 1"),
         (SPECS["resnet18"], 1.5, "resolution 1.5: use a whole number from 1"),
         (
-            replace(SPECS["genet_tiny"], stages=(Stage(block=Basic, depth=1, width=48, group_width=1),)),
+            replace(
+                SPECS["genet_tiny"], stages=(Stage(block=Basic, depth=1, width=48, group_width=1),)
+            ),
             None,
             "16 channels in and 48 out do not divide into 48 groups",
         ),
-        (replace(SPECS["resnet18"], stem=type("OwnStem", (ConvStem,), {})), None, "no walk for a OwnStem"),
         (
-            replace(SPECS["resnet18"], stages=(Stage(block=type("OwnBlock", (Basic,), {}), depth=1, width=8),)),
+            replace(SPECS["resnet18"], stem=type("OwnStem", (ConvStem,), {})),
+            None,
+            "no walk for a OwnStem",
+        ),
+        (
+            replace(
+                SPECS["resnet18"],
+                stages=(Stage(block=type("OwnBlock", (Basic,), {}), depth=1, width=8),),
+            ),
             None,
             "no walk for a OwnBlock",
         ),

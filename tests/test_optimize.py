@@ -11,7 +11,14 @@ from torchvision.transforms import v2
 
 from fullstride.nets import zoo
 from fullstride.train import mix
-from fullstride.train.optimize import Average, DecoupledSGD, RMSProp, build_optimizer, lr_at, momentum_at
+from fullstride.train.optimizer import (
+    Average,
+    DecoupledSGD,
+    RMSProp,
+    build_optimizer,
+    lr_at,
+    momentum_at,
+)
 from fullstride.train.recipes import FINETUNE
 
 
@@ -34,7 +41,9 @@ def test_batch_norms_and_biases_do_not_decay_and_everything_else_does():
     names = {id(p): name for name, p in net.named_parameters()}
     assert decayed["weight_decay"] == FINETUNE.weight_decay
     assert free["weight_decay"] == 0
-    assert all(names[id(p)].endswith(".weight") and ".norm." not in names[id(p)] for p in decayed["params"])
+    assert all(
+        names[id(p)].endswith(".weight") and ".norm." not in names[id(p)] for p in decayed["params"]
+    )
     assert all(names[id(p)].endswith(".bias") or ".norm." in names[id(p)] for p in free["params"])
     assert len(decayed["params"]) + len(free["params"]) == len(names)
 
@@ -44,7 +53,9 @@ def test_other_recipes_decay_more():
     biases = sum(name.endswith(".bias") for name, _ in net.named_parameters())
     norms = sum(2 for layer in net.modules() if isinstance(layer, nn.BatchNorm2d))
     free = {
-        decay_on: len(build_optimizer(net, replace(FINETUNE, decay_on=decay_on)).param_groups[1]["params"])
+        decay_on: len(
+            build_optimizer(net, replace(FINETUNE, decay_on=decay_on)).param_groups[1]["params"]
+        )
         for decay_on in ("weights", "all_but_norms", "all")
     }
     assert free == {"weights": biases + norms // 2, "all_but_norms": norms, "all": 0}
@@ -57,10 +68,14 @@ def test_one_cycle_equals_pytorchs_at_the_same_share_of_each_phase():
     reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.7, total_steps=total)
     rise = 0.3 * total - 1
     for step in range(total):
-        share = 0.3 * step / rise if step <= rise else 0.3 + 0.7 * (step - rise) / (total - 1 - rise)
+        share = (
+            0.3 * step / rise if step <= rise else 0.3 + 0.7 * (step - rise) / (total - 1 - rise)
+        )
         (group,) = optimizer.param_groups
         assert lr_at(share * recipe.epochs, recipe) == pytest.approx(group["lr"], rel=1e-6)
-        assert momentum_at(share * recipe.epochs, recipe) == pytest.approx(group["momentum"], rel=1e-6)
+        assert momentum_at(share * recipe.epochs, recipe) == pytest.approx(
+            group["momentum"], rel=1e-6
+        )
         optimizer.step()
         if step < total - 1:
             reference.step()
@@ -68,7 +83,9 @@ def test_one_cycle_equals_pytorchs_at_the_same_share_of_each_phase():
 
 def test_steps_and_exponential_equal_pytorchs_at_every_epoch():
     steps = replace(FINETUNE, epochs=90, schedule="steps", warmup_epochs=0, lr=1.6)
-    exponential = replace(FINETUNE, schedule="exponential", factor=0.97, factor_epochs=1, warmup_epochs=0)
+    exponential = replace(
+        FINETUNE, schedule="exponential", factor=0.97, factor_epochs=1, warmup_epochs=0
+    )
     for recipe, kind, how in (
         (steps, torch.optim.lr_scheduler.MultiStepLR, dict(milestones=[30, 60, 80], gamma=0.1)),
         (exponential, torch.optim.lr_scheduler.ExponentialLR, dict(gamma=0.97)),
@@ -102,7 +119,11 @@ def test_decoupled_decay_equals_timms_sgdw():
 
 def test_rmsprop_equals_timms_of_tensorflow():
     ours = moved(lambda w: RMSProp([{"params": [w], "weight_decay": 1e-2}], lr=0.1, momentum=0.9))
-    theirs = moved(lambda w: timm.optim.RMSpropTF([w], lr=0.1, alpha=0.9, eps=1e-3, momentum=0.9, weight_decay=1e-2))
+    theirs = moved(
+        lambda w: timm.optim.RMSpropTF(
+            [w], lr=0.1, alpha=0.9, eps=1e-3, momentum=0.9, weight_decay=1e-2
+        )
+    )
     assert torch.allclose(ours, theirs, rtol=1e-6)
 
 
@@ -110,13 +131,19 @@ def test_mixup_and_cutmix_equal_torchvisions_with_the_same_share():
     x, labels = torch.rand(4, 3, 10, 12), torch.tensor([0, 2, 1, 2])
     images, targets = mix.mixed_up(x, labels, 3, share=0.3)
     expected = v2.MixUp(num_classes=3)
-    assert torch.allclose(images, expected.transform(x, dict(lam=0.3, labels=labels, batch_size=4)), rtol=1e-6)
+    assert torch.allclose(
+        images, expected.transform(x, dict(lam=0.3, labels=labels, batch_size=4)), rtol=1e-6
+    )
     assert targets.sum(1).tolist() == pytest.approx([1.0] * 4)
-    assert targets[1].tolist() == pytest.approx([0.7, 0.0, 0.3])  # 0.3 of itself, the rest of the one before
+    assert targets[1].tolist() == pytest.approx(
+        [0.7, 0.0, 0.3]
+    )  # 0.3 of itself, the rest of the one before
     cut, soft = mix.cut_and_mixed(x, labels, 3, share=0.75, at=(0.5, 0.5))
     box = (3, 3, 9, 7)  # half of each side: 6 x 5, cut down to whole pixels around (6, 5)
     reference = v2.CutMix(num_classes=3)
-    assert torch.equal(cut, reference.transform(x, dict(box=box, lam_adjusted=0.8, labels=labels, batch_size=4)))
+    assert torch.equal(
+        cut, reference.transform(x, dict(box=box, lam_adjusted=0.8, labels=labels, batch_size=4))
+    )
     assert soft[1].tolist() == pytest.approx([0.2, 0.0, 0.8])
 
 

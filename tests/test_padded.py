@@ -12,18 +12,18 @@ from torch import nn
 
 from fullstride import cli
 from fullstride.measure import bench
-from fullstride.measure.cost import cost, layer_costs
+from fullstride.measure.cost.flops import cost, layer_costs
 from fullstride.nets import init, zoo
-from fullstride.nets.abn import MagnitudeNorm
 from fullstride.nets.blocks import SE, Basic, Bottleneck, SpaceToDepthStem, Style
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families.genet import genet
 from fullstride.nets.families.resnet_rs import resnet_rs
+from fullstride.nets.fused.batch_norm import MagnitudeNorm
+from fullstride.nets.fused.padding import ONES, corner, padded, padded_spec, unpadded
 from fullstride.nets.network import Network
-from fullstride.nets.padded import ONES, corner, padded, padded_spec, unpadded
 from fullstride.nets.spec import NetSpec, Stage
-from fullstride.train import record, run
-from fullstride.train.optimize import build_optimizer
+from fullstride.train import run, run_folder
+from fullstride.train.optimizer import build_optimizer
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import DIGITS
 
@@ -33,7 +33,9 @@ TRESNET = NetSpec(
     stem_width=12,
     stages=(
         Stage(block=Basic, depth=2, width=12, se=SE(at="out", ratio=1 / 4, least=5)),
-        Stage(block=Bottleneck, depth=2, width=20, stride=2, ratio=0.3, se=SE(at="inner", ratio=1 / 2)),
+        Stage(
+            block=Bottleneck, depth=2, width=20, stride=2, ratio=0.3, se=SE(at="inner", ratio=1 / 2)
+        ),
         # both would become 24 channels, and the shortcut's convolution an identity
         Stage(block=Bottleneck, depth=1, width=24, ratio=1 / 4, se=SE(at="out", ratio=1 / 4)),
         Stage(block=Basic, depth=1, width=24),  # as wide as the one before it: 32 then
@@ -46,15 +48,23 @@ TRESNET = NetSpec(
 GENET = replace(genet(32, 13, 30, (1, 12), (2, 20), (1, 44), (1, 20), (1, 12)), classes=5)
 RS = resnet_rs("ours: ResNet-RS with odd widths", 32, 1, 1, 2, 1)
 WIDTHS = (20, 36, 52, 68)
-RS_STAGES = tuple(replace(stage, width=width) for stage, width in zip(RS.stages, WIDTHS, strict=True))
+RS_STAGES = tuple(
+    replace(stage, width=width) for stage, width in zip(RS.stages, WIDTHS, strict=True)
+)
 RS = replace(RS, stem_width=13, stages=RS_STAGES, classes=5)
 SPECS = {"tresnet": TRESNET, "genet": GENET, "resnet_rs": RS}
 
 STEPS = {
     "sgd": Recipe(epochs=1, batch=6, lr=0.01, weight_decay=0.01, decay_on="all", warmup_epochs=0),
-    "decoupled": Recipe(epochs=1, batch=6, lr=0.01, weight_decay=0.01, decoupled=True, warmup_epochs=0),
-    "rmsprop": Recipe(epochs=1, batch=6, lr=1e-3, weight_decay=0.01, optimizer="rmsprop", warmup_epochs=0),
-    "adamw": Recipe(epochs=1, batch=6, lr=1e-3, weight_decay=0.01, optimizer="adamw", warmup_epochs=0),
+    "decoupled": Recipe(
+        epochs=1, batch=6, lr=0.01, weight_decay=0.01, decoupled=True, warmup_epochs=0
+    ),
+    "rmsprop": Recipe(
+        epochs=1, batch=6, lr=1e-3, weight_decay=0.01, optimizer="rmsprop", warmup_epochs=0
+    ),
+    "adamw": Recipe(
+        epochs=1, batch=6, lr=1e-3, weight_decay=0.01, optimizer="adamw", warmup_epochs=0
+    ),
 }
 
 
@@ -70,7 +80,9 @@ def made(spec: NetSpec, magnitude: bool = False) -> Network:
 
 
 def images(count: int = 6, side: int = 32) -> torch.Tensor:
-    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return torch.randn(
+        count, 3, side, side, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
 
 
 def five_steps(net: Network, recipe: Recipe) -> Network:
@@ -116,7 +128,13 @@ def test_a_padded_network_has_the_same_logits_and_features(spec, magnitude):
 
 
 @pytest.mark.parametrize(
-    ("way", "by"), [*(("plain", by) for by in STEPS), ("lean", "sgd"), ("lean", "adamw"), ("lean in int8", "decoupled")]
+    ("way", "by"),
+    [
+        *(("plain", by) for by in STEPS),
+        ("lean", "sgd"),
+        ("lean", "adamw"),
+        ("lean in int8", "decoupled"),
+    ],
 )
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_training_moves_a_padded_network_as_it_moves_the_plain_one(spec, way, by):
@@ -160,7 +178,9 @@ def test_a_padded_network_keeps_settings_and_draws_nothing():
     for other in (wide, unpadded(wide, GENET)):
         assert (other.drop_paths, other.dropout) == (net.drop_paths, 0.4)
         assert [m.training for m in other.modules()] == [m.training for m in net.modules()]
-        assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in net.parameters()]
+        assert [p.requires_grad for p in other.parameters()] == [
+            p.requires_grad for p in net.parameters()
+        ]
         assert {p.dtype for p in other.parameters()} == {torch.float64}
         assert other.stem.conv.norm.momentum == 0.01
     assert apart(unpadded(wide, GENET), net) == 0
@@ -180,16 +200,22 @@ def test_every_convolution_of_a_padded_network_has_channels_in_eights(name):
 
 
 def test_tresnet_l_pays_for_the_channels_of_its_stem_and_first_stage():
-    plain, wide = (cost(lambda p=p: zoo.create("tresnet_l", padded=p), 224).macs for p in (False, True))
+    plain, wide = (
+        cost(lambda p=p: zoo.create("tresnet_l", padded=p), 224).macs for p in (False, True)
+    )
     basic, se = 2 * 9 * (80**2 - 76**2), 2 * 64 * 4
-    first = 56**2 * (9 * 48 * 4 + 4 * basic + 9 * 4 * 152) + 4 * se + 28**2 * 4 * 152  # the last: a shortcut
+    first = (
+        56**2 * (9 * 48 * 4 + 4 * basic + 9 * 4 * 152) + 4 * se + 28**2 * 4 * 152
+    )  # the last: a shortcut
     assert wide - plain == first
 
 
 def test_what_the_docs_say_of_the_price_is_counted():
     shares = []
     for name in ("tresnet_l", "tresnet_xl", "genet_light"):
-        plain, wide = (cost(lambda p=p, n=name: zoo.create(n, padded=p), 64).macs for p in (False, True))
+        plain, wide = (
+            cost(lambda p=p, n=name: zoo.create(n, padded=p), 64).macs for p in (False, True)
+        )
         shares.append(f"{100 * (wide / plain - 1):.1f} %")
     docs = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
     assert f"It costs {shares[0]}, {shares[1]} and {shares[2]} more" in docs
@@ -201,8 +227,12 @@ def test_a_deep_stem_has_whole_eights_in_its_half_too():
 
 
 def test_depthwise_groups_grow_and_others_must_divide():
-    def grouped(width: int, group_width: int, block: type = Bottleneck, ratio: float = 1) -> NetSpec:
-        stage = Stage(block=block, depth=2, width=width, stride=2, group_width=group_width, ratio=ratio)
+    def grouped(
+        width: int, group_width: int, block: type = Bottleneck, ratio: float = 1
+    ) -> NetSpec:
+        stage = Stage(
+            block=block, depth=2, width=width, stride=2, group_width=group_width, ratio=ratio
+        )
         return replace(GENET, stages=(stage,))
 
     for spec in (grouped(20, 1), grouped(20, 4), grouped(44, 4, ratio=3)):
@@ -210,80 +240,125 @@ def test_depthwise_groups_grow_and_others_must_divide():
         x = images(2)
         assert padded(net).spec != spec
         assert (padded(net)(x) - net(x)).abs().max() < 1e-12
-    with pytest.raises(ValueError, match=r"^36 inner channels padded to 40 do not divide into groups of 12: leave"):
+    with pytest.raises(
+        ValueError, match=r"^36 inner channels padded to 40 do not divide into groups of 12: leave"
+    ):
         padded(Network(grouped(36, 12)))
     same = replace(grouped(12, 6, Basic), stem_width=16)
-    with pytest.raises(ValueError, match="12 inner channels padded to 16 do not divide into groups of 6"):
+    with pytest.raises(
+        ValueError, match="12 inner channels padded to 16 do not divide into groups of 6"
+    ):
         padded(Network(same))
-    with pytest.raises(ValueError, match=r"^groups of \(8, 4\) channels would become \(6, 4\): leave"):
+    with pytest.raises(
+        ValueError, match=r"^groups of \(8, 4\) channels would become \(6, 4\): leave"
+    ):
         padded(Network(replace(grouped(12, 4, Basic), stem_width=24)))
-    with pytest.raises(ValueError, match=r"^padded, the network cannot be built \(in_channels must be divisible"):
+    with pytest.raises(
+        ValueError, match=r"^padded, the network cannot be built \(in_channels must be divisible"
+    ):
         padded(Network(replace(grouped(24, 8, Basic), stem_width=6)))
 
 
 def test_the_way_back_loses_nothing_without_a_word():
     net = made(TRESNET)
     wide = padded(net)
-    with pytest.raises(ValueError, match="the network is not of that spec in more than its widths: give the spec that"):
+    with pytest.raises(
+        ValueError,
+        match="the network is not of that spec in more than its widths: give the spec that",
+    ):
         unpadded(wide, replace(TRESNET, classes=6))
     wider = replace(TRESNET.stages[1], width=30, ratio=0.2)
     with pytest.raises(
-        ValueError, match=r"conv.weight has \(24, 16, 1, 1\), less than \(30, 12, 1, 1\): give the spec that"
+        ValueError,
+        match=r"conv.weight has \(24, 16, 1, 1\), less than \(30, 12, 1, 1\): give the spec that",
     ):
         unpadded(wide, replace(TRESNET, stages=(TRESNET.stages[0], wider, *TRESNET.stages[2:])))
-    as_before = replace(TRESNET.stages[2], width=20, ratio=0.3)  # and so with an identity for its shortcut
-    with pytest.raises(ValueError, match="the network has other parts than that spec: give the spec that was padded"):
+    as_before = replace(
+        TRESNET.stages[2], width=20, ratio=0.3
+    )  # and so with an identity for its shortcut
+    with pytest.raises(
+        ValueError,
+        match="the network has other parts than that spec: give the spec that was padded",
+    ):
         unpadded(wide, replace(TRESNET, stages=(*TRESNET.stages[:2], as_before, TRESNET.stages[3])))
-    for name in ("stages.1.0.branch.conv2.conv.weight", "stages.2.0.branch.se.reduce.bias", "head.fc.weight"):
+    for name in (
+        "stages.1.0.branch.conv2.conv.weight",
+        "stages.2.0.branch.se.reduce.bias",
+        "head.fc.weight",
+    ):
         moved = padded(net)
         moved.state_dict()[name].view(-1)[-1] = 1e-30
-        with pytest.raises(ValueError, match=f"the padding of {name} is not zero: what moved it would be lost"):
+        with pytest.raises(
+            ValueError, match=f"the padding of {name} is not zero: what moved it would be lost"
+        ):
             unpadded(moved, TRESNET)
-    with pytest.raises(ValueError, match="padding to multiples of 0: use a whole number from 1 to 65536"):
+    with pytest.raises(
+        ValueError, match="padding to multiples of 0: use a whole number from 1 to 65536"
+    ):
         padded(net, 0)
 
 
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.02, resolution=16, batch=16, dropout=0.2, drop_path=0.2)
+SHORT = replace(
+    DIGITS, epochs=2, warmup_epochs=0, lr=0.02, resolution=16, batch=16, dropout=0.2, drop_path=0.2
+)
 
 
 def trained(folder) -> dict[str, torch.Tensor]:
-    return Bundle.load(folder / record.BUNDLE).net.state_dict()
+    return Bundle.load(folder / run_folder.BUNDLE).net.state_dict()
 
 
 @pytest.mark.parametrize("changes", [{}, {"patience": 1}, {"efficiency": "lean"}], ids=str)
-def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights(changes, few_digits, tmp_path):
+def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights(
+    changes, few_digits, tmp_path
+):
     recipe = replace(SHORT, **changes)
     for name, padding in (("plain", False), ("padded", True)):
-        list(run.train(tmp_path / name, "tresnet_tiny", few_digits, replace(recipe, padded=padding)))
-    asked = [json.loads((tmp_path / name / record.ASKED).read_text())["spec"] for name in ("plain", "padded")]
+        list(
+            run.train(tmp_path / name, "tresnet_tiny", few_digits, replace(recipe, padded=padding))
+        )
+    asked = [
+        json.loads((tmp_path / name / run_folder.ASKED).read_text())["spec"]
+        for name in ("plain", "padded")
+    ]
     assert asked[0] == asked[1]
-    learned = record.load_checkpoint(tmp_path / "padded")
+    learned = run_folder.load_checkpoint(tmp_path / "padded")
     assert learned
     assert learned["net"]["stem.conv.conv.weight"].shape[0] == 16
     plain, wide = trained(tmp_path / "plain"), trained(tmp_path / "padded")
     for name, value in plain.items():
         assert torch.allclose(value, wide[name], rtol=1e-4, atol=1e-6), name
-    scores = [Bundle.load(tmp_path / name / record.BEST).scores["minival"] for name in ("plain", "padded")]
+    scores = [
+        Bundle.load(tmp_path / name / run_folder.BEST).scores["minival"]
+        for name in ("plain", "padded")
+    ]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-3)
     tuned = replace(SHORT, padded=True, epochs=1)
     net, _ = run.beginning("tresnet_tiny", few_digits, tuned, str(tmp_path / "padded"))
-    assert apart(unpadded(padded(net), net.spec), Bundle.load(tmp_path / "padded" / record.BUNDLE).net) == 0
+    assert (
+        apart(
+            unpadded(padded(net), net.spec),
+            Bundle.load(tmp_path / "padded" / run_folder.BUNDLE).net,
+        )
+        == 0
+    )
 
 
-def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(few_digits, tmp_path, monkeypatch):
+def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
+    few_digits, tmp_path, monkeypatch
+):
     recipe = replace(SHORT, padded=True)
     list(run.train(tmp_path / "whole", "tresnet_tiny", few_digits, recipe))
-    save, count = record.save, iter(range(100))
+    save, count = run_folder.save, iter(range(100))
 
     def stop_at_the_third(folder, state):
         save(folder, state)
         if next(count) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(record, "save", stop_at_the_third)
+    monkeypatch.setattr(run_folder, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
-    monkeypatch.setattr(record, "save", save)
+    monkeypatch.setattr(run_folder, "save", save)
     list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
     ours, theirs = trained(tmp_path / "stopped"), trained(tmp_path / "whole")
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -297,7 +372,12 @@ def test_bench_measures_padded_networks_beside_a_reference_as_it_is(monkeypatch,
         raise ValueError("that is all")
 
     monkeypatch.setattr(bench, "bench_all", bench_all)
-    assert cli.run(["bench", "tresnet_tiny", "--padded", "--reference", "tresnet_tiny", "--device", "cpu"]) == 2
+    assert (
+        cli.run(
+            ["bench", "tresnet_tiny", "--padded", "--reference", "tresnet_tiny", "--device", "cpu"]
+        )
+        == 2
+    )
     assert stem_widths == {"tresnet_tiny": 12, "tresnet_tiny padded": 16}
     assert cli.run(["bench", "timm/test_resnet", "--padded", "--device", "cpu"]) == 2
     assert "timm/test_resnet has no padded form: leave padded out" in capsys.readouterr().err
@@ -305,10 +385,14 @@ def test_bench_measures_padded_networks_beside_a_reference_as_it_is(monkeypatch,
 
 def test_a_network_of_timm_has_no_padded_form(few_digits, tmp_path):
     with pytest.raises(
-        ValueError, match="timm/test_resnet has no padded form: leave padded out, or use a network that"
+        ValueError,
+        match="timm/test_resnet has no padded form: leave padded out, or use a network that",
     ):
         zoo.create("timm/test_resnet", padded=True)
     with pytest.raises(
-        ValueError, match="timm/test_resnet has no padded form: leave padded out, or use a network that"
+        ValueError,
+        match="timm/test_resnet has no padded form: leave padded out, or use a network that",
     ):
-        list(run.train(tmp_path / "run", "timm/test_resnet", few_digits, replace(SHORT, padded=True)))
+        list(
+            run.train(tmp_path / "run", "timm/test_resnet", few_digits, replace(SHORT, padded=True))
+        )

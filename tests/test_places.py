@@ -3,14 +3,18 @@ import errno
 import pytest
 
 from fullstride import cli
-from fullstride.measure.latency import load_profile
-from fullstride.measure.latency.model import unfitted
-from fullstride.measure.latency.of_name import named_operators
-from fullstride.nets.disk import replacing
+from fullstride.latency import load_profile
+from fullstride.latency.by_name import named_operators
+from fullstride.latency.roofline import unfitted
+from fullstride.storage import replacing
 
 
-@pytest.mark.parametrize("words", [["train", "digits", "--model", "genet_tiny"], ["calibrate"], ["figures"]])
-def test_a_file_in_the_place_of_a_folder_is_told_by_the_path_that_was_given(words, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "words", [["train", "digits", "--model", "genet_tiny"], ["calibrate"], ["figures"]]
+)
+def test_a_file_in_the_place_of_a_folder_is_told_by_the_path_that_was_given(
+    words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("mine")
     for out in ("FILE/x", "FILE/deep/x"):
@@ -57,11 +61,16 @@ def test_what_a_profile_was_not_fitted_on_is_named(name, strange):
     assert unfitted(operators, load_profile("v100-fp16").inference.numbers) == strange
     tables_of_timm = load_profile("rtx4090").inference.numbers
     assert unfitted(operators, tables_of_timm) == []
-    assert unfitted(operators, tables_of_timm, designed=True) == [word for word in strange if word == "attention"]
+    assert unfitted(operators, tables_of_timm, designed=True) == [
+        word for word in strange if word == "attention"
+    ]
 
 
 def test_the_estimate_of_a_transformer_by_a_profile_of_convnets_comes_with_a_warning(capsys):
-    assert cli.run(["estimate", "timm/vit_tiny_patch16_224", "tresnet_m", "--device", "v100-fp16"]) == 0
+    assert (
+        cli.run(["estimate", "timm/vit_tiny_patch16_224", "tresnet_m", "--device", "v100-fp16"])
+        == 0
+    )
     warned = [line for line in capsys.readouterr().out.splitlines() if "not fitted on" in line]
     assert len(warned) == 1
     assert warned[0].startswith("timm/vit_tiny_patch16_224 ")

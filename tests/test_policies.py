@@ -15,9 +15,9 @@ from torchvision.transforms import AutoAugment as TheirAutoAugment
 from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms import functional as F
 
-from fullstride.data.views import operations as op
-from fullstride.data.views.augment import Augmentation, random_part, train_view
-from fullstride.data.views.policies import (
+from fullstride.data.transforms import image_ops as op
+from fullstride.data.transforms.crop import Augmentation, random_part, train_view
+from fullstride.data.transforms.policies import (
     IMAGENET,
     INCREASING,
     PAPER,
@@ -86,8 +86,12 @@ def theirs(operation: Callable, picture: Image.Image, value: float) -> Image.Ima
         op.shear_y: lambda: F.affine(
             picture, translate=[0, 0], shear=[0.0, degrees(atan(value))], center=[0, 0], **still
         ),
-        op.translate_x: lambda: F.affine(picture, translate=[-int(value * w), 0], shear=[0.0, 0.0], **still),
-        op.translate_y: lambda: F.affine(picture, translate=[0, -int(value * h)], shear=[0.0, 0.0], **still),
+        op.translate_x: lambda: F.affine(
+            picture, translate=[-int(value * w), 0], shear=[0.0, 0.0], **still
+        ),
+        op.translate_y: lambda: F.affine(
+            picture, translate=[0, -int(value * h)], shear=[0.0, 0.0], **still
+        ),
     }[operation]()
 
 
@@ -130,7 +134,9 @@ def test_the_two_that_torchvision_lacks_do_what_they_say(photo, mode):
         assert np.array_equal(op.solarize_add(picture, added), expected)
     patched = np.array(op.cutout(picture, 0.5, 0.9, 0.25))
     patch = np.zeros(before.shape[:2], bool)
-    patch[0:55, 98:151] = True  # 151 x 110 pixels: columns from 98.15 to over the border, rows from 0 to 55
+    patch[0:55, 98:151] = (
+        True  # 151 x 110 pixels: columns from 98.15 to over the border, rows from 0 to 55
+    )
     assert (patched[patch] == op.GRAY).all()
     assert np.array_equal(patched[~patch], before[~patch])
     assert np.array_equal(picture, before)
@@ -140,7 +146,10 @@ def test_the_two_that_torchvision_lacks_do_what_they_say(photo, mode):
 @pytest.mark.parametrize("operation", TIMM)
 def test_a_level_means_what_it_means_in_timm(operation, increasing):
     name = TIMM[operation]
-    rule = timm.LEVEL_TO_ARG.get(f"{name}Increasing" if increasing else name) or timm.LEVEL_TO_ARG[name]
+    rule = (
+        timm.LEVEL_TO_ARG.get(f"{name}Increasing" if increasing else name)
+        or timm.LEVEL_TO_ARG[name]
+    )
     for level in np.arange(0, 30.01, 0.5):
         random.seed(0)
         expected = {abs(rule(float(level), {})[0]) for _ in range(20)}
@@ -148,17 +157,30 @@ def test_a_level_means_what_it_means_in_timm(operation, increasing):
             expected = {min(max(rule(level, {})[0], 1), 8)}
         if operation is op.solarize_add:  # timm stops at 128
             expected = {int(level * 11)}
-        ours = {abs((INCREASING if increasing else RULES)[operation](level, rng(seed))[0]) for seed in range(20)}
+        ours = {
+            abs((INCREASING if increasing else RULES)[operation](level, rng(seed))[0])
+            for seed in range(20)
+        }
         assert sorted(ours) == pytest.approx(sorted(expected)), level
 
 
 def test_autoaugment_has_the_25_pairs_that_torchvision_lists_too():
     listed = TheirAutoAugment()._get_policies(AutoAugmentPolicy.IMAGENET)
-    assert tuple(tuple((TORCHVISION[n], p, level or 0) for n, p, level in pair) for pair in listed) == IMAGENET
+    assert (
+        tuple(tuple((TORCHVISION[n], p, level or 0) for n, p, level in pair) for pair in listed)
+        == IMAGENET
+    )
 
 
 def test_autoaugment_posterizes_to_4_to_8_bits_as_the_paper_does():
-    assert [PAPER[op.posterize](level, rng())[0] for level in (0, 5, 6, 7, 8, 10)] == [4, 6, 6, 6, 7, 8]
+    assert [PAPER[op.posterize](level, rng())[0] for level in (0, 5, 6, 7, 8, 10)] == [
+        4,
+        6,
+        6,
+        6,
+        7,
+        8,
+    ]
 
 
 def test_no_level_and_no_shape_makes_a_policy_fail(photo):
@@ -168,7 +190,9 @@ def test_no_level_and_no_shape_makes_a_policy_fail(photo):
             picture = photo.resize(size).convert(mode)
             for level in (*range(31), 2.4, 29.9):
                 for increasing in (False, True):
-                    policy = RandAugment(layers=6, magnitude=level, increasing=increasing, magnitude_std=1)
+                    policy = RandAugment(
+                        layers=6, magnitude=level, increasing=increasing, magnitude_std=1
+                    )
                     changed = policy(picture, draws)
                     assert (changed.mode, changed.size) == (mode, size)
             for policy in (AutoAugment(), Cutout(0.5), RandomErasing(probability=1)):
@@ -211,7 +235,13 @@ def test_magnitude_std_spreads_the_level_around_the_magnitude():
 
 
 @pytest.mark.parametrize(
-    "policy", [RandAugment(layers=3, magnitude_std=2), AutoAugment(), Cutout(0.3), RandomErasing(probability=0.9)]
+    "policy",
+    [
+        RandAugment(layers=3, magnitude_std=2),
+        AutoAugment(),
+        Cutout(0.3),
+        RandomErasing(probability=0.9),
+    ],
 )
 def test_a_policy_draws_from_its_generator_alone(photo, policy):
     states = random.getstate(), str(np.random.get_state())
@@ -242,25 +272,35 @@ def test_an_erased_rectangle_has_the_area_the_shape_and_the_noise_asked_for():
     assert 2.2 < max(ratios) < 3.7
     values = np.concatenate(noise)
     assert values.mean(0) == pytest.approx([124, 116, 104], abs=2)
-    assert values.std(0) == pytest.approx([57, 56, 55], abs=2)  # a little less than before the cut to bytes
-    assert abs(np.corrcoef(values[:-1, 0], values[1:, 0])[0, 1]) < 0.02  # another draw for each pixel
+    assert values.std(0) == pytest.approx(
+        [57, 56, 55], abs=2
+    )  # a little less than before the cut to bytes
+    assert (
+        abs(np.corrcoef(values[:-1, 0], values[1:, 0])[0, 1]) < 0.02
+    )  # another draw for each pixel
 
 
 def test_a_view_without_policies_is_the_flipped_part_as_ever(photo):
     pre = Preprocessing(resolution=48)
     for seed in range(10):
         draws = rng(seed)
-        part = photo.resize((48, 48), Image.Resampling.BILINEAR, random_part(photo.size, Augmentation(), draws))
+        part = photo.resize(
+            (48, 48), Image.Resampling.BILINEAR, random_part(photo.size, Augmentation(), draws)
+        )
         expected = np.asarray(part)[:, ::-1] if draws.random() < 0.5 else np.asarray(part)
         assert np.array_equal(train_view(photo, pre, Augmentation(), rng(seed)), expected)
 
 
 def test_a_view_takes_its_policies_one_after_the_other(photo):
     pre = Preprocessing(resolution=48)
-    every = Augmentation(auto_augment=True, rand_layers=2, rand_magnitude=12, rand_std=1, cutout=0.3, erase=0.9)
+    every = Augmentation(
+        auto_augment=True, rand_layers=2, rand_magnitude=12, rand_std=1, cutout=0.3, erase=0.9
+    )
     for seed in range(20):
         draws = rng(seed)
-        picture = photo.resize((48, 48), Image.Resampling.BILINEAR, random_part(photo.size, every, draws))
+        picture = photo.resize(
+            (48, 48), Image.Resampling.BILINEAR, random_part(photo.size, every, draws)
+        )
         if draws.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         rand = RandAugment(layers=2, magnitude=12, magnitude_std=1)
@@ -273,7 +313,10 @@ def test_a_view_takes_its_policies_one_after_the_other(photo):
     ("fields", "message"),
     [
         ({"rand_layers": -1}, "-1 layers of RandAugment: use 0 or more"),
-        ({"rand_magnitude": 31}, "magnitude 31 of RandAugment: use a level from 0 to 30; 10 is full"),
+        (
+            {"rand_magnitude": 31},
+            "magnitude 31 of RandAugment: use a level from 0 to 30; 10 is full",
+        ),
         ({"rand_magnitude": math.nan}, "magnitude nan"),
         ({"rand_std": -1}, "magnitude_std -1 of RandAugment"),
         ({"rand_probability": 2}, "probability 2 of RandAugment: use one from 0 to 1"),

@@ -13,12 +13,18 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from fullstride.data.images import open_data
+from fullstride.data.dataset import open_data
 from fullstride.data.loader import Batches, TestView
-from fullstride.deploy.formats import onnx_file, onnx_int8, onnx_model, openvino_folder, openvino_int8
-from fullstride.deploy.fuse import folded
-from fullstride.deploy.graph import Job
-from fullstride.deploy.quantize import (
+from fullstride.deploy.exported import About
+from fullstride.deploy.fold_batch_norm import folded
+from fullstride.deploy.formats import (
+    onnx,
+    onnx_graph,
+    onnx_int8,
+    openvino,
+    openvino_int8,
+)
+from fullstride.deploy.int8 import (
     GENTLE,
     Range,
     finetuned,
@@ -31,7 +37,7 @@ from fullstride.deploy.quantize import (
     rounded_logits,
     sensitivity,
 )
-from fullstride.deploy.shipped import About
+from fullstride.deploy.job import Job
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
@@ -53,7 +59,9 @@ def net(digits):
     torch.manual_seed(0)
     net = zoo.create("genet_tiny", in_channels=1)
     recipe = replace(DIGITS, epochs=4, lr=0.1, warmup_epochs=1, ema_decay=0.0)
-    for _ in fit(net, Classify(), Batches(digits.train, TestView(GRAY), batch=64, shuffle=True), recipe):
+    for _ in fit(
+        net, Classify(), Batches(digits.train, TestView(GRAY), batch=64, shuffle=True), recipe
+    ):
         pass
     return folded(net)
 
@@ -87,7 +95,9 @@ def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> Job:
         input="pixels",
         kept_float=kept,
     )
-    return Job(net, about, pixels(images[:4]), calibration=tuple(pixels(part) for part in images.split(32)))
+    return Job(
+        net, about, pixels(images[:4]), calibration=tuple(pixels(part) for part in images.split(32))
+    )
 
 
 def keeping(job: Job, *paths: str) -> Job:
@@ -117,17 +127,17 @@ def hard_job(net, images):
 
 @pytest.fixture(scope="module")
 def proto(job):
-    return onnx_model.model(job)
+    return onnx_graph.model(job)
 
 
 @pytest.fixture(scope="module")
 def hard_proto(hard_job):
-    return onnx_model.model(hard_job)
+    return onnx_graph.model(hard_job)
 
 
 def as_openvino(proto, folder: Path):
     onnx.save(proto, folder / "float.onnx")
-    return openvino_folder.read_onnx(folder / "float.onnx")
+    return openvino.read_onnx(folder / "float.onnx")
 
 
 def same(found: np.ndarray, expected: Tensor) -> float:
@@ -135,9 +145,9 @@ def same(found: np.ndarray, expected: Tensor) -> float:
     return (found.argmax(1) == expected.argmax(1).numpy()).mean().item()
 
 
-@pytest.mark.parametrize("format", [onnx_file, openvino_folder], ids=["onnx", "openvino"])
+@pytest.mark.parametrize("format", [onnx, openvino], ids=["onnx", "openvino"])
 def test_an_int8_file_answers_as_the_network_does(format, job, net, tests, tmp_path, capfd):
-    path = tmp_path / ("net.onnx" if format is onnx_file else "net")
+    path = tmp_path / ("net.onnx" if format is onnx else "net")
     format.write(keeping(job, "head.fc"), path)
     told = capfd.readouterr()
     assert not told.out
@@ -192,12 +202,18 @@ def test_weights_are_int8_for_each_output_channel_and_what_layers_read_is_unsign
 
 
 def test_what_makes_the_input_of_pixels_and_the_softmax_are_in_float(graph):
-    front = [node for node in graph.nodes if node.op_type in ("Cast", "Div", "Sub", "Transpose", "Softmax")]
+    front = [
+        node
+        for node in graph.nodes
+        if node.op_type in ("Cast", "Div", "Sub", "Transpose", "Softmax")
+    ]
     assert len(front) >= 5
     assert not [node.op_type for node in front if graph.numbers(node.input[0])]
 
 
-def test_symmetric_files_round_around_zero_what_layers_read_and_leave_biases_in_float(proto, job, net):
+def test_symmetric_files_round_around_zero_what_layers_read_and_leave_biases_in_float(
+    proto, job, net
+):
     graph = Graph(onnx_int8.quantised(proto, job, symmetric=True))
     for path, layer in layers(net).items():
         node = graph.node(path)
@@ -216,13 +232,20 @@ def test_means_over_pixels_become_pools_that_give_the_same():
         onnx.helper.make_node("ReduceMean", ["x", "axes"], ["flat"], keepdims=0),
     ]
     x, *y = (onnx.helper.make_tensor_value_info(name, 1, None) for name in ("x", "gate", "flat"))
-    proto = onnx.helper.make_model(onnx.helper.make_graph(nodes, "means", [x], y, [axes]), ir_version=10)
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "means", [x], y, [axes]), ir_version=10
+    )
     pooled = onnx_int8.pooling(proto)
     assert [node.op_type for node in pooled.graph.node] == ["GlobalAveragePool", "ReduceMean"]
     assert [node.op_type for node in proto.graph.node] == ["ReduceMean", "ReduceMean"]
     images = np.random.default_rng(0).standard_normal((2, 3, 4, 5), np.float32)
-    before, after = (onnx.reference.ReferenceEvaluator(each).run(None, {"x": images}) for each in (proto, pooled))
-    assert all(np.allclose(a, b, atol=1e-6) and a.shape == b.shape for a, b in zip(before, after, strict=True))
+    before, after = (
+        onnx.reference.ReferenceEvaluator(each).run(None, {"x": images}) for each in (proto, pooled)
+    )
+    assert all(
+        np.allclose(a, b, atol=1e-6) and a.shape == b.shape
+        for a, b in zip(before, after, strict=True)
+    )
 
 
 def test_layers_kept_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, hard_job):
@@ -238,13 +261,20 @@ def test_layers_kept_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, ha
     assert graph.maker[graph.node(HARD).input[0]].op_type == "Relu"
 
 
-def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(proto, job, tmp_path):
+def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(
+    proto, job, tmp_path
+):
     model = as_openvino(proto, tmp_path)
     depthwise = "stages.3.0.branch.conv2.conv"
-    whole, parts = (openvino_int8.quantised(model.clone(), keeping(job, *kept)) for kept in ((), (depthwise, HARD)))
+    whole, parts = (
+        openvino_int8.quantised(model.clone(), keeping(job, *kept))
+        for kept in ((), (depthwise, HARD))
+    )
 
     def makers(model, path: str) -> list[str]:
-        (layer,) = (op for op in model.get_ops() if op.get_friendly_name() == f"net.{path}/WithoutBiases")
+        (layer,) = (
+            op for op in model.get_ops() if op.get_friendly_name() == f"net.{path}/WithoutBiases"
+        )
         return [each.get_source_output().get_node().get_type_name() for each in layer.inputs()]
 
     for path in layers(job.net):
@@ -264,19 +294,27 @@ def test_what_makes_the_input_of_pixels_is_left_alone_in_an_openvino_file(proto,
 
 
 def test_a_layer_that_is_not_there_cannot_be_kept(proto, job, tmp_path):
-    with pytest.raises(ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"):
+    with pytest.raises(
+        ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
+    ):
         onnx_int8.quantised(proto, keeping(job, "stem.act"))
-    with pytest.raises(ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"):
+    with pytest.raises(
+        ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
+    ):
         openvino_int8.quantised(as_openvino(proto, tmp_path), keeping(job, "stem.act"))
 
 
 def test_without_nncf_the_extra_is_named(job, monkeypatch):
     monkeypatch.setitem(sys.modules, "nncf", None)
-    with pytest.raises(ValueError, match=r"^nncf is not installed: pip install 'fullstride\[export\]'$"):
+    with pytest.raises(
+        ValueError, match=r"^nncf is not installed: pip install 'fullstride\[export\]'$"
+    ):
         openvino_int8.quantised(None, job)
 
 
-def by_hand(x: np.ndarray, scale: np.ndarray | float, zero: float, low: int, high: int) -> np.ndarray:
+def by_hand(
+    x: np.ndarray, scale: np.ndarray | float, zero: float, low: int, high: int
+) -> np.ndarray:
     return (np.clip(np.round(x / scale + zero), low, high) - zero) * scale
 
 
@@ -293,15 +331,23 @@ def test_sensitivity_is_what_rounding_by_hand_gives():
 
     low, high = given.min(), given.max()
     scale = (high - low) / 255
-    one = np.maximum(by_hand(given, scale, np.round(-low / scale), 0, 255) @ weight(first).T + b1, 0) @ second.T + b2
+    one = (
+        np.maximum(by_hand(given, scale, np.round(-low / scale), 0, 255) @ weight(first).T + b1, 0)
+        @ second.T
+        + b2
+    )
     two = by_hand(middle, middle.max() / 255, 0, 0, 255) @ weight(second).T + b2
-    expected = {path: ((y - plain) ** 2).mean() / plain.var(ddof=1) for path, y in (("0", one), ("2", two))}
+    expected = {
+        path: ((y - plain) ** 2).mean() / plain.var(ddof=1) for path, y in (("0", one), ("2", two))
+    }
     found = sensitivity(net, x)
     assert dict(found) == pytest.approx(expected, rel=1e-3)
     assert found[0][1] >= found[1][1]
 
 
-def test_the_layer_that_was_made_hard_comes_first_and_the_network_stays_as_it_is(hard_job, images, net):
+def test_the_layer_that_was_made_hard_comes_first_and_the_network_stays_as_it_is(
+    hard_job, images, net
+):
     hard = hard_job.net
     state, before = copy.deepcopy(hard.state_dict()), logits(hard, images)
     found = sensitivity(hard, images)
@@ -321,11 +367,11 @@ def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_
         job = keeping(hard_job, *kept)
         if format == "onnx":
             path = tmp_path / "net.onnx"
-            onnx_model.save(onnx_int8.quantised(hard_proto, job), job.about, path)
-            found = onnx_file.open_file(path, 1).run(pixels(tests))
+            onnx_graph.save(onnx_int8.quantised(hard_proto, job), job.about, path)
+            found = onnx.open_file(path, 1).run(pixels(tests))
         else:
             model = openvino_int8.quantised(as_openvino(hard_proto, tmp_path), job)
-            found = openvino_folder.core().compile_model(model, "CPU")([pixels(tests)])[0]
+            found = openvino.core().compile_model(model, "CPU")([pixels(tests)])[0]
         shares.append(same(found, expected))
     assert shares[0] < 0.9
     assert shares[1] > 0.98
@@ -371,4 +417,6 @@ def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images,
 def test_finetuning_that_does_harm_is_not_kept(net, digits, images):
     wild = replace(GENTLE, lr=0.1, clip_norm=1e6, steps=3)
     kept = finetuned(net, GRAY, digits, images, recipe=wild)
-    assert all(torch.equal(value, net.state_dict()[name]) for name, value in kept.state_dict().items())
+    assert all(
+        torch.equal(value, net.state_dict()[name]) for name, value in kept.state_dict().items()
+    )

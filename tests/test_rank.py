@@ -12,8 +12,8 @@ from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.report.rank_figure import mean_curve, rank_figure
-from fullstride.search.rank import by_stage, random_spectrum, ranks
+from fullstride.papers.kernel_rank import by_stage, random_spectrum, ranks
+from fullstride.papers.rank_plot import mean_curve, rank_figure
 
 
 def conv(*shape: int, groups: int = 1, seed: int = 0, **how) -> nn.Conv2d:
@@ -25,14 +25,18 @@ def conv(*shape: int, groups: int = 1, seed: int = 0, **how) -> nn.Conv2d:
 @pytest.mark.parametrize("shape", [(8, 4, 3, 3), (64, 4, 3, 3), (16, 16, 1, 1), (5, 3, 1, 7)])
 def test_the_values_are_those_that_numpy_finds_in_the_kernel_as_a_matrix(shape):
     layer = conv(*shape)
-    expected = np.linalg.svd(layer.weight.detach().double().numpy().reshape(shape[0], -1), compute_uv=False)
+    expected = np.linalg.svd(
+        layer.weight.detach().double().numpy().reshape(shape[0], -1), compute_uv=False
+    )
     (row,) = ranks(nn.Sequential(layer), 0.4)
     np.testing.assert_allclose(row.values, expected / expected[0], atol=1e-7)
     assert row.rank == np.mean(expected > 0.4 * expected[0])
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((6, 2, 3, 3), 3), ((8, 1, 5, 5), 8)])
-def test_the_values_of_a_grouped_kernel_are_those_of_the_matrix_with_its_groups_on_the_diagonal(shape, groups):
+def test_the_values_of_a_grouped_kernel_are_those_of_the_matrix_with_its_groups_on_the_diagonal(
+    shape, groups
+):
     layer = conv(*shape, groups=groups)
     blocks = layer.weight.detach().double().reshape(groups, shape[0] // groups, -1)
     dense = np.linalg.svd(torch.block_diag(*blocks).numpy(), compute_uv=False)[: shape[0]]
@@ -44,11 +48,18 @@ def test_chance_is_what_marchenko_and_pastur_say_of_wide_matrices():
     for rows, columns, kernel in ((256, 256, 9), (512, 256, 9), (256, 256, 1)):
         q = rows / (columns * kernel)
         low, high = 1 - math.sqrt(q), 1 + math.sqrt(q)
-        assert random_spectrum(1, rows, columns * kernel)[:, -1].mean() == pytest.approx(low / high, abs=0.02)
+        assert random_spectrum(1, rows, columns * kernel)[:, -1].mean() == pytest.approx(
+            low / high, abs=0.02
+        )
 
 
 def test_fresh_gaussian_kernels_have_the_rank_of_chance_whatever_their_shape():
-    layers = [conv(64, 64, 1, 1), conv(128, 64, 3, 3, stride=2), conv(64, 64, 3, 3), conv(512, 1, 3, 3, groups=512)]
+    layers = [
+        conv(64, 64, 1, 1),
+        conv(128, 64, 3, 3, stride=2),
+        conv(64, 64, 3, 3),
+        conv(512, 1, 3, 3, groups=512),
+    ]
     rows = ranks(nn.Sequential(*layers))
     assert [row.relative for row in rows] == pytest.approx([1] * 4, abs=0.1)
     assert rows[0].rank < 0.6 < 0.95 < rows[2].rank  # what would pass for low rank without it
@@ -84,7 +95,9 @@ def test_every_convolution_stands_in_a_stage_of_its_network(name):
     assert sum(stage.layers for stage in stages) == len(rows)
     expected = {"genet_tiny": ["stem", *(f"stages.{i}" for i in range(5)), "head"]}
     four = [f"layer{i}" for i in range(1, 5)]
-    assert list(dict.fromkeys(stage.stage for stage in stages)) == expected.get(name, ["conv1", *four])
+    assert list(dict.fromkeys(stage.stage for stage in stages)) == expected.get(
+        name, ["conv1", *four]
+    )
     assert min(row.relative for row in rows) == min(stage.lowest.relative for stage in stages)
 
 
@@ -106,7 +119,8 @@ def test_a_network_without_kernels_and_one_that_is_not_finite_are_refused():
 
 def test_layers_of_different_sizes_are_averaged_over_the_share_of_their_values():
     np.testing.assert_allclose(
-        mean_curve([(1.0, 0.0), (1.0, 0.5, 0.0), (1.0, 0.75, 0.5)])[[0, 50, 100]], [1, 7 / 12, 1 / 6]
+        mean_curve([(1.0, 0.0), (1.0, 0.5, 0.0), (1.0, 0.75, 0.5)])[[0, 50, 100]],
+        [1, 7 / 12, 1 / 6],
     )
 
 
@@ -131,7 +145,9 @@ def test_the_command_reads_a_bundle_and_writes_json(tmp_path, capsys):
     net = zoo.create("genet_tiny")
     classes = tuple(map(str, range(10)))
     about = Preprocessing(resolution=32, mean=(0.0,) * 3, std=(1.0,) * 3)
-    Bundle(net=net, name="mine", classes=classes, preprocessing=about, source="trained on leaves").save(tmp_path / "b")
+    Bundle(
+        net=net, name="mine", classes=classes, preprocessing=about, source="trained on leaves"
+    ).save(tmp_path / "b")
     assert cli.run(["rank", str(tmp_path / "b"), "--json", "--threshold", "0.3"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["weights"], told["threshold"]) == ("trained on leaves", 0.3)
@@ -146,6 +162,10 @@ def test_the_command_says_where_most_layers_are_linear_and_not_in(capsys):
 
 
 def test_bad_input_to_the_command_is_one_line(capsys):
-    for words in (["genet_tini"], ["genet_tiny", "--threshold", "2"], ["genet_tiny", "--pretrained"]):
+    for words in (
+        ["genet_tini"],
+        ["genet_tiny", "--threshold", "2"],
+        ["genet_tiny", "--pretrained"],
+    ):
         assert cli.run(["rank", *words]) == 2
         assert capsys.readouterr().err.count("\n") == 1

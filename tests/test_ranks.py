@@ -14,7 +14,16 @@ from PIL import Image
 from fullstride.nets.bundle import Bundle
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-TRAIN = ["train", "digits", "--model", "genet_tiny", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
+TRAIN = [
+    "train",
+    "digits",
+    "--model",
+    "genet_tiny",
+    "--recipe.warmup-epochs",
+    "0",
+    "--recipe.resolution",
+    "16",
+]
 
 
 def test_two_processes_have_the_losses_the_average_and_the_score_of_one(tmp_path):
@@ -32,14 +41,26 @@ def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
     out = tmp_path / "run"
     words = [*TORCHRUN, "-m", "fullstride", *TRAIN, "--recipe.epochs", "2", "--out", str(out)]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("epoch")] == ["1/2", "2/2"]
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("epoch")] == [
+        "1/2",
+        "2/2",
+    ]
     assert Bundle.load(out / "bundle").scores["test"]["images"] == 500
     again = subprocess.run(words, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
 
 
 def test_a_batch_that_is_not_shared_out_evenly_is_refused_in_one_line(tmp_path):
-    words = [*TORCHRUN, "-m", "fullstride", *TRAIN, "--recipe.batch", "33", "--out", str(tmp_path / "run")]
+    words = [
+        *TORCHRUN,
+        "-m",
+        "fullstride",
+        *TRAIN,
+        "--recipe.batch",
+        "33",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("fullstride: ")]
@@ -54,12 +75,26 @@ def test_what_goes_wrong_in_one_process_or_in_all_is_told_once(tmp_path):
     for name in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(8 if "train" in name else 1):
-            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
-    (tmp_path / "photos/val/b/0.png").write_bytes(b"words")  # all that the second process has to score
-    words = [*TORCHRUN, "-m", "fullstride", "train", str(tmp_path / "photos"), "--model", "genet_tiny"]
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(
+                tmp_path / "photos" / name / f"{number}.png"
+            )
+    (tmp_path / "photos/val/b/0.png").write_bytes(
+        b"words"
+    )  # all that the second process has to score
+    words = [
+        *TORCHRUN,
+        "-m",
+        "fullstride",
+        "train",
+        str(tmp_path / "photos"),
+        "--model",
+        "genet_tiny",
+    ]
     words += ["--recipe.warmup-epochs", "0", "--recipe.resolution", "16", "--recipe.batch", "4"]
     out = ["--out", str(tmp_path / "run")]
-    done = subprocess.run([*words, *out, "--recipe.steps", "2"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [*words, *out, "--recipe.steps", "2"], check=True, capture_output=True, text=True
+    )
     assert "skipped 1 unreadable: val/b/0.png" in done.stderr
     assert "deprecated" not in done.stderr
     done = subprocess.run([*words, *out, "--recipe.steps", "3"], capture_output=True, text=True)

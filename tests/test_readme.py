@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from fullstride import cli
-from fullstride.measure.cost import cost
-from fullstride.measure.tables import published
+from fullstride.measure.cost.flops import cost
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
+from fullstride.tables import published
 from fullstride.train.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +20,9 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 def test_the_commands_of_the_readme_run_as_they_stand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
-    commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fullstride ")]
+    commands = [
+        shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fullstride ")
+    ]
     assert len(commands) >= 3
     for words in commands:
         assert cli.run(words) == 0, capsys.readouterr().err
@@ -33,14 +35,24 @@ def test_the_python_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch):
 
 
 def test_the_table_of_the_readme_has_every_network_with_its_cost_and_published_accuracy():
-    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| (\d+) \| ([\d.]+) \| (.*?) \|$", README, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([\d.]+) \| (\d+) \| ([\d.]+) \| (.*?) \|$", README, re.MULTILINE
+    )
     expected = []
     for name, spec in SPECS.items():
         if spec.source.startswith("ours"):
             continue
         price = cost(partial(Network, spec), spec.resolution)
         scores = ", ".join(f"{p.top1:g} at {p.resolution}" for p in published() if p.name == name)
-        expected.append((name, f"{price.params / 1e6:.2f}", f"{spec.resolution}", f"{price.macs / 1e9:.2f}", scores))
+        expected.append(
+            (
+                name,
+                f"{price.params / 1e6:.2f}",
+                f"{spec.resolution}",
+                f"{price.macs / 1e9:.2f}",
+                scores,
+            )
+        )
     assert rows == expected
 
 

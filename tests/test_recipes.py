@@ -7,7 +7,13 @@ import pytest
 
 from fullstride.cli import find_recipe, run, take_recipe
 from fullstride.train.recipe import Recipe, saved_recipe
-from fullstride.train.recipes import FINETUNE, RECIPES, RESNET_RS_SIZES, resnet_rs, scaling
+from fullstride.train.recipes import (
+    FINETUNE,
+    RECIPES,
+    RESNET_RS_SIZES,
+    resnet_rs,
+    scaling,
+)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -15,7 +21,9 @@ def test_a_recipe_goes_to_json_and_back_unchanged(name):
     assert saved_recipe(json.loads(json.dumps(asdict(RECIPES[name]))), "it") == RECIPES[name]
 
 
-def test_the_recipe_of_a_run_a_bundle_or_a_file_is_found_and_its_fields_can_be_changed(tmp_path, capsys):
+def test_the_recipe_of_a_run_a_bundle_or_a_file_is_found_and_its_fields_can_be_changed(
+    tmp_path, capsys
+):
     recipe = replace(FINETUNE, lr=0.123, milestones=(0.25, 0.5))
     (tmp_path / "mine.json").write_text(json.dumps(asdict(recipe)))
     for folder, file in (("run", "run.json"), ("bundle", "bundle.json")):
@@ -24,10 +32,19 @@ def test_the_recipe_of_a_run_a_bundle_or_a_file_is_found_and_its_fields_can_be_c
     for name in ("mine.json", "run", "run/run.json", "bundle"):
         assert find_recipe(str(tmp_path / name)) == recipe
     words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "out")]
-    words += ["--recipe", str(tmp_path / "mine.json"), "--recipe.resolution", "16", "--recipe.steps", "3"]
+    words += [
+        "--recipe",
+        str(tmp_path / "mine.json"),
+        "--recipe.resolution",
+        "16",
+        "--recipe.steps",
+        "3",
+    ]
     assert run([*words, "--recipe.warmup-epochs", "0"]) == 0
     asked = json.loads((tmp_path / "out" / "run.json").read_text())["recipe"]
-    assert asked == json.loads(json.dumps(asdict(replace(recipe, resolution=16, steps=3, warmup_epochs=0))))
+    assert asked == json.loads(
+        json.dumps(asdict(replace(recipe, resolution=16, steps=3, warmup_epochs=0)))
+    )
     assert "epoch   1/1 " in capsys.readouterr().out
 
 
@@ -37,15 +54,27 @@ def test_the_recipe_of_a_run_a_bundle_or_a_file_is_found_and_its_fields_can_be_c
         ("[1]", "mine.json holds no recipe: give the JSON of one"),
         ('{"recipe": 3}', "mine.json holds no recipe"),
         ('{"epochs": 3, "batch": 8}', "mine.json lacks lr: a recipe needs these three"),
-        ('{"epochs": 3, "batch": 8, "lr": 1, "lable_smoothing": 0}', "did you mean 'label_smoothing'"),
+        (
+            '{"epochs": 3, "batch": 8, "lr": 1, "lable_smoothing": 0}',
+            "did you mean 'label_smoothing'",
+        ),
         ('{"epochs": 3, "batch": 8.5, "lr": 1}', "recipe.batch 8.5 is not of the kind"),
         ('{"epochs": 3, "batch": true, "lr": 1}', "recipe.batch True is not of the kind int"),
         ('{"epochs": 3, "batch": 8, "lr": "high"}', "recipe.lr 'high' is not of the kind"),
-        ('{"epochs": 3, "batch": 8, "lr": 1, "optimizer": "lion"}', "recipe.optimizer 'lion' is not of the kind"),
-        ('{"epochs": 3, "batch": 8, "lr": 1, "scale": [1]}', r"recipe.scale \[1\] is not of the kind"),
+        (
+            '{"epochs": 3, "batch": 8, "lr": 1, "optimizer": "lion"}',
+            "recipe.optimizer 'lion' is not of the kind",
+        ),
+        (
+            '{"epochs": 3, "batch": 8, "lr": 1, "scale": [1]}',
+            r"recipe.scale \[1\] is not of the kind",
+        ),
         ('{"epochs": 3, "batch": 0, "lr": 1}', "recipe.batch 0: use 1 or more"),
         ('{"epochs": Infinity, "batch": 8, "lr": 1}', "recipe.epochs inf: use numbers up to 1e"),
-        ('{"epochs": 3, "batch": 8, "lr": 1' + 400 * "0" + "}", "recipe.lr 10000000000000000000: use numbers up to"),
+        (
+            '{"epochs": 3, "batch": 8, "lr": 1' + 400 * "0" + "}",
+            "recipe.lr 10000000000000000000: use numbers up to",
+        ),
         ('{"epochs": 3', "is not whole JSON"),
     ],
 )
@@ -56,15 +85,23 @@ def test_a_saved_recipe_that_is_none_is_refused(text, message, tmp_path):
 
 
 def test_a_recipe_that_is_not_there_is_refused_with_near_misses(tmp_path):
-    with pytest.raises(ValueError, match="no recipe named 'tresnet_4': did you mean tresnet_448 or"):
+    with pytest.raises(
+        ValueError, match="no recipe named 'tresnet_4': did you mean tresnet_448 or"
+    ):
         find_recipe("tresnet_4")
-    with pytest.raises(ValueError, match=r"no recipe named 'runs/x.json': choose from finetune, .*, or give a file"):
+    with pytest.raises(
+        ValueError, match=r"no recipe named 'runs/x.json': choose from finetune, .*, or give a file"
+    ):
         find_recipe("runs/x.json")
-    with pytest.raises(ValueError, match="no recipe in the folder .*: give that of a run or a bundle"):
+    with pytest.raises(
+        ValueError, match="no recipe in the folder .*: give that of a run or a bundle"
+    ):
         find_recipe(str(tmp_path))
 
 
-@pytest.mark.parametrize("flags", [["--tensorboard"], ["--recipe.channels-last"], ["--recipe.auto_augment"], []])
+@pytest.mark.parametrize(
+    "flags", [["--tensorboard"], ["--recipe.channels-last"], ["--recipe.auto_augment"], []]
+)
 def test_the_digits_bring_their_recipe_also_behind_a_switch(flags):
     for words in ([*flags, "digits"], ["digits", *flags]):
         assert take_recipe(["train", *words, "--model", "genet_tiny"])[0] == RECIPES["digits"]
@@ -93,8 +130,12 @@ def test_a_duration_in_steps_or_images_is_one_in_epochs():
     assert replace(short, images=64 * 150 + 1).lasting(60).epochs == pytest.approx(151 / 60)
     assert short.lasting(60) == short
     assert replace(short, epochs=0.001).lasting(60).epochs == 1 / 60  # a step at least
-    assert replace(short, images=320).lasting(1, images_per_step=16).epochs == 20  # a set smaller than a batch
-    assert replace(FINETUNE, steps=30, warmup_epochs=1, schedule="one_cycle").lasting(60).epochs == 0.5
+    assert (
+        replace(short, images=320).lasting(1, images_per_step=16).epochs == 20
+    )  # a set smaller than a batch
+    assert (
+        replace(FINETUNE, steps=30, warmup_epochs=1, schedule="one_cycle").lasting(60).epochs == 0.5
+    )
     with pytest.raises(ValueError, match=r"warmup_epochs 1 leaves nothing of 0.5 epochs: .*=0.05"):
         replace(FINETUNE, steps=30, warmup_epochs=1).lasting(60)
 
@@ -144,7 +185,10 @@ def test_regularisation_grows_with_the_network():
         (dict(steps=0), "recipe.steps 0: use 1 or more"),
         (dict(steps=5, images=5), "recipe.steps 5 and recipe.images 5 both say how long: keep one"),
         (dict(momentum=1.0), "recipe.momentum 1.0: use a number from 0"),
-        (dict(warmup_epochs=30), r"recipe.warmup_epochs 30 leaves nothing of 20 epochs: .*set recipe.warmup_epochs=2"),
+        (
+            dict(warmup_epochs=30),
+            r"recipe.warmup_epochs 30 leaves nothing of 20 epochs: .*set recipe.warmup_epochs=2",
+        ),
         (dict(weight_decay=-1.0), "recipe.weight_decay -1.0"),
         (dict(weight_decay=float("nan")), "recipe.weight_decay nan: use numbers up to 1e"),
         (dict(seed=10**19), "recipe.seed 10000000000000000000: use numbers up to"),

@@ -7,12 +7,15 @@ import pytest
 from PIL import Image
 
 from fullstride.report import plots
-from fullstride.report.numbers import Z95, count, ms, percent, wilson
+from fullstride.report.format import Z95, count, ms, percent, wilson
 from fullstride.report.page import Entry, Prediction, picture, render, write
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}{0}$ & \'_'
 VOID = {"meta", "img", "br", "link", "input", "hr"}
-LOG = [dict(epoch=n + 1, loss=2 / (n + 1), lr=0.1, images_per_s=3000.0, minival_top1=90.0 + n) for n in range(5)]
+LOG = [
+    dict(epoch=n + 1, loss=2 / (n + 1), lr=0.1, images_per_s=3000.0, minival_top1=90.0 + n)
+    for n in range(5)
+]
 TRAINED = Entry(
     name="tresnet_tiny", data="digits", top1=98.3, test_images=360, params=1_082_032, macs=3_929_216, resolution=32,
     ms_p50=1.07, ms_p99=1.5, images_per_s=3222.0, batch=64, log=LOG,
@@ -62,7 +65,11 @@ class Reader(HTMLParser):
 
 def page(**changes) -> str:
     given = dict(
-        title="demo", entries=[TRAINED, UNTRAINED], predictions=PREDICTIONS, environment=HERE, notes=["float32"]
+        title="demo",
+        entries=[TRAINED, UNTRAINED],
+        predictions=PREDICTIONS,
+        environment=HERE,
+        notes=["float32"],
     )
     return render(**{**given, **changes})
 
@@ -77,7 +84,12 @@ def test_the_page_needs_nothing_from_elsewhere():
     assert links <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     reader = Reader(html)
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in reader.seen}
-    addresses = [v for _, attrs in reader.seen for k, v in attrs.items() if k in ("src", "href", "xlink:href") and v]
+    addresses = [
+        v
+        for _, attrs in reader.seen
+        for k, v in attrs.items()
+        if k in ("src", "href", "xlink:href") and v
+    ]
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in addresses)
     assert not re.search(r"url\((?!#)|@import", html)
 
@@ -93,16 +105,28 @@ def test_the_same_numbers_make_the_same_page():
 
 def test_every_network_class_and_note_is_told():
     text = Reader(page(notes=["timed on one thread"])).text
-    for expected in ("tresnet_tiny", "timm/resnet18", HOSTILE, "timed on one thread", "AMD EPYC", "1.08 M", "3.93 M"):
+    for expected in (
+        "tresnet_tiny",
+        "timm/resnet18",
+        HOSTILE,
+        "timed on one thread",
+        "AMD EPYC",
+        "1.08 M",
+        "3.93 M",
+    ):
         assert expected in text
 
 
 def test_hostile_names_are_text_and_not_code():
     entry = Entry(**{**vars(TRAINED), "name": HOSTILE, "data": HOSTILE, "note": HOSTILE})
-    html = page(title=HOSTILE, entries=[entry, UNTRAINED], environment={HOSTILE: HOSTILE}, notes=[HOSTILE])
+    html = page(
+        title=HOSTILE, entries=[entry, UNTRAINED], environment={HOSTILE: HOSTILE}, notes=[HOSTILE]
+    )
     reader = Reader(html)
     assert "script" not in {tag for tag, _ in reader.seen}
-    assert reader.text.count(HOSTILE) >= 8  # title twice, plot, table, legend, environment, notes, pictures
+    assert (
+        reader.text.count(HOSTILE) >= 8
+    )  # title twice, plot, table, legend, environment, notes, pictures
 
 
 def test_a_network_that_was_not_trained_shows_no_accuracy():
@@ -124,10 +148,36 @@ def test_speeds_are_relative_to_the_first_network_that_was_not_trained():
         TRAINED,
         UNTRAINED,
         Entry(name="a", data="digits", top1=100.0, test_images=1, params=10, macs=20, resolution=8),
-        Entry(name="_a", data="d", top1=0.0, test_images=9, params=1, macs=1, resolution=8, ms_p50=1.0, log=LOG[:1]),
-        Entry(name="数字 $", data="", top1=50.0, test_images=0, params=1, macs=1, resolution=8, ms_p50=1e-4, log=LOG),
+        Entry(
+            name="_a",
+            data="d",
+            top1=0.0,
+            test_images=9,
+            params=1,
+            macs=1,
+            resolution=8,
+            ms_p50=1.0,
+            log=LOG[:1],
+        ),
+        Entry(
+            name="数字 $",
+            data="",
+            top1=50.0,
+            test_images=0,
+            params=1,
+            macs=1,
+            resolution=8,
+            ms_p50=1e-4,
+            log=LOG,
+        ),
     ],
-    ids=["trained", "untrained", "no times, all right", "one epoch, none right", "no number of test images"],
+    ids=[
+        "trained",
+        "untrained",
+        "no times, all right",
+        "one epoch, none right",
+        "no number of test images",
+    ],
 )
 def test_one_network_is_enough_and_log_times_and_pictures_may_be_absent(entry):
     reader = Reader(page(entries=[entry], predictions=[], environment={}, notes=[]))
@@ -150,7 +200,9 @@ def test_right_and_wrong_are_words_and_not_only_colours():
 def test_every_picture_and_plot_says_what_it_shows():
     reader = Reader(page())
     assert [attributes["alt"] for attributes in reader.all("img")] == ["test image of class 3"] * 2
-    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in reader.all("svg"))
+    assert all(
+        attributes["role"] == "img" and attributes["aria-label"] for attributes in reader.all("svg")
+    )
     assert all(attributes.get("scope") in ("col", "row") for attributes in reader.all("th"))
 
 
@@ -171,7 +223,9 @@ def test_names_in_the_plot_cover_neither_each_other_nor_a_mark():
     figure = plots.accuracy_latency_figure([*near, plots.Point("timm/resnet18", 3.0, None)])
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    overlaps = [(i, j) for i, a in enumerate(boxes) for j, b in enumerate(boxes) if i < j and a.overlaps(b)]
+    overlaps = [
+        (i, j) for i, a in enumerate(boxes) for j, b in enumerate(boxes) if i < j and a.overlaps(b)
+    ]
     assert overlaps == []
 
 
@@ -181,11 +235,15 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone():
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize(("right", "images"), [(354, 360), (1, 2), (50, 50), (0, 7), (40_321, 50_000)])
+@pytest.mark.parametrize(
+    ("right", "images"), [(354, 360), (1, 2), (50, 50), (0, 7), (40_321, 50_000)]
+)
 def test_the_interval_holds_the_accuracies_that_the_score_test_does_not_reject(right, images):
     p = np.linspace(0, 1, 1_000_001)
     kept = p[np.abs(right / images - p) <= Z95 * np.sqrt(p * (1 - p) / images)]
-    assert wilson(100 * right / images, images) == pytest.approx((100 * kept.min(), 100 * kept.max()), abs=2e-4)
+    assert wilson(100 * right / images, images) == pytest.approx(
+        (100 * kept.min(), 100 * kept.max()), abs=2e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,6 +285,10 @@ def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path):
 def test_a_thumbnail_keeps_the_shape_of_its_picture(monkeypatch):
     sizes = []
     save = Image.Image.save
-    monkeypatch.setattr(Image.Image, "save", lambda image, *a, **k: (sizes.append(image.size), save(image, *a, **k))[1])
+    monkeypatch.setattr(
+        Image.Image,
+        "save",
+        lambda image, *a, **k: (sizes.append(image.size), save(image, *a, **k))[1],
+    )
     page(predictions=[Prediction(np.zeros((300, 600, 3), np.uint8), "a", "a", 1.0)])
     assert sizes == [(256, 128)]

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure.saved import saved, stages
+from fullstride.measure.memory.activation_bytes import saved, stages
 from fullstride.nets import zoo
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
@@ -20,7 +20,9 @@ MEASURED = {
 
 
 def small() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10)
+    )
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -34,7 +36,11 @@ def test_a_small_network_keeps_what_counting_by_hand_gives():
     found = saved(small, 32, "float32")
     image, activation = 3 * 32 * 32 * 4, 8 * 16 * 16 * 4
     loss = 10 * 4 + 8  # log-probabilities and the class, a 64-bit number
-    assert found.by_stage == {"0": image, "1": activation, "loss": loss}  # the linear layer's input is the activation
+    assert found.by_stage == {
+        "0": image,
+        "1": activation,
+        "loss": loss,
+    }  # the linear layer's input is the activation
     assert found.by_layer == {"0": image, "1": activation, "": loss}
     assert (found.bytes_per_image, found.largest_map) == (image + activation + loss, 3 * 32 * 32)
 
@@ -53,7 +59,9 @@ def test_what_is_kept_is_what_real_tensors_on_the_cpu_show():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = nn.functional.cross_entropy(net(torch.randn(batch, 3, 64, 64)), torch.zeros(batch, dtype=torch.long))
+            loss = nn.functional.cross_entropy(
+                net(torch.randn(batch, 3, 64, 64)), torch.zeros(batch, dtype=torch.long)
+            )
         assert loss.requires_grad
         return sum(storage.nbytes() for storage in storages.values())
 
@@ -61,8 +69,13 @@ def test_what_is_kept_is_what_real_tensors_on_the_cpu_show():
 
 
 def test_a_gpu_keeps_padded_maps_in_half_where_the_cpu_keeps_them_whole():
-    gpu, cpu = (saved(lambda: zoo.create("timm/tresnet_m"), 224, device=device) for device in ("cuda", "cpu"))
-    padded = 128 * 58**2 + 128 * 30**2 + 256 * 16**2  # elements, of the three blurs with reflected borders
+    gpu, cpu = (
+        saved(lambda: zoo.create("timm/tresnet_m"), 224, device=device)
+        for device in ("cuda", "cpu")
+    )
+    padded = (
+        128 * 58**2 + 128 * 30**2 + 256 * 16**2
+    )  # elements, of the three blurs with reflected borders
     assert cpu.bytes_per_image > gpu.bytes_per_image + 2 * padded
 
 
@@ -70,7 +83,9 @@ def test_every_network_of_ours_is_told_by_stem_stages_and_head():
     found = saved(lambda: Network(SPECS["tresnet_tiny"]), 64)
     assert list(found.by_stage) == ["stem", *(f"stages.{i}" for i in range(4)), "head", "loss"]
     for stage, size in found.by_stage.items():
-        inside = [kept for layer, kept in found.by_layer.items() if (layer or "loss").startswith(stage)]
+        inside = [
+            kept for layer, kept in found.by_layer.items() if (layer or "loss").startswith(stage)
+        ]
         assert sum(inside) == size
 
 
@@ -93,7 +108,10 @@ def test_looking_leaves_the_network_and_autocast_alone():
     saved(net, 32)
     assert not net.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-    assert all(torch.equal(a, b) and a.device == b.device for a, b in zip(before, net.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) and a.device == b.device
+        for a, b in zip(before, net.parameters(), strict=True)
+    )
     assert not torch.is_autocast_enabled("cuda")
 
 
@@ -104,7 +122,10 @@ def test_an_image_that_a_network_cannot_take_is_refused_in_one_line():
 
 
 def test_cost_prints_the_bytes_of_training_in_total_and_by_stage(capsys):
-    assert cli.run(["cost", "timm/gernet_l", "--resolution", "224", "--train", "--precision", "bf16"]) == 0
+    assert (
+        cli.run(["cost", "timm/gernet_l", "--resolution", "224", "--train", "--precision", "bf16"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert "kept for backward in bfloat16: 23.4 MB" in out
     assert "stages.2" in out

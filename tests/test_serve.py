@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 from test_deploy import GRAY, make
 
-from fullstride.data.images import open_data
+from fullstride.data.dataset import open_data
 from fullstride.deploy.export import Sample, export
 from fullstride.deploy.predict import probabilities
 
@@ -30,9 +30,21 @@ def served(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(DOCS), "serve:app", "--port", str(port)]
+    words = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        "--app-dir",
+        str(DOCS),
+        "serve:app",
+        "--port",
+        str(port),
+    ]
     server = subprocess.Popen(
-        words, env={**os.environ, "MODEL": str(path)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        words,
+        env={**os.environ, "MODEL": str(path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     address = f"http://127.0.0.1:{port}"
     try:

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from fullstride import cli
-from fullstride.data.images import DataSet, UnreadableImage, open_data
+from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.data.pack import Form, Packed, pack
-from fullstride.data.views.augment import Augmentation
+from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
 PARTS = ("train", "minival", "test")
@@ -35,7 +35,9 @@ def photos(tmp_path_factory) -> Path:
     exif = Image.Exif()
     exif[0x0112] = 6
     for name in ("dog", "kočka 猫"):
-        Image.linear_gradient("L").resize((180, 120)).save(root / name / "turned.jpg", exif=exif, quality=95)
+        Image.linear_gradient("L").resize((180, 120)).save(
+            root / name / "turned.jpg", exif=exif, quality=95
+        )
     return root
 
 
@@ -73,14 +75,21 @@ def samples(count: int, first: int = 0, **more: bytes) -> list[tuple[str, bytes]
     """Samples in webdataset's names, of the classes 2 and 10 in turn."""
     files = []
     for number in range(first, first + count):
-        files += [(f"{number:06}.png", picture(number)), (f"{number:06}.cls", b"10" if number % 2 else b"2")]
+        files += [
+            (f"{number:06}.png", picture(number)),
+            (f"{number:06}.cls", b"10" if number % 2 else b"2"),
+        ]
         files += [(f"{number:06}.{suffix}", data) for suffix, data in more.items()]
     return files
 
 
 def labels_of(data: DataSet) -> dict[str, str]:
     parts = [getattr(data, part) for part in PARTS]
-    return {n: data.classes[label] for part in parts for n, label in zip(part.names, part.labels, strict=True)}
+    return {
+        n: data.classes[label]
+        for part in parts
+        for n, label in zip(part.names, part.labels, strict=True)
+    }
 
 
 # ---- what pack writes
@@ -88,7 +97,11 @@ def labels_of(data: DataSet) -> dict[str, str]:
 
 def test_packed_images_have_the_names_labels_order_and_pixels_of_the_folder(photos, packed):
     there, here = open_data(str(photos)), open_data(str(packed))
-    assert (here.classes, here.channels, here.mirror) == (there.classes, there.channels, there.mirror)
+    assert (here.classes, here.channels, here.mirror) == (
+        there.classes,
+        there.channels,
+        there.mirror,
+    )
     assert here.fingerprint == there.fingerprint
     for part in PARTS:
         ours, theirs = getattr(here, part), getattr(there, part)
@@ -116,12 +129,18 @@ def test_a_shard_ends_with_the_picture_that_fills_it(tmp_path, photos):
     assert counts[-1] == counts[-2]
     assert counts[-1].shards == len(list((tmp_path / "out").glob("*.tar")))
     assert counts[-1].images == 122
-    assert counts[-1].bytes_in == counts[-1].bytes_out == sum(p.stat().st_size for p in photos.glob("*/*"))
+    assert (
+        counts[-1].bytes_in
+        == counts[-1].bytes_out
+        == sum(p.stat().st_size for p in photos.glob("*/*"))
+    )
     sizes = [p.stat().st_size for p in sorted((tmp_path / "out").glob("train-*.tar"))]
     assert all(2**20 <= size < 2**20 + 2**16 for size in sizes[:-1])
 
 
-def test_packing_twice_gives_the_same_bytes_and_packing_shards_gives_the_same_images(tmp_path, photos, packed):
+def test_packing_twice_gives_the_same_bytes_and_packing_shards_gives_the_same_images(
+    tmp_path, photos, packed
+):
     made(photos, tmp_path / "again")
     for path in packed.iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
@@ -136,17 +155,24 @@ def test_digits_are_packed_without_loss_and_stay_gray(tmp_path):
     for part in PARTS:
         ours, theirs = getattr(here, part), getattr(there, part)
         assert (ours.names, ours.labels) == (theirs.names, theirs.labels)
-        assert all(ours.picture(i).tobytes() == theirs.picture(i).tobytes() for i in range(0, len(ours), 37))
+        assert all(
+            ours.picture(i).tobytes() == theirs.picture(i).tobytes()
+            for i in range(0, len(ours), 37)
+        )
 
 
 def test_a_table_is_packed_with_files_of_any_suffix(tmp_path):
-    names = [f"{number}.{suffix}" for number, suffix in enumerate(["bin", "jpg", "data", "PNG", "x.y"])]
+    names = [
+        f"{number}.{suffix}" for number, suffix in enumerate(["bin", "jpg", "data", "PNG", "x.y"])
+    ]
     for number, name in enumerate(names):
         (tmp_path / name).write_bytes(picture(number, "PNG" if number != 1 else "JPEG"))
     rows = [f"{name},{number % 2}" for number, name in enumerate(names)]
     (tmp_path / "t.csv").write_text("\n".join(["path,label", *rows]))
     made(tmp_path / "t.csv", tmp_path / "out")
-    assert labels_of(open_data(str(tmp_path / "out"))) == {n: str(i % 2) for i, n in enumerate(names)}
+    assert labels_of(open_data(str(tmp_path / "out"))) == {
+        n: str(i % 2) for i, n in enumerate(names)
+    }
     suffixes = set()
     for path in (tmp_path / "out").glob("*.tar"):
         with tarfile.open(path) as opened:
@@ -154,7 +180,9 @@ def test_a_table_is_packed_with_files_of_any_suffix(tmp_path):
     assert suffixes == {".png", ".jpg", ".cls"}
 
 
-def test_reencoding_shrinks_the_long_side_keeps_pictures_upright_and_enlarges_none(tmp_path, photos):
+def test_reencoding_shrinks_the_long_side_keeps_pictures_upright_and_enlarges_none(
+    tmp_path, photos
+):
     done = made(photos, tmp_path / "out", long_side=90, quality=80)
     assert done.bytes_out < done.bytes_in / 2
     there, here = open_data(str(photos)), open_data(str(tmp_path / "out"))
@@ -184,7 +212,9 @@ def test_pictures_that_cannot_be_read_are_left_out_when_reencoding_and_kept_othe
     done = made(tmp_path / "data", tmp_path / "small", long_side=4)
     assert sorted(done.skipped) == ["a/3.png", "b/4.png", "b/5.png"]
     assert done.skipped["b/4.png"] == "No such file or directory"
-    assert sorted(labels_of(open_data(str(tmp_path / "small")))) == sorted({*names} - {*done.skipped})
+    assert sorted(labels_of(open_data(str(tmp_path / "small")))) == sorted(
+        {*names} - {*done.skipped}
+    )
     done = made(tmp_path / "data", tmp_path / "kept")
     assert list(done.skipped) == ["b/4.png"]
     kept = open_data(str(tmp_path / "kept"))
@@ -197,7 +227,9 @@ def test_a_part_of_which_nothing_can_be_read_leaves_no_shards(tmp_path):
     for name in ("train/a/1.png", "train/a/2.png", "train/b/1.png", "test/a/1.png"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_bytes(picture() if "train" in name else b"words")
-    with pytest.raises(ValueError, match="no picture of the part test can be read; 'test/a/1.png': it is not a"):
+    with pytest.raises(
+        ValueError, match="no picture of the part test can be read; 'test/a/1.png': it is not a"
+    ):
         made(tmp_path / "data", tmp_path / "out", long_side=9)
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
 
@@ -241,9 +273,9 @@ def test_where_opens_the_same_shards_from_any_working_directory(packed, monkeypa
 
 
 def test_more_shards_than_may_be_open_are_read_in_turn(tmp_path, monkeypatch):
-    from fullstride.data.sources import shards
+    from fullstride.data.readers import tar_shards
 
-    monkeypatch.setattr(shards, "OPEN", 2)
+    monkeypatch.setattr(tar_shards, "OPEN", 2)
     for number in range(5):
         tar(tmp_path / f"{number}.tar", *samples(4, 4 * number))
     files = Path("/proc/self/fd")
@@ -263,14 +295,23 @@ def test_a_tar_that_webdataset_would_read_is_read_without_an_index(tmp_path):
         folder = tmp_path / str(kind)
         more = [(f"{long}.PNG", picture(200)), (f"{long}.json", b'{"label": 10, "note": "x"}')]
         tar(folder / "photos-0.tar", *samples(12, txt=b"a caption"), format=kind)
-        tar(folder / "photos-1.tar", *samples(12, 12), *more, ("README", b"words"), ("x.txt", b""), format=kind)
+        tar(
+            folder / "photos-1.tar",
+            *samples(12, 12),
+            *more,
+            ("README", b"words"),
+            ("x.txt", b""),
+            format=kind,
+        )
         data = open_data(str(folder))
         wanted = {f"photos-{i // 12}.tar/{i:06}.png": "10" if i % 2 else "2" for i in range(24)}
         assert labels_of(data) == {**wanted, f"photos-1.tar/{long}.png": "10"}
         assert (data.name, data.classes, data.channels) == (str(kind), ("2", "10"), 3)
         for part in (data.train, data.minival, data.test):
             reds = [200 if "deep" in name else int(name[-10:-4]) for name in part.names]
-            assert [part.picture(i).getpixel((0, 0)) for i in range(len(part))] == [(red, 0, 0) for red in reds]
+            assert [part.picture(i).getpixel((0, 0)) for i in range(len(part))] == [
+                (red, 0, 0) for red in reds
+            ]
 
 
 def test_patterns_with_braces_and_stars_choose_shards(tmp_path):
@@ -326,7 +367,10 @@ def test_packed_shards_without_their_index_still_have_their_parts(tmp_path, phot
     assert without.classes == ("0", "1")
     for part in PARTS:
         assert getattr(without, part).labels == getattr(with_index, part).labels
-        assert getattr(without, part).picture(0).tobytes() == getattr(with_index, part).picture(0).tobytes()
+        assert (
+            getattr(without, part).picture(0).tobytes()
+            == getattr(with_index, part).picture(0).tobytes()
+        )
 
 
 # ---- what is wrong
@@ -345,7 +389,10 @@ def test_a_shard_cut_short_is_refused_before_anything_is_read(tmp_path, packed):
     shard = tmp_path / "test-000000.tar"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1000])
-    assert f"test-000000.tar' is cut short, 1,000 of {len(whole):,} bytes are missing: copy" in refusal(tmp_path)
+    assert (
+        f"test-000000.tar' is cut short, 1,000 of {len(whole):,} bytes are missing: copy"
+        in refusal(tmp_path)
+    )
     shard.write_bytes(whole + b"x")
     assert "its index is of" in refusal(tmp_path)
     shard.unlink()
@@ -429,7 +476,13 @@ def test_a_hostile_tar_leads_nowhere_outside_of_itself(tmp_path):
         ("../secret.cls", b"10"),
     )
     with tarfile.open(path, "a") as opened:
-        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
+        for kind in (
+            tarfile.SYMTYPE,
+            tarfile.LNKTYPE,
+            tarfile.CHRTYPE,
+            tarfile.FIFOTYPE,
+            tarfile.DIRTYPE,
+        ):
             header = tarfile.TarInfo(f"link{kind.decode()}.png")
             header.type, header.linkname = kind, str(secret)
             opened.addfile(header)
@@ -441,7 +494,9 @@ def test_a_hostile_tar_leads_nowhere_outside_of_itself(tmp_path):
     names = {*(f"a.tar/{i:06}.png" for i in range(4)), f"a.tar/{secret}", "a.tar/../secret.png"}
     assert set(labels_of(data)) == names
     for part in (data.train, data.minival, data.test):
-        assert all(part.picture(index).getpixel((0, 0)) != (255, 0, 0) for index in range(len(part)))
+        assert all(
+            part.picture(index).getpixel((0, 0)) != (255, 0, 0) for index in range(len(part))
+        )
     assert {each: each.stat().st_mtime_ns for each in tmp_path.rglob("*")} == before
 
 
@@ -462,7 +517,10 @@ def test_sizes_that_a_tar_cannot_have_are_refused(tmp_path):
         (block("x.png", -(2**40)) + good, "a size below 0"),
         (block("x.png", -512) + good, "a size below 0"),
         (block("x", 2**40, tarfile.GNUTYPE_LONGNAME) + good, "cut short"),
-        (block("x", 2**21, tarfile.GNUTYPE_LONGNAME) + bytes(2**21) + good, "has a name of 2,097,152 bytes"),
+        (
+            block("x", 2**21, tarfile.GNUTYPE_LONGNAME) + bytes(2**21) + good,
+            "has a name of 2,097,152 bytes",
+        ),
         (block("x", 512, tarfile.GNUTYPE_SPARSE) + bytes(512) + good, "with holes"),
         (pax(b"28 size=9999999999999999999\n") + block("x.png", 5) + good, "cut short"),
         (b"no tar, but words" * 99, "damaged at byte 0, or no plain tar"),
@@ -485,15 +543,24 @@ def test_sizes_that_a_tar_cannot_have_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([("1.png", b""), ("1.txt", b"")], "1 of 1 pictures in .* have no label, the first is '1': add 1.cls"),
+        (
+            [("1.png", b""), ("1.txt", b"")],
+            "1 of 1 pictures in .* have no label, the first is '1': add 1.cls",
+        ),
         ([*samples(3), ("a/1.jpg", b""), ("a/1.json", b"[1]")], "1 of 4 pictures"),
         ([("a.png", b""), ("a.cls", b" \n")], "1 of 1 pictures"),
         ([("a.png", b""), ("a.json", b"[" * 10**5)], "1 of 1 pictures"),
         ([("a.png", b""), ("a.cls", b"7" * 2**21)], "1 of 1 pictures"),
-        ([("a.png", b""), ("a.jpg", b""), ("a.cls", b"1")], "has two pictures for 'a', .png and .jpg"),
+        (
+            [("a.png", b""), ("a.jpg", b""), ("a.cls", b"1")],
+            "has two pictures for 'a', .png and .jpg",
+        ),
         ([("a.png", b""), ("a.cls", b"1"), ("a.png", b"")], "has 'a.png' twice"),
         ([("a.txt", b"words"), ("a.cls", b"1")], "has no pictures: give shards of .jpg"),
-        ([("a.png", b""), ("a.cls", b"1"), ("b.png", b""), ("b.cls", b"1")], "have one class only, '1'"),
+        (
+            [("a.png", b""), ("a.cls", b"1"), ("b.png", b""), ("b.cls", b"1")],
+            "have one class only, '1'",
+        ),
         ([], "has no pictures"),
     ],
 )
@@ -525,7 +592,17 @@ def test_a_folder_of_classes_with_a_stray_tar_is_still_a_folder(tmp_path):
 
 def test_pack_tells_what_it_did_and_training_goes_on_from_its_folder(tmp_path, photos, capsys):
     out = tmp_path / "my shards"
-    words = ["pack", str(photos), str(out), "--long-side", "40", "--quality", "85", "--shard-mib", "1"]
+    words = [
+        "pack",
+        str(photos),
+        str(out),
+        "--long-side",
+        "40",
+        "--quality",
+        "85",
+        "--shard-mib",
+        "1",
+    ]
     assert cli.run(words) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[-2] == "122 images in 3 shards"
@@ -533,8 +610,27 @@ def test_pack_tells_what_it_did_and_training_goes_on_from_its_folder(tmp_path, p
     assert str(out) in told[-1]
     assert cli.run(words) == 2
     assert f"{str(out)!r} exists: give the name of a new folder" in capsys.readouterr().err
-    short = ["--recipe.epochs", "1", "--recipe.warmup-epochs", "0", "--recipe.resolution", "32", "--recipe.batch", "16"]
-    words = ["train", str(out), "--model", "genet_tiny", "--out", str(tmp_path / "run"), "--device", "cpu", *short]
+    short = [
+        "--recipe.epochs",
+        "1",
+        "--recipe.warmup-epochs",
+        "0",
+        "--recipe.resolution",
+        "32",
+        "--recipe.batch",
+        "16",
+    ]
+    words = [
+        "train",
+        str(out),
+        "--model",
+        "genet_tiny",
+        "--out",
+        str(tmp_path / "run"),
+        "--device",
+        "cpu",
+        *short,
+    ]
     assert cli.run(words) == 0
     assert "test top-1" in capsys.readouterr().out
     assert cli.run(["validate", str(tmp_path / "run"), "--device", "cpu"]) == 0
@@ -543,7 +639,8 @@ def test_pack_tells_what_it_did_and_training_goes_on_from_its_folder(tmp_path, p
 def test_a_run_begun_on_a_folder_is_the_same_run_on_its_shards(photos, packed):
     view = TrainView(Preprocessing(resolution=16))
     batches = [
-        next(Batches(open_data(str(where)).train, view, batch=8, shuffle=True).epoch(0)) for where in (photos, packed)
+        next(Batches(open_data(str(where)).train, view, batch=8, shuffle=True).epoch(0))
+        for where in (photos, packed)
     ]
     assert torch.equal(batches[0].x, batches[1].x)
 
@@ -556,7 +653,9 @@ def test_a_run_begun_on_a_folder_is_the_same_run_on_its_shards(photos, packed):
         (["--shard-mib", "0"], "shards of 0 MiB: use 1 or more"),
     ],
 )
-def test_impossible_wishes_are_refused_before_anything_is_written(tmp_path, photos, capsys, flags, message):
+def test_impossible_wishes_are_refused_before_anything_is_written(
+    tmp_path, photos, capsys, flags, message
+):
     assert cli.run(["pack", str(photos), str(tmp_path / "out"), *flags]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -3,18 +3,22 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure.cost import cost, layer_costs
-from fullstride.measure.stage_cost import OperatorCost, operator_costs, stage_costs
+from fullstride.measure.cost.by_stage import OperatorCost, operator_costs, stage_costs
+from fullstride.measure.cost.flops import cost, layer_costs
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import create
 
 
 def tiny() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16 * 16, 10)
+    )
 
 
-@pytest.mark.parametrize("name", ["tresnet_tiny", "timm/resnet18", "timm/vit_tiny_patch16_224", "timm/regnetx_002"])
+@pytest.mark.parametrize(
+    "name", ["tresnet_tiny", "timm/resnet18", "timm/vit_tiny_patch16_224", "timm/regnetx_002"]
+)
 def test_the_stages_of_a_network_add_up_to_the_whole(name):
     net = create(name)
     rows, whole = stage_costs(net, 224), cost(net, 224)
@@ -29,7 +33,9 @@ def test_stem_stages_and_head_of_ours_have_a_row_each():
     rows = {row.stage: row for row in stage_costs(lambda: Network(spec), 224)}
     assert list(rows) == ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head"]
     assert (rows["head"].params, rows["head"].macs) == (2048 * 1000 + 1000, 2048 * 1000)
-    layers = [row for row in layer_costs(lambda: Network(spec), 224) if row.name.startswith("stages.2.")]
+    layers = [
+        row for row in layer_costs(lambda: Network(spec), 224) if row.name.startswith("stages.2.")
+    ]
     assert rows["stages.2"].macs == sum(row.macs for row in layers)
     assert rows["stages.2"].activations == sum(row.activations for row in layers)
 
@@ -37,9 +43,13 @@ def test_stem_stages_and_head_of_ours_have_a_row_each():
 def test_every_operator_tells_its_module_and_the_bytes_that_it_moves():
     image, half_map = 3 * 32 * 32, 8 * 16 * 16
     assert operator_costs(tiny, 32, "float32") == [
-        OperatorCost("0", "0", "dense", half_map * 27, half_map, 4 * image, 4 * half_map, 4 * (8 * 27 + 8)),
+        OperatorCost(
+            "0", "0", "dense", half_map * 27, half_map, 4 * image, 4 * half_map, 4 * (8 * 27 + 8)
+        ),
         OperatorCost("1", "1", "activation", 0, 0, 4 * half_map, 4 * half_map, 0),
-        OperatorCost("3", "3", "linear", half_map * 10, 10, 4 * half_map, 40, 4 * (half_map * 10 + 10)),
+        OperatorCost(
+            "3", "3", "linear", half_map * 10, 10, 4 * half_map, 40, 4 * (half_map * 10 + 10)
+        ),
     ]
     single, half = stage_costs(tiny, 32, "float32"), stage_costs(tiny, 32, "bfloat16")
     assert [row.moved_bytes for row in single] == [2 * row.moved_bytes for row in half]
@@ -61,7 +71,10 @@ def test_what_stands_in_no_stage_has_a_row_of_its_own():
             return super().forward(input) + self.shift
 
     rows = {row.stage: row for row in stage_costs(Shifted, 8, "float32")}
-    assert (rows["between stages"].params, rows["between stages"].moved_bytes) == (4, 2 * 4 * 4 * 64)
+    assert (rows["between stages"].params, rows["between stages"].moved_bytes) == (
+        4,
+        2 * 4 * 4 * 64,
+    )
 
 
 def test_stage_costs_refuse_an_image_in_one_line():
@@ -79,5 +92,9 @@ def test_the_command_tells_flops_from_macs_and_ends_in_the_total(capsys):
     table = {line.split()[0]: line.split()[1:] for line in lines[7:]}
     assert list(table)[:6] == ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head"]
     for column, whole in enumerate(table["total"]):
-        numbers = [float(row[column].replace(",", "")) for stage, row in table.items() if stage not in ("total", "MB")]
+        numbers = [
+            float(row[column].replace(",", ""))
+            for stage, row in table.items()
+            if stage not in ("total", "MB")
+        ]
         assert sum(numbers) == pytest.approx(float(whole.replace(",", "")), abs=0.05)

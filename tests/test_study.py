@@ -12,10 +12,22 @@ import pytest
 from fullstride.nets.network import Network
 from fullstride.train.recipes import RECIPES
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # also for the processes that it starts
+sys.path.insert(
+    0, str(Path(__file__).parents[1] / "benchmarks")
+)  # also for the processes that it starts
 study = import_module("study")
 
-ADAPTED = {"epochs", "batch", "lr", "warmup_epochs", "ema_decay", "teacher", "resolution", "crop", "fit"}
+ADAPTED = {
+    "epochs",
+    "batch",
+    "lr",
+    "warmup_epochs",
+    "ema_decay",
+    "teacher",
+    "resolution",
+    "crop",
+    "fit",
+}
 ADAPTED |= {"scale", "flip"}
 PROTOCOL = {"short_epochs": 1, "long_epochs": 2, "train": 1037, "minival": 260, "test": 500}
 
@@ -24,11 +36,15 @@ PROTOCOL = {"short_epochs": 1, "long_epochs": 2, "train": 1037, "minival": 260, 
 def test_the_miniature_of_a_recipe_keeps_all_that_distinguishes_it(name):
     published = RECIPES[name]
     small = study.miniature(published, short_epochs=24, long_epochs=93)
-    changed = {field for field, value in asdict(published).items() if getattr(small, field) != value}
+    changed = {
+        field for field, value in asdict(published).items() if getattr(small, field) != value
+    }
     assert changed <= ADAPTED
     assert bool(small.ema_decay) == bool(published.ema_decay)
     assert bool(small.teacher) == bool(published.teacher)
-    assert small.warmup_epochs / small.epochs == pytest.approx(published.warmup_epochs / published.epochs)
+    assert small.warmup_epochs / small.epochs == pytest.approx(
+        published.warmup_epochs / published.epochs
+    )
     assert small.lr / small.batch == pytest.approx(study.RATE * published.lr / published.batch)
     assert small.epochs == (24 if published.epochs <= 90 else 93)
 
@@ -65,7 +81,9 @@ def test_the_networks_of_the_study_differ_by_squeeze_and_excitation_and_by_resne
     assert plain.items() < squeezed.items()
     differ = {name for name in {**squeezed, **d} if squeezed.get(name) != d.get(name)}
     assert differ
-    assert all(name.startswith("stem.") for name in differ)  # the shortcuts' averages have no weights
+    assert all(
+        name.startswith("stem.") for name in differ
+    )  # the shortcuts' averages have no weights
     assert study.RESNET_D.style.average_shortcut
     assert not study.SQUEEZED.style.average_shortcut
 
@@ -76,7 +94,11 @@ def test_the_recipes_are_compared_on_one_network_for_equally_long():
     assert {row.recipe.epochs for row in rows} == {93}
     plain, *others = rows
     assert all(row.against == plain.name for row in others)
-    assert (plain.recipe.schedule, plain.recipe.scale, plain.recipe.ema_decay) == ("steps", (1.0, 1.0), 0.0)
+    assert (plain.recipe.schedule, plain.recipe.scale, plain.recipe.ema_decay) == (
+        "steps",
+        (1.0, 1.0),
+        0.0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +115,11 @@ def test_a_study_keeps_every_score_and_computes_none_twice(two_rows):
     assert [row["name"] for row in found["rows"]] == ["ResNet", "+ cosine schedule"]
     for row in found["rows"]:
         assert set(row["scores"]) == {"0", "1"}
-        assert all(isfinite(score[part]) for score in row["scores"].values() for part in ("minival", "test"))
+        assert all(
+            isfinite(score[part])
+            for score in row["scores"].values()
+            for part in ("minival", "test")
+        )
     assert list(study.study(out, rows, PROTOCOL, seeds=2, processes=2)) == []
 
 
@@ -110,7 +136,9 @@ def test_a_row_is_trained_again_only_where_its_recipe_or_network_is_another(two_
 def test_a_file_with_a_study_of_other_lengths_is_refused_and_stays(two_rows):
     out, rows, _ = two_rows
     before = out.read_text()
-    with pytest.raises(ValueError, match=r"holds a study with .*'long_epochs': 2.*: give another --out"):
+    with pytest.raises(
+        ValueError, match=r"holds a study with .*'long_epochs': 2.*: give another --out"
+    ):
         list(study.study(out, rows, {**PROTOCOL, "long_epochs": 93}, seeds=2, processes=2))
     assert out.read_text() == before
 
@@ -131,10 +159,14 @@ def test_the_table_is_printed_again_from_its_file(two_rows, capsys):
 
 def test_a_row_is_marked_where_it_is_worse_by_more_than_the_spread():
     def scores(*values):
-        return study.Summary.of({str(seed): {"test": value} for seed, value in enumerate(values)}, "test")
+        return study.Summary.of(
+            {str(seed): {"test": value} for seed, value in enumerate(values)}, "test"
+        )
 
     assert str(scores(97.0, 98.0, 99.0)) == "98.00 ± 1.00"
-    assert study.difference(scores(95.0, 96.0, 97.0), scores(97.0, 98.0, 99.0)) == "-2.00 (worse)"  # spread 1.41
+    assert (
+        study.difference(scores(95.0, 96.0, 97.0), scores(97.0, 98.0, 99.0)) == "-2.00 (worse)"
+    )  # spread 1.41
     assert study.difference(scores(96.0, 97.0, 98.0), scores(97.0, 98.0, 99.0)) == "-1.00"
     assert study.difference(scores(99.0, 100.0), scores(97.0, 97.0)) == "+2.50"
     assert study.difference(scores(90.0), scores(97.0)) == "-7.00"  # one seed has no spread

@@ -15,14 +15,15 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure import papers, suite
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import TRESNET, Measurement
-from fullstride.measure.suite_page import QUANTITIES, Row
-from fullstride.measure.tables import speeds
 from fullstride.nets.families import SPECS
 from fullstride.nets.layers import BlurPool, SqueezeExcite
 from fullstride.nets.network import Network
+from fullstride.papers import lines as papers
+from fullstride.papers import suite
+from fullstride.papers.suite_page import QUANTITIES, Row
+from fullstride.tables import speeds
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -47,7 +48,9 @@ def test_the_published_numbers_are_those_of_the_papers():
     assert found["GENet 3", "GENet-large", 256, "ms per image"] == 0.34
     assert found["GENet 7", "ResNet-50", 224, "ms per image"] == 0.40
     assert found["ResNet-RS 7", "ResNet-RS-350", 320, "seconds per 128 images"] == 8.48
-    assert all("V100" in s.source and "arXiv" in s.source and s.quantity in QUANTITIES for s in speeds())
+    assert all(
+        "V100" in s.source and "arXiv" in s.source and s.quantity in QUANTITIES for s in speeds()
+    )
 
 
 def test_every_printed_line_has_networks_that_are_there_or_a_reason():
@@ -61,13 +64,17 @@ def test_every_printed_line_has_networks_that_are_there_or_a_reason():
 
 def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
     found = {
-        line.name: line.entries for line in papers.lines() if line.table in ("TResNet 3", "GENet 3", "ResNet-RS 7")
+        line.name: line.entries
+        for line in papers.lines()
+        if line.table in ("TResNet 3", "GENet 3", "ResNet-RS 7")
     }
     for name in ("ResNet-50", "TResNet-M", "GENet-light", "ResNet-RS-50"):
         with torch.device("meta"):
             theirs, ours, lean = (entry.build() for entry in found[name])
         assert [entry.kind for entry in found[name]] == ["timm", "plain", "lean"]
-        assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+        assert sum(p.numel() for p in theirs.parameters()) == sum(
+            p.numel() for p in ours.parameters()
+        )
         assert isinstance(lean, Network)
         assert lean.saves
         assert isinstance(ours, Network)
@@ -90,18 +97,39 @@ def test_the_refinements_of_tresnet_come_one_by_one():
         "+AA": [0, slopes, 18, 3],
     }
     assert slopes > 18
-    blocks = [sum(stage.depth for stage in net.spec.stages) for net in nets.values() if isinstance(net, Network)]
+    blocks = [
+        sum(stage.depth for stage in net.spec.stages)
+        for net in nets.values()
+        if isinstance(net, Network)
+    ]
     assert blocks == [16, 21, 21, 21, 21]
     assert papers.refinements()["+AA"][-1].spec == SPECS["tresnet_m"]
 
 
-def test_the_suite_measures_ours_and_timms_and_goes_on_without_measuring_again(tmp_path, monkeypatch, capsys):
-    words = ["bench", *NAMES, "--suite", "papers", "--quick", "--resolution", "32", "--device", "cpu"]
+def test_the_suite_measures_ours_and_timms_and_goes_on_without_measuring_again(
+    tmp_path, monkeypatch, capsys
+):
+    words = [
+        "bench",
+        *NAMES,
+        "--suite",
+        "papers",
+        "--quick",
+        "--resolution",
+        "32",
+        "--device",
+        "cpu",
+    ]
     assert cli.run([*words, "--out", str(tmp_path)]) == 0
     assert str(tmp_path / "results.md") in capsys.readouterr().out
     first = json.loads((tmp_path / "results.json").read_text())
     asked = {(o["table"], o["network"], o["quantity"], o["layout"]) for o in first["numbers"]}
-    kinds = {"training images/s": 3, "inference images/s": 2, "ms per image": 2, "seconds per 128 images": 3}
+    kinds = {
+        "training images/s": 3,
+        "inference images/s": 2,
+        "ms per image": 2,
+        "seconds per 128 images": 3,
+    }
     for quantity, networks in kinds.items():  # lean ones train only
         assert len({one for one in asked if one[2] == quantity}) == 2 * networks
     assert first["not_measured"] == []
@@ -116,7 +144,9 @@ def test_the_suite_measures_ours_and_timms_and_goes_on_without_measuring_again(t
 
 def test_a_row_of_another_environment_or_half_a_file_is_measured_again(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(suite, "measure", lambda contest, _: made.append(contest) or row_of(contest))
+    monkeypatch.setattr(
+        suite, "measure", lambda contest, _: made.append(contest) or row_of(contest)
+    )
     one: dict[str, Any] = dict(quick=True, networks=("genet_tiny",), resolution=32)
     total = len(list(suite.run(tmp_path, **one)))
     assert len(made) == total == 6
@@ -133,11 +163,21 @@ def test_a_row_of_another_environment_or_half_a_file_is_measured_again(tmp_path,
     assert len(made) == 3 * total + 1
 
 
-def rate(name: str, samples: tuple[float, ...], protocol=TRESNET, reference: str | None = None) -> Measurement:
-    how: dict[str, Any] = dict(precision="float32", layout="nhwc", compiled=False, environment=Environment.here())
+def rate(
+    name: str, samples: tuple[float, ...], protocol=TRESNET, reference: str | None = None
+) -> Measurement:
+    how: dict[str, Any] = dict(
+        precision="float32", layout="nhwc", compiled=False, environment=Environment.here()
+    )
     middle = sorted(samples)[len(samples) // 2]
     return Measurement(
-        name=name, protocol=protocol, images_per_s=middle, spread=0.0, samples=samples, reference=reference, **how
+        name=name,
+        protocol=protocol,
+        images_per_s=middle,
+        spread=0.0,
+        samples=samples,
+        reference=reference,
+        **how,
     )
 
 
@@ -148,7 +188,9 @@ def row_of(contest: papers.Contest, failed: dict[str, str] | None = None) -> Row
         samples = (100.0, 200.0, 300.0) if entry.kind == "timm" else (150.0, 220.0, 600.0)
         for part in contest.parts:
             one = rate(entry.name, samples, part, contest.entries[0].name)
-            one = replace(one, ms_per_image=1 / 150, layout=contest.layout, compiled=contest.compiled)
+            one = replace(
+                one, ms_per_image=1 / 150, layout=contest.layout, compiled=contest.compiled
+            )
             measured.setdefault(entry.kind, []).append(one)
     return Row(contest=contest, measured=measured, failed=failed or {})
 
@@ -158,22 +200,41 @@ def test_measured_and_published_numbers_stand_in_columns_of_their_own(tmp_path, 
     list(suite.run(tmp_path, quick=True))
     page = (tmp_path / "results.md").read_text()
     _, _, rest = page.partition("## TResNet 3: training images/s")
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in rest.splitlines()[2:8]]
-    assert lines[0][3:] == ["measured: timm eager", "measured: plain eager", "measured: lean eager", "published"]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in rest.splitlines()[2:8]
+    ]
+    assert lines[0][3:] == [
+        "measured: timm eager",
+        "measured: plain eager",
+        "measured: lean eager",
+        "published",
+    ]
     row = next(line for line in lines if line[:3] == ["TResNet-M", "224", "nhwc"])
-    assert row[3:] == ["200 (8)", "220 (8, x1.50)", "220 (8, x1.50)", "730"]  # the median of 1.5, 1.1 and 2
+    assert row[3:] == [
+        "200 (8)",
+        "220 (8, x1.50)",
+        "220 (8, x1.50)",
+        "730",
+    ]  # the median of 1.5, 1.1 and 2
     assert "TResNet 5" not in page  # not of the quick ones
     assert "Quick" in page
 
 
 def test_calls_that_take_half_the_time_are_twice_as_fast():
     (contest, *_) = papers.contests(
-        papers.lines_of(["genet_light"], 32)[1], quick=True, device=CPU, precision=None, memory_gib=None
+        papers.lines_of(["genet_light"], 32)[1],
+        quick=True,
+        device=CPU,
+        precision=None,
+        memory_gib=None,
     )
     row = row_of(contest)
     assert row.ratio("plain", "timm", "inference") == pytest.approx(200 / 220, rel=0.3)
     assert row.ratio("timm", "timm", "inference") is None
-    alone = {**row.measured, "plain": [replace(one, reference=None) for one in row.measured["plain"]]}
+    alone = {
+        **row.measured,
+        "plain": [replace(one, reference=None) for one in row.measured["plain"]],
+    }
     assert replace(row, measured=alone).ratio("plain", "timm", "inference") is None
 
 
@@ -190,7 +251,10 @@ def test_a_network_that_fails_is_told_in_one_line_and_stops_no_other(tmp_path, m
     assert row.failed == {f"{lean}, training": "RuntimeError no such kernel"}
     assert row.find("plain", "training")
     assert row.find("plain", "inference")
-    assert "genet_tiny lean, training: RuntimeError no such kernel" in (tmp_path / "results.md").read_text()
+    assert (
+        "genet_tiny lean, training: RuntimeError no such kernel"
+        in (tmp_path / "results.md").read_text()
+    )
 
 
 def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
@@ -226,11 +290,19 @@ def test_when_the_time_is_over_nothing_begins_and_the_page_says_what_is_left(tmp
     [
         (["bench", "genet_tiny", "--quick"], "say --suite papers too"),
         (["bench", "--suite", "papers", "--protocol", "genet", "--compiled"], "leave it out"),
-        (["bench", "genet_tinny", "--suite", "papers", "--device", "cpu"], "did you mean genet_tiny"),
-        (["bench", "timm/resnet5", "--suite", "papers", "--device", "cpu"], "did you mean timm/resnet5"),
+        (
+            ["bench", "genet_tinny", "--suite", "papers", "--device", "cpu"],
+            "did you mean genet_tiny",
+        ),
+        (
+            ["bench", "timm/resnet5", "--suite", "papers", "--device", "cpu"],
+            "did you mean timm/resnet5",
+        ),
     ],
 )
-def test_what_the_suite_cannot_do_is_refused_in_one_line(words, hint, capsys, tmp_path, monkeypatch):
+def test_what_the_suite_cannot_do_is_refused_in_one_line(
+    words, hint, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert cli.run(words) == 2
     told = capsys.readouterr().err
@@ -238,7 +310,9 @@ def test_what_the_suite_cannot_do_is_refused_in_one_line(words, hint, capsys, tm
     assert told.count("\n") == 1
 
 
-def test_on_the_gpu_machine_what_fails_or_comes_too_late_is_written_down_and_stops_nothing(tmp_path, monkeypatch):
+def test_on_the_gpu_machine_what_fails_or_comes_too_late_is_written_down_and_stops_nothing(
+    tmp_path, monkeypatch
+):
     def failing() -> dict[str, Any]:
         raise ValueError("no such thing")
 
@@ -267,8 +341,18 @@ def test_on_the_gpu_machine_a_part_that_hangs_is_ended(tmp_path):
 
 @pytest.mark.slow
 def test_the_script_for_a_gpu_runs_through_without_one(tmp_path):
-    pytest.importorskip("triton", reason="the kernels are written in Triton, which is not installed here")
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    pytest.importorskip(
+        "triton", reason="the kernels are written in Triton, which is not installed here"
+    )
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "gpu.py"),
+        "--device",
+        "cpu",
+        "--tiny",
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fullstride.data.images import DataSet, open_data
+from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.loader import Batches, TestView
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -27,7 +27,11 @@ def table(root: Path, text: str | bytes, name: str = "images.csv") -> str:
 def images_of(data: DataSet) -> dict[str, str]:
     """The class of each name, whatever its part."""
     parts = (data.train, data.minival, data.test)
-    return {n: data.classes[label] for part in parts for n, label in zip(part.names, part.labels, strict=True)}
+    return {
+        n: data.classes[label]
+        for part in parts
+        for n, label in zip(part.names, part.labels, strict=True)
+    }
 
 
 TEN = [f"photos/{number}.png" for number in range(10)]
@@ -42,7 +46,12 @@ def test_every_row_is_an_image_of_its_class(tmp_path, delimiter, mark, newline):
     lines = [delimiter.join(fields) for fields in [("path", "label"), *ROWS]]
     data = open_data(table(tmp_path, mark + newline.join(lines).encode()))
     assert images_of(data) == dict(ROWS)
-    assert (data.name, data.classes, data.channels, data.mirror) == ("images", ("cat", "dog"), 3, True)
+    assert (data.name, data.classes, data.channels, data.mirror) == (
+        "images",
+        ("cat", "dog"),
+        3,
+        True,
+    )
     assert data.train.picture(0).getpixel((0, 0)) == (TEN.index(data.train.names[0]), 0, 0)
     assert min(len(part) for part in (data.train, data.minival, data.test)) >= 1
 
@@ -52,7 +61,9 @@ def test_columns_go_by_several_names_in_any_order_beside_others(tmp_path, header
     pictures(tmp_path, *TEN)
     swap = header == "label,path"
     rows = [f"{b},{a},7" if swap else f" {a} ,{b},7" for a, b in ROWS]
-    assert images_of(open_data(table(tmp_path, "\n".join([header + ",width", *rows])))) == dict(ROWS)
+    assert images_of(open_data(table(tmp_path, "\n".join([header + ",width", *rows])))) == dict(
+        ROWS
+    )
 
 
 def test_quoted_fields_hold_delimiters_and_other_scripts(tmp_path):
@@ -66,7 +77,10 @@ def test_quoted_fields_hold_delimiters_and_other_scripts(tmp_path):
 
 def test_whole_numbers_as_labels_are_ordered_by_number_and_other_labels_by_letter(tmp_path):
     pictures(tmp_path, *TEN)
-    for labels, wanted in ((("10", "9", "-1"), ("-1", "9", "10")), (("10", "9", "x"), ("10", "9", "x"))):
+    for labels, wanted in (
+        (("10", "9", "-1"), ("-1", "9", "10")),
+        (("10", "9", "x"), ("10", "9", "x")),
+    ):
         rows = [f"{name},{labels[number % 3]}" for number, name in enumerate(TEN)]
         assert open_data(table(tmp_path, "\n".join(["path,label", *rows]))).classes == wanted
 
@@ -76,7 +90,11 @@ def test_the_column_split_names_the_parts(tmp_path):
     splits = ["train"] * 6 + ["val", "Validation", "test", "TEST"]
     rows = [f"{name},{label},{split}" for (name, label), split in zip(ROWS, splits, strict=True)]
     data = open_data(table(tmp_path, "\n".join(["path,label,split", *rows])))
-    assert [list(part.names) for part in (data.train, data.minival, data.test)] == [TEN[:6], TEN[6:8], TEN[8:]]
+    assert [list(part.names) for part in (data.train, data.minival, data.test)] == [
+        TEN[:6],
+        TEN[6:8],
+        TEN[8:],
+    ]
     with pytest.raises(ValueError, match="'val' is the minival already"):
         open_data(data.where, minival=0.1)
     two = open_data(table(tmp_path, "\n".join(["path,label,split", *rows[:8]])))
@@ -99,8 +117,12 @@ def test_parts_that_are_not_named_are_cut_as_in_a_folder_of_the_same_names(tmp_p
 def test_absolute_paths_lead_anywhere_and_those_below_the_table_are_told_from_there(tmp_path):
     pictures(tmp_path / "far", *TEN[:5])
     pictures(tmp_path / "near", *TEN[5:])
-    paths = [tmp_path / "far" / name for name in TEN[:5]] + [tmp_path / "near" / name for name in TEN[5:]]
-    text = "\n".join(["path,label", *(f"{path},{label}" for path, (_, label) in zip(paths, ROWS, strict=True))])
+    paths = [tmp_path / "far" / name for name in TEN[:5]] + [
+        tmp_path / "near" / name for name in TEN[5:]
+    ]
+    text = "\n".join(
+        ["path,label", *(f"{path},{label}" for path, (_, label) in zip(paths, ROWS, strict=True))]
+    )
     data = open_data(table(tmp_path / "near", text))
     assert set(images_of(data)) == {str(tmp_path / "far" / name) for name in TEN[:5]} | set(TEN[5:])
     (batch,) = Batches(data.test, TestView(Preprocessing(resolution=8)), batch=10).epoch(0)
@@ -120,7 +142,9 @@ def test_a_row_that_stands_twice_counts_once_and_blank_lines_not_at_all(tmp_path
     pictures(tmp_path, *TEN)
     rows = [f"{name},{label}" for name, label in ROWS]
     plain = open_data(table(tmp_path, "\n".join(["path,label", *rows])))
-    twice = open_data(table(tmp_path, "\n".join(["path,label", *rows, "", ",", f"./{rows[0]}", *rows]) + "\n\n"))
+    twice = open_data(
+        table(tmp_path, "\n".join(["path,label", *rows, "", ",", f"./{rows[0]}", *rows]) + "\n\n")
+    )
     assert twice.fingerprint == plain.fingerprint
 
 
@@ -130,14 +154,23 @@ def test_a_row_that_stands_twice_counts_once_and_blank_lines_not_at_all(tmp_path
         ("", "is empty: give a header"),
         (b"\xef\xbb\xbf\n \n", "is empty: give a header"),
         ("path,label\n", "has a header and no rows"),
-        ("photos/0.png,cat\n", "line 1 has no column 'path', but .*: name one of path, image, filename, file"),
-        ("path,lable\nphotos/0.png,cat\n", "line 1 has no column 'label', .*: name one of label, class, target"),
+        (
+            "photos/0.png,cat\n",
+            "line 1 has no column 'path', but .*: name one of path, image, filename, file",
+        ),
+        (
+            "path,lable\nphotos/0.png,cat\n",
+            "line 1 has no column 'label', .*: name one of label, class, target",
+        ),
         ("path,label\nphotos/0.png,cat\nphotos/1.png\n", "line 3 has no label"),
         ("path,label\n\nphotos/0.png, \n", "line 3 has an empty label"),
         ("path,label\n,cat\n", "line 2 has an empty path"),
         ("path,label\nphotos/0.png,cat,dog\n", "line 2 has 3 fields, the header 2: quote"),
         ('path,label\n"photos/0.png,cat\n', r"line 2 is not CSV \(.*\): check its quotes"),
-        ("path,label,split\nphotos/0.png,cat,trian\n", "line 2 has the split 'trian': use train, val or test"),
+        (
+            "path,label,split\nphotos/0.png,cat,trian\n",
+            "line 2 has the split 'trian': use train, val or test",
+        ),
         ("path,label,split\nphotos/0.png,cat,\n", "line 2 has an empty split"),
         ("path,label,split\nphotos/0.png,cat,test\n", "no row to train on"),
         ("path,label\nphotos/0.png,cat\nphotos/1.png,cat\n", "one class only, 'cat'"),

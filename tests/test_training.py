@@ -14,22 +14,22 @@ import torch
 from PIL import Image
 
 from fullstride import cli
-from fullstride.data.images import Images, open_data
+from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TrainView
-from fullstride.data.views.augment import Augmentation
+from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
-from fullstride.tasks.triplet import weighted_triplet
-from fullstride.train import record, run
+from fullstride.tasks.metric_learning import weighted_triplet
+from fullstride.train import run, run_folder
+from fullstride.train.distill import Teacher, fitting_teacher
+from fullstride.train.distributed import ALONE
 from fullstride.train.loop import Learner, evaluate, fit
-from fullstride.train.optimize import lr_at
-from fullstride.train.ranks import ALONE
+from fullstride.train.optimizer import lr_at
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import DIGITS, RECIPES
-from fullstride.train.teach import Teacher, fitting_teacher
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16)
@@ -43,7 +43,9 @@ def few(images: Images, count: int) -> Images:
 def digits():
     """A hundred digits, enough to see that a loop works."""
     data = open_data("digits")
-    return replace(data, train=few(data.train, 64), minival=few(data.minival, 20), test=few(data.test, 20))
+    return replace(
+        data, train=few(data.train, 64), minival=few(data.minival, 20), test=few(data.test, 20)
+    )
 
 
 def test_label_smoothing_equals_cross_entropy_with_softened_targets():
@@ -63,7 +65,9 @@ def test_top1_counts_right_answers_in_percent():
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])
 def test_a_network_can_memorise_sixteen_digits(name, digits):
     images = few(digits.train, 16)
-    recipe = replace(SHORT, epochs=80, warmup_epochs=8, lr=0.05, label_smoothing=0.0, weight_decay=0.0)
+    recipe = replace(
+        SHORT, epochs=80, warmup_epochs=8, lr=0.05, label_smoothing=0.0, weight_decay=0.0
+    )
     torch.manual_seed(0)
     net = zoo.create(name, in_channels=1)
     whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
@@ -85,7 +89,9 @@ def test_weights_that_are_not_finite_are_never_marked(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=4, shuffle=True)
     recipe = replace(SHORT, batch=4, lr=1e12, warmup_epochs=0)
-    marks = fit(net, Classify(), batches, recipe, mark_every=4)  # the loss is gone within three steps
+    marks = fit(
+        net, Classify(), batches, recipe, mark_every=4
+    )  # the loss is gone within three steps
     with pytest.raises(FloatingPointError):
         next(marks)
 
@@ -94,7 +100,9 @@ def test_a_duration_in_steps_ends_within_an_epoch_with_the_schedule_at_its_end(d
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     seen = []
-    counted = type("B", (), {"__len__": lambda _: 4, "epoch": lambda _, n, start=0: count(batches, n, seen)})()
+    counted = type(
+        "B", (), {"__len__": lambda _: 4, "epoch": lambda _, n, start=0: count(batches, n, seen)}
+    )()
     epochs = list(fit(net, Classify(), counted, replace(SHORT, steps=6, warmup_epochs=0)))
     assert seen == [0, 0, 0, 0, 1, 1]
     assert [epoch.number for epoch in epochs] == [0, 1]
@@ -127,7 +135,9 @@ def test_reproducible_algorithms_are_used_for_the_steps_alone_where_a_recipe_ask
 
     class Watched(Network):
         def forward(self, x, masks=None):
-            asked.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic))
+            asked.append(
+                (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic)
+            )
             return super().forward(x, masks)
 
     batches = Batches(digits.train, TrainView(GRAY), batch=64, shuffle=True)
@@ -144,7 +154,9 @@ def rows_of(folder, digits, recipe=SHORT, **how):
 
 def numbers(rows):
     """A log without the times, which differ from run to run."""
-    return [{k: v for k, v in row.items() if k not in ("images_per_s", "data_share")} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k not in ("images_per_s", "data_share")} for row in rows
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -154,29 +166,33 @@ def finished(digits, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights_bit_for_bit(stop_after, finished, digits, tmp_path):
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights_bit_for_bit(
+    stop_after, finished, digits, tmp_path
+):
     whole, rows = finished
     folder = tmp_path / "stopped"
     started = run.train(folder, "genet_tiny", digits, SHORT)
     for _ in range(stop_after):
         next(started)
     started.close()  # as Ctrl-C between two epochs, or after the last one and before the bundle
-    assert not (folder / record.BUNDLE).exists()
+    assert not (folder / run_folder.BUNDLE).exists()
     assert numbers(rows_of(folder, digits)) == numbers(rows)
-    assert record.load_checkpoint(folder)["epochs"] == SHORT.epochs
-    ours, theirs = Bundle.load(folder / record.BUNDLE), Bundle.load(whole / record.BUNDLE)
+    assert run_folder.load_checkpoint(folder)["epochs"] == SHORT.epochs
+    ours, theirs = Bundle.load(folder / run_folder.BUNDLE), Bundle.load(whole / run_folder.BUNDLE)
     for name, value in ours.net.state_dict().items():
         assert torch.equal(value, theirs.net.state_dict()[name])
     assert ours.scores == theirs.scores
 
 
-def test_a_run_of_an_earlier_version_goes_on_where_what_it_could_not_say_is_as_it_was(finished, digits, tmp_path):
+def test_a_run_of_an_earlier_version_goes_on_where_what_it_could_not_say_is_as_it_was(
+    finished, digits, tmp_path
+):
     folder = tmp_path / "old"
     shutil.copytree(finished[0], folder)
-    asked = json.loads((folder / record.ASKED).read_text())
+    asked = json.loads((folder / run_folder.ASKED).read_text())
     for field in ("padded", "ratio"):
         del asked["recipe"][field]
-    (folder / record.ASKED).write_text(json.dumps(asked))
+    (folder / run_folder.ASKED).write_text(json.dumps(asked))
     assert numbers(rows_of(folder, digits)) == numbers(finished[1])
     with pytest.raises(ValueError, match="recipe.padded is False there and True now"):
         rows_of(folder, digits, replace(SHORT, padded=True))
@@ -201,26 +217,41 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
     digits, tmp_path, monkeypatch
 ):
     rows = rows_of(tmp_path / "whole", digits, HARD)
-    save, saved = record.save, []
+    save, saved = run_folder.save, []
 
     def stop_at_the_third(folder, state):
         save(folder, state)
         saved.append(state["index"])
-        if len(saved) == 6:  # the marks after two steps of four, and the ends, of two epochs, then the third's middle
+        if (
+            len(saved) == 6
+        ):  # the marks after two steps of four, and the ends, of two epochs, then the third's middle
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(record, "save", stop_at_the_third)
+    monkeypatch.setattr(run_folder, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         rows_of(tmp_path / "stopped", digits, HARD, mark_every=2)
-    monkeypatch.setattr(record, "save", save)
+    monkeypatch.setattr(run_folder, "save", save)
     assert saved == [2, 0, 2, 0, 2, 0][: len(saved)]
     assert numbers(rows_of(tmp_path / "stopped", digits, HARD, workers=1)) == numbers(rows)
-    ours, theirs = (Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict() for name in ("stopped", "whole"))
+    ours, theirs = (
+        Bundle.load(tmp_path / name / run_folder.BUNDLE).net.state_dict()
+        for name in ("stopped", "whole")
+    )
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
-    words = [sys.executable, "-m", "fullstride", "train", "digits", "--model", "genet_tiny", "--mark-every", "3"]
+    words = [
+        sys.executable,
+        "-m",
+        "fullstride",
+        "train",
+        "digits",
+        "--model",
+        "genet_tiny",
+        "--mark-every",
+        "3",
+    ]
     words += [
         "--recipe.epochs",
         "2",
@@ -232,19 +263,24 @@ def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
         "0.2",
     ]
     subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
-    killed = subprocess.Popen([*words, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-    checkpoint = tmp_path / "killed" / record.CHECKPOINT
+    killed = subprocess.Popen(
+        [*words, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL
+    )
+    checkpoint = tmp_path / "killed" / run_folder.CHECKPOINT
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    assert not (tmp_path / "killed" / record.BUNDLE).exists()
+    assert not (tmp_path / "killed" / run_folder.BUNDLE).exists()
     subprocess.run([*words, "--out", str(tmp_path / "killed")], check=True, capture_output=True)
-    ours, theirs = (Bundle.load(tmp_path / name / record.BUNDLE).net.state_dict() for name in ("killed", "whole"))
+    ours, theirs = (
+        Bundle.load(tmp_path / name / run_folder.BUNDLE).net.state_dict()
+        for name in ("killed", "whole")
+    )
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     logs = [
-        [json.loads(line) for line in (tmp_path / name / record.LOG).read_text().splitlines()]
+        [json.loads(line) for line in (tmp_path / name / run_folder.LOG).read_text().splitlines()]
         for name in ("killed", "whole")
     ]
     assert numbers(logs[0]) == numbers(logs[1])
@@ -257,10 +293,15 @@ def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistic
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
         recipe = replace(GENTLE, accumulate=accumulate)
-        doubles = type("D", (), {"__len__": lambda _: 2, "epoch": lambda _, n, start=0: two(batches, n)})()
+        doubles = type(
+            "D", (), {"__len__": lambda _: 2, "epoch": lambda _, n, start=0: two(batches, n)}
+        )()
         list(fit(net, Classify(0.1), doubles, recipe))
         after.append(net.state_dict())
-    assert all(torch.allclose(value, after[1][name], rtol=1e-9, atol=1e-12) for name, value in after[0].items())
+    assert all(
+        torch.allclose(value, after[1][name], rtol=1e-9, atol=1e-12)
+        for name, value in after[0].items()
+    )
 
 
 class FrozenNorms(Network):
@@ -277,7 +318,7 @@ def two(batches, number):
 
 
 def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
-    bundle = Bundle.load(finished[0] / record.BUNDLE)
+    bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
     student = replace(bundle.preprocessing, mean=(0.3,), std=(0.7,))
     teacher = fitting_teacher(bundle, "it", digits.classes, student)
     pixels = torch.rand(4, 1, 16, 16)
@@ -288,14 +329,20 @@ def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     whole = replace(SHORT, epochs=1, warmup_epochs=0, teacher_share=1.0, lr=1e-9)
     (epoch,) = fit(net, Classify(), batches, whole, teacher=teacher)
-    said = [torch.nn.functional.cross_entropy(net(x), teacher(x)).item() for x, _, _ in batches.epoch(0)]
+    said = [
+        torch.nn.functional.cross_entropy(net(x), teacher(x)).item() for x, _, _ in batches.epoch(0)
+    ]
     assert epoch.loss == pytest.approx(sum(said) / len(said), rel=0.1)
 
 
-def test_a_teachers_answers_are_asked_once_and_remembered_for_every_student(finished, digits, tmp_path, monkeypatch):
+def test_a_teachers_answers_are_asked_once_and_remembered_for_every_student(
+    finished, digits, tmp_path, monkeypatch
+):
     asked = []
     forward = Teacher.forward
-    monkeypatch.setattr(Teacher, "forward", lambda self, x, **_: asked.append(len(x)) or forward(self, x))
+    monkeypatch.setattr(
+        Teacher, "forward", lambda self, x, **_: asked.append(len(x)) or forward(self, x)
+    )
     recipe = replace(SHORT, teacher=str(finished[0]), teacher_share=1.0, views=2)
     plain = rows_of(tmp_path / "plain", digits, recipe)
     assert sum(asked) == 3 * 64
@@ -303,9 +350,13 @@ def test_a_teachers_answers_are_asked_once_and_remembered_for_every_student(fini
     first = rows_of(tmp_path / "first", digits, recipe, teacher_cache=tmp_path / "cache")
     assert sum(asked) == 2 * 64  # the third epoch shows the views of the first again
     asked.clear()
-    assert numbers(rows_of(tmp_path / "second", digits, recipe, teacher_cache=tmp_path / "cache")) == numbers(first)
+    assert numbers(
+        rows_of(tmp_path / "second", digits, recipe, teacher_cache=tmp_path / "cache")
+    ) == numbers(first)
     assert asked == []
-    assert [row["loss"] for row in first] == pytest.approx([row["loss"] for row in plain], rel=0.01)  # of 16 bits
+    assert [row["loss"] for row in first] == pytest.approx(
+        [row["loss"] for row in plain], rel=0.01
+    )  # of 16 bits
     rows_of(tmp_path / "other", digits, replace(recipe, turn=3.0), teacher_cache=tmp_path / "cache")
     assert sum(asked) == 2 * 64  # other views are other answers
     for file in (tmp_path / "cache").glob("*/*.f16"):
@@ -326,14 +377,20 @@ def test_a_cache_that_could_not_serve_is_refused(finished, digits, tmp_path, mon
     with pytest.raises(ValueError, match="recipe.grow_from to None"):
         rows_of(tmp_path / "run", digits, replace(recipe, grow_from=8), teacher_cache=cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
-    with pytest.raises(ValueError, match="GiB free, the teacher's answers to 3 views .* recipe.views to fewer"):
+    with pytest.raises(
+        ValueError, match="GiB free, the teacher's answers to 3 views .* recipe.views to fewer"
+    ):
         rows_of(tmp_path / "run", digits, recipe, teacher_cache=cache)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_teacher_of_other_classes_is_refused_before_anything_is_written(finished, digits, tmp_path):
+def test_a_teacher_of_other_classes_is_refused_before_anything_is_written(
+    finished, digits, tmp_path
+):
     other = replace(digits, classes=tuple("abcdefghi"), train=below(digits.train, 9))
-    with pytest.raises(ValueError, match=r"the teacher .* knows the classes 10 \(0, 1, 2, ...\), the images have 9"):
+    with pytest.raises(
+        ValueError, match=r"the teacher .* knows the classes 10 \(0, 1, 2, ...\), the images have 9"
+    ):
         rows_of(tmp_path / "run", other, replace(SHORT, teacher=str(finished[0])))
     assert not (tmp_path / "run").exists()
 
@@ -345,7 +402,9 @@ def test_half_precision_learns_as_float32_does(precision, digits):
         torch.manual_seed(0)
         net = zoo.create("resnet_rs_tiny", in_channels=1)
         batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
-        losses[kind] = [e.loss for e in fit(net, Classify(), batches, replace(GENTLE, precision=kind))]
+        losses[kind] = [
+            e.loss for e in fit(net, Classify(), batches, replace(GENTLE, precision=kind))
+        ]
         assert all(p.dtype == torch.float32 for p in net.parameters())
     assert losses[precision] == pytest.approx(losses["float32"], rel=0.02)
     assert losses[precision] != losses["float32"]
@@ -372,15 +431,23 @@ def test_what_computes_wrongly_on_a_cpu_is_refused(digits):
 
 
 def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored(digits, tmp_path):
-    recipe = replace(SHORT, epochs=30, patience=2, lr=1e-9, warmup_epochs=0, ema_decay=0.0)  # nothing is learned
+    recipe = replace(
+        SHORT, epochs=30, patience=2, lr=1e-9, warmup_epochs=0, ema_decay=0.0
+    )  # nothing is learned
     rows = rows_of(tmp_path / "run", digits, recipe)
-    top = record.best(rows)
+    top = run_folder.best(rows)
     assert len(rows) == top["epoch"] + 2 < 30
     assert all(
-        (row["minival_top1"], -row["minival_loss"]) <= (top["minival_top1"], -top["minival_loss"]) for row in rows
+        (row["minival_top1"], -row["minival_loss"]) <= (top["minival_top1"], -top["minival_loss"])
+        for row in rows
     )
-    best, bundle = (Bundle.load(tmp_path / "run" / name) for name in (record.BEST, record.BUNDLE))
-    assert all(torch.equal(value, bundle.net.state_dict()[name]) for name, value in best.net.state_dict().items())
+    best, bundle = (
+        Bundle.load(tmp_path / "run" / name) for name in (run_folder.BEST, run_folder.BUNDLE)
+    )
+    assert all(
+        torch.equal(value, bundle.net.state_dict()[name])
+        for name, value in best.net.state_dict().items()
+    )
     assert bundle.scores["minival"] == best.scores["minival"]
     assert (best.scores["minival"]["top1"], best.scores["minival"]["loss"]) == (
         top["minival_top1"],
@@ -396,16 +463,16 @@ def test_a_run_that_is_out_of_patience_does_not_learn_on_after_a_stop(digits, tm
     for _ in rows:
         next(started)
     started.close()
-    assert not (tmp_path / "stopped" / record.BUNDLE).exists()
+    assert not (tmp_path / "stopped" / run_folder.BUNDLE).exists()
     assert numbers(rows_of(tmp_path / "stopped", digits, recipe)) == numbers(rows)
-    assert (tmp_path / "stopped" / record.BUNDLE).exists()
+    assert (tmp_path / "stopped" / run_folder.BUNDLE).exists()
 
 
 def test_the_best_weights_are_kept_beside_the_last_ones(finished):
     folder, rows = finished
-    best = Bundle.load(folder / record.BEST)
+    best = Bundle.load(folder / run_folder.BEST)
     assert best.scores["minival"]["top1"] == max(row["minival_top1"] for row in rows)
-    assert best.recipe == json.loads((folder / record.ASKED).read_text())["recipe"]
+    assert best.recipe == json.loads((folder / run_folder.ASKED).read_text())["recipe"]
 
 
 def test_the_share_of_the_minival_is_part_of_a_run_and_found_again(tmp_path):
@@ -415,7 +482,14 @@ def test_the_share_of_the_minival_is_part_of_a_run_and_found_again(tmp_path):
     again = run.fitting_data(str(tmp_path / "run"), data.classes)
     assert again.minival.names == data.minival.names
     with pytest.raises(ValueError, match="minival is 0.02 there and None now"):
-        list(run.train(tmp_path / "run", "genet_tiny", open_data("digits"), replace(SHORT, steps=2, warmup_epochs=0)))
+        list(
+            run.train(
+                tmp_path / "run",
+                "genet_tiny",
+                open_data("digits"),
+                replace(SHORT, steps=2, warmup_epochs=0),
+            )
+        )
 
 
 def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digits):
@@ -424,13 +498,19 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
         net = zoo.create("genet_tiny", in_channels=1)
-        batches = run.training_batches(digits, GRAY, replace(recipe, triplet=weight), "cpu", 0, ALONE)
+        batches = run.training_batches(
+            digits, GRAY, replace(recipe, triplet=weight), "cpu", 0, ALONE
+        )
         x, labels, _ = next(batches.epoch(0))
         assert labels.bincount().sort(descending=True).values[:4].tolist() == [4, 4, 4, 4]
         with torch.no_grad():
             logits, embedding = copy.deepcopy(net).train().logits_and_embedding(x)
-            by_hand = Classify(0.1).loss(logits, labels) + weight * weighted_triplet(embedding, labels)
-        step = Learner(net.train(), Classify(0.1), replace(recipe, triplet=weight), len(batches), None, ALONE).step
+            by_hand = Classify(0.1).loss(logits, labels) + weight * weighted_triplet(
+                embedding, labels
+            )
+        step = Learner(
+            net.train(), Classify(0.1), replace(recipe, triplet=weight), len(batches), None, ALONE
+        ).step
         assert step(x, labels, 0).item() == pytest.approx(by_hand.item(), rel=1e-6)
         list(fit(net, Classify(0.1), batches, replace(recipe, triplet=weight)))
         with torch.no_grad():
@@ -441,7 +521,9 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
 
 def test_a_triplet_loss_that_would_have_nothing_to_compare_is_refused(digits, tmp_path):
     recipe = replace(SHORT, triplet=1.0, per_class=4, accumulate=4)
-    with pytest.raises(ValueError, match="among the 4 images .* set recipe.batch to a multiple of 32"):
+    with pytest.raises(
+        ValueError, match="among the 4 images .* set recipe.batch to a multiple of 32"
+    ):
         rows_of(tmp_path / "run", digits, recipe)
     assert not (tmp_path / "run").exists()
 
@@ -449,33 +531,48 @@ def test_a_triplet_loss_that_would_have_nothing_to_compare_is_refused(digits, tm
 def test_tensorboard_gets_every_number_of_the_log(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run"), "--tensorboard"]
+    words = [
+        "train",
+        "digits",
+        "--model",
+        "genet_tiny",
+        "--out",
+        str(tmp_path / "run"),
+        "--tensorboard",
+    ]
     words += ["--recipe.epochs", "2", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
     for _ in range(2):  # the second time nothing is trained and everything is written once more
         assert cli.run(words) == 0
         events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-        rows = [json.loads(line) for line in (tmp_path / "run" / record.LOG).read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (tmp_path / "run" / run_folder.LOG).read_text().splitlines()
+        ]
         for name in ("loss", "lr", "minival_top1", "minival_loss", "images_per_s", "data_share"):
             said = [(event.step, event.value) for event in events.Scalars(name)]
             assert said == [(row["epoch"], pytest.approx(row[name], rel=1e-6)) for row in rows]
 
 
-def test_a_row_that_was_written_after_the_last_checkpoint_is_written_again(finished, digits, tmp_path):
+def test_a_row_that_was_written_after_the_last_checkpoint_is_written_again(
+    finished, digits, tmp_path
+):
     folder = tmp_path / "torn"
     started = run.train(folder, "genet_tiny", digits, SHORT)
     next(started)
     started.close()
-    log = folder / record.LOG
+    log = folder / run_folder.LOG
     log.write_text(log.read_text() + '{"epoch": 2, "los')
     assert numbers(rows_of(folder, digits)) == numbers(finished[1])
-    assert numbers(json.loads(line) for line in log.read_text().splitlines()) == numbers(finished[1])
+    assert numbers(json.loads(line) for line in log.read_text().splitlines()) == numbers(
+        finished[1]
+    )
 
 
 def test_a_finished_run_is_not_trained_again(finished, digits):
     folder, rows = finished
-    before = (folder / record.CHECKPOINT).stat().st_mtime_ns
+    before = (folder / run_folder.CHECKPOINT).stat().st_mtime_ns
     assert rows_of(folder, digits) == rows
-    assert (folder / record.CHECKPOINT).stat().st_mtime_ns == before
+    assert (folder / run_folder.CHECKPOINT).stat().st_mtime_ns == before
 
 
 def test_workers_do_not_change_what_is_learned(finished, digits, tmp_path):
@@ -492,29 +589,33 @@ def test_a_folder_whose_run_has_no_checkpoint_yet_may_be_asked_otherwise(digits,
     wrong = replace(SHORT, lr=1e12, warmup_epochs=0)
     with pytest.raises(FloatingPointError):
         rows_of(tmp_path / "run", digits, wrong)
-    assert (tmp_path / "run" / record.ASKED).exists()
+    assert (tmp_path / "run" / run_folder.ASKED).exists()
     assert len(rows_of(tmp_path / "run", digits, SHORT)) == SHORT.epochs
-    assert Bundle.load(tmp_path / "run" / record.BUNDLE).recipe["lr"] == SHORT.lr
+    assert Bundle.load(tmp_path / "run" / run_folder.BUNDLE).recipe["lr"] == SHORT.lr
 
 
-def test_a_stop_in_the_middle_of_a_replacement_loses_nothing_and_leaves_nothing_behind(finished, digits, tmp_path):
+def test_a_stop_in_the_middle_of_a_replacement_loses_nothing_and_leaves_nothing_behind(
+    finished, digits, tmp_path
+):
     folder = tmp_path / "run"
     started = run.train(folder, "genet_tiny", digits, SHORT)
     next(started)
     started.close()
-    (folder / record.BEST).rename(folder / ".best.123.old")  # as between the two renamings
+    (folder / run_folder.BEST).rename(folder / ".best.123.old")  # as between the two renamings
     (folder / ".checkpoint.pt.123.new").write_bytes(b"half")
     assert numbers(rows_of(folder, digits)) == numbers(finished[1])
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_a_run_whose_broken_checkpoint_was_removed_begins_again_whatever_else_is_there(digits, tmp_path):
+def test_a_run_whose_broken_checkpoint_was_removed_begins_again_whatever_else_is_there(
+    digits, tmp_path
+):
     folder = tmp_path / "run"
     started = run.train(folder, "genet_tiny", digits, SHORT)
     next(started)
     started.close()
     (folder / "tensorboard").mkdir()
-    (folder / record.CHECKPOINT).unlink()
+    (folder / run_folder.CHECKPOINT).unlink()
     assert len(rows_of(folder, digits, replace(SHORT, epochs=2))) == 2
 
 
@@ -522,32 +623,47 @@ def test_a_run_folder_that_is_spoiled_is_told_of_in_one_line(finished, digits, t
     recipe = replace(SHORT, epochs=1, patience=5, warmup_epochs=0)
     folder = tmp_path / "run"
     rows_of(folder, digits, recipe)
-    shutil.rmtree(folder / record.BUNDLE)
-    shutil.rmtree(folder / record.BEST)
+    shutil.rmtree(folder / run_folder.BUNDLE)
+    shutil.rmtree(folder / run_folder.BEST)
     with pytest.raises(ValueError, match="best, the best epoch's weights, is gone"):
         rows_of(folder, digits, recipe)
-    (folder / record.LOG).write_text("nonsense\n")
+    (folder / run_folder.LOG).write_text("nonsense\n")
     with pytest.raises(ValueError, match="log.jsonl is not whole JSON"):
         rows_of(folder, digits, recipe)
     for text in ("{}", "[1]"):
-        (folder / record.ASKED).write_text(text)
-        with pytest.raises(ValueError, match="does not say which images it was trained on: give --data"):
+        (folder / run_folder.ASKED).write_text(text)
+        with pytest.raises(
+            ValueError, match="does not say which images it was trained on: give --data"
+        ):
             run.fitting_data(str(folder), digits.classes)
-    with pytest.raises(ValueError, match="run.json does not say what was asked: give another --out"):
+    with pytest.raises(
+        ValueError, match="run.json does not say what was asked: give another --out"
+    ):
         rows_of(folder, digits, recipe)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process")
 def test_a_disk_that_is_full_when_the_checkpoint_is_written_is_told_of_in_one_line(tmp_path):
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20)); "
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20)); "
+    )
     code += "from fullstride import cli; sys.exit(cli.run(sys.argv[1:]))"
-    words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run"), "--recipe.steps", "2"]
+    words = [
+        "train",
+        "digits",
+        "--model",
+        "genet_tiny",
+        "--out",
+        str(tmp_path / "run"),
+        "--recipe.steps",
+        "2",
+    ]
     words += ["--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("fullstride: ")
     assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "run" / record.CHECKPOINT).exists()
+    assert not (tmp_path / "run" / run_folder.CHECKPOINT).exists()
 
 
 def test_scores_are_of_true_float32(digits):
@@ -568,11 +684,15 @@ def test_a_row_of_the_log_names_the_pictures_that_were_not_named_before(tmp_path
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
-            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "photos" / name / f"{number}.png")
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(
+                tmp_path / "photos" / name / f"{number}.png"
+            )
     spoiled = open_data(str(tmp_path / "photos")).train.names[0]
     (tmp_path / "photos" / spoiled).write_bytes(b"words")
     recipe = replace(SHORT, batch=4)
-    rows = list(run.train(tmp_path / "run", "genet_tiny", open_data(str(tmp_path / "photos")), recipe))
+    rows = list(
+        run.train(tmp_path / "run", "genet_tiny", open_data(str(tmp_path / "photos")), recipe)
+    )
     assert [name for row in rows for name in row["skipped"]] == [spoiled]
 
 
@@ -588,20 +708,29 @@ def test_a_checkpoint_that_is_cut_short_is_named(finished, digits, tmp_path):
     started = run.train(folder, "genet_tiny", digits, SHORT)
     next(started)
     started.close()
-    path = folder / record.CHECKPOINT
+    path = folder / run_folder.CHECKPOINT
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"checkpoint.pt cannot be read .*: remove it to begin again"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint.pt cannot be read .*: remove it to begin again"
+    ):
         rows_of(folder, digits)
     path.unlink()  # as it says
     assert numbers(rows_of(folder, digits)) == numbers(finished[1])
 
 
-def test_training_can_begin_from_another_runs_weights_with_other_classes(finished, digits, tmp_path):
+def test_training_can_begin_from_another_runs_weights_with_other_classes(
+    finished, digits, tmp_path
+):
     folder, _ = finished
-    five = replace(digits, classes=digits.classes[:5], train=below(digits.train, 5), minival=below(digits.minival, 5))
+    five = replace(
+        digits,
+        classes=digits.classes[:5],
+        train=below(digits.train, 5),
+        minival=below(digits.minival, 5),
+    )
     five = replace(five, test=below(digits.test, 5))
     net, _ = run.beginning("genet_tiny", five, SHORT, str(folder))
-    before = Bundle.load(folder / record.BUNDLE).net
+    before = Bundle.load(folder / run_folder.BUNDLE).net
     assert torch.equal(net.stem.conv.conv.weight, before.stem.conv.conv.weight)
     assert net.head.fc.out_features == 5
     with pytest.raises(ValueError, match="does not begin resnet_rs_tiny"):
@@ -609,13 +738,23 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(finishe
 
 
 def below(images: Images, classes: int) -> Images:
-    kept = [(name, label) for name, label in zip(images.names, images.labels, strict=True) if label < classes]
-    return replace(images, names=tuple(name for name, _ in kept), labels=tuple(label for _, label in kept))
+    kept = [
+        (name, label)
+        for name, label in zip(images.names, images.labels, strict=True)
+        if label < classes
+    ]
+    return replace(
+        images, names=tuple(name for name, _ in kept), labels=tuple(label for _, label in kept)
+    )
 
 
 def test_a_network_of_timm_is_trained_and_kept_like_ours(digits, tmp_path):
-    list(run.train(tmp_path / "timm", "timm/resnet10t", digits, replace(SHORT, epochs=1, warmup_epochs=0)))
-    bundle = Bundle.load(tmp_path / "timm" / record.BUNDLE)
+    list(
+        run.train(
+            tmp_path / "timm", "timm/resnet10t", digits, replace(SHORT, epochs=1, warmup_epochs=0)
+        )
+    )
+    bundle = Bundle.load(tmp_path / "timm" / run_folder.BUNDLE)
     assert bundle.net.spec.name == "resnet10t"
     assert bundle.scores["test"]["images"] == 20
 

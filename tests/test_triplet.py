@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullstride.tasks.triplet import weighted_triplet
+from fullstride.tasks.metric_learning import weighted_triplet
 
 ODD = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3])  # 3 has no positive
 
 
 def embeddings(scale: float = 1.0, count: int = len(ODD)) -> Tensor:
-    return scale * torch.randn(count, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return scale * torch.randn(
+        count, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def by_loops(x: Tensor, labels: list[int]) -> float:
@@ -29,14 +31,20 @@ def by_loops(x: Tensor, labels: list[int]) -> float:
     return sum(losses) / len(losses) if losses else 0.0
 
 
-@pytest.mark.parametrize("labels", [ODD, ODD.flip(0), torch.arange(10) % 5, torch.arange(10) % 2], ids=str)
+@pytest.mark.parametrize(
+    "labels", [ODD, ODD.flip(0), torch.arange(10) % 5, torch.arange(10) % 2], ids=str
+)
 def test_the_loss_is_its_formula(labels):
     x = embeddings()
-    assert weighted_triplet(x, labels).item() == pytest.approx(by_loops(x, labels.tolist()), abs=1e-12)
+    assert weighted_triplet(x, labels).item() == pytest.approx(
+        by_loops(x, labels.tolist()), abs=1e-12
+    )
 
 
 def test_the_gradient_is_of_the_whole_formula_weights_included():
-    assert torch.autograd.gradcheck(lambda x: weighted_triplet(x, ODD), embeddings().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: weighted_triplet(x, ODD), embeddings().requires_grad_()
+    )
 
 
 def test_a_step_down_the_gradient_draws_classes_together_and_apart_from_others():
@@ -57,7 +65,9 @@ def test_a_step_down_the_gradient_draws_classes_together_and_apart_from_others()
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_where_all_embeddings_coincide_the_loss_is_ln_2_and_gradients_are_finite(dtype):
-    x = torch.full((40, 3), 7.3, dtype=dtype, requires_grad=True)  # PyTorch's own choice changes above 25 rows
+    x = torch.full(
+        (40, 3), 7.3, dtype=dtype, requires_grad=True
+    )  # PyTorch's own choice changes above 25 rows
     loss = weighted_triplet(x, torch.arange(40) % 4)
     loss.backward()
     assert loss.item() == pytest.approx(math.log(2))

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from fullstride.data.images import open_data
+from fullstride.data.dataset import open_data
 from fullstride.data.loader import Batches, TestView, TrainView
-from fullstride.data.views.augment import Augmentation
+from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
+from fullstride.train.distributed import joined
 from fullstride.train.loop import evaluate, fit
-from fullstride.train.ranks import joined
 from fullstride.train.recipe import Recipe
 
 
@@ -47,14 +47,23 @@ def main(out: str) -> None:
         share = (ranks.rank, ranks.world)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
         images = replace(data.train, names=data.train.names[:64], labels=data.train.labels[:64])
-        batches = Doubles(Batches(images, TrainView(pre, Augmentation(flip=0)), batch=16, shuffle=True, share=share))
+        batches = Doubles(
+            Batches(
+                images, TrainView(pre, Augmentation(flip=0)), batch=16, shuffle=True, share=share
+            )
+        )
         recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
         epochs = list(fit(net, Classify(0.1), batches, recipe, ranks=ranks))
         odd = replace(data.test, names=data.test.names[:21], labels=data.test.labels[:21])
         score = evaluate(
-            epochs[-1].average, Classify(), Doubles(Batches(odd, TestView(pre), batch=8, share=share)), ranks
+            epochs[-1].average,
+            Classify(),
+            Doubles(Batches(odd, TestView(pre), batch=8, share=share)),
+            ranks,
         )
-        average = [value.double().sum().item() for value in epochs[-1].average.state_dict().values()]
+        average = [
+            value.double().sum().item() for value in epochs[-1].average.state_dict().values()
+        ]
         if ranks.first:
             Path(out).write_text(json.dumps([[e.loss for e in epochs], score, average]))
 

@@ -23,7 +23,9 @@ def main(out: str) -> None:
             if isinstance(norm, nn.BatchNorm2d):
                 nn.init.uniform_(norm.weight, 0.5, 1.5)
         x = torch.rand(6, 3, 32, 32, dtype=torch.float64)
-        share = x[:4] if dist.get_rank() == 0 else x[4:]  # uneven: statistics are of values, not of processes
+        share = (
+            x[:4] if dist.get_rank() == 0 else x[4:]
+        )  # uneven: statistics are of values, not of processes
         lean = DistributedDataParallel(net.lean(group=dist.group.WORLD))
         y = lean(share)
         (y.sin().sum() * 2).backward()  # DDP halves the sum

@@ -16,7 +16,7 @@ import tyro
 
 import fullstride
 from fullstride.commands import COMMANDS
-from fullstride.terminal import complain, unboxed
+from fullstride.console import complain, unboxed
 from fullstride.train.recipe import Recipe, saved_recipe
 from fullstride.train.recipes import RECIPES
 
@@ -42,18 +42,30 @@ def run(words: Sequence[str]) -> int:
         command = parse(words, recipe)
         command()
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on from the last checkpoint" if list(words[:1]) == ["train"] else ""
+        goes_on = (
+            "; the same command goes on from the last checkpoint"
+            if list(words[:1]) == ["train"]
+            else ""
+        )
         return complain(f"interrupted{goes_on}", 130)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+    except (
+        ValueError,
+        FileNotFoundError,
+        PermissionError,
+        IsADirectoryError,
+        NotADirectoryError,
+    ) as error:
         return complain(error, 2)
     except (FloatingPointError, OSError) as error:
         return complain(error, 1)
     except (MemoryError, RuntimeError) as error:
-        from fullstride.measure.memory import lacks_memory
+        from fullstride.measure.memory.limits import lacks_memory
 
-        if "DataLoader worker" in str(error):  # torch says so from a signal, wherever the program is
+        if "DataLoader worker" in str(
+            error
+        ):  # torch says so from a signal, wherever the program is
             return complain(
                 "a process that decodes images was killed, often for lack of memory: use fewer --workers; "
                 "the same command goes on",
@@ -80,7 +92,9 @@ def parse(words: Sequence[str], recipe: Recipe) -> Callable[[], None]:
     drawn = StringIO()
     try:
         with redirect_stderr(drawn):
-            return tyro.extras.subcommand_cli_from_dict(commands, args=words, prog="fullstride", description=ABOUT)
+            return tyro.extras.subcommand_cli_from_dict(
+                commands, args=words, prog="fullstride", description=ABOUT
+            )
     except SystemExit as stop:
         if not stop.code:  # it was --help
             raise
@@ -91,9 +105,15 @@ def take_recipe(words: Sequence[str]) -> tuple[Recipe, list[str]]:
     """The recipe that `--recipe NAME` names, and the other words: the flags of its fields are left to tyro."""
     if not words or words[0] not in TAKE_A_RECIPE:
         return RECIPES["finetune"], list(words)
-    switches = [name.replace("_", "-") for name, kind in get_type_hints(Recipe).items() if kind is bool]
+    switches = [
+        name.replace("_", "-") for name, kind in get_type_hints(Recipe).items() if kind is bool
+    ]
     alone = {"--tensorboard", *(f"--recipe.{name}" for name in switches)}
-    flags = [i for i, word in enumerate(words) if word.startswith("--") and word.replace("_", "-") not in alone]
+    flags = [
+        i
+        for i, word in enumerate(words)
+        if word.startswith("--") and word.replace("_", "-") not in alone
+    ]
     after_flag = {i + 1 for i in flags}  # as in --out digits
     digits = any(word == "digits" and i not in after_flag for i, word in enumerate(words))
     name = "digits" if digits else "finetune"
@@ -117,11 +137,17 @@ def find_recipe(name: str) -> Recipe:
     if name and path.is_dir():
         found = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
         if not found:
-            raise ValueError(f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file")
+            raise ValueError(
+                f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file"
+            )
         path = found[0]
     if not name or not path.is_file():
         close = get_close_matches(name, RECIPES, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(RECIPES)}, or give a file"
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"choose from {', '.join(RECIPES)}, or give a file"
+        )
         raise ValueError(f"no recipe named {name!r}: {hint}")
     from fullstride.nets.bundle import read_json
 

@@ -1,12 +1,12 @@
 """What can a user ask for? One thin command per verb, which imports what it needs, so that `--help` is quick."""
 
-from fullstride.commands.batches import capacity
+from fullstride.commands.capacity import capacity
 from fullstride.commands.estimating import calibrate, choose, estimate
 from fullstride.commands.figures import figures
-from fullstride.commands.learning import bench_data, pack, train, validate
 from fullstride.commands.measuring import bench, cost, zoo
 from fullstride.commands.shipping import export, predict, report
 from fullstride.commands.studying import bench_blocks, rank
+from fullstride.commands.training import bench_data, pack, train, validate
 
 COMMANDS = {
     "zoo": zoo,

@@ -12,14 +12,17 @@ from rich.progress import track
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Device
-from fullstride.terminal import complain, console
+from fullstride.console import complain, console
 
 if TYPE_CHECKING:
-    from fullstride.measure.choose import Choice, Option
-    from fullstride.measure.latency import Estimate, Profile
-    from fullstride.measure.latency.calibrate import Plan, Sample
+    from fullstride.latency import Estimate, Profile
+    from fullstride.latency.calibrate import Plan, Sample
+    from fullstride.latency.select import Choice, Option
 
-Place = Annotated[str, arg(name="device", help="A profile, as v100-fp16, or the file of one that `calibrate` wrote.")]
+Place = Annotated[
+    str,
+    arg(name="device", help="A profile, as v100-fp16, or the file of one that `calibrate` wrote."),
+]
 
 
 def estimate(
@@ -39,15 +42,17 @@ def estimate(
         train: The time of a training step instead, where the profile knows it.
         json: One JSON object instead of words.
     """
-    from fullstride.measure.latency import estimates, load_profile, tie
-    from fullstride.measure.latency.model import unfitted
-    from fullstride.measure.latency.of_name import named_operators
+    from fullstride.latency import estimates, load_profile, tie
+    from fullstride.latency.by_name import named_operators
+    from fullstride.latency.roofline import unfitted
 
     known = load_profile(profile)
     if not models:
         raise ValueError("nothing to estimate: name one or more networks or runs")
     networks = [named_operators(name, resolution) for name in models]
-    found = estimates([operators for operators, _ in networks], known, [batch] * len(models), training=train)
+    found = estimates(
+        [operators for operators, _ in networks], known, [batch] * len(models), training=train
+    )
     fit = known.training if train and known.training else known.inference
     designed = fit.source.startswith("fullstride calibrate")
     strange = {
@@ -80,7 +85,9 @@ def estimate(
         busy = f"{digits(one.device_ms)} ms on the device, {digits(one.host_ms)} ms on the host"
         print(f"a batch is {busy}; bounded by {one.bound}")
     else:
-        table = new_table("", "network", "pixels", "ms/image", "90 % interval", "images/s", "device ms", "host ms")
+        table = new_table(
+            "", "network", "pixels", "ms/image", "90 % interval", "images/s", "device ms", "host ms"
+        )
         table.add_column("bounded by")
         table.add_column("ties")
         for number, ((name, side, one), near) in enumerate(zip(rows, ties, strict=True), start=1):
@@ -92,17 +99,23 @@ def estimate(
         print(
             f"batch {batch}, {rows[0][2].work}; device and host ms are of a batch; ties are lines closer than a ratio"
         )
-        print(f"of {rows[0][2].apart:g}, from which on the order of two networks is right in eight cases of ten")
+        print(
+            f"of {rows[0][2].apart:g}, from which on the order of two networks is right in eight cases of ten"
+        )
     for name, kinds in strange.items():
         if kinds:
-            print(f"{name} runs what this profile was not fitted on, so its interval says little: {', '.join(kinds)}")
+            print(
+                f"{name} runs what this profile was not fitted on, so its interval says little: {', '.join(kinds)}"
+            )
     print(about(known, train))
 
 
 def about(profile: "Profile", train: bool = False) -> str:
     """Where a profile is from and how wrong it was, in one line."""
     fit = profile.training if train and profile.training else profile.inference
-    place = ", ".join(filter(None, (profile.device, profile.machine.engine, profile.layout, profile.precision)))
+    place = ", ".join(
+        filter(None, (profile.device, profile.machine.engine, profile.layout, profile.precision))
+    )
     made = f"{fit.networks} networks of {fit.source}; {fit.software}; fitted {fit.date}"
     note = f"; {profile.note}" if profile.note else ""
     return f"{profile.name} ({place}): {fit.error:g} % off where not fitted; {made}{note}"
@@ -134,19 +147,23 @@ def calibrate(
         minutes: After which nothing more is measured; the fit takes some seconds beyond.
         times: A JSON file for all measured times.
     """
+    from fullstride.latency import calibrate as calibrating
+    from fullstride.latency import profile_names, save_profile
     from fullstride.measure.environment import Environment, choose_device
-    from fullstride.measure.latency import calibrate as calibrating
-    from fullstride.measure.latency import profile_names, save_profile
-    from fullstride.measure.step import find_precision
-    from fullstride.nets.disk import replacing
+    from fullstride.measure.workload import find_precision
+    from fullstride.storage import replacing
 
     if name in profile_names():
-        raise ValueError(f"{name} is a profile that comes with fullstride: give yours another --name")
+        raise ValueError(
+            f"{name} is a profile that comes with fullstride: give yours another --name"
+        )
     for path in filter(None, (out, times)):
         check_writable(path)
     place = choose_device(device)
     gpu = place.type == "cuda"
-    chosen: Any = tuple(dict.fromkeys(engines)) or (("eager", "graph", "compiled") if gpu else ("eager",))
+    chosen: Any = tuple(dict.fromkeys(engines)) or (
+        ("eager", "graph", "compiled") if gpu else ("eager",)
+    )
     plan = calibrating.Plan(
         device=place,
         engines=tuple("cuda graph" if engine == "graph" else engine for engine in chosen),
@@ -161,11 +178,18 @@ def calibrate(
     samples = watched(plan)
     if samples:
         unrest = sorted(sample.spread for sample in samples)[len(samples) // 2]
-        print(f"a network's rounds spread by {unrest:.0%}, in the median: above 5 % the machine was not quiet")
+        print(
+            f"a network's rounds spread by {unrest:.0%}, in the median: above 5 % the machine was not quiet"
+        )
     if times:
         kept = ("network", "family", "engine", "batch", "seconds", "spread")
         rows = [{key: getattr(sample, key) for key in kept} for sample in samples]
-        told = dict(environment=asdict(here), resolution=plan.resolution, precision=plan.precision, layout=layout)
+        told = dict(
+            environment=asdict(here),
+            resolution=plan.resolution,
+            precision=plan.precision,
+            layout=layout,
+        )
         with replacing(times) as beside:
             beside.write_text(dumps({**told, "times": rows}, indent=1))
     failures = []
@@ -181,11 +205,16 @@ def calibrate(
         save_profile(report.profile, path)
         print(f"{path}: {machine.peak_tflops:g} TFLOPS, {machine.bandwidth_gb_s:g} GB/s, {sheet}")
         families = ", ".join(f"{family} {error:g}" for family, error in report.by_family.items())
-        print(f"  {report.times} times fitted; {report.left_out:g} % off for designed networks of a family left out:")
+        print(
+            f"  {report.times} times fitted; {report.left_out:g} % off for designed networks of a family left out:"
+        )
         print(f"  {families}")
         if report.whole:
             print("  estimated / measured of whole networks, which are never fitted:")
-            print("  " + ", ".join(f"{network} {ratio:.2f}" for network, ratio in report.whole.items()))
+            print(
+                "  "
+                + ", ".join(f"{network} {ratio:.2f}" for network, ratio in report.whole.items())
+            )
         print(about(report.profile))
     if failures:
         raise ValueError("; ".join(failures))
@@ -195,7 +224,7 @@ def check_writable(path: Path) -> None:
     """Raises now, and not when all is measured, where a file cannot be written."""
     from tempfile import TemporaryFile
 
-    from fullstride.nets.disk import make_place
+    from fullstride.storage import make_place
 
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file")
@@ -208,10 +237,12 @@ def watched(plan: "Plan") -> "Sequence[Sample]":
     """All times, with a line for each engine and batch size as it is done."""
     from itertools import groupby
 
-    from fullstride.measure.latency.calibrate import measure
+    from fullstride.latency.calibrate import measure
 
     found: list[Sample] = []
-    for (engine, batch), rows in groupby(measure(plan), key=lambda sample: (sample.engine, sample.batch)):
+    for (engine, batch), rows in groupby(
+        measure(plan), key=lambda sample: (sample.engine, sample.batch)
+    ):
         before = len(found)
         found.extend(rows)
         print(f"{engine}, batch {batch}: {len(found) - before} networks", flush=True)
@@ -238,31 +269,48 @@ def choose(
         out: A PNG file for the picture.
         json: One JSON object instead of words.
     """
-    from fullstride.measure import choose as choosing
-    from fullstride.measure.latency import load_profile
+    from fullstride.latency import load_profile
+    from fullstride.latency import select as choosing
 
     known = load_profile(profile)
     networks = [network for name in source for network in choosing.find_source(name)()]
     choosing.check_budget(budget_ms)
     left_out: dict[str, str] = {}
-    shown = track(networks, transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True))
+    shown = track(
+        networks, transient=True, disable=not sys.stderr.isatty(), console=Console(stderr=True)
+    )
     options = list(choosing.price(shown, known, batch, times == "published", left_out))
     if left_out:
         name, why = next(iter(left_out.items()))
-        complain(f"left out {len(left_out)} of {len(networks)} networks; the first, {name}: {why}", 0)
+        complain(
+            f"left out {len(left_out)} of {len(networks)} networks; the first, {name}: {why}", 0
+        )
     found = choosing.choose(options, budget_ms)
     if out:
-        from fullstride.nets.disk import replacing
-        from fullstride.report.choice_figure import choice_figure
         from fullstride.report.plots import png
+        from fullstride.report.selection_plot import choice_figure
+        from fullstride.storage import replacing
 
         with replacing(out) as beside:
             beside.write_bytes(png(choice_figure(options, found, f"{known.name}, batch {batch}")))
     if json:
         single = {key: told(getattr(found, key)) for key in ("best", "runner_up", "next")}
-        several = {key: [told(option) for option in getattr(found, key)] for key in ("near", "front")}
+        several = {
+            key: [told(option) for option in getattr(found, key)] for key in ("near", "front")
+        }
         rows = [told(option) for option in options]
-        print(dumps(dict(profile=asdict(known), batch=batch, budget_ms=budget_ms, **single, **several, options=rows)))
+        print(
+            dumps(
+                dict(
+                    profile=asdict(known),
+                    batch=batch,
+                    budget_ms=budget_ms,
+                    **single,
+                    **several,
+                    options=rows,
+                )
+            )
+        )
         return
     show(found, choosing.tied)
     print(about(known))
@@ -274,22 +322,30 @@ def told(option: "Option | None") -> dict[str, Any] | None:
     if option is None:
         return None
     one = option.estimate
-    times = dict(estimated_ms=one.ms_per_image, low=one.low, high=one.high, published_ms=option.published_ms)
-    return dict(**asdict(option.network), ms_per_image=option.ms, time=option.by, **times, bound=one.bound)
+    times = dict(
+        estimated_ms=one.ms_per_image, low=one.low, high=one.high, published_ms=option.published_ms
+    )
+    return dict(
+        **asdict(option.network), ms_per_image=option.ms, time=option.by, **times, bound=one.bound
+    )
 
 
 def show(found: "Choice", tied: Any) -> None:
     """The front as a table, and what there is to say of the budget."""
-    from fullstride.measure.choose import Option
+    from fullstride.latency.select import Option
 
     printed = any(option.published_ms is not None for option in found.front)
-    table = new_table("on the front", "pixels", "top-1 %", "ms/image", "time", "estimate, 90 % interval")
+    table = new_table(
+        "on the front", "pixels", "top-1 %", "ms/image", "time", "estimate, 90 % interval"
+    )
     for title in (*(["published"] if printed else []), "tie", "accuracy from", "note"):
         table.add_column(title)
     for number, option in enumerate(found.front):
         one, row = option.estimate, option.network
         estimated = f"{digits(one.ms_per_image)}, {interval(one)}"
-        published = ["" if option.published_ms is None else f"{option.published_ms:g}"] if printed else []
+        published = (
+            ["" if option.published_ms is None else f"{option.published_ms:g}"] if printed else []
+        )
         tie = "with the above" if number and tied(option, found.front[number - 1]) else ""
         numbers = str(row.resolution), f"{row.top1:g}", digits(option.ms), option.by, estimated
         table.add_row(row.name, *numbers, *published, tie, row.source, row.note)
@@ -301,7 +357,9 @@ def show(found: "Choice", tied: Any) -> None:
     best = found.best
     print(f"best within {found.budget_ms:g} ms an image: {say(best)}")
     if best.by == "estimated" and best.estimate.high > found.budget_ms:
-        print(f"  its 90 % interval reaches {digits(best.estimate.high)} ms, beyond the budget: measure it there")
+        print(
+            f"  its 90 % interval reaches {digits(best.estimate.high)} ms, beyond the budget: measure it there"
+        )
     if found.runner_up:
         tie = "; which of the two is faster cannot be told" if tied(best, found.runner_up) else ""
         print(f"runner-up: {say(found.runner_up)}{tie}")

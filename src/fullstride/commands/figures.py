@@ -21,31 +21,33 @@ def figures(
         only: Some of them; all where not given.
         out: A folder for a PNG of each, and for figures.html with all.
     """
-    from fullstride.measure.latency import load_profile
-    from fullstride.nets.disk import replacing
-    from fullstride.report import paper_figures, paper_plots
+    from fullstride.latency import load_profile
+    from fullstride.papers import figure_page, figures
+    from fullstride.papers.measured import read_bench
     from fullstride.report.page import write
-    from fullstride.report.paper_times import read_bench
+    from fullstride.storage import replacing
 
     profiles = [load_profile(name) for name in device]
-    measured = read_bench(bench, paper_figures.networks())
+    measured = read_bench(bench, figures.networks())
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder with --out")
     drawn = []
-    for key in only or paper_figures.KEYS:
-        if key == paper_figures.BLOCKS:
-            rows, how, place = paper_figures.blocks(profiles, measured)
-            drawn.append(paper_plots.blocks(rows, how, place))
+    for key in only or figures.KEYS:
+        if key == figures.BLOCKS:
+            rows, how, place = figures.blocks(profiles, measured)
+            drawn.append(figure_page.blocks(rows, how, place))
             told = f"{len(rows)} {how}"
         else:
-            plan = paper_figures.PLANS[key]
-            dots = list(paper_figures.dots(plan, profiles, measured))
-            drawn.append(paper_plots.scatter(plan, dots))
-            told = ", ".join(f"{count} {how}" for how, count in Counter(dot.how for dot in dots).items())
+            plan = figures.PLANS[key]
+            dots = list(figures.dots(plan, profiles, measured))
+            drawn.append(figure_page.scatter(plan, dots))
+            told = ", ".join(
+                f"{count} {how}" for how, count in Counter(dot.how for dot in dots).items()
+            )
         path = out / f"{key}.png"
         with replacing(path) as beside:
-            beside.write_bytes(paper_plots.png(drawn[-1]))
+            beside.write_bytes(figure_page.png(drawn[-1]))
         print(f"{path}: {told}", flush=True)
     path = out / "figures.html"
-    write(path, paper_plots.page(drawn))
+    write(path, figure_page.page(drawn))
     print(path)

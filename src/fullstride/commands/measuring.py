@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from fullstride.commands.flags import Device, Efficiency
-from fullstride.terminal import console
+from fullstride.console import console
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,11 +23,11 @@ REFERENCE = "timm/resnet50"
 
 def zoo() -> None:
     """List the networks: parameters, multiply-adds, published accuracy, and where weights are."""
-    from fullstride.measure.cost import cost
-    from fullstride.measure.tables import published
+    from fullstride.measure.cost.flops import cost
     from fullstride.nets.families import SPECS
     from fullstride.nets.network import Network
     from fullstride.nets.zoo import HUB
+    from fullstride.tables import published
 
     line = "{:18} {:>9} {:>8} {:>6}  {:28} {}".format
     scored = published()
@@ -57,10 +57,10 @@ def cost(
         train: Also the bytes that a training step on a GPU keeps for its backward pass.
         precision: That bytes are counted in: fp32, bf16 or fp16.
     """
-    from fullstride.measure import cost as measuring
-    from fullstride.measure.saved import saved
-    from fullstride.measure.stage_cost import StageCost, stage_costs
-    from fullstride.measure.step import find_precision
+    from fullstride.measure.cost import flops as measuring
+    from fullstride.measure.cost.by_stage import StageCost, stage_costs
+    from fullstride.measure.memory.activation_bytes import saved
+    from fullstride.measure.workload import find_precision
     from fullstride.nets import zoo
     from fullstride.nets.spec import NetSpec
 
@@ -74,7 +74,9 @@ def cost(
 
     if layers:
         for row in measuring.layer_costs(build, side, spec.in_channels):
-            print(f"{row.name:48} {row.shape_in!s:>18} -> {row.shape_out!s:18} {row.params:>12,} {row.macs:>16,}")
+            print(
+                f"{row.name:48} {row.shape_in!s:>18} -> {row.shape_out!s:18} {row.params:>12,} {row.macs:>16,}"
+            )
     price = measuring.cost(build, side, spec.in_channels)
     rows = stage_costs(build, side, half, spec.in_channels)
     print(f"{model} at {side} x {side} pixels, from {spec.source}")
@@ -86,19 +88,35 @@ def cost(
         kept = {**held.by_stage, "total": held.bytes_per_image}
         for name, size in held.by_layer.items() if layers else ():
             print(f"{name or 'loss':48} {size:>14,} bytes kept")
-        print(f"{kept['total']:,} bytes an image are kept for backward in {half}: {kept['total'] / 1e6:.1f} MB")
-        for way, int8 in (("lean", False), ("lean with int8 maps", True)) if isinstance(spec, NetSpec) else ():
-            least = saved(lambda int8=int8: zoo.create(model, efficiency="lean", int8=int8), side, half).bytes_per_image
+        print(
+            f"{kept['total']:,} bytes an image are kept for backward in {half}: {kept['total'] / 1e6:.1f} MB"
+        )
+        for way, int8 in (
+            (("lean", False), ("lean with int8 maps", True)) if isinstance(spec, NetSpec) else ()
+        ):
+            least = saved(
+                lambda int8=int8: zoo.create(model, efficiency="lean", int8=int8), side, half
+            ).bytes_per_image
             print(f"{least:,} bytes where it trains {way}: {least / 1e6:.1f} MB")
-        rows += [StageCost(stage, 0, 0, 0, 0) for stage in held.by_stage if stage not in {row.stage for row in rows}]
+        rows += [
+            StageCost(stage, 0, 0, 0, 0)
+            for stage in held.by_stage
+            if stage not in {row.stage for row in rows}
+        ]
     moved = sum(row.moved_bytes for row in rows)
     rows.append(StageCost("total", price.params, price.macs, price.activations, moved))
     line = "{:20} {:>13} {:>16} {:>13} {:>9}" + " {:>9}" * train
     print(line.format("stage", "parameters", "MACs", "activations", "MB moved", "MB kept"))
     for row in rows:
         megabytes = f"{row.moved_bytes / 1e6:.2f}", f"{kept.get(row.stage, 0) / 1e6:.2f}"
-        print(line.format(row.stage, f"{row.params:,}", f"{row.macs:,}", f"{row.activations:,}", *megabytes))
-    print(f"MB moved: maps of one image that operators read and write in {half}, each by itself; weights are not in")
+        print(
+            line.format(
+                row.stage, f"{row.params:,}", f"{row.macs:,}", f"{row.activations:,}", *megabytes
+            )
+        )
+    print(
+        f"MB moved: maps of one image that operators read and write in {half}, each by itself; weights are not in"
+    )
 
 
 def bench(
@@ -144,21 +162,25 @@ def bench(
         trust: Measure files of the formats pt2 and aoti, which are programs, too.
     """
     if suite:
-        own = dict(protocol=protocol, batch=batch, rounds=rounds, compiled=compiled, reference=reference)
+        own = dict(
+            protocol=protocol, batch=batch, rounds=rounds, compiled=compiled, reference=reference
+        )
         own |= dict(efficiency=efficiency != "plain", padded=padded)
         if given := [f"--{name}" for name, value in own.items() if value]:
-            raise ValueError(f"{', '.join(given)} with --suite {suite}: leave it out, the suite has its own")
+            raise ValueError(
+                f"{', '.join(given)} with --suite {suite}: leave it out, the suite has its own"
+            )
         run_suite(models, resolution, device, precision, memory_gib, quick, out or Path("suite"))
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
-    from fullstride.deploy.shipped import Engine
+    from fullstride.deploy.exported import Engine
     from fullstride.measure.bench import bench_all
     from fullstride.measure.environment import choose_device
     from fullstride.measure.protocols import find_protocol
-    from fullstride.measure.step import find_precision
-    from fullstride.nets.disk import replacing
-    from fullstride.nets.padded import padded_form
+    from fullstride.measure.workload import find_precision
+    from fullstride.nets.fused.padding import padded_form
+    from fullstride.storage import replacing
 
     if not models:
         raise ValueError("nothing to measure: name one or more networks or runs")
@@ -168,8 +190,12 @@ def bench(
         raise ValueError(f"--batch {batch} is for throughput: {', '.join(parts)} has its own")
     if efficiency != "plain":
         if compiled:
-            raise ValueError(f"--compiled with --efficiency {efficiency}: say --efficiency compiled, or leave one out")
-        parts = {name: [part for part in each if part.work == "training"] for name, each in parts.items()}
+            raise ValueError(
+                f"--compiled with --efficiency {efficiency}: say --efficiency compiled, or leave one out"
+            )
+        parts = {
+            name: [part for part in each if part.work == "training"] for name, each in parts.items()
+        }
         if not all(parts.values()):
             raise ValueError(
                 f"--efficiency {efficiency}: inference has no lean form, use --protocol tresnet or resnet_rs"
@@ -177,25 +203,42 @@ def bench(
     if reference is None and protocol:
         reference = REFERENCE
     reference = None if reference == "none" else reference
-    nets, own_side, channels = entrants([*dict.fromkeys(models if reference is None else (reference, *models))], trust)
+    nets, own_side, channels = entrants(
+        [*dict.fromkeys(models if reference is None else (reference, *models))], trust
+    )
     own = dict(precision=precision, layout=layout != "nchw", compiled=compiled)
     if given := [
-        f"--{name}" for name, value in own.items() if value and all(isinstance(net, Engine) for net in nets.values())
+        f"--{name}"
+        for name, value in own.items()
+        if value and all(isinstance(net, Engine) for net in nets.values())
     ]:
         raise ValueError(f"{', '.join(given)}: a file computes as it was exported, leave it out")
     if padded:
         own_side |= {f"{name} padded": own_side[name] for name in models}
         wide = {f"{name} padded": padded_form(nets[name], name) for name in models}
-        nets, models = {**({} if reference is None else {reference: nets[reference]}), **wide}, tuple(wide)
+        nets, models = (
+            {**({} if reference is None else {reference: nets[reference]}), **wide},
+            tuple(wide),
+        )
     place = choose_device(device)
-    how: dict[str, Any] = dict(layout=layout, compiled=compiled, memory_gib=memory_gib, reference=reference)
+    how: dict[str, Any] = dict(
+        layout=layout, compiled=compiled, memory_gib=memory_gib, reference=reference
+    )
     if efficiency != "plain":
         nets, how["efficiency"] = entered(nets, models, efficiency, reference)
 
     found: dict[str, list[list[Measurement]]] = {}
     for name, each in parts.items():
-        side = resolution if resolution is not None else 224 if name == "tresnet" else own_side[models[0]]
-        changes = dict(resolution=side, rounds=rounds, batch=batch if name == "throughput" else None)
+        side = (
+            resolution
+            if resolution is not None
+            else 224
+            if name == "tresnet"
+            else own_side[models[0]]
+        )
+        changes = dict(
+            resolution=side, rounds=rounds, batch=batch if name == "throughput" else None
+        )
         changes = {key: value for key, value in changes.items() if value is not None}
         asked = [replace(part, **changes) for part in each]
         took = find_precision(precision) if precision else each[0].precision
@@ -206,7 +249,9 @@ def bench(
         show_side_by_side(*(rows for name in SIDE_BY_SIDE for rows in found[name]))
     rows = [row for parts in found.values() for part in parts for row in part]
     here = rows[-1].environment
-    sizes = " and ".join(dict.fromkeys(f"{r.protocol.resolution} x {r.protocol.resolution}" for r in rows))
+    sizes = " and ".join(
+        dict.fromkeys(f"{r.protocol.resolution} x {r.protocol.resolution}" for r in rows)
+    )
     made = ", ".join(dict.fromkeys(row.precision for row in rows))
     ways = " and ".join(dict.fromkeys("compiled" if row.compiled else "eager" for row in rows))
     where = f"{here.device}, {here.threads} threads, torch {here.torch}"
@@ -220,10 +265,12 @@ def bench(
             beside.write_text(dumps([loads(row.to_json()) for row in rows], indent=1))
 
 
-def entrants(names: "Sequence[str]", trust: bool) -> "tuple[dict[str, nn.Module], dict[str, int], int]":
+def entrants(
+    names: "Sequence[str]", trust: bool
+) -> "tuple[dict[str, nn.Module], dict[str, int], int]":
     """What is to be measured on the same input, networks and files by name; the resolution of each; the channels."""
+    from fullstride.deploy.exported import Engine
     from fullstride.deploy.formats import meant, open_file
-    from fullstride.deploy.shipped import Engine
     from fullstride.nets.zoo import measurable
 
     files = {name: open_file(name, trust=trust) for name in names if meant(name)}
@@ -232,18 +279,27 @@ def entrants(names: "Sequence[str]", trust: bool) -> "tuple[dict[str, nn.Module]
     channels |= {name: net.spec.in_channels for name, net in nets.items()}
     sides = {name: each.preprocessing.resolution for name, each in files.items()}
     sides |= {name: net.spec.resolution for name, net in nets.items()}
-    return {name: nets.get(name) or Engine(files[name]) for name in names}, sides, channels[names[0]]
+    return (
+        {name: nets.get(name) or Engine(files[name]) for name in names},
+        sides,
+        channels[names[0]],
+    )
 
 
 def entered(
-    nets: "dict[str, nn.Module]", models: "Sequence[str]", efficiency: Efficiency, reference: str | None
+    nets: "dict[str, nn.Module]",
+    models: "Sequence[str]",
+    efficiency: Efficiency,
+    reference: str | None,
 ) -> "tuple[dict[str, nn.Module], dict[str, Efficiency]]":
     """The reference as it is and the models by a name that says how they train; and that, by name."""
-    from fullstride.measure.step import lean_form
+    from fullstride.measure.workload import lean_form
 
     word = {"lean": "lean", "compiled": "lean compiled"}[efficiency]
     lean = {f"{name} {word}": lean_form(nets[name], name) for name in models}
-    return {**({} if reference is None else {reference: nets[reference]}), **lean}, dict.fromkeys(lean, efficiency)
+    return {**({} if reference is None else {reference: nets[reference]}), **lean}, dict.fromkeys(
+        lean, efficiency
+    )
 
 
 def run_suite(
@@ -255,12 +311,14 @@ def run_suite(
     quick: bool,
     out: Path,
 ) -> None:
-    from fullstride.measure import suite
     from fullstride.measure.environment import choose_device
-    from fullstride.measure.step import find_precision
+    from fullstride.measure.workload import find_precision
+    from fullstride.papers import suite
 
     took = find_precision(precision) if precision else None
-    how: dict[str, Any] = dict(resolution=resolution, precision=took, memory_gib=memory_gib, quick=quick)
+    how: dict[str, Any] = dict(
+        resolution=resolution, precision=took, memory_gib=memory_gib, quick=quick
+    )
     for row in suite.run(out, device=choose_device(device), networks=models, **how):
         print(row.summary(), flush=True)
     print(f"the page: {out / suite.PAGE}")
@@ -272,7 +330,9 @@ def show_side_by_side(online: "Sequence[Measurement]", throughput: "Sequence[Mea
 
     batch, reference = throughput[0].protocol.batch, throughput[0].reference
     columns = ["network", "ms p50", "p90", "p99", f"images/s at {batch}", "spread"]
-    table = Table(*columns, *([f"to {reference}"] if reference else []), box=None, header_style="bold")
+    table = Table(
+        *columns, *([f"to {reference}"] if reference else []), box=None, header_style="bold"
+    )
     for one, many in zip(online, throughput, strict=True):
         times = (f"{ms:.3f}" for ms in (one.ms_p50, one.ms_p90, one.ms_p99))
         ratio = [] if many.ratio is None else [f"{many.ratio:.2f}"]
@@ -287,12 +347,28 @@ def show(parts: "Sequence[Sequence[Measurement]]") -> None:
     one = parts[0][0]
     columns = columns_of(one)
     named = [f"to {one.reference}"] if one.reference else []
-    table = Table(one.protocol.name, "work", "batch", *columns, "spread", *named, box=None, header_style="bold")
+    table = Table(
+        one.protocol.name,
+        "work",
+        "batch",
+        *columns,
+        "spread",
+        *named,
+        box=None,
+        header_style="bold",
+    )
     for rows in parts:
         for row in rows:
             ratio = [] if row.ratio is None else [f"{row.ratio:.2f}"]
             told = (say(row) for say in columns.values())
-            table.add_row(row.name, row.protocol.work, str(row.protocol.batch), *told, f"{row.spread:.2f}", *ratio)
+            table.add_row(
+                row.name,
+                row.protocol.work,
+                str(row.protocol.batch),
+                *told,
+                f"{row.spread:.2f}",
+                *ratio,
+            )
         table.add_row()
     console().print(table)
 
@@ -300,7 +376,9 @@ def show(parts: "Sequence[Sequence[Measurement]]") -> None:
 def columns_of(one: "Measurement") -> dict[str, Any]:
     """What a protocol tells beside the network, the batch, the spread and the ratio."""
     found: dict[str, Any] = {
-        "online": {f"ms p{p}": lambda row, p=p: f"{getattr(row, f'ms_p{p}'):.3f}" for p in (50, 90, 99)},
+        "online": {
+            f"ms p{p}": lambda row, p=p: f"{getattr(row, f'ms_p{p}'):.3f}" for p in (50, 90, 99)
+        },
         "genet": {"ms/image": lambda row: f"{row.ms_per_image:.3f}"},
         "resnet_rs": {"s/128 images": lambda row: f"{128 / row.images_per_s:.3f}"},
     }.get(one.protocol.name, {"images/s": lambda row: f"{row.images_per_s:,.1f}"})

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from tyro.conf import Positional
 
 from fullstride.commands.flags import Device
-from fullstride.terminal import Bar, console, report_skipped
+from fullstride.console import Bar, console, report_skipped
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fullstride.data.images import Images
+    from fullstride.data.dataset import Images
     from fullstride.deploy.export import Decoded, Exported, Sample, Tuning
-    from fullstride.deploy.shipped import Shipped
+    from fullstride.deploy.exported import Shipped
     from fullstride.nets.bundle import Bundle
 
 COMPARED = 500  # images that a file's answers are compared on
@@ -59,7 +59,9 @@ def predict(
         if json:
             print(dumps(asdict(answer)))
         elif answer.guesses:
-            told = (f"{' '.join(g.label.split())} {100 * g.probability:.1f} %" for g in answer.guesses)
+            told = (
+                f"{' '.join(g.label.split())} {100 * g.probability:.1f} %" for g in answer.guesses
+            )
             print(f"{answer.path}: {', '.join(told)}")
     report_skipped(skipped)
     if len(skipped) == len(paths):
@@ -78,7 +80,7 @@ def find_model(what: str, trust: bool = False) -> "Bundle | Shipped":
 
 def pictures_in(words: Sequence[str]) -> list[Path]:
     """The files that are named, those in folders, sorted, and for - those on standard input, one a line."""
-    from fullstride.data.sources.folder import SUFFIXES
+    from fullstride.data.readers.folder import SUFFIXES
 
     found = []
     for word in words:
@@ -91,7 +93,9 @@ def pictures_in(words: Sequence[str]) -> list[Path]:
             found.append(path)
     if not found:
         where = f" in {', '.join(words)}" if words else ""
-        raise ValueError(f"no pictures{where}: name files or folders of {' '.join(SUFFIXES)} after the run")
+        raise ValueError(
+            f"no pictures{where}: name files or folders of {' '.join(SUFFIXES)} after the run"
+        )
     return found
 
 
@@ -134,14 +138,16 @@ def export(
         device: Where files of the formats aoti and pt2 compute: cpu or cuda. Other engines choose.
         force: Replace what stands at --out.
     """
-    from fullstride.deploy.choose import fastest, most_accurate
     from fullstride.deploy.export import check_free, find_format
     from fullstride.deploy.export import export as write
+    from fullstride.deploy.select import fastest, most_accurate
     from fullstride.measure.environment import choose_device
     from fullstride.nets import zoo
 
     if not runs:
-        raise ValueError("nothing to export: name a run, a bundle or a network with released weights")
+        raise ValueError(
+            "nothing to export: name a run, a bundle or a network with released weights"
+        )
     if not format:
         format = {"": "openvino", ".onnx": "onnx"}.get(out.suffix, "")
         if not format:
@@ -153,9 +159,13 @@ def export(
     for flag, value in (("--calibration", calibration), ("--finetune-epochs", finetune_epochs)):
         if value and not int8:
             raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
-    best, bundle, ms = most_accurate({run: zoo.load(run) for run in runs}, None if auto else budget_ms)
+    best, bundle, ms = most_accurate(
+        {run: zoo.load(run) for run in runs}, None if auto else budget_ms
+    )
     if ms is not None:
-        print(f"{best}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within {budget_ms:g} ms")
+        print(
+            f"{best}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within {budget_ms:g} ms"
+        )
     takes = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
     how: dict[str, Any] = dict(takes=takes, any_size=any_size, backend=backend, max_drop=max_drop)
     how |= dict(force=force, say=partial(print, flush=True))
@@ -163,7 +173,9 @@ def export(
         how["device"] = str(choose_device(device))
     sample = compared_on(best, bundle, data)
     if int8:
-        how["calibration"], how["finetune"] = prepare_int8(best, bundle, calibration or data, finetune_epochs)
+        how["calibration"], how["finetune"] = prepare_int8(
+            best, bundle, calibration or data, finetune_epochs
+        )
     if auto:
         made = fastest(bundle, out, sample, precision=precision, budget_ms=budget_ms, **how)
     else:
@@ -190,17 +202,21 @@ def spread(images: "Images", most: int) -> "Decoded":
     count = min(most, len(images))
     places = [place * len(images) // count for place in range(count)]
     chosen = replace(
-        images, names=tuple(images.names[i] for i in places), labels=tuple(images.labels[i] for i in places)
+        images,
+        names=tuple(images.names[i] for i in places),
+        labels=tuple(images.labels[i] for i in places),
     )
     return Decoded(images, [places[place] for place, _ in chosen.readable()])
 
 
-def prepare_int8(where: str, bundle: "Bundle", data: str, epochs: int) -> "tuple[Decoded, Tuning | None]":
+def prepare_int8(
+    where: str, bundle: "Bundle", data: str, epochs: int
+) -> "tuple[Decoded, Tuning | None]":
     """Training images for the ranges, and what trains the network for int8 if it may."""
     import torch
 
+    from fullstride.deploy.int8 import GENTLE, finetuned
     from fullstride.deploy.predict import inputs
-    from fullstride.deploy.quantize import GENTLE, finetuned
     from fullstride.train.run import fitting_data
 
     if epochs < 0:
@@ -208,16 +224,25 @@ def prepare_int8(where: str, bundle: "Bundle", data: str, epochs: int) -> "tuple
     found = fitting_data(where, bundle.classes, data)
     pictures = spread(found.train, CALIBRATED)
     if not pictures:
-        raise ValueError("none of the images for int8's ranges could be read: give others by --calibration")
+        raise ValueError(
+            "none of the images for int8's ranges could be read: give others by --calibration"
+        )
     if not epochs:
         return pictures, None
 
     def tune(net: "nn.Module") -> "nn.Module":
-        seen = torch.cat([torch.from_numpy(x) for x in inputs("normalised", bundle.preprocessing, pictures)])
+        seen = torch.cat(
+            [torch.from_numpy(x) for x in inputs("normalised", bundle.preprocessing, pictures)]
+        )
         with Bar() as bar:
             bar.say(f"int8 loses too much: it is trained with int8 simulated, epochs: {epochs}")
             return finetuned(
-                net, bundle.preprocessing, found, seen, recipe=replace(GENTLE, epochs=epochs), watch=bar.watch
+                net,
+                bundle.preprocessing,
+                found,
+                seen,
+                recipe=replace(GENTLE, epochs=epochs),
+                watch=bar.watch,
             )
 
     return pictures, tune
@@ -232,7 +257,9 @@ def show_export(made: "Exported") -> None:
     table = Table(*columns, box=None, header_style="bold")
     scores = ("-" if value is None else f"{value:.2f}" for value in (check.top1, check.file_top1))
     same = f"{check.same_top1} of {check.images}"
-    table.add_row(str(check.images), f"{check.relative_difference:.1e}", f"{check.cosine:.6f}", same, *scores)
+    table.add_row(
+        str(check.images), f"{check.relative_difference:.1e}", f"{check.cosine:.6f}", same, *scores
+    )
     console().print(table)
     if about.kept_float:
         print(f"in float: {', '.join(about.kept_float)}")
@@ -253,9 +280,9 @@ def report(
         bench: What `fullstride bench --out` wrote, for times; its other networks stand beside as untrained.
         picture: The plot of accuracy against latency alone, as a PNG file.
     """
-    from fullstride.nets.disk import replacing
     from fullstride.report import page
     from fullstride.report.gather import gather
+    from fullstride.storage import replacing
 
     if not runs:
         raise ValueError("nothing to report: name one or more run folders")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from fullstride.terminal import console
+from fullstride.console import console
 
 if TYPE_CHECKING:
-    from fullstride.measure.blocks import BlockTime, Timer
-    from fullstride.measure.step import Layout
+    from fullstride.measure.workload import Layout
+    from fullstride.papers.block_study import BlockTime, Timer
 
 
 def rank(
@@ -33,8 +33,8 @@ def rank(
         json: One JSON object with all values instead of the table.
     """
     from fullstride.nets import zoo
-    from fullstride.nets.disk import replacing
-    from fullstride.search.rank import by_stage, ranks
+    from fullstride.papers.kernel_rank import by_stage, ranks
+    from fullstride.storage import replacing
 
     if pretrained or Path(model).exists():
         bundle = zoo.load(model)
@@ -43,12 +43,17 @@ def rank(
         net, weights = zoo.create(model), "fresh ones, which tell of chance alone"
     rows = ranks(net, threshold)
     if out:
+        from fullstride.papers.rank_plot import rank_figure
         from fullstride.report.plots import png
-        from fullstride.report.rank_figure import rank_figure
 
         with replacing(out) as beside:
             beside.write_bytes(
-                png(rank_figure(rows, f"{model}, weights: {weights.partition(',')[0]}; threshold {threshold:g}"))
+                png(
+                    rank_figure(
+                        rows,
+                        f"{model}, weights: {weights.partition(',')[0]}; threshold {threshold:g}",
+                    )
+                )
             )
     if json:
         told = [{**asdict(row), "kind": row.kind} for row in rows]
@@ -57,12 +62,33 @@ def rank(
     from rich.table import Table
 
     if layers:
-        table = Table("layer", "kernel", "stride", "kind", "rank", "chance", "relative", box=None, header_style="bold")
+        table = Table(
+            "layer",
+            "kernel",
+            "stride",
+            "kind",
+            "rank",
+            "chance",
+            "relative",
+            box=None,
+            header_style="bold",
+        )
         for row in rows:
             numbers = (f"{value:.2f}" for value in (row.rank, row.random_rank, row.relative))
-            table.add_row(row.name, " x ".join(map(str, row.shape)), str(row.stride), row.kind, *numbers)
+            table.add_row(
+                row.name, " x ".join(map(str, row.shape)), str(row.stride), row.kind, *numbers
+            )
     else:
-        columns = ("stage", "kind", "layers", "rank", "chance", "relative", "lowest", "its relative")
+        columns = (
+            "stage",
+            "kind",
+            "layers",
+            "rank",
+            "chance",
+            "relative",
+            "lowest",
+            "its relative",
+        )
         table = Table(*columns, box=None, header_style="bold")
         for stage in by_stage(rows):
             numbers = (f"{value:.2f}" for value in (stage.rank, stage.random_rank, stage.relative))
@@ -70,10 +96,14 @@ def rank(
             table.add_row(stage.stage, stage.kind, str(stage.layers), *numbers, *lowest)
     console().print(table)
     print(f"{model}, weights: {weights}")
-    print(f"rank: share of the singular values above {threshold:g} of the largest; chance: Gaussian, same shape")
+    print(
+        f"rank: share of the singular values above {threshold:g} of the largest; chance: Gaussian, same shape"
+    )
     linear = sum(type(part).__name__ == "Linear" for part in net.modules())
     if linear > len(rows):
-        print(f"{linear} linear layers are not in, of which there are more than convolutions: this tells little here")
+        print(
+            f"{linear} linear layers are not in, of which there are more than convolutions: this tells little here"
+        )
     if out:
         print(out)
 
@@ -108,8 +138,8 @@ def bench_blocks(
         layout: Order of channels in memory; nchw where not given.
         out: A folder for blocks.json, which is whole after every line, and at the end blocks.png.
     """
-    from fullstride.measure.blocks import stacks, study
-    from fullstride.nets.disk import replacing
+    from fullstride.papers.block_study import stacks, study
+    from fullstride.storage import replacing
 
     if out and out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder with --out")
@@ -119,11 +149,23 @@ def bench_blocks(
     else:
         own = dict(rounds=rounds, precision=precision, layout=layout)
         if given := [f"--{name}" for name, value in own.items() if value is not None]:
-            raise ValueError(f"{', '.join(given)} with --device {device}: leave it out, the profile has its own")
+            raise ValueError(
+                f"{', '.join(given)} with --device {device}: leave it out, the profile has its own"
+            )
         time, how, told = estimating(device, 64 if batch is None else batch)
     span_name = "10 to 90 % of rounds" if told["how"] == "measured" else "90 % interval"
     line = "{:4} {:>6} {:>6} {:>6} {:>10} {:>10} {:>10}  {:21} {:>9}".format
-    columns = ("kind", "ratio", "width", "map", "params M", "MACs M", "ms/image", span_name, "GMACs/s")
+    columns = (
+        "kind",
+        "ratio",
+        "width",
+        "map",
+        "params M",
+        "MACs M",
+        "ms/image",
+        span_name,
+        "GMACs/s",
+    )
     rows: list[BlockTime] = []
     for row in study(asked, time):
         if not rows:  # only now is it sure that this can be measured
@@ -132,13 +174,16 @@ def bench_blocks(
         ms, span = f"{row.ms_per_image:.4g}", f"{row.ms_low:.4g} to {row.ms_high:.4g}"
         size = f"{row.params / 1e6:.3f}", f"{row.macs / 1e6:.1f}"
         speed = f"{row.macs / row.ms_per_image / 1e6:,.1f}"
-        print(line(row.kind, f"{row.ratio:g}", row.width, row.resolution, *size, ms, span, speed), flush=True)
+        print(
+            line(row.kind, f"{row.ratio:g}", row.width, row.resolution, *size, ms, span, speed),
+            flush=True,
+        )
         rows.append(row)
         if out:
             with replacing(out / "blocks.json") as beside:
                 beside.write_text(dumps({**told, "rows": [asdict(row) for row in rows]}, indent=1))
     if out:
-        from fullstride.report.block_figure import block_figure
+        from fullstride.papers.block_plot import block_figure
         from fullstride.report.plots import png
 
         with replacing(out / "blocks.png") as beside:
@@ -146,30 +191,46 @@ def bench_blocks(
 
 
 def measuring(
-    device: str, batch: int | None, rounds: int | None, precision: str | None, layout: "Layout | None"
+    device: str,
+    batch: int | None,
+    rounds: int | None,
+    precision: str | None,
+    layout: "Layout | None",
 ) -> "tuple[Timer, str, dict[str, Any]]":
     """What times stacks here, how in words, and how for the file."""
-    from fullstride.measure.blocks import measured
     from fullstride.measure.environment import Environment, choose_device
     from fullstride.measure.protocols import THROUGHPUT
-    from fullstride.measure.step import find_precision
+    from fullstride.measure.workload import find_precision
+    from fullstride.papers.block_study import measured
 
     place = choose_device(device)
     gpu = place.type == "cuda"
     half, order = find_precision(precision or ("fp16" if gpu else "fp32")), layout or "nchw"
     images = (64 if gpu else 1) if batch is None else batch
-    protocol = replace(THROUGHPUT, batch=images, rounds=THROUGHPUT.rounds if rounds is None else rounds)
+    protocol = replace(
+        THROUGHPUT, batch=images, rounds=THROUGHPUT.rounds if rounds is None else rounds
+    )
     here = Environment.here(place)
     how = f"measured on {here.device}, {here.threads} threads, torch {here.torch}, {half}, {order}, batch {images}"
-    told = dict(how="measured", protocol=asdict(protocol), precision=half, layout=order, environment=asdict(here))
+    told = dict(
+        how="measured",
+        protocol=asdict(protocol),
+        precision=half,
+        layout=order,
+        environment=asdict(here),
+    )
     return measured(place, protocol, precision=half, layout=order), how, told
 
 
 def estimating(device: str, batch: int) -> "tuple[Timer, str, dict[str, Any]]":
     """The same for a device that need not be here."""
-    from fullstride.measure.blocks import estimated
-    from fullstride.measure.latency.profiles import load_profile
+    from fullstride.latency.profiles import load_profile
+    from fullstride.papers.block_study import estimated
 
     profile = load_profile(device)
     how = f"estimated for {profile.device} by the profile {profile.name}, {profile.precision}, batch {batch}"
-    return estimated(profile, batch), how, dict(how="estimated", batch=batch, profile=asdict(profile))
+    return (
+        estimated(profile, batch),
+        how,
+        dict(how="estimated", batch=batch, profile=asdict(profile)),
+    )

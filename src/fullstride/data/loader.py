@@ -20,9 +20,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fullstride.data.images import Images, UnreadableImage
-from fullstride.data.order import Order, check_groups
-from fullstride.data.views.augment import Augmentation, test_view, to_input, train_view
+from fullstride.data.dataset import Images, UnreadableImage
+from fullstride.data.sampler import Order, check_groups
+from fullstride.data.transforms.crop import Augmentation, test_view, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 
 
@@ -32,14 +32,18 @@ class View(Protocol):
     @property
     def pre(self) -> Preprocessing: ...
 
-    def __call__(self, picture: Image.Image, rng: np.random.Generator, epoch: int = 0) -> np.ndarray: ...
+    def __call__(
+        self, picture: Image.Image, rng: np.random.Generator, epoch: int = 0
+    ) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
 class TrainView:
     pre: Preprocessing
     augmentation: Augmentation = Augmentation()
-    engine: Literal["pillow", "opencv"] = "pillow"  # OpenCV's pixels differ a little and take half of the time
+    engine: Literal["pillow", "opencv"] = (
+        "pillow"  # OpenCV's pixels differ a little and take half of the time
+    )
     sides: tuple[int, ...] = ()  # pixels a side in the first epochs; `pre`'s own in all later ones
 
     def __post_init__(self) -> None:
@@ -53,11 +57,17 @@ class TrainView:
         for side in self.sides:
             replace(self.pre, resolution=side)  # it refuses what cannot be
 
-    def __call__(self, picture: Image.Image | bytes, rng: np.random.Generator, epoch: int = 0) -> np.ndarray:
+    def __call__(
+        self, picture: Image.Image | bytes, rng: np.random.Generator, epoch: int = 0
+    ) -> np.ndarray:
         """Of a picture, or with OpenCV also of an image file's bytes."""
-        pre = replace(self.pre, resolution=self.sides[epoch]) if epoch < len(self.sides) else self.pre
+        pre = (
+            replace(self.pre, resolution=self.sides[epoch]) if epoch < len(self.sides) else self.pre
+        )
         if self.engine == "opencv":
-            from fullstride.data.views.fast import fast_train_view  # an extra, which may be absent
+            from fullstride.data.transforms.opencv import (
+                fast_train_view,  # an extra, which may be absent
+            )
 
             return fast_train_view(picture, pre, self.augmentation, rng)
         assert isinstance(picture, Image.Image)
@@ -70,7 +80,9 @@ class TestView:
 
     pre: Preprocessing
 
-    def __call__(self, picture: Image.Image, rng: np.random.Generator, epoch: int = 0) -> np.ndarray:
+    def __call__(
+        self, picture: Image.Image, rng: np.random.Generator, epoch: int = 0
+    ) -> np.ndarray:
         return test_view(picture, self.pre)
 
 
@@ -106,17 +118,25 @@ class Batches:
         shuffle: bool = False,
         workers: int = 0,  # processes that decode; 0: this one
         device: str | torch.device = "cpu",
-        arrive: Callable[[Tensor], Tensor] | None = None,  # bytes (N, H, W, C) on the device -> x; None: `to_input`
-        share: tuple[int, int] = (0, 1),  # this process's place and how many there are: each gets a part of each batch
+        arrive: Callable[[Tensor], Tensor]
+        | None = None,  # bytes (N, H, W, C) on the device -> x; None: `to_input`
+        share: tuple[int, int] = (
+            0,
+            1,
+        ),  # this process's place and how many there are: each gets a part of each batch
         per_class: int = 0,  # images of each class in a batch, for losses that compare images; 0: as they come
         views: int = 0,  # different views of an image, after which the first comes again; 0: a new one in each epoch
     ):
         if not len(images):
             raise ValueError("no images to load: give at least one")
         if batch < 1 or workers < 0:
-            raise ValueError(f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more workers")
+            raise ValueError(
+                f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more workers"
+            )
         if views < 0:
-            raise ValueError(f"views {views}: use a number of views of each image, or 0 for a new one in each epoch")
+            raise ValueError(
+                f"views {views}: use a number of views of each image, or 0 for a new one in each epoch"
+            )
         if per_class:
             check_groups(images.labels, batch, per_class, share[1], shuffle)
         self.images, self.device = images, torch.device(device)
@@ -154,10 +174,14 @@ class Batches:
                 yield Batch(x, labels.to(self.device, non_blocking=True), indices)
             elif self._order.shuffle:
                 break  # not even a replacement was found
-        alone = self._order.shuffle or self._order.share[1] == 1  # else other processes may have read some
+        alone = (
+            self._order.shuffle or self._order.share[1] == 1
+        )  # else other processes may have read some
         if not read and self.skipped and alone:
             name, reason = next(iter(self.skipped.items()))
-            raise ValueError(f"none of the {len(self.images)} images can be read; the first, {name!r}: {reason}")
+            raise ValueError(
+                f"none of the {len(self.images)} images can be read; the first, {name!r}: {reason}"
+            )
 
 
 class _Sample(NamedTuple):
@@ -174,7 +198,9 @@ class _Samples(Dataset[_Sample]):
     seed: int
     replace: bool  # an unreadable image by the next readable one
     views: int = 0
-    unreadable: dict[int, str] = field(default_factory=dict)  # met in this process: each is tried once
+    unreadable: dict[int, str] = field(
+        default_factory=dict
+    )  # met in this process: each is tried once
 
     def __getitem__(self, key: tuple[int, int]) -> _Sample:
         _, wanted = key
@@ -183,14 +209,18 @@ class _Samples(Dataset[_Sample]):
             index = (wanted + step) % len(self.images)
             if index not in self.unreadable:
                 try:
-                    return _Sample(self._pixels(index, *key), self.images.labels[index], wanted, skipped)
+                    return _Sample(
+                        self._pixels(index, *key), self.images.labels[index], wanted, skipped
+                    )
                 except UnreadableImage as error:
                     self.unreadable[index] = error.reason
             skipped[self.images.names[index]] = self.unreadable[index]
         return _Sample(None, -1, wanted, skipped)
 
     def _pixels(self, index: int, epoch: int, wanted: int) -> np.ndarray:
-        rng = np.random.default_rng([self.seed, epoch % self.views if self.views else epoch, wanted])
+        rng = np.random.default_rng(
+            [self.seed, epoch % self.views if self.views else epoch, wanted]
+        )
         file = self.images.file
         if file and isinstance(self.view, TrainView) and self.view.engine == "opencv":
             return self.view(_bytes(file(self.images.names[index])), rng, epoch)
@@ -211,7 +241,12 @@ def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor, Tensor, dict[str, 
     labels = torch.tensor([sample.label for sample in good], dtype=torch.long)
     indices = torch.tensor([sample.wanted for sample in good], dtype=torch.long)
     skipped = {name: reason for sample in samples for name, reason in sample.skipped.items()}
-    return torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)), labels, indices, skipped
+    return (
+        torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)),
+        labels,
+        indices,
+        skipped,
+    )
 
 
 def _leave_on_interrupt(worker: int) -> None:

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from fullstride.data.images import DataSet, Images
-from fullstride.data.sources.decode import FORMATS, UnreadableImage, decode
-from fullstride.data.sources.folder import SUFFIXES
-from fullstride.data.sources.headers import BLOCK, Member, Shard
-from fullstride.data.sources.shards import Index, write_index
-from fullstride.nets.disk import replacing
+from fullstride.data.dataset import DataSet, Images
+from fullstride.data.readers.decode import FORMATS, UnreadableImage, decode
+from fullstride.data.readers.folder import SUFFIXES
+from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
+from fullstride.data.readers.tar_shards import Index, write_index
+from fullstride.storage import replacing
 
 PARTS = ("train", "minival", "test")
 MIB = 2**20
@@ -56,7 +56,9 @@ class Picture(NamedTuple):
     bytes_in: int
 
 
-def pack(data: DataSet, out: Path, form: Form = Form(), *, shard_mib: int = 256) -> Generator[Packed, None, None]:
+def pack(
+    data: DataSet, out: Path, form: Form = Form(), *, shard_mib: int = 256
+) -> Generator[Packed, None, None]:
     """Write `data` as shards in the new folder `out`; yields after each shard, and once more when `out` is there.
 
     Each part has shards of its own, so that `open_data` finds the same classes and images in each. A shard ends with
@@ -76,7 +78,9 @@ def pack(data: DataSet, out: Path, form: Form = Form(), *, shard_mib: int = 256)
             pictures = _pictures(getattr(data, part), data.channels, form, done.skipped)
             for number in count():
                 name = f"{part}-{number:06}.tar"
-                shard, bytes_in = _fill(beside / name, pictures, data.classes, done.images, shard_mib * MIB)
+                shard, bytes_in = _fill(
+                    beside / name, pictures, data.classes, done.images, shard_mib * MIB
+                )
                 if not shard.members:
                     (beside / name).unlink()
                     break
@@ -104,10 +108,14 @@ def _fill(
     with path.open("wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for number, picture in enumerate(pictures, first):
-                offset = file.tell() + BLOCK  # behind the header, one block for names as short as these
+                offset = (
+                    file.tell() + BLOCK
+                )  # behind the header, one block for names as short as these
                 _add(tar, f"{number:06}{picture.suffix}", picture.data)
                 _add(tar, f"{number:06}.cls", str(picture.label).encode())
-                members.append(Member(picture.name, classes[picture.label], offset, len(picture.data)))
+                members.append(
+                    Member(picture.name, classes[picture.label], offset, len(picture.data))
+                )
                 bytes_in += picture.bytes_in
                 if file.tell() >= limit:
                     break
@@ -115,12 +123,16 @@ def _fill(
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    header = tarfile.TarInfo(name)  # of nobody and of 1970, so that the same pictures give the same bytes
+    header = tarfile.TarInfo(
+        name
+    )  # of nobody and of 1970, so that the same pictures give the same bytes
     header.size = len(data)
     tar.addfile(header, BytesIO(data))
 
 
-def _pictures(images: Images, channels: int, form: Form, skipped: dict[str, str]) -> Iterator[Picture]:
+def _pictures(
+    images: Images, channels: int, form: Form, skipped: dict[str, str]
+) -> Iterator[Picture]:
     """The pictures that can be read, in their order; the others are noted in `skipped`."""
     for index, name in enumerate(images.names):
         try:
@@ -137,7 +149,9 @@ def _picture(images: Images, index: int, channels: int, form: Form) -> Picture:
     name, label = images.names[index], images.labels[index]
     if images.file is None:  # pixels without a file
         picture = images.picture(index)
-        suffix, data = _jpeg(picture, form.long_side, form.quality) if form.long_side else _png(picture)
+        suffix, data = (
+            _jpeg(picture, form.long_side, form.quality) if form.long_side else _png(picture)
+        )
         return Picture(name, label, suffix, data, picture.width * picture.height * channels)
     source = images.file(name)
     file = source.read_bytes() if isinstance(source, Path) else source
@@ -152,7 +166,9 @@ def _jpeg(picture: Image.Image, long_side: int, quality: int) -> tuple[str, byte
     shrink = min(1.0, long_side / max(picture.size))
     if shrink < 1:
         width, height = (max(1, round(side * shrink)) for side in picture.size)
-        picture = picture.resize((width, height), Image.Resampling.LANCZOS)  # antialiased: PIL widens its window
+        picture = picture.resize(
+            (width, height), Image.Resampling.LANCZOS
+        )  # antialiased: PIL widens its window
     written = BytesIO()
     picture.save(written, "JPEG", quality=quality)
     return ".jpg", written.getvalue()
@@ -172,4 +188,6 @@ def _suffix(name: str, file: bytes) -> str:
     decode(file, 3)  # raises in our own words
     with Image.open(BytesIO(file), formats=FORMATS) as opened:
         suffix = f".{(opened.format or '').lower()}"
-    return suffix if suffix in SUFFIXES else ".jpg"  # a JPEG of several pictures has a format of its own
+    return (
+        suffix if suffix in SUFFIXES else ".jpg"
+    )  # a JPEG of several pictures has a format of its own

@@ -13,23 +13,26 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fullstride.data.images import Images
+from fullstride.data.dataset import Images
+from fullstride.deploy.exported import About, Input, Kind, Shipped
+from fullstride.deploy.fold_batch_norm import folded
 from fullstride.deploy.formats import FORMATS, recognised
-from fullstride.deploy.formats.format import Format, last_line
-from fullstride.deploy.fuse import folded
-from fullstride.deploy.graph import STRIDE, Backend, Job
+from fullstride.deploy.formats.base import Format, last_line
+from fullstride.deploy.int8 import release, sensitivity
+from fullstride.deploy.job import STRIDE, Backend, Job
 from fullstride.deploy.predict import WholePictures, answers, inputs, logits, softmax
-from fullstride.deploy.quantize import release, sensitivity
-from fullstride.deploy.shipped import About, Input, Kind, Shipped
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.disk import remove, replacing
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.storage import remove, replacing
 
 # What a file may differ by: its answers, as the largest difference / the largest answer, and its top-1, in points.
 # A format that computes otherwise than it says shows in the first; what an application feels is the second.
 DIFFERENCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.2, "int8": float("inf")}
 DROP = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.2, "int8": 0.5}
-RESIZED = 0.05, 0.2  # the same for files that resize pictures, where a level of brightness is rounded otherwise
+RESIZED = (
+    0.05,
+    0.2,
+)  # the same for files that resize pictures, where a level of brightness is rounded otherwise
 MOST_KEPT = 0.5  # share of the layers of an int8 file that may stay in float
 Tuning = Callable[[nn.Module], nn.Module]  # a folded network -> one that loses less in int8
 Say = Callable[[str], None]  # what is done with a line about work that goes on
@@ -60,7 +63,9 @@ class Sample:
 
     def __post_init__(self) -> None:
         if len(self.labels) not in (0, len(self.pictures)):
-            raise ValueError(f"{len(self.labels)} labels for {len(self.pictures)} pictures: give one for each, or none")
+            raise ValueError(
+                f"{len(self.labels)} labels for {len(self.pictures)} pictures: give one for each, or none"
+            )
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,9 @@ class Check:
     relative_difference: float  # largest absolute difference of an answer / largest absolute answer
     cosine: float  # mean over images, of the two vectors of answers
     same_top1: int  # images on which both name the same class
-    top1: float | None = None  # percent of the images that PyTorch names rightly; None: their classes are not known
+    top1: float | None = (
+        None  # percent of the images that PyTorch names rightly; None: their classes are not known
+    )
     file_top1: float | None = None
 
     @property
@@ -153,7 +160,9 @@ def export(
     if not sample.pictures:
         raise ValueError("no images to compare answers on: give some by --data")
     if precision == "int8" and not calibration:
-        raise ValueError("int8 needs images to take its ranges from: give some of the same kind by --calibration")
+        raise ValueError(
+            "int8 needs images to take its ranges from: give some of the same kind by --calibration"
+        )
     about = About(
         name=bundle.name,
         classes=bundle.classes,
@@ -193,26 +202,42 @@ def export(
                 say(f"training for int8 came to nothing: {error}")
         tried = [(0, drop)]
         if precision == "int8" and drop > points:
-            say("each layer is tried alone in int8, those that spoil most go back to float, one more each time")
-            seen = torch.from_numpy(np.concatenate(list(inputs("normalised", bundle.preprocessing, calibration))))
+            say(
+                "each layer is tried alone in int8, those that spoil most go back to float, one more each time"
+            )
+            seen = torch.from_numpy(
+                np.concatenate(list(inputs("normalised", bundle.preprocessing, calibration)))
+            )
             order = [name for name, _ in sensitivity(job.net, seen)]
             tried += release(attempt, points, order[: int(MOST_KEPT * len(order))])
         ((shipped, check),) = last
-        if not check.relative_difference <= difference or not check.drop <= points:  # not a number: neither
+        if (
+            not check.relative_difference <= difference or not check.drop <= points
+        ):  # not a number: neither
             raise ValueError(refusal(path, check, difference, points))
     return Exported(path, format, shipped.about, shipped.runtime, check, tuple(tried))
 
 
 def original_of(bundle: Bundle, sample: Sample, takes: Input) -> Original:
     shown = as_taken(takes, bundle.preprocessing, sample.pictures)
-    plain = shown if takes == "normalised" else inputs("normalised", bundle.preprocessing, sample.pictures)
+    plain = (
+        shown
+        if takes == "normalised"
+        else inputs("normalised", bundle.preprocessing, sample.pictures)
+    )
     expected = logits(bundle, plain)
-    return Original(folded(bundle.net), shown, expected if takes == "normalised" else softmax(expected))
+    return Original(
+        folded(bundle.net), shown, expected if takes == "normalised" else softmax(expected)
+    )
 
 
-def as_taken(takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image]) -> Sequence[np.ndarray]:
+def as_taken(
+    takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image]
+) -> Sequence[np.ndarray]:
     """`inputs`, to be gone through again and again; whole pictures are decoded each time, for they may be large."""
-    return WholePictures(pre, pictures) if takes == "pictures" else list(inputs(takes, pre, pictures))
+    return (
+        WholePictures(pre, pictures) if takes == "pictures" else list(inputs(takes, pre, pictures))
+    )
 
 
 def write(kind: Format, job: Job, path: Path) -> None:
@@ -222,10 +247,14 @@ def write(kind: Format, job: Job, path: Path) -> None:
     except (OSError, ValueError, MemoryError):
         raise
     except Exception as error:  # of dozens of kinds, with pages of text
-        if shutil.disk_usage(path.parent).free < 2**20:  # some libraries say no more than that a stream failed
+        if (
+            shutil.disk_usage(path.parent).free < 2**20
+        ):  # some libraries say no more than that a stream failed
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         name = f"{kind.name} in {job.about.precision}"
-        raise ValueError(f"{job.about.name} cannot be written as {name}: {last_line(error)}") from error
+        raise ValueError(
+            f"{job.about.name} cannot be written as {name}: {last_line(error)}"
+        ) from error
 
 
 def check_free(path: Path, force: bool, suffix: str = "") -> None:
@@ -255,14 +284,19 @@ def find_format(name: str, precision: str) -> Format:
 def allowed(precision: Kind, takes: Input) -> tuple[float, float]:
     """The largest difference of an answer as a share of the largest, and the points of top-1, that may be lost."""
     difference, points = DIFFERENCE[precision], DROP[precision]
-    return (max(difference, RESIZED[0]), max(points, RESIZED[1])) if takes == "pictures" else (difference, points)
+    return (
+        (max(difference, RESIZED[0]), max(points, RESIZED[1]))
+        if takes == "pictures"
+        else (difference, points)
+    )
 
 
 def compare(found: np.ndarray, expected: np.ndarray, labels: Sequence[int] = ()) -> Check:
     """Of answers (N, K), a file's and PyTorch's, and the true classes where they are known."""
     same = found.argmax(1) == expected.argmax(1)
     scores = [
-        float(100 * (rows.argmax(1) == np.array(labels)).mean()) if labels else None for rows in (expected, found)
+        float(100 * (rows.argmax(1) == np.array(labels)).mean()) if labels else None
+        for rows in (expected, found)
     ]
     with np.errstate(all="ignore"):  # answers that are no numbers are refused
         lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)

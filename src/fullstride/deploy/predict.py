@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fullstride.data.images import UnreadableImage, decode
-from fullstride.data.views.augment import in_mode, test_view, to_input
-from fullstride.deploy.shipped import Input, Shipped
+from fullstride.data.dataset import UnreadableImage, decode
+from fullstride.data.transforms.crop import in_mode, test_view, to_input
+from fullstride.deploy.exported import Input, Shipped
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -51,13 +51,17 @@ def predict(
                 readable[path] = decode(path, model.preprocessing.channels)
             except UnreadableImage as error:
                 reasons[path] = error.reason
-        rows = dict(zip(readable, probabilities(model, list(readable.values()), device), strict=True))
+        rows = dict(
+            zip(readable, probabilities(model, list(readable.values()), device), strict=True)
+        )
         for path in paths[start : start + batch]:
             if path in reasons:
                 yield Prediction(str(path), unreadable=reasons[path])
             else:
                 best = np.argsort(-rows[path], kind="stable")[:top]
-                yield Prediction(str(path), tuple(Guess(model.classes[k], float(rows[path][k])) for k in best))
+                yield Prediction(
+                    str(path), tuple(Guess(model.classes[k], float(rows[path][k])) for k in best)
+                )
 
 
 def probabilities(
@@ -72,7 +76,9 @@ def probabilities(
     return softmax(logits(model, inputs("normalised", model.preprocessing, pictures), device))
 
 
-def logits(bundle: Bundle, batches: Iterable[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
+def logits(
+    bundle: Bundle, batches: Iterable[np.ndarray], device: torch.device | str = "cpu"
+) -> np.ndarray:
     """(N, K) float32 of a bundle's network, of normalised `inputs`."""
     net = bundle.net.eval().to(device)
     with torch.inference_mode():
@@ -85,7 +91,9 @@ def answers(shipped: Shipped, batches: Iterable[np.ndarray]) -> np.ndarray:
     return np.concatenate([shipped.run(x) for x in batches])
 
 
-def inputs(takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image], batch: int = 32) -> Iterator[np.ndarray]:
+def inputs(
+    takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image], batch: int = 32
+) -> Iterator[np.ndarray]:
     """Pictures as a file takes them (see `About.input`), up to `batch` at a time; of any size one by one."""
     if takes == "pictures":
         for picture in pictures:
@@ -94,7 +102,11 @@ def inputs(takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image], ba
         return
     for start in range(0, len(pictures), batch):
         pixels = np.stack([test_view(picture, pre) for picture in pictures[start : start + batch]])
-        yield pixels if takes == "pixels" else to_input(torch.from_numpy(pixels), pre).contiguous().numpy()
+        yield (
+            pixels
+            if takes == "pixels"
+            else to_input(torch.from_numpy(pixels), pre).contiguous().numpy()
+        )
 
 
 @dataclass(frozen=True)

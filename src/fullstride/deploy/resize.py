@@ -23,7 +23,11 @@ def lanczos(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 3, torch.sinc(x) * torch.sinc(x / 3), torch.zeros_like(x))
 
 
-KERNELS = {"bilinear": (bilinear, 1), "bicubic": (bicubic, 2), "lanczos": (lanczos, 3)}  # and half their widths
+KERNELS = {
+    "bilinear": (bilinear, 1),
+    "bicubic": (bicubic, 2),
+    "lanczos": (lanczos, 3),
+}  # and half their widths
 
 
 def test_views(pixels: Tensor, pre: Preprocessing) -> Tensor:
@@ -37,8 +41,16 @@ def test_views(pixels: Tensor, pre: Preprocessing) -> Tensor:
     height, width = count(pixels, 1), count(pixels, 2)
     rows, columns = new_sizes(height, width, pre)
     x = pixels.float()
-    x = torch.einsum("sw,nhwc->nhsc", weights(width, columns, pixels.shape[2], pre), x).round().clamp(0, 255)
-    return torch.einsum("sh,nhwc->nswc", weights(height, rows, pixels.shape[1], pre), x).round().clamp(0, 255)
+    x = (
+        torch.einsum("sw,nhwc->nhsc", weights(width, columns, pixels.shape[2], pre), x)
+        .round()
+        .clamp(0, 255)
+    )
+    return (
+        torch.einsum("sh,nhwc->nswc", weights(height, rows, pixels.shape[1], pre), x)
+        .round()
+        .clamp(0, 255)
+    )
 
 
 test_views.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # its name makes pytest take it for a test

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fullstride.measure.capacity import MULTIPLE, Probe, Trial, largest, predict, search
 from fullstride.measure.environment import Environment, find_device
-from fullstride.measure.memory import (
+from fullstride.measure.memory.limits import (
     asked_bytes,
     available_bytes,
     check_fits,
@@ -25,9 +24,31 @@ from fullstride.measure.memory import (
     peak_mib,
     share_memory,
 )
+from fullstride.measure.memory.max_batch import (
+    MULTIPLE,
+    Probe,
+    Trial,
+    largest,
+    predict,
+    search,
+)
 from fullstride.measure.protocols import FILLED, THROUGHPUT, Measurement, Protocol
-from fullstride.measure.step import Efficiency, Layout, Precision, Step, compiling, exact_float32, lean_form
-from fullstride.measure.timing import cpu_threads, spread, timed_calls, timed_each, warm_up
+from fullstride.measure.timing import (
+    cpu_threads,
+    spread,
+    timed_calls,
+    timed_each,
+    warm_up,
+)
+from fullstride.measure.workload import (
+    Efficiency,
+    Layout,
+    Precision,
+    Step,
+    compiling,
+    exact_float32,
+    lean_form,
+)
 
 
 def bench(
@@ -62,18 +83,31 @@ def bench(
     trains: dict[str, Efficiency] = {name: (efficiency or {}).get(name, "plain") for name in nets}
     for name in (name for name, way in trains.items() if way != "plain"):
         if protocol.work == "inference":
-            raise ValueError(f"{name}, {trains[name]}: inference has no lean form, leave its efficiency out")
+            raise ValueError(
+                f"{name}, {trains[name]}: inference has no lean form, leave its efficiency out"
+            )
         lean_form(nets[name], name)
     if reference is not None and reference not in nets:
         raise ValueError(f"reference {reference} is not measured: choose from {', '.join(nets)}")
     if protocol.fit != "given" and found is None:
-        found = fitting(nets, protocol, device, in_channels, memory_gib=memory_gib, efficiency=trains, **how)
+        found = fitting(
+            nets, protocol, device, in_channels, memory_gib=memory_gib, efficiency=trains, **how
+        )
     steps: dict[str, Step] = {}
     peaks: dict[str, float | None] = {}
     side = protocol.resolution
 
     def step(name: str, batch: int) -> Step:
-        return Step(nets[name], protocol.work, batch, side, device, in_channels, efficiency=trains[name], **how)
+        return Step(
+            nets[name],
+            protocol.work,
+            batch,
+            side,
+            device,
+            in_channels,
+            efficiency=trains[name],
+            **how,
+        )
 
     def ready(name: str, batch: int) -> Step:
         check_room(nets[name], protocol, batch, device, in_channels, precision, trains[name])
@@ -115,21 +149,35 @@ def bench_all(
     found = None
     keys = ("precision", "layout", "compiled", "efficiency", "memory_gib")
     for protocol in protocols:
-        check_possible(protocol, find_device(device), how.get("precision", "float32"), how.get("memory_gib"))
+        check_possible(
+            protocol, find_device(device), how.get("precision", "float32"), how.get("memory_gib")
+        )
         if protocol.fit != "given" and found is None:
             asked = {key: how[key] for key in keys if key in how}
             found = fitting(nets, protocol, find_device(device), in_channels, **asked)
         yield bench(nets, protocol, device, in_channels, found=found, **how)
 
 
-def check_possible(protocol: Protocol, device: torch.device, precision: Precision, memory_gib: float | None) -> None:
+def check_possible(
+    protocol: Protocol, device: torch.device, precision: Precision, memory_gib: float | None
+) -> None:
     """ValueError for what cannot be measured here as it is asked for."""
     if device.type == "cpu" and precision == "float16":
-        raise ValueError(f"{protocol.name} in float16 is for GPUs: on the CPU say --precision bf16 or fp32")
-    if device.type == "cuda" and precision == "bfloat16" and not torch.cuda.is_bf16_supported(False):
-        raise ValueError(f"{torch.cuda.get_device_name(device)} has no bfloat16: say --precision fp16 or fp32")
+        raise ValueError(
+            f"{protocol.name} in float16 is for GPUs: on the CPU say --precision bf16 or fp32"
+        )
+    if (
+        device.type == "cuda"
+        and precision == "bfloat16"
+        and not torch.cuda.is_bf16_supported(False)
+    ):
+        raise ValueError(
+            f"{torch.cuda.get_device_name(device)} has no bfloat16: say --precision fp16 or fp32"
+        )
     if device.type == "cpu" and protocol.fit == "filled" and memory_gib is None:
-        raise ValueError(f"protocol {protocol.name} fills a GPU: on the CPU say with --memory-gib how much to fill")
+        raise ValueError(
+            f"protocol {protocol.name} fills a GPU: on the CPU say with --memory-gib how much to fill"
+        )
     asked_bytes(memory_gib, device)
 
 
@@ -149,13 +197,19 @@ def fitting(
     room = asked_bytes(memory_gib, device)
 
     def find(name: str, net: nn.Module) -> int:
-        size: dict[str, Any] = dict(resolution=protocol.resolution, in_channels=in_channels, precision=precision)
+        size: dict[str, Any] = dict(
+            resolution=protocol.resolution, in_channels=in_channels, precision=precision
+        )
         size |= dict(compiled=compiled, efficiency=(efficiency or {}).get(name, "plain"))
         guess = predict(net, room, **size, device=device.type)  # pyright: ignore[reportArgumentType]
-        place: dict[str, Any] = dict(device=str(device), memory_bytes=room, map_batch=guess.map_batch)
+        place: dict[str, Any] = dict(
+            device=str(device), memory_bytes=room, map_batch=guess.map_batch
+        )
         trial = Trial(net=net, layout=layout, **place, **size)
         filled = protocol.fit == "filled"
-        probes = search(trial.probe, guess.batch) if filled else halving(trial.probe, protocol.batch)
+        probes = (
+            search(trial.probe, guess.batch) if filled else halving(trial.probe, protocol.batch)
+        )
         return largest(probes, f"{name} at {protocol.resolution} x {protocol.resolution}")
 
     return {name: find(name, net) for name, net in nets.items()}
@@ -193,7 +247,10 @@ def check_room(
         # a compiled step keeps no more than the eager one, which is quick to count
         eager: Efficiency = "plain" if efficiency == "plain" else "lean"
         room = available_bytes()
-        if predict(net, room, side, precision, in_channels, device="cpu", efficiency=eager).batch < batch:
+        if (
+            predict(net, room, side, precision, in_channels, device="cpu", efficiency=eager).batch
+            < batch
+        ):
             raise MemoryError
         return
     one = Step(net, "inference", 1, side, device, in_channels, precision=precision)
@@ -209,7 +266,8 @@ def alone(protocol: Protocol) -> bool:
 
 def lack_of_memory(batch: int, side: int):
     return memory_errors(
-        f"batch {batch} at {side} x {side}", f"try a smaller --{'batch' if batch > 1 else 'resolution'}"
+        f"batch {batch} at {side} x {side}",
+        f"try a smaller --{'batch' if batch > 1 else 'resolution'}",
     )
 
 
@@ -239,7 +297,10 @@ def measure_all(
     """Time each step, which processes one batch already on `device`, in turn inside every round."""
     device = find_device(device)
     timed = timed_each if protocol.waits else timed_calls
-    batches = {name: step.shape[0] if isinstance(step, Step) else protocol.batch for name, step in steps.items()}
+    batches = {
+        name: step.shape[0] if isinstance(step, Step) else protocol.batch
+        for name, step in steps.items()
+    }
     calls: dict[str, int] = {}
     samples: dict[str, list[float]] = {name: [] for name in steps}
     rates: dict[str, list[float]] = {name: [] for name in steps}
@@ -260,7 +321,9 @@ def measure_all(
                     environments[name] = at_work(step, calls[name], device)
             images = calls[name] * batches[name]
             rates[name].append(images / sum(seconds))
-            samples[name] += [s * 1e3 for s in seconds] if protocol.waits else [images / s for s in seconds]
+            samples[name] += (
+                [s * 1e3 for s in seconds] if protocol.waits else [images / s for s in seconds]
+            )
             cpu_ms[name].append(cpu_s * 1e3 / images)
 
     def summary(name: str) -> Measurement:
@@ -276,7 +339,9 @@ def measure_all(
             ms_p50=p50 if online else None,
             ms_p90=p90 if online else None,
             ms_p99=p99 if online else None,
-            ms_per_image=float(np.mean(middle)) / batches[name] if protocol.name == "genet" else None,
+            ms_per_image=float(np.mean(middle)) / batches[name]
+            if protocol.name == "genet"
+            else None,
             cpu_ms_per_image=float(np.median(cpu_ms[name])) if device.type == "cpu" else None,
             reference=reference,
             ratio=float(np.median(np.divide(rates[name], rates[reference]))) if reference else None,

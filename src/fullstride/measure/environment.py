@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import device as torch_device  # the field `torch` hides the module inside the class
 
-COMMAND_S = 5  # git and nvidia-smi may hang on a sick machine; the number must come out all the same
+COMMAND_S = (
+    5  # git and nvidia-smi may hang on a sick machine; the number must come out all the same
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +30,15 @@ class Environment:
     cuda: str | None  # that torch was built for; None on the CPU
     driver: str | None  # of the GPU; None on the CPU
     fullstride: str | None  # version; None where the package is not installed
-    commit: str | None  # of the checkout, with "+" if a tracked file was changed; None outside a checkout
+    commit: (
+        str | None
+    )  # of the checkout, with "+" if a tracked file was changed; None outside a checkout
     date: str  # UTC
     timm: str | None = None  # versions, None where they are not installed
     triton: str | None = None
-    cudnn: str | None = None  # this and what follows: of a GPU, None on the CPU and where nvidia-smi does not say
+    cudnn: str | None = (
+        None  # this and what follows: of a GPU, None on the CPU and where nvidia-smi does not say
+    )
     clock_mhz: float | None = None  # of its cores, as it was then
     clock_max_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -73,7 +79,9 @@ def find_device(device: torch.device | str) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"{device} is not here: use cpu")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"{device} is not here: use cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+        raise ValueError(
+            f"{device} is not here: use cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
     return found
 
 
@@ -97,7 +105,12 @@ def cpu_name() -> str:
 
 @cache
 def driver() -> str | None:
-    return output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0] or None
+    return (
+        output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[
+            0
+        ]
+        or None
+    )
 
 
 # Field -> what nvidia-smi calls it. The mask of reasons was renamed; drivers of before know the second name.
@@ -128,10 +141,14 @@ def gpu_state(uuid: str) -> dict[str, Any]:
     gpu = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     for reasons in (ASKED["held_back_by"], OLD_NAME):
         asked = ",".join([*list(ASKED.values())[:-1], reasons])
-        answer = output("nvidia-smi", "-i", gpu, f"--query-gpu={asked}", "--format=csv,noheader,nounits")
+        answer = output(
+            "nvidia-smi", "-i", gpu, f"--query-gpu={asked}", "--format=csv,noheader,nounits"
+        )
         values = [value.strip() for value in answer.split(",")]
         if len(values) == len(ASKED):
-            return dict(zip(ASKED, [*map(number, values[:-1]), told_reasons(values[-1])], strict=True))
+            return dict(
+                zip(ASKED, [*map(number, values[:-1]), told_reasons(values[-1])], strict=True)
+            )
     return {}
 
 
@@ -176,7 +193,9 @@ def output(*command: str, folder: Path | None = None) -> str:
     # git would follow these to another repository, as it does inside a hook
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=COMMAND_S)
+        done = subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, text=True, timeout=COMMAND_S
+        )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

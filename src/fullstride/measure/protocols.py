@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from fullstride.measure.capacity import MULTIPLE
 from fullstride.measure.environment import Environment
-from fullstride.measure.step import Efficiency, Layout, Precision, Work
+from fullstride.measure.memory.max_batch import MULTIPLE
+from fullstride.measure.workload import Efficiency, Layout, Precision, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,9 @@ class Protocol:
     rounds: int = 20
     round_s: float = 0.2  # of each network in each round; one call where that takes longer
     work: Work = "inference"
-    fit: Literal["given", "halved", "filled"] = "given"  # halved until it trains, or FILLED of the largest that trains
+    fit: Literal["given", "halved", "filled"] = (
+        "given"  # halved until it trains, or FILLED of the largest that trains
+    )
     trim: float = 0.0  # share of the samples that is left out of `ms_per_image` at either end
     memory_batch: int | None = None  # images at which memory is looked at; None: those of a call
 
@@ -31,7 +33,9 @@ class Protocol:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} {value!r}: use a whole number from 1")
         if self.warmup_s < 0 or self.round_s <= 0:
-            raise ValueError(f"warmup_s {self.warmup_s:g}, round_s {self.round_s:g}: use seconds above 0")
+            raise ValueError(
+                f"warmup_s {self.warmup_s:g}, round_s {self.round_s:g}: use seconds above 0"
+            )
 
     @property
     def waits(self) -> bool:
@@ -74,7 +78,11 @@ PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
 def find_protocol(name: str) -> tuple[Protocol, ...]:
     if name not in PROTOCOLS:
         close = get_close_matches(name, PROTOCOLS, n=2)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(PROTOCOLS)}"
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"choose from {', '.join(PROTOCOLS)}"
+        )
         raise ValueError(f"no protocol named {name!r}: {hint}")
     return PROTOCOLS[name]
 
@@ -91,13 +99,19 @@ class Measurement:
     ms_p90: float | None = None
     ms_p99: float | None = None
     ms_per_image: float | None = None  # mean of what `trim` leaves; genet only
-    cpu_ms_per_image: float | None = None  # of all threads, median over rounds: steadier than wall time; CPU only
+    cpu_ms_per_image: float | None = (
+        None  # of all threads, median over rounds: steadier than wall time; CPU only
+    )
     peak_memory_mib: float | None = None  # weights, input and what a call takes at most; GPU only
     largest_batch: int | None = None  # that trains; tresnet only
     memory_gib: float | None = None  # of the device that could be used, where that was bounded
     reference: str | None = None  # the network that `ratio` is to
-    ratio: float | None = None  # of images_per_s to the reference's, in the same round, median over rounds
-    samples: tuple[float, ...] = field(repr=False)  # online and genet: ms of every call; else images/s of every round
+    ratio: float | None = (
+        None  # of images_per_s to the reference's, in the same round, median over rounds
+    )
+    samples: tuple[float, ...] = field(
+        repr=False
+    )  # online and genet: ms of every call; else images/s of every round
     precision: Precision
     layout: Layout
     compiled: bool
@@ -117,7 +131,9 @@ class Measurement:
             data["environment"] = Environment(**data["environment"])
             return cls(**{**data, "samples": tuple(data["samples"])})
         except (TypeError, KeyError, ValueError, RecursionError) as error:
-            raise ValueError(f"this is not the JSON of a measurement: {type(error).__name__} {error}") from None
+            raise ValueError(
+                f"this is not the JSON of a measurement: {type(error).__name__} {error}"
+            ) from None
 
 
 def compare(one: Measurement, other: Measurement) -> float:
@@ -126,12 +142,18 @@ def compare(one: Measurement, other: Measurement) -> float:
     def how(row: Measurement) -> dict[str, Any]:
         # a batch that was found belongs to the network
         protocol = row.protocol if row.protocol.fit == "given" else replace(row.protocol, batch=1)
-        here = {key: getattr(row.environment, key) for key in ("device", "threads", "torch", "driver")}
+        here = {
+            key: getattr(row.environment, key) for key in ("device", "threads", "torch", "driver")
+        }
         keys = ("precision", "layout", "compiled", "efficiency", "memory_gib", "runtime")
         return {**asdict(protocol), **{key: getattr(row, key) for key in keys}, **here}
 
     ways = how(one), how(other)
-    unlike = [f"{key} {ways[0][key]} and {ways[1][key]}" for key in ways[0] if ways[0][key] != ways[1][key]]
+    unlike = [
+        f"{key} {ways[0][key]} and {ways[1][key]}"
+        for key in ways[0]
+        if ways[0][key] != ways[1][key]
+    ]
     if unlike:
         raise ValueError(
             f"{one.name} and {other.name} were not measured alike ({'; '.join(unlike)}): measure both again"

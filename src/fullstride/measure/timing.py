@@ -20,7 +20,9 @@ def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device
             return calls
 
 
-def timed_calls(step: Callable[[], object], calls: int, device: torch.device) -> tuple[list[float], float]:
+def timed_calls(
+    step: Callable[[], object], calls: int, device: torch.device
+) -> tuple[list[float], float]:
     """Seconds of all calls together, and of CPU time."""
     cpu_start, start = time.process_time(), time.perf_counter()
     for _ in range(calls):
@@ -29,7 +31,9 @@ def timed_calls(step: Callable[[], object], calls: int, device: torch.device) ->
     return [time.perf_counter() - start], time.process_time() - cpu_start
 
 
-def timed_each(step: Callable[[], object], calls: int, device: torch.device) -> tuple[list[float], float]:
+def timed_each(
+    step: Callable[[], object], calls: int, device: torch.device
+) -> tuple[list[float], float]:
     """Seconds of every call, and of CPU time for all."""
     step()  # not counted: it finds in the caches what another network left there
     wait(device)

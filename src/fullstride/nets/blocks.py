@@ -6,8 +6,17 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fullstride.nets import abn
-from fullstride.nets.layers import ConvNorm, Lean, SpaceToDepth, SqueezeExcite, average_pool, chain, halves, named
+from fullstride.nets.fused import batch_norm
+from fullstride.nets.layers import (
+    ConvNorm,
+    Lean,
+    SpaceToDepth,
+    SqueezeExcite,
+    average_pool,
+    chain,
+    halves,
+    named,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +26,18 @@ class Style:
     slope: float = 0.0  # of the activations inside a block for negative values; 0 is ReLU
     stem_slope: float = 0.0  # the same in the stem
     blur: bool = False  # halve by a blur after the convolution instead of by its stride
-    average_shortcut: bool = False  # halve the shortcut by a 2 x 2 average instead of by a strided 1 x 1
+    average_shortcut: bool = (
+        False  # halve the shortcut by a 2 x 2 average instead of by a strided 1 x 1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SE:
     """Where a block's squeeze-and-excitation stands and how narrow it is."""
 
-    at: Literal["inner", "out"]  # after the k x k convolution of a bottleneck, or at the end of the branch
+    at: Literal[
+        "inner", "out"
+    ]  # after the k x k convolution of a bottleneck, or at the end of the branch
     ratio: float  # reduced channels / gated channels
     least: int = 1  # reduced channels are never fewer
 
@@ -56,7 +69,9 @@ class Block(nn.Module):
         self.branch = named(*self.parts(c_in, c_out, inner, kernel, stride, groups, se, style))
         self.act = nn.ReLU(inplace=True)
 
-    def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style) -> list[tuple[str, nn.Module]]:
+    def parts(
+        self, c_in, c_out, inner, kernel, stride, groups, se, style
+    ) -> list[tuple[str, nn.Module]]:
         """The layers of the branch by name, in order. `inner`: channels between its convolutions."""
         raise NotImplementedError
 
@@ -73,7 +88,11 @@ class Block(nn.Module):
         ends = [layers[-1], *list(self.shortcut.children())[-1:]]
         convs = [layer for layer in ends if isinstance(layer, ConvNorm)]
         joinable = len(convs) == len(ends) and all(isinstance(layer, ConvNorm) for layer in layers)
-        if not joinable or convs[0].slope is not None or not all(conv.learns_lean() for conv in convs):
+        if (
+            not joinable
+            or convs[0].slope is not None
+            or not all(conv.learns_lean() for conv in convs)
+        ):
             return None
         return convs[0].learns_lean()
 
@@ -81,17 +100,32 @@ class Block(nn.Module):
         """`forward`, where what follows the last convolution, and the one of the shortcut, is a single operator."""
         parts = list(self.branch.children())
         gates = [part if isinstance(part, SqueezeExcite) else None for part in (*parts[1:], None)]
-        layers = [(part, se) for part, se in zip(parts, gates, strict=True) if isinstance(part, ConvNorm)]
+        layers = [
+            (part, se) for part, se in zip(parts, gates, strict=True) if isinstance(part, ConvNorm)
+        ]
         last, se = layers[-1]
         weights, save = se.weights if se else (), "input" if how.save == "input" else "both"
         other, norm = x, None
         for pool, layer in pairwise((nn.Identity(), *self.shortcut.children())):
             if isinstance(layer, ConvNorm):
-                other, norm = abn.pool_conv(x, layer.conv) if halves(pool) else layer.conv(other), layer.norm
+                other, norm = (
+                    batch_norm.pool_conv(x, layer.conv) if halves(pool) else layer.conv(other),
+                    layer.norm,
+                )
             else:
                 other = layer(other)
         x = chain(x, layers)
-        return abn.tail(x, last.norm, other, norm, se=weights, keep=keep, save=save, group=how.group, int8=how.int8)
+        return batch_norm.tail(
+            x,
+            last.norm,
+            other,
+            norm,
+            se=weights,
+            keep=keep,
+            save=save,
+            group=how.group,
+            int8=how.int8,
+        )
 
 
 def shortcut(c_in: int, c_out: int, stride: int, style: Style) -> nn.Module:
@@ -107,7 +141,18 @@ class Basic(Block):
 
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
         parts: list[tuple[str, nn.Module]] = [
-            ("conv1", ConvNorm(c_in, inner, kernel, stride=stride, groups=groups, slope=style.slope, blur=style.blur)),
+            (
+                "conv1",
+                ConvNorm(
+                    c_in,
+                    inner,
+                    kernel,
+                    stride=stride,
+                    groups=groups,
+                    slope=style.slope,
+                    blur=style.blur,
+                ),
+            ),
             ("conv2", ConvNorm(inner, c_out, kernel, groups=groups)),
         ]
         if se:
@@ -121,7 +166,18 @@ class Bottleneck(Block):
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
         parts: list[tuple[str, nn.Module]] = [
             ("conv1", ConvNorm(c_in, inner, 1, slope=style.slope)),
-            ("conv2", ConvNorm(inner, inner, kernel, stride=stride, groups=groups, slope=style.slope, blur=style.blur)),
+            (
+                "conv2",
+                ConvNorm(
+                    inner,
+                    inner,
+                    kernel,
+                    stride=stride,
+                    groups=groups,
+                    slope=style.slope,
+                    blur=style.blur,
+                ),
+            ),
             ("conv3", ConvNorm(inner, c_out, 1)),
         ]
         if se and se.at == "inner":

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullstride.nets.checkpoints import check, read
-from fullstride.nets.disk import replacing
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_network import TimmNetwork, TimmSpec, timm_spec
+from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
+from fullstride.storage import replacing
 
 FORMAT = 1
 MOST_JSON_BYTES = 64 * 2**20  # 20,000 class names take less than 1 MiB
@@ -51,7 +51,10 @@ class Bundle:
         }
         with replacing(Path(folder)) as beside:
             beside.mkdir()
-            state = {name: value.detach().cpu().contiguous() for name, value in self.net.state_dict().items()}
+            state = {
+                name: value.detach().cpu().contiguous()
+                for name, value in self.net.state_dict().items()
+            }
             save_file(state, beside / "weights.safetensors")
             (beside / "bundle.json").write_text(json.dumps(about, indent=1))
 
@@ -70,14 +73,20 @@ class Bundle:
                 preprocessing=Preprocessing(**preprocessing),
                 classes=tuple(map(str, about["classes"])),
                 licence=about.get("licence", ""),
-                **{key: about[key] for key in ("name", "source", "recipe", "scores", "environment")},
+                **{
+                    key: about[key] for key in ("name", "source", "recipe", "scores", "environment")
+                },
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder}/bundle.json is not whole: {type(error).__name__} {error}") from None
+            raise ValueError(
+                f"{folder}/bundle.json is not whole: {type(error).__name__} {error}"
+            ) from None
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
         if len(bundle.classes) != bundle.net.spec.classes:
-            raise ValueError(f"{folder}: {len(bundle.classes)} class names for {bundle.net.spec.classes} logits")
+            raise ValueError(
+                f"{folder}: {len(bundle.classes)} class names for {bundle.net.spec.classes} logits"
+            )
         return bundle
 
 
@@ -103,10 +112,14 @@ def load_network(spec_data: dict, weights: Path) -> Network | TimmNetwork:
 def read_json(path: Path) -> Any:
     try:
         if path.stat().st_size > MOST_JSON_BYTES:
-            raise ValueError(f"{path} is larger than {MOST_JSON_BYTES >> 20} MiB: it is not one of ours")
+            raise ValueError(
+                f"{path} is larger than {MOST_JSON_BYTES >> 20} MiB: it is not one of ours"
+            )
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise ValueError(f"no {path.name} in {path.parent}: give the folder of a bundle or of a run") from None
+        raise ValueError(
+            f"no {path.name} in {path.parent}: give the folder of a bundle or of a run"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not whole JSON: {error}") from None
 
@@ -114,6 +127,10 @@ def read_json(path: Path) -> Any:
 def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
     """Take over every weight whose name and shape agree; returns the names of those left as they were."""
     theirs, ours = source.state_dict(), target.state_dict()
-    left = [name for name, value in ours.items() if name not in theirs or theirs[name].shape != value.shape]
+    left = [
+        name
+        for name, value in ours.items()
+        if name not in theirs or theirs[name].shape != value.shape
+    ]
     target.load_state_dict({name: theirs[name] for name in ours if name not in left}, strict=False)
     return left

@@ -13,33 +13,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.nets import families, foreign
+from fullstride.nets import families
 from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.weights_file import from_arrays, one_line, read, unwrap
+from fullstride.nets.weights import key_maps
+from fullstride.nets.weights.reader import from_arrays, one_line, read, unwrap
 
 __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "identify", "load", "read"]
 
 State = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
-FORMATS: dict[str, Callable[[NetSpec], foreign.Pairs]] = {
-    "fullstride": foreign.ours,
-    "timm": foreign.timm,
-    "official": foreign.official,
-    "tf": foreign.tf_resnet_rs,
+FORMATS: dict[str, Callable[[NetSpec], key_maps.Pairs]] = {
+    "fullstride": key_maps.ours,
+    "timm": key_maps.timm,
+    "official": key_maps.official,
+    "tf": key_maps.tf_resnet_rs,
 }
-READERS = {"fullstride": "from_timm", "timm": "from_timm", "official": "from_official", "tf": "from_tf"}
+READERS = {
+    "fullstride": "from_timm",
+    "timm": "from_timm",
+    "official": "from_official",
+    "tf": "from_tf",
+}
 
 # Released with networks of ours as their body.
-OTHER_HEADS = {"head.fc.embedding_generator.": "ASL's bottleneck head", "head.decoder.": "an ML-Decoder head"}
+OTHER_HEADS = {
+    "head.fc.embedding_generator.": "ASL's bottleneck head",
+    "head.decoder.": "an ML-Decoder head",
+}
 
-GAIN_FLOOR = 1e-5  # in-place activated batch norm scales by |w| + eps: mapillary/inplace_abn, issue 92
+GAIN_FLOOR = (
+    1e-5  # in-place activated batch norm scales by |w| + eps: mapillary/inplace_abn, issue 92
+)
 
 TF_LEAVES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
-TF_NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+TF_NORM = {
+    "weight": "gamma",
+    "bias": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
 AVERAGE = "ExponentialMovingAverage"
 
 
@@ -76,13 +92,20 @@ def from_official(path: str | Path | State, name: str | NetSpec) -> State:
 
 
 def from_tf(
-    path_or_arrays: str | Path | Mapping[str, np.ndarray | Tensor], name: str | NetSpec, *, ema: bool = True
+    path_or_arrays: str | Path | Mapping[str, np.ndarray | Tensor],
+    name: str | NetSpec,
+    *,
+    ema: bool = True,
 ) -> State:
     """The TensorFlow 1 variables of ResNet-RS by name, in an `.npz` file or a dict.
 
     The averaged copies are used, also those of the batch-norm statistics; `ema=False` takes the plain variables.
     """
-    state = read(path_or_arrays) if isinstance(path_or_arrays, str | Path) else from_arrays(path_or_arrays)
+    state = (
+        read(path_or_arrays)
+        if isinstance(path_or_arrays, str | Path)
+        else from_arrays(path_or_arrays)
+    )
     return adopt(state, name, ("tf",), ema=ema)[1]
 
 
@@ -144,7 +167,9 @@ def prepare(state: State, ema: bool | None) -> State:
             )
     if any("/" in name for name in state):
         return tf_variables(state, ema)
-    return {name: value for name, value in state.items() if not name.endswith(".op.filt")}  # a blur's constant
+    return {
+        name: value for name, value in state.items() if not name.endswith(".op.filt")
+    }  # a blur's constant
 
 
 def tf_variables(state: State, ema: bool | None) -> State:
@@ -159,7 +184,9 @@ def tf_variables(state: State, ema: bool | None) -> State:
             continue  # the step counter and what the optimizer keeps
         variable = "/".join(parts[-2:])
         if variable in found:
-            raise ValueError(f"two variables are called {one_line(variable)}: keep those of one network")
+            raise ValueError(
+                f"two variables are called {one_line(variable)}: keep those of one network"
+            )
         order = {4: (3, 2, 0, 1), 2: (1, 0)}.get(value.dim())  # height, width, in, out; and in, out
         found[variable] = value.permute(order).contiguous() if order else value
     if ema is None:
@@ -173,7 +200,9 @@ def tf_variables(state: State, ema: bool | None) -> State:
         )
     alone = [variable for variable in plain if variable not in averages]
     if alone:
-        raise ValueError(f"{len(alone)} variables have no {AVERAGE} copy: {first_ten(alone)}: export all of them")
+        raise ValueError(
+            f"{len(alone)} variables have no {AVERAGE} copy: {first_ten(alone)}: export all of them"
+        )
     return averages
 
 
@@ -197,7 +226,9 @@ def find(state: State, name: str | NetSpec | None) -> Fit:
     if fit is None:
         raise ValueError(f"no network has weights of these names: {first_ten(list(state))}")
     verdict = "no network fits; the closest is" if name is None else "the weights do not fit"
-    raise ValueError(f"{verdict} {fit.name} ({fit.format} names): {difference(fit.expected, state)}")
+    raise ValueError(
+        f"{verdict} {fit.name} ({fit.format} names): {difference(fit.expected, state)}"
+    )
 
 
 def closest(state: State, specs: Mapping[str, NetSpec]) -> Fit | None:
@@ -205,14 +236,18 @@ def closest(state: State, specs: Mapping[str, NetSpec]) -> Fit | None:
     layers = {name.replace("/", ".").rpartition(".")[0] for name in state}
     distance: dict[tuple[str, str], int] = {}
     for name in sorted(specs, key=lambda name: name.endswith("_tiny")):
-        ours = {path for path, _ in foreign.ours(specs[name])}
+        ours = {path for path, _ in key_maps.ours(specs[name])}
         for form, names in FORMATS.items():
             paths = dict(names(specs[name]))
             theirs = set(paths.values())
             if paths.keys() == ours and theirs & layers:
                 distance[form, name] = len(theirs ^ layers)
     least = min(distance.values(), default=0)
-    fits = [compare(state, form, name, specs[name]) for (form, name), far in distance.items() if far == least]
+    fits = [
+        compare(state, form, name, specs[name])
+        for (form, name), far in distance.items()
+        if far == least
+    ]
     return min(fits, key=lambda fit: fit.faults, default=None)
 
 
@@ -244,7 +279,11 @@ def vocabulary(form: str, spec: NetSpec) -> dict[str, str]:
     for key in our_shapes(spec):
         path, _, leaf = key.rpartition(".")
         if form == "tf":
-            leaf = TF_NORM.get(leaf, leaf) if path.endswith(".norm") else leaf.replace("weight", "kernel")
+            leaf = (
+                TF_NORM.get(leaf, leaf)
+                if path.endswith(".norm")
+                else leaf.replace("weight", "kernel")
+            )
         words[key] = f"{paths[path]}{'/' if form == 'tf' else '.'}{leaf}"
     return words
 
@@ -259,19 +298,29 @@ def translate(state: State, fit: Fit) -> State:
     ours: State = {}
     for key, theirs in vocabulary(fit.format, fit.spec).items():
         if counts(key):
-            ours[key] = state[theirs].long() if theirs in state else torch.zeros((), dtype=torch.long)
+            ours[key] = (
+                state[theirs].long() if theirs in state else torch.zeros((), dtype=torch.long)
+            )
             continue
         value = numbers(theirs, state[theirs])
-        ours[key] = value.abs() + GAIN_FLOOR if gain_is_magnitude and key.endswith(".norm.weight") else value
+        ours[key] = (
+            value.abs() + GAIN_FLOOR
+            if gain_is_magnitude and key.endswith(".norm.weight")
+            else value
+        )
     return ours
 
 
 def numbers(name: str, value: Tensor) -> Tensor:
     """Float32 or float64, and every one finite."""
     if not value.is_floating_point():
-        raise ValueError(f"{one_line(name)} is {value.dtype}: weights are float16, bfloat16, float32 or float64")
+        raise ValueError(
+            f"{one_line(name)} is {value.dtype}: weights are float16, bfloat16, float32 or float64"
+        )
     if value.element_size() < 4:
         value = value.float()
     if not value.isfinite().all():
-        raise ValueError(f"{one_line(name)} holds a number that is not finite: the file is of a training that failed")
+        raise ValueError(
+            f"{one_line(name)} holds a number that is not finite: the file is of a training that failed"
+        )
     return value

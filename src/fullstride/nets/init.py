@@ -65,6 +65,8 @@ def zero_last_gains(net: nn.Module) -> None:
     """Let every block begin as its shortcut: the gain of the branch's last batch norm is zero."""
     for block in net.modules():
         if isinstance(block, Block):
-            last = [layer for layer in block.branch.modules() if isinstance(layer, nn.BatchNorm2d)][-1]
+            last = [layer for layer in block.branch.modules() if isinstance(layer, nn.BatchNorm2d)][
+                -1
+            ]
             with torch.no_grad():
                 last.weight.zero_()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullstride.nets import abn
+from fullstride.nets.fused import batch_norm
 
 Save = Literal["both", "input", "output"]
 
@@ -54,7 +54,9 @@ class ConvNorm(nn.Module):
     ):
         super().__init__()
         conv_stride = 1 if blur else stride
-        self.conv = nn.Conv2d(c_in, c_out, kernel, conv_stride, kernel // 2, groups=groups, bias=False)
+        self.conv = nn.Conv2d(
+            c_in, c_out, kernel, conv_stride, kernel // 2, groups=groups, bias=False
+        )
         self.norm = nn.BatchNorm2d(c_out)
         self.act = activation(slope)
         self.slope = slope
@@ -70,12 +72,12 @@ class ConvNorm(nn.Module):
         if how is None:
             y = self.blur(self.act(self.norm(x)))
         elif isinstance(self.blur, BlurPool):
-            y, means = abn.abn_blur(x, self.norm, self.slope, group=how.group)
+            y, means = batch_norm.abn_blur(x, self.norm, self.slope, group=how.group)
             return y if se is None else se(y, means)
         elif se is not None and self.slope and how.save == "output":
-            return abn.abn_se(x, self.norm, se.weights, self.slope, group=how.group)
+            return batch_norm.abn_se(x, self.norm, se.weights, self.slope, group=how.group)
         else:
-            y = abn.abn(x, self.norm, self.slope, save=how.save, group=how.group)
+            y = batch_norm.abn(x, self.norm, self.slope, save=how.save, group=how.group)
         return y if se is None else se(y)
 
     def learns_lean(self) -> Lean | None:
@@ -93,7 +95,7 @@ def chain(x: Tensor, layers: Sequence[tuple[ConvNorm, "SqueezeExcite | None"]]) 
     for (layer, se), (behind, _) in pairwise(layers):
         how = layer.learns_lean()
         if how and how.save != "output" and se is None and not isinstance(layer.blur, BlurPool):
-            x = abn.abn_conv(x, layer.norm, layer.slope, behind.conv, group=how.group)
+            x = batch_norm.abn_conv(x, layer.norm, layer.slope, behind.conv, group=how.group)
         else:
             x = behind.conv(layer.finish(x, se))
     return x
@@ -138,7 +140,9 @@ class BlurPool(nn.Module):
         super().__init__()
         line = torch.tensor([1.0, 2.0, 1.0]) / 4
         # Not saved: it is a constant, and the released weights do not hold it.
-        self.register_buffer("filter", torch.outer(line, line).expand(channels, 1, 3, 3).clone(), persistent=False)
+        self.register_buffer(
+            "filter", torch.outer(line, line).expand(channels, 1, 3, 3).clone(), persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(self.padded(x), self.filter, stride=2, groups=x.shape[1])
@@ -181,14 +185,23 @@ def average_pool(stride: int) -> nn.Module:
 
     Source: ResNet-D, arXiv:1812.01187, in the form that TResNet and ResNet-RS use.
     """
-    return nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+    return (
+        nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False)
+        if stride > 1
+        else nn.Identity()
+    )
 
 
 def halves(layer: nn.Module) -> bool:
     """Whether it is an `average_pool` of stride 2."""
     if not isinstance(layer, nn.AvgPool2d):
         return False
-    return (layer.kernel_size, layer.stride, layer.ceil_mode, layer.count_include_pad) == (2, 2, True, False)
+    return (layer.kernel_size, layer.stride, layer.ceil_mode, layer.count_include_pad) == (
+        2,
+        2,
+        True,
+        False,
+    )
 
 
 class Head(nn.Module):

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fullstride.nets.abn import invertible
+from fullstride.nets.fused.batch_norm import invertible
 from fullstride.nets.layers import ConvNorm, Head, Lean, Save
 from fullstride.nets.spec import NetSpec, Stage
 
@@ -48,7 +48,11 @@ class Network(nn.Module):
         spec.init(self)
 
     def regularise(
-        self, *, drop_path: float = 0.0, by: Literal["block", "stage"] = "block", dropout: float = 0.0
+        self,
+        *,
+        drop_path: float = 0.0,
+        by: Literal["block", "stage"] = "block",
+        dropout: float = 0.0,
     ) -> None:
         """Set what training leaves out by chance: branches of blocks, and what the classifier sees.
 
@@ -57,12 +61,18 @@ class Network(nn.Module):
         """
         depths = [stage.depth for stage in self.spec.stages]
         if by == "stage":
-            rates = [drop_path * (i + 2) / (len(depths) + 1) for i, depth in enumerate(depths) for _ in range(depth)]
+            rates = [
+                drop_path * (i + 2) / (len(depths) + 1)
+                for i, depth in enumerate(depths)
+                for _ in range(depth)
+            ]
         else:
             rates = [drop_path * i / max(sum(depths) - 1, 1) for i in range(sum(depths))]
         self.drop_paths, self.dropout = tuple(rates), dropout
 
-    def lean(self, on: bool = True, group: "dist.ProcessGroup | None" = None, *, int8: bool = False) -> "Network":
+    def lean(
+        self, on: bool = True, group: "dist.ProcessGroup | None" = None, *, int8: bool = False
+    ) -> "Network":
         """Train by the operators of `abn`: the same numbers from less memory. All else is unchanged, evaluation too.
 
         The processes of `group` take their batch statistics together, which plain networks do not. Which batch norms
@@ -101,7 +111,9 @@ class Network(nn.Module):
             # On the meta device, where there are no gains to look at, they pass for fresh ones.
             found = [True] * len(layers) if healthy.is_meta else healthy.tolist()
             which = zip(layers[:-1], found[:-1], strict=True)
-            first: list[Save] = ["output" if fits and layer.slope else "both" for layer, fits in which]
+            first: list[Save] = [
+                "output" if fits and layer.slope else "both" for layer, fits in which
+            ]
             saves = [*first, "input"]  # no convolution follows the last one and keeps its result
         for layer, save in zip(layers, saves, strict=True):
             layer.lean = Lean(save, self.lean_group, self.int8_maps)
@@ -111,7 +123,11 @@ class Network(nn.Module):
         where = self.head.fc.weight
 
         def kept(rate: float, *shape: int) -> Tensor | None:
-            return torch.empty(images, *shape, device=where.device).bernoulli_(1 - rate) / (1 - rate) if rate else None
+            return (
+                torch.empty(images, *shape, device=where.device).bernoulli_(1 - rate) / (1 - rate)
+                if rate
+                else None
+            )
 
         branches = tuple(kept(rate, 1, 1, 1) for rate in self.drop_paths)
         return Masks(branches, kept(self.dropout, where.shape[1]))
@@ -142,7 +158,9 @@ class Network(nn.Module):
             return self.stages(self.stem(x)), None
         x = self.stem(x)
         for block, keep in zip(
-            (block for stage in self.stages for block in stage.children()), masks.branches, strict=True
+            (block for stage in self.stages for block in stage.children()),
+            masks.branches,
+            strict=True,
         ):
             x = block(x, keep)
         return x, masks.pooled

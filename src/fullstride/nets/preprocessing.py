@@ -14,12 +14,16 @@ class Preprocessing:
     mean: tuple[float, ...] = IMAGENET_MEAN  # one per channel: 1 is gray, 3 is RGB
     std: tuple[float, ...] = IMAGENET_STD
     kernel: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of the resize, antialiased
-    fit: Literal["crop", "squish"] = "crop"  # keep the proportions and cut the border, or bend to a square
+    fit: Literal["crop", "squish"] = (
+        "crop"  # keep the proportions and cut the border, or bend to a square
+    )
     crop: float = 0.875  # with "crop": side of the square that stays / shorter side of the picture
 
     def __post_init__(self) -> None:
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std):
-            raise ValueError(f"mean {self.mean} and std {self.std}: give 1 number each for gray images or 3 for RGB")
+            raise ValueError(
+                f"mean {self.mean} and std {self.std}: give 1 number each for gray images or 3 for RGB"
+            )
         if not 1 <= self.resolution <= 16_384:
             raise ValueError(f"resolution {self.resolution}: use 1 to 16384 pixels")
         if not 0 < self.crop <= 1:

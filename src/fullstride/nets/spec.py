@@ -62,7 +62,11 @@ class Stage:
             raise ValueError(f"stride {self.stride} of a stage: use 1 or 2")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"kernel {self.kernel} of a stage: use an odd number, as 3 or 5")
-        check_range(f"inner channels of width {self.width} x ratio {self.ratio:g}:", self.inner, MOST_CHANNELS)
+        check_range(
+            f"inner channels of width {self.width} x ratio {self.ratio:g}:",
+            self.inner,
+            MOST_CHANNELS,
+        )
         if self.group_width and self.inner % self.group_width:
             fits = self.inner // self.group_width * self.group_width or self.group_width
             raise ValueError(
@@ -140,7 +144,9 @@ class NetSpec:
             data["stem"], data["init"] = named(data["stem"], Stem), named(data["init"])
             return build(NetSpec, data)
         except (TypeError, KeyError, json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"this is not the JSON of a network spec: {type(error).__name__} {error}") from None
+            raise ValueError(
+                f"this is not the JSON of a network spec: {type(error).__name__} {error}"
+            ) from None
 
 
 def stage_from(row: dict) -> Stage:
@@ -152,15 +158,27 @@ def stage_from(row: dict) -> Stage:
 def build(kind: type, values: dict) -> Any:
     unknown = set(values) - {f.name for f in fields(kind)}
     if unknown:
-        raise ValueError(f"a network spec has no field {', '.join(sorted(unknown))} in {kind.__name__}")
+        raise ValueError(
+            f"a network spec has no field {', '.join(sorted(unknown))} in {kind.__name__}"
+        )
     return kind(**values)
 
 
 def named(name: str, kind: type | None = None) -> Any:
     part = NAMED.get(name)
-    if part is None or (isinstance(part, type) != (kind is not None)) or (kind and not issubclass(part, kind)):
-        fits = [n for n, p in NAMED.items() if (issubclass(p, kind) if kind and isinstance(p, type) else kind is None)]
-        raise ValueError(f"a network spec may not name {name!r} here: choose from {', '.join(fits)}")
+    if (
+        part is None
+        or (isinstance(part, type) != (kind is not None))
+        or (kind and not issubclass(part, kind))
+    ):
+        fits = [
+            n
+            for n, p in NAMED.items()
+            if (issubclass(p, kind) if kind and isinstance(p, type) else kind is None)
+        ]
+        raise ValueError(
+            f"a network spec may not name {name!r} here: choose from {', '.join(fits)}"
+        )
     return part
 
 

@@ -11,11 +11,11 @@ from urllib.request import getproxies
 from fullstride.nets import checkpoints, families
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build
+from fullstride.nets.fused.padding import padded_form
 from fullstride.nets.network import Network
-from fullstride.nets.padded import padded_form
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_network import TimmNetwork, TimmSpec, released, timm_spec
+from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, released, timm_spec
 
 # The weights that `load` takes for a name: a model of the Hugging Face hub under `timm/`, without that prefix.
 # For TResNet-M and -L-V2 those pretrained on ImageNet-21K, the most accurate ones; another tag may be asked for.
@@ -24,7 +24,10 @@ HUB = {
     "tresnet_l": "tresnet_l.miil_in1k",
     "tresnet_xl": "tresnet_xl.miil_in1k",
     "tresnet_v2_l": "tresnet_v2_l.miil_in21k_ft_in1k",
-    **{f"resnet_rs_{depth}": f"resnetrs{depth}.tf_in1k" for depth in (50, 101, 152, 200, 270, 350, 420)},
+    **{
+        f"resnet_rs_{depth}": f"resnetrs{depth}.tf_in1k"
+        for depth in (50, 101, 152, 200, 270, 350, 420)
+    },
     "genet_light": "gernet_s.idstcv_in1k",
     "genet_normal": "gernet_m.idstcv_in1k",
     "genet_large": "gernet_l.idstcv_in1k",
@@ -64,22 +67,32 @@ def create(
     one has channels of zeros up to multiples of 8 (see `nets.padded`; ours only).
     """
     if efficiency not in ("plain", "lean"):
-        raise ValueError(f"efficiency {efficiency!r} of a network: use plain or lean; compiled and auto are a recipe's")
+        raise ValueError(
+            f"efficiency {efficiency!r} of a network: use plain or lean; compiled and auto are a recipe's"
+        )
     if int8 and efficiency == "plain":
-        raise ValueError(f"int8 says what lean training keeps, and {name} is plain: add efficiency lean")
+        raise ValueError(
+            f"int8 says what lean training keeps, and {name} is plain: add efficiency lean"
+        )
     base = spec(name)
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):
-            raise ValueError(f"{name} cannot be scaled: width and depth are for networks that `fullstride zoo` lists")
+            raise ValueError(
+                f"{name} cannot be scaled: width and depth are for networks that `fullstride zoo` lists"
+            )
         base = base.scaled(width=width, depth=depth)
     changes = dict(classes=classes, in_channels=in_channels, resolution=resolution)
-    net = build(replace(base, **{key: value for key, value in changes.items() if value is not None}))
+    net = build(
+        replace(base, **{key: value for key, value in changes.items() if value is not None})
+    )
     if padded:
         net = padded_form(net, name)
     if efficiency == "plain":
         return net
     if isinstance(net, TimmNetwork):
-        raise ValueError(f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists")
+        raise ValueError(
+            f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists"
+        )
     return net.lean(int8=int8)
 
 
@@ -95,7 +108,9 @@ def load(what: str | Path, name: str | None = None) -> Bundle:
         whole = path / "bundle"
         if (path / "run.json").exists() and not whole.is_dir():
             best = f", or give {path / 'best'}" if (path / "best").is_dir() else ""
-            raise ValueError(f"{path} is a run that has not ended: train it to its end by the same command{best}")
+            raise ValueError(
+                f"{path} is a run that has not ended: train it to its end by the same command{best}"
+            )
         return Bundle.load(whole if whole.is_dir() else path)
     if path.is_file():
         net = checkpoints.load(path, name)
@@ -109,7 +124,9 @@ def load(what: str | Path, name: str | None = None) -> Bundle:
     return from_hub(str(what))
 
 
-def measurable(names: Sequence[str], beside: Mapping[str, int] | None = None) -> dict[str, Network | TimmNetwork]:
+def measurable(
+    names: Sequence[str], beside: Mapping[str, int] | None = None
+) -> dict[str, Network | TimmNetwork]:
     """Networks to be measured on the same input: runs and bundles as they are, names with fresh weights.
 
     Names are built for the input channels of the first folder, or of what else is measured: `beside` gives those by
@@ -133,7 +150,9 @@ def from_hub(name: str) -> Bundle:
     else:
         base = spec(ours)
         if ours not in HUB:
-            raise ValueError(f"no released weights for {ours}: train it, or choose from {', '.join(HUB)}")
+            raise ValueError(
+                f"no released weights for {ours}: train it, or choose from {', '.join(HUB)}"
+            )
         model = f"{HUB[ours].partition('.')[0]}.{tag}" if tag else HUB[ours]
     config = hub_config(model)
     state = checkpoints.read(download(str(config.hf_hub_id), name))
@@ -143,7 +162,9 @@ def from_hub(name: str) -> Bundle:
         net.load_state_dict(state)
     else:
         net = TimmNetwork(timm_spec(model, classes=config.num_classes))
-        checkpoints.check({key: tuple(value.shape) for key, value in net.net.state_dict().items()}, state)
+        checkpoints.check(
+            {key: tuple(value.shape) for key, value in net.net.state_dict().items()}, state
+        )
         net.net.load_state_dict(state)
     return Bundle(
         net=net.eval(),

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.data.images import DataSet
+from fullstride.data.dataset import DataSet
 from fullstride.deploy.predict import probabilities
-from fullstride.measure.cost import cost
+from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, read_json
 from fullstride.report.page import Entry, Prediction
-from fullstride.train.record import ASKED, BUNDLE, logged
 from fullstride.train.run import fitting_data
+from fullstride.train.run_folder import ASKED, BUNDLE, logged
 
 SHOWN = 24  # pictures with their predicted class
 
@@ -35,7 +35,9 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
     for run in bundles:
         other = read_json(Path(run) / ASKED)
         if other["fingerprint"] != data.fingerprint:
-            raise ValueError(f"{run} was trained on {other['data']}, {first} on {data.name}: report them apart")
+            raise ValueError(
+                f"{run} was trained on {other['data']}, {first} on {data.name}: report them apart"
+            )
     times = measurements(bench) if bench else {}
     entries = [entry(run, bundle, times.get(run, {})) for run, bundle in bundles.items()]
     entries += [untrained(name, found) for name, found in times.items() if name not in bundles]
@@ -120,7 +122,9 @@ def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
     """Test images with the predicted class: the wrong ones first, then right ones evenly spread over the rest."""
     indices, rows = [], []
     pictures = data.test.readable()
-    while batch := list(islice(pictures, 128)):  # only some are kept: a test set may not fit into memory
+    while batch := list(
+        islice(pictures, 128)
+    ):  # only some are kept: a test set may not fit into memory
         indices += [index for index, _ in batch]
         rows.append(probabilities(bundle, [picture for _, picture in batch]))
     found = np.concatenate(rows)
@@ -140,7 +144,9 @@ def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
 
 
 def notes(data: DataSet, best: Bundle, measured: bool) -> list[str]:
-    sizes = f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
+    sizes = (
+        f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
+    )
     told = [
         f"{data.name}: {sizes}. Test images were used once, after training.",
         f"Predicted images are answers of {best.name} on test images; wrong ones are shown first.",

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fullstride.nets.disk import replacing
 from fullstride.report import plots
-from fullstride.report.numbers import count, ms, percent, three_digits, wilson
+from fullstride.report.format import count, ms, percent, three_digits, wilson
 from fullstride.report.plots import EpochRow, Point
+from fullstride.storage import replacing
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
@@ -45,7 +45,11 @@ class Entry:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of `top1`."""
-        return wilson(self.top1, self.test_images) if self.top1 is not None and self.test_images else None
+        return (
+            wilson(self.top1, self.test_images)
+            if self.top1 is not None and self.test_images
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ def render(
         ("Where the numbers were made", facts(environment)),
         ("Notes", bullets(notes)),
     )
-    body = "\n".join(f"<section>\n<h2>{name}</h2>\n{html}\n</section>" for name, html in sections if html)
+    body = "\n".join(
+        f"<section>\n<h2>{name}</h2>\n{html}\n</section>" for name, html in sections if html
+    )
     return whole(title, headline(entries), body)
 
 
@@ -165,7 +171,9 @@ def overlap(a: tuple[float, float] | None, b: tuple[float, float] | None) -> boo
 def latency_section(entries: Sequence[Entry]) -> str:
     shown, data = points(entries)
     if not shown:
-        return "<p>No times: measure with <code>fullstride bench --out</code> and give its file.</p>"
+        return (
+            "<p>No times: measure with <code>fullstride bench --out</code> and give its file.</p>"
+        )
     caption = "Up and to the left is better. Bars are 95 % intervals; hollow rings were timed here but not trained."
     return f"<figure>{plots.accuracy_latency(shown, data)}\n<figcaption>{caption}</figcaption></figure>"
 
@@ -211,7 +219,11 @@ def row(entry: Entry, base: Entry) -> str:
         batched = f"{three_digits(entry.images_per_s)} images/s{small(size)}{relative(ratio, entry is base)}"
     cells = (top1, count(entry.params), count(entry.macs), str(entry.resolution), online, batched)
     note = f"<small>{escape(entry.note)}</small>" if entry.note else ""
-    return f'<tr><th scope="row">{escape(entry.name)}{note}</th>' + "".join(f"<td>{c}</td>" for c in cells) + "</tr>"
+    return (
+        f'<tr><th scope="row">{escape(entry.name)}{note}</th>'
+        + "".join(f"<td>{c}</td>" for c in cells)
+        + "</tr>"
+    )
 
 
 def small(words: str) -> str:
@@ -254,8 +266,12 @@ def card(prediction: Prediction) -> str:
     uri = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
     truth, guess = escape(prediction.truth), escape(prediction.guess)
     right = prediction.truth == prediction.guess
-    verdict = '<span class="right">✓ right</span>' if right else '<span class="wrong">✗ wrong</span>'
-    told = f"{guess}, {100 * prediction.probability:.0f} %" + ("" if right else f"<br>truth: {truth}")
+    verdict = (
+        '<span class="right">✓ right</span>' if right else '<span class="wrong">✗ wrong</span>'
+    )
+    told = f"{guess}, {100 * prediction.probability:.0f} %" + (
+        "" if right else f"<br>truth: {truth}"
+    )
     return f'<li><img{crisp} src="{uri}" alt="test image of class {truth}">{verdict}<br>{told}</li>'
 
 
@@ -269,4 +285,8 @@ def facts(environment: Mapping[str, Any]) -> str:
 
 
 def bullets(notes: Sequence[str]) -> str:
-    return "<ul>\n" + "\n".join(f"<li>{escape(note)}</li>" for note in notes) + "\n</ul>" if notes else ""
+    return (
+        "<ul>\n" + "\n".join(f"<li>{escape(note)}</li>" for note in notes) + "\n</ul>"
+        if notes
+        else ""
+    )

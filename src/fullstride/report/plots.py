@@ -31,7 +31,16 @@ STRIP = 0.2  # of the height, below the accuracies, for what was not trained
 LABEL_OFFSETS = [
     (across * far, up * far)
     for far in (10, 17, 27, 40)
-    for across, up in ((1, 0), (-1, 0), (0.7, 1), (0.7, -1), (-0.7, 1), (-0.7, -1), (0, 1.2), (0, -1.2))
+    for across, up in (
+        (1, 0),
+        (-1, 0),
+        (0.7, 1),
+        (0.7, -1),
+        (-0.7, 1),
+        (-0.7, -1),
+        (0, 1.2),
+        (0, -1.2),
+    )
 ]  # in points, the nearest first
 STYLE: Any = {
     "font.size": 10,
@@ -66,7 +75,8 @@ class Point:
 def accuracy_latency(points: Sequence[Point], data: str = "") -> str:
     """Top-1 against latency as an SVG; what was not trained stands hollow in a strip below."""
     told = [
-        f"{p.name}: {p.ms_per_image:.3g} ms, " + ("not trained here" if p.top1 is None else f"{p.top1:.1f} %")
+        f"{p.name}: {p.ms_per_image:.3g} ms, "
+        + ("not trained here" if p.top1 is None else f"{p.top1:.1f} %")
         for p in points
     ]
     return svg(accuracy_latency_figure(points, data), "Top-1 against latency. " + "; ".join(told))
@@ -74,8 +84,12 @@ def accuracy_latency(points: Sequence[Point], data: str = "") -> str:
 
 def learning_curves(curves: Mapping[str, Sequence[EpochRow]]) -> str:
     """Training loss and top-1 on the minival images, epoch by epoch, as an SVG."""
-    told = [f"{name} ends at {rows[-1]['minival_top1']:.1f} %" for name, rows in curves.items() if rows]
-    return svg(learning_curves_figure(curves), "Loss and minival top-1 by epoch. " + "; ".join(told))
+    told = [
+        f"{name} ends at {rows[-1]['minival_top1']:.1f} %" for name, rows in curves.items() if rows
+    ]
+    return svg(
+        learning_curves_figure(curves), "Loss and minival top-1 by epoch. " + "; ".join(told)
+    )
 
 
 def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
@@ -92,11 +106,20 @@ def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
         colours = dict(zip(trained, cycle(COLOURS), strict=False))
         for (point, colour), marker in zip(colours.items(), cycle(MARKERS), strict=False):
             if point.interval:
-                axes.plot([point.ms_per_image] * 2, point.interval, color=colour, lw=1.6, alpha=0.45)
+                axes.plot(
+                    [point.ms_per_image] * 2, point.interval, color=colour, lw=1.6, alpha=0.45
+                )
             axes.plot(*place(point), marker, color=colour, ms=9)
         for point in points:
             if point.top1 is None:
-                axes.plot(*place(point), "o", transform=axes.get_xaxis_transform(), mfc="none", mec=INK, ms=8)
+                axes.plot(
+                    *place(point),
+                    "o",
+                    transform=axes.get_xaxis_transform(),
+                    mfc="none",
+                    mec=INK,
+                    ms=8,
+                )
         label(figure, axes, points, colours)
     return figure
 
@@ -125,7 +148,9 @@ def plain_ticks(axis: Axis) -> None:
 
 def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
     """The axis spans the intervals, not 0 to 100; with `strip` there is room below for what was not trained."""
-    ends = [end for p in trained for end in (p.interval or (p.top1, p.top1)) if end is not None] or [0.0, 100.0]
+    ends = [
+        end for p in trained for end in (p.interval or (p.top1, p.top1)) if end is not None
+    ] or [0.0, 100.0]
     room = max(max(ends) - min(ends), 1.0) * 0.12
     low, high = min(ends) - room, max(ends) + room
     below = (high - low) * STRIP / (1 - STRIP) if strip else 0.0
@@ -141,35 +166,67 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
         axes.set_yticks([])
     if strip:
         axes.axhline(low, color=INK, lw=0.8, alpha=0.5, dashes=(4, 3))
-        axes.text(0.01, STRIP - 0.015, "not trained here", transform=axes.transAxes, fontsize=9, va="top", alpha=0.75)
+        axes.text(
+            0.01,
+            STRIP - 0.015,
+            "not trained here",
+            transform=axes.transAxes,
+            fontsize=9,
+            va="top",
+            alpha=0.75,
+        )
 
 
-def label(figure: Figure, axes: Axes, points: Sequence[Point], colours: Mapping[Point, str]) -> None:
+def label(
+    figure: Figure, axes: Axes, points: Sequence[Point], colours: Mapping[Point, str]
+) -> None:
     """Write each name, in the colour of its mark, as near to it as covering no mark and no other name allows."""
     canvas = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the measuring font lacks
+        warnings.filterwarnings(
+            "ignore", message="Glyph"
+        )  # a name in a script that the measuring font lacks
         canvas.draw()
-        renderer, frame, radius = canvas.get_renderer(), axes.get_window_extent(), 6 * figure.dpi / 72
-        grids = [axes.get_xaxis_transform() if point.top1 is None else axes.transData for point in points]
+        renderer, frame, radius = (
+            canvas.get_renderer(),
+            axes.get_window_extent(),
+            6 * figure.dpi / 72,
+        )
+        grids = [
+            axes.get_xaxis_transform() if point.top1 is None else axes.transData for point in points
+        ]
         taken = [text.get_window_extent(renderer) for text in axes.texts]
         for point, grid in zip(points, grids, strict=True):
             (x, y), ms = grid.transform(place(point)), point.ms_per_image
             taken.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
             if point.interval:
                 taken.append(Bbox(axes.transData.transform([(ms, end) for end in point.interval])))
-        for point, grid in sorted(zip(points, grids, strict=True), key=lambda pair: -pair[0].ms_per_image):
+        for point, grid in sorted(
+            zip(points, grids, strict=True), key=lambda pair: -pair[0].ms_per_image
+        ):
             text = axes.annotate(
-                point.name, place(point), LABEL_OFFSETS[0], xycoords=grid, textcoords="offset points", va="center"
+                point.name,
+                place(point),
+                LABEL_OFFSETS[0],
+                xycoords=grid,
+                textcoords="offset points",
+                va="center",
             )
             text.set_parse_math(False)
             text.set_in_layout(False)
             text.set_color(colours.get(point, INK))
             for offset in (*LABEL_OFFSETS, LABEL_OFFSETS[0]):
                 text.set_position(offset)
-                text.set_horizontalalignment("center" if offset[0] == 0 else "left" if offset[0] > 0 else "right")
+                text.set_horizontalalignment(
+                    "center" if offset[0] == 0 else "left" if offset[0] > 0 else "right"
+                )
                 box = text.get_window_extent(renderer)
-                inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+                inside = (
+                    frame.x0 <= box.x0
+                    and box.x1 <= frame.x1
+                    and frame.y0 <= box.y0
+                    and box.y1 <= frame.y1
+                )
                 if inside and not any(box.overlaps(other) for other in taken):
                     break
             taken.append(text.get_window_extent(renderer))
@@ -179,7 +236,10 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure((9.2, 3.4), layout="constrained")
         loss, top1 = figure.subplots(1, 2)
-        for axes, key, name in ((loss, "loss", "training loss"), (top1, "minival_top1", "minival top-1 (%)")):
+        for axes, key, name in (
+            (loss, "loss", "training loss"),
+            (top1, "minival_top1", "minival top-1 (%)"),
+        ):
             lines = [
                 axes.plot(
                     [row["epoch"] for row in rows],
@@ -218,11 +278,15 @@ def svg(figure: Figure, told: str) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"font: ([^;\"]*px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # the same in every figure, and an id stands once in a page
+    text = re.sub(
+        r'<g id="[^"]*"', "<g", text
+    )  # the same in every figure, and an id stands once in a page
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(told)}" ', 1)
 
 
 def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the reader's browser has the font that is lacking here
+        warnings.filterwarnings(
+            "ignore", message="Glyph"
+        )  # the reader's browser has the font that is lacking here
         figure.savefig(out, **how)

@@ -21,4 +21,7 @@ class Classify:
 
     def score(self, logits_nk: Tensor, labels_n: Tensor) -> dict[str, float]:
         right_n = logits_nk.argmax(1) == labels_n
-        return {"top1": 100 * right_n.double().mean().item(), "loss": F.cross_entropy(logits_nk, labels_n).item()}
+        return {
+            "top1": 100 * right_n.double().mean().item(),
+            "loss": F.cross_entropy(logits_nk, labels_n).item(),
+        }

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fullstride.nets.network import Masks, Network
-from fullstride.nets.timm_network import TimmNetwork
+from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.tasks.task import Task
-from fullstride.tasks.triplet import weighted_triplet
+from fullstride.train.distill import Answers
+from fullstride.train.distributed import ALONE, Ranks
 from fullstride.train.mix import mix
-from fullstride.train.optimize import Average, build_optimizer, lr_at, momentum_at
-from fullstride.train.ranks import ALONE, Ranks
+from fullstride.train.optimizer import Average, build_optimizer, lr_at, momentum_at
 from fullstride.train.recipe import Recipe
-from fullstride.train.teach import Answers
 
 CHECK_EVERY = 100  # steps from one look at the losses to the next: each look waits for the device
 
@@ -54,7 +54,9 @@ class Epoch(Mark):
     lr: float  # of its last step
     images_per_s: float  # since the epoch began or went on
     data_share: float  # of that time, spent waiting for images
-    average: Network | TimmNetwork  # the averaged network, in evaluation mode; the one to judge and to keep
+    average: (
+        Network | TimmNetwork
+    )  # the averaged network, in evaluation mode; the one to judge and to keep
 
 
 def fit(
@@ -84,10 +86,14 @@ def fit(
         net.train()
         if start and isinstance(net, Network):
             net.choose_saves(learner.saves)
-        last = min(len(batches), steps - number * len(batches))  # the last epoch may be a part of one
+        last = min(
+            len(batches), steps - number * len(batches)
+        )  # the last epoch may be a part of one
         images, waited, away = 0, 0.0, 0.0
         began = mark = time.perf_counter()
-        for done, (x, y, indices) in enumerate(islice(batches.epoch(number, start), last - start), start + 1):
+        for done, (x, y, indices) in enumerate(
+            islice(batches.epoch(number, start), last - start), start + 1
+        ):
             waited += time.perf_counter() - mark
             with numerics(recipe.precision == "tf32", recipe.deterministic):
                 losses.append(learner.step(x, y, number * len(batches) + done - 1, indices))
@@ -128,10 +134,18 @@ class Learner:
         self.teacher, self.ranks = teacher, ranks
         self.device = next(net.parameters()).device
         if recipe.efficiency == "auto":
-            raise ValueError("recipe.efficiency auto is settled before the first step: use plain, lean or compiled")
+            raise ValueError(
+                "recipe.efficiency auto is settled before the first step: use plain, lean or compiled"
+            )
         if recipe.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it for reproducible products
-        if self.device.type == "cpu" and recipe.channels_last and recipe.precision in ("bf16", "fp16"):
+            os.environ.setdefault(
+                "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+            )  # cuBLAS wants it for reproducible products
+        if (
+            self.device.type == "cpu"
+            and recipe.channels_last
+            and recipe.precision in ("bf16", "fp16")
+        ):
             # Seen with torch 2.15: gradients that change from run to run, now and then NaN (docs/log.md).
             raise ValueError(
                 f"recipe.precision {recipe.precision} with recipe.channels_last is not reliable on a CPU: "
@@ -143,17 +157,23 @@ class Learner:
         if isinstance(net, Network):
             net.lean(recipe.efficiency in ("lean", "compiled"), int8=recipe.int8_maps)
         elif recipe.efficiency == "lean":
-            raise ValueError(f"timm/{net.spec.name} has no lean form: set recipe.efficiency to plain or compiled")
+            raise ValueError(
+                f"timm/{net.spec.name} has no lean form: set recipe.efficiency to plain or compiled"
+            )
         elif recipe.int8_maps:
             raise ValueError(f"timm/{net.spec.name} has no lean form: leave recipe.int8_maps out")
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         whole = WithEmbedding(net) if recipe.triplet else net
-        shared = DistributedDataParallel(whole, broadcast_buffers=False) if ranks.together else whole
+        shared = (
+            DistributedDataParallel(whole, broadcast_buffers=False) if ranks.together else whole
+        )
         self.forward: Callable[..., Any] = shared
         if recipe.efficiency == "compiled":
-            from fullstride.nets.compiled import compiled_for_training  # takes seconds to import
+            from fullstride.nets.fused.compile import (
+                compiled_for_training,  # takes seconds to import
+            )
 
             compiled = compiled_for_training(shared)
             self.forward = compiled.call
@@ -177,7 +197,9 @@ class Learner:
         x = x.contiguous(memory_format=self.layout)
         targets = labels
         if recipe.mixup or recipe.cutmix:
-            x, targets = mix(x, labels, self.net.spec.classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
+            x, targets = mix(
+                x, labels, self.net.spec.classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng
+            )
         total = torch.zeros((), device=self.device)
         which = torch.arange(len(x)) if indices is None else indices
         parts = (each.chunk(recipe.accumulate) for each in (x, targets, which))
@@ -196,7 +218,9 @@ class Learner:
         self.average.update(number)
         return total
 
-    def loss(self, x: Tensor, targets: Tensor, teacher: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def loss(
+        self, x: Tensor, targets: Tensor, teacher: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
         recipe = self.recipe
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
         with torch.autocast(self.device.type, half, enabled=half is not None):
@@ -265,14 +289,21 @@ def numerics(tf32: bool, deterministic: bool) -> Iterator[None]:
     cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(deterministic or before)
     try:
-        with cudnn.flags(True, cudnn.benchmark and not deterministic, deterministic=deterministic, allow_tf32=tf32):
+        with cudnn.flags(
+            True,
+            cudnn.benchmark and not deterministic,
+            deterministic=deterministic,
+            allow_tf32=tf32,
+        ):
             yield
     finally:
         torch.use_deterministic_algorithms(before)
 
 
 @torch.inference_mode()
-def evaluate(net: nn.Module, task: Task, batches: Batches, ranks: Ranks = ALONE) -> dict[str, float]:
+def evaluate(
+    net: nn.Module, task: Task, batches: Batches, ranks: Ranks = ALONE
+) -> dict[str, float]:
     """Score `net` on all of `batches`, each image once. `images` in the answer counts those that could be read.
 
     With several `ranks`, each has its share of the images, and all get the score of the whole.

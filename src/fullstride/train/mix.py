@@ -7,7 +7,13 @@ from torch import Tensor
 
 
 def mix(
-    x: Tensor, labels: Tensor, classes: int, *, mixup: float, cutmix: float, rng: np.random.Generator
+    x: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    mixup: float,
+    cutmix: float,
+    rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Mix every image (N, C, H, W) with the one before it, and their targets alike: -> images, targets (N, K).
 

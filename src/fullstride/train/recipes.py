@@ -6,7 +6,15 @@ from typing import Literal
 from fullstride.train.recipe import Recipe
 
 # For a user's own folder. Ours: small steps and a short average suit a start from released weights; no claim yet.
-FINETUNE = Recipe(epochs=20, batch=64, lr=0.02, weight_decay=1e-4, warmup_epochs=1, ema_decay=0.998, scale=(0.25, 1.0))
+FINETUNE = Recipe(
+    epochs=20,
+    batch=64,
+    lr=0.02,
+    weight_decay=1e-4,
+    warmup_epochs=1,
+    ema_decay=0.998,
+    scale=(0.25, 1.0),
+)
 
 # For the embedded digits, 8 x 8 pixels shown at 48 x 48, from fresh weights. Ours. Claim: the tiny networks
 # reach 98.5 % top-1 on the 500 test digits; `make demo` shows what they reach where it runs.
@@ -60,15 +68,21 @@ TRESNET_TIMM = Recipe(
 
 # Fine-tuning at 448 (arXiv:2003.13630): 10 epochs; pictures bent to the square when scored, as in the authors' code.
 # Claim of the paper: TResNet-M 83.2 %. All other numbers are ours.
-TRESNET_448 = replace(TRESNET, epochs=10, batch=256, lr=0.02, resolution=448, fit="squish", crop=1.0)
+TRESNET_448 = replace(
+    TRESNET, epochs=10, batch=256, lr=0.02, resolution=448, fit="squish", crop=1.0
+)
 
 # Transfer to smaller sets (arXiv:2003.13630 section 4): 80 epochs, 1-cycle. All other numbers are ours.
-TRESNET_TRANSFER = replace(TRESNET, epochs=80, batch=128, lr=0.05, auto_augment=False, cutout=0.0, ema_decay=0.999)
+TRESNET_TRANSFER = replace(
+    TRESNET, epochs=80, batch=128, lr=0.05, auto_augment=False, cutout=0.0, ema_decay=0.999
+)
 
 # The same for Cars and Flowers, where the paper adds a weighted triplet loss with soft margin and takes 368 pixels.
 # Pictures bent to the square, as the authors answer in issue 42 of their repository. Ours: the loss's weight and the
 # images of each class.
-TRESNET_TRIPLET = replace(TRESNET_TRANSFER, triplet=1.0, per_class=4, resolution=368, fit="squish", crop=1.0)
+TRESNET_TRIPLET = replace(
+    TRESNET_TRANSFER, triplet=1.0, per_class=4, resolution=368, fit="squish", crop=1.0
+)
 
 # The plain baseline of ResNet-RS's study, arXiv:2103.07579 Table 1: 90 epochs, stepwise, weight decay 1e-4.
 # Learning rate and batch from its TPU code (0.1 x batch / 256), decay on everything but batch norms as there.
@@ -125,9 +139,13 @@ def scaling(epochs: Literal[10, 100, 350], width: float = 1.0, resolution: int =
     from memory of Table 12 and its text. That the shorter regimes do with less is ours: the paper's were not at hand.
     """
     if epochs == 10:
-        return replace(STUDY_COSINE, epochs=10, warmup_epochs=1, label_smoothing=0.1, resolution=resolution)
+        return replace(
+            STUDY_COSINE, epochs=10, warmup_epochs=1, label_smoothing=0.1, resolution=resolution
+        )
     if epochs == 100:
-        return replace(STUDY_SMOOTHING, epochs=100, rand_layers=2, rand_magnitude=10, resolution=resolution)
+        return replace(
+            STUDY_SMOOTHING, epochs=100, rand_layers=2, rand_magnitude=10, resolution=resolution
+        )
     dropouts = ((0.25, 0.0), (0.5, 0.1), (1.0, 0.25), (1.5, 0.6), (2.0, 0.75))  # Table 12, by width
     small, large = width <= 0.5 or resolution <= 160, width > 1 or resolution > 320
     return replace(

@@ -9,24 +9,24 @@ from typing import Any
 
 import torch
 
-from fullstride.data.images import DataSet, Images, open_data
+from fullstride.data.dataset import DataSet, Images, open_data
 from fullstride.data.loader import Batches, TestView, TrainView
-from fullstride.data.views.augment import Augmentation
+from fullstride.data.transforms.crop import Augmentation
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, copy_weights, read_json
+from fullstride.nets.fused.padding import padded_form, unpadded
 from fullstride.nets.network import Network
-from fullstride.nets.padded import padded_form, unpadded
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_network import TimmNetwork, TimmSpec
+from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec
 from fullstride.tasks.classify import Classify
-from fullstride.train import loop, record
-from fullstride.train.arrival import arrival
-from fullstride.train.efficiency import settled
-from fullstride.train.ranks import ALONE, Ranks
+from fullstride.train import loop, run_folder
+from fullstride.train.autotune import settled
+from fullstride.train.batches import arrival
+from fullstride.train.distill import Answers, Remembered, fitting_teacher
+from fullstride.train.distributed import ALONE, Ranks
 from fullstride.train.recipe import Recipe
-from fullstride.train.teach import Answers, Remembered, fitting_teacher
 
 
 def train(
@@ -52,19 +52,23 @@ def train(
     Raises ValueError where the folder holds another run.
     """
     if mark_every < 0:
-        raise ValueError(f"--mark-every {mark_every}: use a number of steps, or 0 for after each epoch only")
+        raise ValueError(
+            f"--mark-every {mark_every}: use a number of steps, or 0 for after each epoch only"
+        )
     net, pre = beginning(model, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     spec, net = net.spec, padded_form(net, model) if recipe.padded else net
-    training_batches(data, pre, recipe, device, workers, ranks)  # says what cannot be before anything is measured
+    training_batches(
+        data, pre, recipe, device, workers, ranks
+    )  # says what cannot be before anything is measured
     lasting = lasting_on(data, recipe)
     if lasting.efficiency == "auto":
-        before = ranks.gather(record.settled_before(folder))[0]
+        before = ranks.gather(run_folder.settled_before(folder))[0]
         chosen = before or settled(lasting, net, pre, device, ranks.world).efficiency
         lasting = lasting.settled_on(ranks.gather(chosen)[0])
     batches = training_batches(data, pre, lasting, device, workers, ranks, net)
     teacher = answers(data, pre, lasting, device, teacher_cache)
-    asked = record.Asked(
+    asked = run_folder.Asked(
         model=model,
         weights=weights,
         data=data.where,
@@ -76,11 +80,11 @@ def train(
         recipe=asdict(recipe),
         efficiency=lasting.efficiency,
     )
-    ranks.first_does(record.claim, folder, asked)
-    resume = record.load_checkpoint(folder)
-    rows = record.logged(folder, resume["epochs"] if resume else 0)
+    ranks.first_does(run_folder.claim, folder, asked)
+    resume = run_folder.load_checkpoint(folder)
+    rows = run_folder.logged(folder, resume["epochs"] if resume else 0)
     yield from rows
-    if (folder / record.BUNDLE).is_dir():
+    if (folder / run_folder.BUNDLE).is_dir():
         return
 
     def bundle(net: Network | TimmNetwork, scores: Mapping[str, Any]) -> Bundle:
@@ -97,13 +101,24 @@ def train(
 
     net.to(device)
     task = Classify(recipe.label_smoothing)
-    learning = loop.fit(net, task, watch(batches), lasting, resume, teacher=teacher, mark_every=mark_every, ranks=ranks)
-    for epoch in () if record.out_of_patience(rows, recipe) else learning:
+    learning = loop.fit(
+        net,
+        task,
+        watch(batches),
+        lasting,
+        resume,
+        teacher=teacher,
+        mark_every=mark_every,
+        ranks=ranks,
+    )
+    for epoch in () if run_folder.out_of_patience(rows, recipe) else learning:
         if not isinstance(epoch, loop.Epoch):
-            ranks.first_does(record.save, folder, epoch.state)
+            ranks.first_does(run_folder.save, folder, epoch.state)
             continue
         scores, skipped = judge(epoch.average, data.minival, pre, device, workers, ranks)
-        skipped |= {name: why for each in ranks.gather(batches.skipped) for name, why in each.items()}
+        skipped |= {
+            name: why for each in ranks.gather(batches.skipped) for name, why in each.items()
+        }
         told = {name for row in rows for name in row["skipped"]}
         rows.append(
             {
@@ -118,26 +133,30 @@ def train(
                 "skipped": {name: why for name, why in skipped.items() if name not in told},
             }
         )
-        if record.best(rows) is rows[-1]:
-            ranks.first_does(bundle(epoch.average, {"minival": scores}).save, folder / record.BEST)
-        ranks.first_does(record.keep, folder, rows, epoch.state)
+        if run_folder.best(rows) is rows[-1]:
+            ranks.first_does(
+                bundle(epoch.average, {"minival": scores}).save, folder / run_folder.BEST
+            )
+        ranks.first_does(run_folder.keep, folder, rows, epoch.state)
         yield rows[-1]
-        if record.out_of_patience(rows, recipe):
+        if run_folder.out_of_patience(rows, recipe):
             break
     if recipe.patience:
-        if not (folder / record.BEST).is_dir():
-            raise ValueError(f"{folder / record.BEST}, the best epoch's weights, is gone: train with another --out")
+        if not (folder / run_folder.BEST).is_dir():
+            raise ValueError(
+                f"{folder / run_folder.BEST}, the best epoch's weights, is gone: train with another --out"
+            )
         net = as_asked(net, spec)
-        net.load_state_dict(Bundle.load(folder / record.BEST).net.state_dict())
+        net.load_state_dict(Bundle.load(folder / run_folder.BEST).net.state_dict())
     else:
-        last = record.load_checkpoint(folder)
+        last = run_folder.load_checkpoint(folder)
         assert last is not None
         net.load_state_dict(last["average"])
     scores = {}
     for split in ("minival", "test"):
         score, skipped = judge(net, getattr(data, split), pre, device, workers, ranks)
         scores[split] = score | ({"skipped": skipped} if skipped else {})
-    ranks.first_does(bundle(net, scores).save, folder / record.BUNDLE)
+    ranks.first_does(bundle(net, scores).save, folder / run_folder.BUNDLE)
 
 
 def as_asked(net: Network | TimmNetwork, spec: NetSpec | TimmSpec) -> Network | TimmNetwork:
@@ -153,14 +172,22 @@ def lasting_on(data: DataSet, recipe: Recipe) -> Recipe:
 
 
 def answers(
-    data: DataSet, pre: Preprocessing, recipe: Recipe, device: torch.device | str, cache: Path | None
+    data: DataSet,
+    pre: Preprocessing,
+    recipe: Recipe,
+    device: torch.device | str,
+    cache: Path | None,
 ) -> Answers | None:
     """The recipe's teacher, if it has one; its answers are kept in the folder `cache`, if there is one."""
     if not recipe.teacher:
         if cache:
-            raise ValueError(f"--teacher-cache {cache} without a teacher: set recipe.teacher, or leave it out")
+            raise ValueError(
+                f"--teacher-cache {cache} without a teacher: set recipe.teacher, or leave it out"
+            )
         return None
-    teacher = fitting_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(device)
+    teacher = fitting_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(
+        device
+    )
     if cache is None:
         return teacher
     if recipe.mixup or recipe.cutmix or recipe.grow_from:
@@ -168,14 +195,22 @@ def answers(
             "--teacher-cache remembers views of single images at the resolution: set recipe.mixup and recipe.cutmix "
             "to 0 and recipe.grow_from to None, or leave it out"
         )
-    decisive = [*(field.name for field in fields(Augmentation)), "engine", "seed", "views", "precision"]
+    decisive = [
+        *(field.name for field in fields(Augmentation)),
+        "engine",
+        "seed",
+        "views",
+        "precision",
+    ]
     views = {
         "data": data.fingerprint,
         "mirror": data.mirror,
         "preprocessing": asdict(pre),
         **{name: getattr(recipe, name) for name in decisive},
     }
-    return Remembered(teacher, cache, len(data.train), views, recipe.views or math.ceil(recipe.epochs))
+    return Remembered(
+        teacher, cache, len(data.train), views, recipe.views or math.ceil(recipe.epochs)
+    )
 
 
 def training_batches(
@@ -224,10 +259,14 @@ def training_batches(
     )
 
 
-def beginning(model: str, data: DataSet, recipe: Recipe, weights: str) -> tuple[Network | TimmNetwork, Preprocessing]:
+def beginning(
+    model: str, data: DataSet, recipe: Recipe, weights: str
+) -> tuple[Network | TimmNetwork, Preprocessing]:
     """The network before training, with fresh or given weights, and the pixels it wants."""
     torch.manual_seed(recipe.seed)
-    net = zoo.create(model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution)
+    net = zoo.create(
+        model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution
+    )
     pre = zoo.family_preprocessing(net.spec)
     if weights:
         start = zoo.load(model if weights == "hub" else weights, model)
@@ -247,7 +286,7 @@ def fitting_data(where: str, classes: tuple[str, ...], data: str = "") -> DataSe
     """The images `data`, or those that the run at `where` was trained on; their classes must be `classes`."""
     minival = None
     if not data:
-        asked = Path(where) / record.ASKED
+        asked = Path(where) / run_folder.ASKED
         if not asked.exists():
             raise ValueError(f"{where} is no run and does not know its images: give --data")
         told = read_json(asked)
@@ -256,8 +295,13 @@ def fitting_data(where: str, classes: tuple[str, ...], data: str = "") -> DataSe
         data, minival = str(told["data"]), told.get("minival")
     images = open_data(data, minival=minival)
     if images.classes != classes:
-        shown = [", ".join(names[:5]) + (", ..." if len(names) > 5 else "") for names in (classes, images.classes)]
-        raise ValueError(f"{where} knows the classes {shown[0]}; {data} has {shown[1]}: give data of the same classes")
+        shown = [
+            ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            for names in (classes, images.classes)
+        ]
+        raise ValueError(
+            f"{where} knows the classes {shown[0]}; {data} has {shown[1]}: give data of the same classes"
+        )
     return images
 
 
@@ -273,4 +317,6 @@ def judge(
     share = (ranks.rank, ranks.world)
     batches = Batches(images, TestView(pre), batch=128, workers=workers, device=device, share=share)
     scores = loop.evaluate(net, Classify(), batches, ranks)
-    return scores, {name: why for each in ranks.gather(batches.skipped) for name, why in each.items()}
+    return scores, {
+        name: why for each in ranks.gather(batches.skipped) for name, why in each.items()
+    }

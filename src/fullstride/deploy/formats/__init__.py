@@ -6,9 +6,15 @@ from pathlib import Path
 
 import torch
 
-from fullstride.deploy.formats import onnx_file, openvino_folder, tensorrt, torch_program, triton_server
-from fullstride.deploy.formats.format import Format
-from fullstride.deploy.shipped import Shipped
+from fullstride.deploy.exported import Shipped
+from fullstride.deploy.formats import (
+    onnx,
+    openvino,
+    tensorrt,
+    torch_export,
+    triton_server,
+)
+from fullstride.deploy.formats.base import Format
 
 # ONNX Runtime (from 1.29 on, when imported) and NNCF report their use to their makers, which nobody here agreed to.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -17,10 +23,10 @@ os.environ.setdefault("NNCF_CI", "1")
 FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
-        onnx_file.ONNX,
-        openvino_folder.OPENVINO,
-        torch_program.AOTI,
-        torch_program.PT2,
+        onnx.ONNX,
+        openvino.OPENVINO,
+        torch_export.AOTI,
+        torch_export.PT2,
         tensorrt.TENSORRT,
         triton_server.TRITON_SERVER,
     )

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.deploy.formats.format import needs, quiet
-from fullstride.deploy.graph import Job
+from fullstride.deploy.formats.base import needs, quiet
+from fullstride.deploy.job import Job
 
-BATCH = 2  # images of calibration at once: twice as fast as 32 for TResNet-M, with 0.7 GB in place of 3
+BATCH = (
+    2  # images of calibration at once: twice as fast as 32 for TResNet-M, with 0.7 GB in place of 3
+)
 
 
 def quantised(proto: Any, job: Job, *, symmetric: bool = False) -> Any:
@@ -24,13 +26,22 @@ def quantised(proto: Any, job: Job, *, symmetric: bool = False) -> Any:
     """
     try:
         import onnx
-        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+        from onnxruntime.quantization import (
+            CalibrationMethod,
+            QuantFormat,
+            QuantType,
+            quantize_static,
+        )
     except ImportError as error:
         raise needs(str(error.name)) from None
     kept = layer_nodes(proto, job.about.kept_float)
     if symmetric:
         types = ["Conv", "Gemm", "MatMul"]
-        options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": types}
+        options = {
+            "ActivationSymmetric": True,
+            "QuantizeBias": False,
+            "OpTypesToExcludeOutputQuantization": types,
+        }
     else:
         types = None  # all that ONNX Runtime can compute in int8, but the logits: with 256 levels they would tie
         options = {"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]}
@@ -59,7 +70,9 @@ class Reader:
     """Batches as ONNX Runtime asks for them, in parts of `BATCH` images."""
 
     def __init__(self, name: str, batches: Iterable[np.ndarray]):
-        self.rest = ({name: batch[i : i + BATCH]} for batch in batches for i in range(0, len(batch), BATCH))
+        self.rest = (
+            {name: batch[i : i + BATCH]} for batch in batches for i in range(0, len(batch), BATCH)
+        )
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         return next(self.rest, None)
@@ -93,7 +106,9 @@ def layer_nodes(proto: Any, paths: Collection[str]) -> list[str]:
             found[path].append(node.name)
     for path, nodes in found.items():
         if not nodes:
-            raise ValueError(f"{path} cannot be kept in float, the graph has no such layer: name a layer with weights")
+            raise ValueError(
+                f"{path} cannot be kept in float, the graph has no such layer: name a layer with weights"
+            )
     return list(chain(*found.values()))
 
 
@@ -124,7 +139,8 @@ def unround(proto: Any, original: Any, kept: Collection[str]) -> None:
         name = nodes[back.input[0]].input[0]
         if name in was and was[name].op_type == "Relu" and nodes[name].op_type != "Relu":
             proto.graph.node.insert(
-                list(proto.graph.node).index(node), helper.make_node("Relu", [name], [f"{node.name}/input"])
+                list(proto.graph.node).index(node),
+                helper.make_node("Relu", [name], [f"{node.name}/input"]),
             )
             name = f"{node.name}/input"
         node.input[0] = name

@@ -4,8 +4,8 @@ import contextlib
 import io
 from typing import Any
 
-from fullstride.deploy.formats.format import needs, quiet
-from fullstride.deploy.graph import Job
+from fullstride.deploy.formats.base import needs, quiet
+from fullstride.deploy.job import Job
 
 
 def quantised(model: Any, job: Job) -> Any:
@@ -25,9 +25,12 @@ def quantised(model: Any, job: Job) -> Any:
             model,
             nncf.Dataset(job.calibration),
             subset_size=len(job.calibration),
-            ignored_scope=nncf.IgnoredScope(names=left_alone(model, job.about.kept_float), validate=False),
+            ignored_scope=nncf.IgnoredScope(
+                names=left_alone(model, job.about.kept_float), validate=False
+            ),
             advanced_parameters=nncf.AdvancedQuantizationParameters(
-                activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX, disable_bias_correction=True
+                activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
+                disable_bias_correction=True,
             ),
         )
 
@@ -37,7 +40,9 @@ def left_alone(model: Any, kept_float: tuple[str, ...]) -> list[str]:
     inside, names, found = set[str](), list[str](), set[str]()
     for operation in model.get_ordered_ops():
         name = operation.get_friendly_name()
-        sources = (each.get_source_output().get_node().get_friendly_name() for each in operation.inputs())
+        sources = (
+            each.get_source_output().get_node().get_friendly_name() for each in operation.inputs()
+        )
         if name.startswith("net.") or inside.intersection(sources):
             inside.add(name)
         path = name.split("/")[0].removeprefix("net.")

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullstride.deploy.formats import onnx_file, onnx_model
-from fullstride.deploy.formats.format import Format, needs, whole_file
+from fullstride.deploy.exported import Run, Shipped
+from fullstride.deploy.formats import onnx, onnx_graph
+from fullstride.deploy.formats.base import Format, needs, whole_file
 from fullstride.deploy.formats.onnx_int8 import quantised
-from fullstride.deploy.graph import Job
-from fullstride.deploy.shipped import Run, Shipped
+from fullstride.deploy.job import Job
 
 MODEL, ENGINE = "model.onnx", "model.engine"
 MOST_IMAGES = 256  # of a batch that an engine takes
 
 
 def write(job: Job, folder: Path) -> None:
-    model = onnx_model.model(job)
+    model = onnx_graph.model(job)
     if job.about.precision == "int8":
         model = quantised(model, job, symmetric=True)  # TensorRT knows no zero points
     unreflect(model)
     folder.mkdir()
-    onnx_model.save(model, job.about, folder / MODEL)
+    onnx_graph.save(model, job.about, folder / MODEL)
     if not engine_missing():
         (folder / ENGINE).write_bytes(build(folder / MODEL, job.inputs.shape[1:]))
 
@@ -38,7 +38,11 @@ def unreflect(model: Any) -> None:
     import onnx
 
     known = {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
-    known |= {n.output[0]: onnx.numpy_helper.to_array(n.attribute[0].t) for n in model.graph.node if is_constant(n)}
+    known |= {
+        n.output[0]: onnx.numpy_helper.to_array(n.attribute[0].t)
+        for n in model.graph.node
+        if is_constant(n)
+    }
     nodes = []
     for node in model.graph.node:
         mode = next((a.s for a in node.attribute if a.name == "mode"), b"constant")
@@ -48,14 +52,22 @@ def unreflect(model: Any) -> None:
         pads = known[node.input[1]].tolist()
         named = len(node.input) > 3 and node.input[3]
         axes = known[node.input[3]].tolist() if named else list(range(len(pads) // 2))
-        wide = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes) if pads[i] or pads[i + len(axes)]}
+        wide = {
+            axis: (pads[i], pads[i + len(axes)])
+            for i, axis in enumerate(axes)
+            if pads[i] or pads[i + len(axes)]
+        }
         nodes.extend(reflection(node, wide, model.graph.initializer))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
 
 
 def is_constant(node: Any) -> bool:
-    return node.op_type == "Constant" and len(node.attribute) == 1 and node.attribute[0].name == "value"
+    return (
+        node.op_type == "Constant"
+        and len(node.attribute) == 1
+        and node.attribute[0].name == "value"
+    )
 
 
 def reflection(node: Any, wide: dict[int, tuple[int, int]], constants: Any) -> Iterator[Any]:
@@ -74,8 +86,12 @@ def reflection(node: Any, wide: dict[int, tuple[int, int]], constants: Any) -> I
             name = f"reflected/{node.output[0]}/{axis}/{number}"
             ends = {"starts": line, "ends": line + 1, "axes": axis}
             for end, value in ends.items():
-                constants.append(onnx.numpy_helper.from_array(np.array([value], np.int64), f"{name}/{end}"))
-            yield onnx.helper.make_node("Slice", [source, *(f"{name}/{end}" for end in ends)], [name], name=name)
+                constants.append(
+                    onnx.numpy_helper.from_array(np.array([value], np.int64), f"{name}/{end}")
+                )
+            yield onnx.helper.make_node(
+                "Slice", [source, *(f"{name}/{end}" for end in ends)], [name], name=name
+            )
             parts.append(name)
         made = node.output[0] if place == len(wide) - 1 else f"reflected/{node.output[0]}/{axis}"
         yield onnx.helper.make_node("Concat", parts, [made], name=f"{made}/join", axis=axis)
@@ -90,7 +106,9 @@ def build(path: Path, shape: tuple[int, ...]) -> bytes:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(path.read_bytes()):
-        raise ValueError(f"TensorRT {trt.__version__} does not take {path.name}: {parser.get_error(0).desc()}")
+        raise ValueError(
+            f"TensorRT {trt.__version__} does not take {path.name}: {parser.get_error(0).desc()}"
+        )
     profile = builder.create_optimization_profile()
     profile.set_shape("images", *((count, *shape) for count in (1, 8, MOST_IMAGES)))
     config = builder.create_builder_config()
@@ -100,14 +118,18 @@ def build(path: Path, shape: tuple[int, ...]) -> bytes:
 
 def open_file(folder: Path, threads: int) -> Shipped:
     """By TensorRT where it is here and the engine too, else by ONNX Runtime."""
-    shipped = onnx_file.open_file(folder / MODEL, threads)
+    shipped = onnx.open_file(folder / MODEL, threads)
     if engine_missing() or not (folder / ENGINE).exists():
         return replace(shipped, path=folder)
     import tensorrt as trt  # pyright: ignore[reportMissingImports]
 
-    engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine((folder / ENGINE).read_bytes())
+    engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(
+        (folder / ENGINE).read_bytes()
+    )
     if engine is None:
-        raise whole_file(folder / ENGINE, ValueError("an engine is of one GPU and one version: export it again"))
+        raise whole_file(
+            folder / ENGINE, ValueError("an engine is of one GPU and one version: export it again")
+        )
     run = runner(engine, len(shipped.classes))
     return replace(shipped, path=folder, run=run, runtime=f"TensorRT {trt.__version__}")
 
@@ -144,5 +166,5 @@ TENSORRT = Format(
     write=write,
     open=open_file,
     recognises=lambda path: (path / MODEL).is_file(),
-    missing=onnx_file.missing,
+    missing=onnx.missing,
 )

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fullstride.deploy.formats import onnx_file, onnx_model, openvino_folder, tensorrt
-from fullstride.deploy.formats.format import Format
-from fullstride.deploy.graph import Backend, Job
-from fullstride.deploy.shipped import Shipped
+from fullstride.deploy.exported import Shipped
+from fullstride.deploy.formats import onnx, onnx_graph, openvino, tensorrt
+from fullstride.deploy.formats.base import Format
+from fullstride.deploy.job import Backend, Job
 
 CONFIG, VERSION, LABELS = "config.pbtxt", "1", "labels.txt"
 MOST_IMAGES = 64  # that the server puts together for one call
@@ -20,8 +20,8 @@ WAIT_US = 2000  # microseconds that a first image waits for others
 # By backend: the format inside, and those of its files that the server reads. With tensorrt the server's ONNX Runtime
 # has TensorRT build an engine when it loads the file, for the GPU that is there.
 INSIDE: dict[Backend, tuple[Format, tuple[str, ...]]] = {
-    "onnx": (onnx_file.ONNX, ()),
-    "openvino": (openvino_folder.OPENVINO, (openvino_folder.MODEL, openvino_folder.NUMBERS)),
+    "onnx": (onnx.ONNX, ()),
+    "openvino": (openvino.OPENVINO, (openvino.MODEL, openvino.NUMBERS)),
     "tensorrt": (tensorrt.TENSORRT, (tensorrt.MODEL,)),
 }
 BATCHES = f"""dynamic_batching {{
@@ -53,7 +53,9 @@ def write(job: Job, folder: Path) -> None:
             (made / name).rename(version / name)
         if not files:
             made.rename(version / "model.onnx")
-    labels = (" ".join(name.split()) for name in job.about.classes)  # one a line, whatever is in them
+    labels = (
+        " ".join(name.split()) for name in job.about.classes
+    )  # one a line, whatever is in them
     (home / LABELS).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     (home / CONFIG).write_text(config(job))
 
@@ -64,8 +66,14 @@ def config(job: Job) -> str:
     sides = (0, 1) if pixels else (1, 2)
     free = sides if job.any_size or job.about.input == "pictures" else ()
     batch = [-1] if job.backend == "openvino" else []
-    dims = batch + [-1 if place in free else size for place, size in enumerate(job.inputs.shape[1:])]
-    more = {"onnx": BATCHES, "openvino": ON_CPU, "tensorrt": BATCHES + ACCELERATOR % job.about.precision.upper()}
+    dims = batch + [
+        -1 if place in free else size for place, size in enumerate(job.inputs.shape[1:])
+    ]
+    more = {
+        "onnx": BATCHES,
+        "openvino": ON_CPU,
+        "tensorrt": BATCHES + ACCELERATOR % job.about.precision.upper(),
+    }
     return f"""name: {json.dumps(server_name(job.about.name))}
 backend: "{"openvino" if job.backend == "openvino" else "onnxruntime"}"
 max_batch_size: {0 if batch else MOST_IMAGES}
@@ -75,7 +83,7 @@ input {{
   dims: {dims}
 }}
 output {{
-  name: "{onnx_model.ANSWER[job.about.input]}"
+  name: "{onnx_graph.ANSWER[job.about.input]}"
   data_type: TYPE_FP32
   dims: {[*batch, len(job.about.classes)]}
   label_filename: "{LABELS}"
@@ -90,15 +98,19 @@ def server_name(name: str) -> str:
 
 def open_file(folder: Path, threads: int) -> Shipped:
     """What the server would answer, by the runtimes that are here."""
-    for inside, name in ((onnx_file.ONNX, "model.onnx"), (openvino_folder.OPENVINO, openvino_folder.MODEL)):
+    for inside, name in ((onnx.ONNX, "model.onnx"), (openvino.OPENVINO, openvino.MODEL)):
         for path in folder.glob(f"*/{VERSION}/{name}"):
             return replace(inside.open(path, threads), path=folder)
-    raise ValueError(f"{folder} holds no model that can be run here: NAME/{VERSION}/model.onnx or model.xml")
+    raise ValueError(
+        f"{folder} holds no model that can be run here: NAME/{VERSION}/model.onnx or model.xml"
+    )
 
 
 def recognises(path: Path) -> bool:
     """With one model: of several, which one answers would be a guess."""
-    return path.is_dir() and len([*path.glob(f"*/{CONFIG}")]) == 1 and any(path.glob(f"*/{VERSION}"))
+    return (
+        path.is_dir() and len([*path.glob(f"*/{CONFIG}")]) == 1 and any(path.glob(f"*/{VERSION}"))
+    )
 
 
 TRITON_SERVER = Format(
@@ -108,5 +120,5 @@ TRITON_SERVER = Format(
     write=write,
     open=open_file,
     recognises=recognises,
-    missing=onnx_file.missing,
+    missing=onnx.missing,
 )

@@ -17,5 +17,9 @@ def find(name: str) -> NetSpec:
             f"no network named {name!r}: of arXiv:2006.14090 Table 6 only masternet_1 and masternet_6 are built in"
         )
     close = get_close_matches(name, SPECS, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(SPECS)}, or timm/NAME"
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"choose from {', '.join(SPECS)}, or timm/NAME"
+    )
     raise ValueError(f"no network named {name!r}: {hint}")

@@ -13,7 +13,9 @@ from fullstride.nets.spec import NetSpec, Stage
 PAPER = "arXiv:2006.14090 Table 2"
 
 
-def genet(resolution: int, stem: int, head: int, *sizes: tuple[int, int], source: str = PAPER) -> NetSpec:
+def genet(
+    resolution: int, stem: int, head: int, *sizes: tuple[int, int], source: str = PAPER
+) -> NetSpec:
     """The five stages the paper's search settled on; `sizes` are their (depth, width)."""
     (d1, w1), (d2, w2), (d3, w3), (d4, w4), (d5, w5) = sizes
     return NetSpec(
@@ -89,11 +91,20 @@ def masternet(row: int, kinds: str, stem: int, head: int, *sizes: tuple[int, int
         for kind, (depth, width, stride) in zip(kinds, sizes, strict=True)
     )
     source = f"arXiv:2006.14090 Table 6, row Net{row}; kernels and ratios inferred"
-    return NetSpec(source=source, stem=ConvStem, stem_width=stem, stages=stages, head_width=head, init=init.genet)
+    return NetSpec(
+        source=source,
+        stem=ConvStem,
+        stem_width=stem,
+        stages=stages,
+        head_width=head,
+        init=init.genet,
+    )
 
 
 # Net6 is Net1 printed a second time: the table repeats eight of its nets.
 SPECS |= {
-    f"masternet_{row}": masternet(row, "XXBDD", 32, 1280, (1, 64, 2), (4, 96, 2), (8, 512, 2), (4, 320, 2), (2, 320, 1))
+    f"masternet_{row}": masternet(
+        row, "XXBDD", 32, 1280, (1, 64, 2), (4, 96, 2), (8, 512, 2), (4, 320, 2), (2, 320, 1)
+    )
     for row in (1, 6)
 }

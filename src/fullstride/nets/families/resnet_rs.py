@@ -49,7 +49,9 @@ SPECS = {
     "resnet_rs_400": resnet_rs(STUDY, 256, 6, 48, 72, 6),
     "resnet_rs_420": resnet_rs(PAPER, 320, 4, 44, 87, 4),
     "resnet_rs_tiny": replace(
-        resnet_rs("ours: ResNet-RS made small, for tests and the demo", 32, 1, 1, 2, 1).scaled(width=1 / 8),
+        resnet_rs("ours: ResNet-RS made small, for tests and the demo", 32, 1, 1, 2, 1).scaled(
+            width=1 / 8
+        ),
         classes=10,
         resolution=32,
     ),

@@ -29,7 +29,12 @@ def tresnet(source: str, width: int, d1: int, d2: int, d3: int, d4: int) -> NetS
         replace(narrow, depth=d4, width=32 * width),
     )
     return NetSpec(
-        source=source, stem=SpaceToDepthStem, stem_width=width, stages=stages, style=STYLE, init=init.tresnet
+        source=source,
+        stem=SpaceToDepthStem,
+        stem_width=width,
+        stages=stages,
+        style=STYLE,
+        init=init.tresnet,
     )
 
 
@@ -52,14 +57,22 @@ def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
         for i, depth in enumerate(depths)
     )
     return NetSpec(
-        source=source, stem=SpaceToDepthStem, stem_width=width, stages=stages, style=STYLE, init=init.tresnet
+        source=source,
+        stem=SpaceToDepthStem,
+        stem_width=width,
+        stages=stages,
+        style=STYLE,
+        init=init.tresnet,
     )
 
 
 def tiny() -> NetSpec:
     """TResNet-M with few, narrow blocks, for tests and the demo."""
     spec = tresnet("ours: TResNet-M made small, for tests and the demo", 12, 1, 2, 2, 1)
-    stages = tuple(replace(stage, se=replace(stage.se, least=8)) if stage.se else stage for stage in spec.stages)
+    stages = tuple(
+        replace(stage, se=replace(stage.se, least=8)) if stage.se else stage
+        for stage in spec.stages
+    )
     return replace(spec, stages=stages, classes=10, resolution=32)
 
 

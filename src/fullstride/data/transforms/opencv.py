@@ -1,0 +1,377 @@
+"""How are a view's pixels made in half of the time? With simplejpeg and OpenCV, about as Pillow would make them.
+
+The draws are the same as in `augment.py`, so both engines see the same part and take the same steps; the pixels
+differ a little, by as much as tests/test_fast.py says. Only for training: scores are measured on Pillow's pixels.
+
+Needs the extra `fast`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from fullstride.data.readers.decode import EXIF_ORIENTATION, decode
+from fullstride.data.transforms import image_ops as op
+from fullstride.data.transforms.crop import Augmentation, in_mode, random_part
+from fullstride.data.transforms.policies import Operation
+from fullstride.nets.preprocessing import Preprocessing
+
+cv2.setNumThreads(
+    1
+)  # the loader's workers share the cores; threads in each of them would fight for these
+
+SMOOTH_ABOVE, AREA_ABOVE = 1.4, 2.0  # shrink of a side
+# Weights of 3 neighbours, before a linear resize that would skip pixels. Between those two shrinks this is nearer to
+# Pillow's antialiasing than INTER_AREA is, 46 dB and not 42 at 1.6, in a third of its time (measured).
+SMOOTHING, AS_IS = np.array([1, 4, 1], np.float32) / 6, np.ones(1, np.float32)
+WHOLE = 64  # a part of as many pixels a side starts and ends at whole ones: OpenCV's resize takes half of a warp's time
+FACTORS = (
+    8,
+    4,
+    2,
+)  # by which the decoder can shrink in less time; its other ones take longer (measured)
+ROWS_BELOW = 4  # decoded below a part: its last row's colours come from the next ones too
+
+# Bytes of a JPEG, ITU-T T.81
+START, END = b"\xff\xd8\xff", b"\xff\xd9"
+MARKER, SCAN, EXIF = 0xFF, 0xDA, 0xE1
+SEQUENTIAL, OTHER_FRAMES = (
+    (0xC0, 0xC1),
+    (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)),
+)
+
+
+class Jpeg(NamedTuple):
+    """An upright gray or RGB JPEG, which ends where a JPEG ends."""
+
+    data: bytes
+    width: int
+    height: int
+    height_at: (
+        int | None
+    )  # byte where the header tells the height; None where rows do not come from top to bottom
+
+
+def fast_train_view(
+    source: Image.Image | bytes,
+    pre: Preprocessing,
+    augmentation: Augmentation,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """`train_view` of a picture or of an image file's bytes: uint8 (H, W, C). Raises UnreadableImage.
+
+    Resized by the rule of `resized`, whatever `pre.kernel` says.
+    """
+    jpeg = find_jpeg(source) if isinstance(source, bytes) else None
+    if jpeg:
+        part = random_part((jpeg.width, jpeg.height), augmentation, rng)
+        shrink = min(part[2] - part[0], part[3] - part[1]) / pre.resolution
+        factor = next((factor for factor in FACTORS if factor <= shrink), 1)
+        pixels = read_jpeg(jpeg, pre.channels, factor=factor, rows=math.ceil(part[3]))
+        left, top, right, bottom = (edge / factor for edge in part)
+    else:
+        picture = (
+            decode(source, pre.channels)
+            if isinstance(source, bytes)
+            else in_mode(source, pre.channels)
+        )
+        left, top, right, bottom = random_part(picture.size, augmentation, rng)
+        pixels = np.asarray(picture)
+    pixels = resized(pixels, (left, top, right, bottom), pre.resolution)
+    if augmentation.turn:
+        pixels = _turned(pixels, rng.uniform(-augmentation.turn, augmentation.turn))
+    if rng.random() < augmentation.flip:
+        pixels = cv2.flip(pixels, 1)
+    for policy in augmentation.steps():
+        for operation, values in policy.draw(rng):
+            pixels = TWINS[operation](pixels, *values)
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    if augmentation.erase:
+        augmentation.erasing().erase(pixels, rng)
+    return pixels
+
+
+def find_jpeg(data: bytes) -> Jpeg | None:
+    """None for all else, which `decode` understands or refuses."""
+    if not (data.startswith(START) and data.endswith(END)):
+        return None
+    try:
+        height_at = _height_at(data)
+        h, w, space, _ = simplejpeg.decode_jpeg_header(data)
+        h, w = int(h), int(w)  # its types say less
+    except Exception:  # whatever is wrong with the file, `decode` finds the words for it
+        return None
+    plain = height_at is not None and space.upper() in ("YCBCR", "RGB", "GRAY")
+    if not plain or w * h > (Image.MAX_IMAGE_PIXELS or math.inf):
+        return None
+    return Jpeg(data, w, h, height_at or None)
+
+
+def read_jpeg(jpeg: Jpeg, channels: int, *, factor: int = 1, rows: int | None = None) -> np.ndarray:
+    """uint8 (H, W, 3) or (H, W) of the first `rows`, if not of all, each side divided by a factor of 1, 2, 4 or 8.
+
+    Rows below are not decoded where the file allows it: the header is told a lower height, and the decoder is content
+    with that and calls the rest superfluous. A file with a broken middle then passes as it does with Pillow.
+    """
+    data, h = jpeg.data, jpeg.height
+    if rows is not None and jpeg.height_at and rows + ROWS_BELOW * factor < h:
+        h = rows + ROWS_BELOW * factor
+        data = b"".join((data[: jpeg.height_at], h.to_bytes(2), data[jpeg.height_at + 2 :]))
+    # simplejpeg shrinks only where all three are given
+    least = (
+        {"min_height": h // factor, "min_width": jpeg.width // factor, "min_factor": factor}
+        if factor > 1
+        else {}
+    )
+    try:
+        strict = h == jpeg.height
+        pixels = simplejpeg.decode_jpeg(
+            data, "GRAY" if channels == 1 else "RGB", strict=strict, **least
+        )
+    except ValueError:
+        picture = decode(jpeg.data, channels)  # what is broken is refused in the same words
+        return np.asarray(picture.resize((-(-jpeg.width // factor), -(-jpeg.height // factor))))
+    return pixels[:, :, 0] if channels == 1 else pixels
+
+
+def resized(pixels: np.ndarray, box: tuple[float, float, float, float], side: int) -> np.ndarray:
+    """A part, (left, top, right, bottom) in fractions of pixels, as a square of `side`; black outside."""
+    h, w = pixels.shape[:2]
+    left, top, right, bottom = box
+    outside = math.ceil(max(-left, -top, right - w, bottom - h, 0))
+    if outside:
+        pixels = cv2.copyMakeBorder(pixels, outside, outside, outside, outside, cv2.BORDER_CONSTANT)
+        left, top, right, bottom = (edge + outside for edge in box)
+    x, y = (right - left) / side, (bottom - top) / side
+    area = max(x, y) > AREA_ABOVE and min(x, y) >= 1
+    if area or min(right - left, bottom - top) >= WHOLE:
+        first_x, first_y = round(left), round(top)
+        part = pixels[
+            first_y : max(round(bottom), first_y + 1), first_x : max(round(right), first_x + 1)
+        ]
+        if area:
+            return cv2.resize(part, (side, side), interpolation=cv2.INTER_AREA)
+        return cv2.resize(_smoothed(part, x, y), (side, side), interpolation=cv2.INTER_LINEAR)
+    first_x, first_y = max(math.floor(left) - 2, 0), max(math.floor(top) - 2, 0)
+    part = _smoothed(pixels[first_y : math.ceil(bottom) + 2, first_x : math.ceil(right) + 2], x, y)
+    # the middle of the square's first pixel lies half a step inside of the part
+    matrix = np.array([[x, 0, left - first_x + x / 2 - 0.5], [0, y, top - first_y + y / 2 - 0.5]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return cv2.warpAffine(part, matrix, (side, side), flags=flags, borderMode=cv2.BORDER_REPLICATE)
+
+
+def _smoothed(pixels: np.ndarray, x: float, y: float) -> np.ndarray:
+    """Before a shrink by x and y: along the sides where a linear resize would skip pixels."""
+    if max(x, y) <= SMOOTH_ABOVE:
+        return pixels
+    along_x, along_y = (SMOOTHING if shrink > SMOOTH_ABOVE else AS_IS for shrink in (x, y))
+    return cv2.sepFilter2D(pixels, -1, along_x, along_y, borderType=cv2.BORDER_REPLICATE)
+
+
+def _height_at(data: bytes) -> int | None:
+    """Where the height is told, 0 if rows do not come from top to bottom, None if the picture is not upright.
+
+    Walks the segments before the scan, each of which tells its length.
+    """
+    at, found = 2, None
+    while data[at] == MARKER and data[at + 1] != SCAN:
+        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
+        if kind == EXIF and data[at + 4 : at + 10] == b"Exif\0\0":
+            exif = Image.Exif()
+            exif.load(data[at + 4 : at + 2 + length])
+            if exif.get(EXIF_ORIENTATION, 1) != 1:
+                return None
+        elif kind in SEQUENTIAL:
+            found = at + 5
+        elif kind in OTHER_FRAMES:
+            found = 0
+        at += 2 + length
+    if (
+        found and data[at + 4] != data[found + 4]
+    ):  # the scan is not of all channels: another follows
+        return 0
+    return found
+
+
+def _turned(pixels: np.ndarray, degrees: float) -> np.ndarray:
+    h, w = pixels.shape[:2]
+    return cv2.warpAffine(
+        pixels, cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1), (w, h)
+    )
+
+
+def _auto_contrast(pixels: np.ndarray) -> np.ndarray:
+    def table(counts: np.ndarray) -> np.ndarray:
+        used = counts.nonzero()[0]
+        low, high = int(used[0]), int(used[-1])
+        return (
+            _clipped((LEVELS - low) * (255 / (high - low)))
+            if high > low
+            else LEVELS.astype(np.uint8)
+        )
+
+    return _by_tables(pixels, table)
+
+
+def _equalize(pixels: np.ndarray) -> np.ndarray:
+    """Pillow's rule: the brightest value's count makes no step, so that it stays the brightest."""
+
+    def table(counts: np.ndarray) -> np.ndarray:
+        used = counts.nonzero()[0]
+        step = (counts.sum() - counts[used[-1]]) // 255
+        if len(used) < 2 or not step:
+            return LEVELS.astype(np.uint8)
+        before = np.cumsum(counts) - counts
+        return np.minimum((step // 2 + before) // step, 255).astype(np.uint8)
+
+    return _by_tables(pixels, table)
+
+
+def _invert(pixels: np.ndarray) -> np.ndarray:
+    return cv2.bitwise_not(pixels)
+
+
+def _solarize(pixels: np.ndarray, threshold: float) -> np.ndarray:
+    bright = np.arange(256) >= round(threshold)
+    return cv2.LUT(pixels, np.where(bright, 255 - LEVELS, LEVELS).astype(np.uint8))
+
+
+def _solarize_add(pixels: np.ndarray, added: float) -> np.ndarray:
+    table = np.where(LEVELS < op.GRAY, np.minimum(255, LEVELS + round(added)), LEVELS)
+    return cv2.LUT(pixels, table.astype(np.uint8))
+
+
+def _posterize(pixels: np.ndarray, bits: float) -> np.ndarray:
+    kept = 0xFF & (0xFF << 8 - min(max(round(bits), 1), 8))
+    return cv2.LUT(pixels, (LEVELS.astype(np.uint8) & kept))
+
+
+def _contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
+    mean = int(cv2.mean(_grays(pixels))[0] + 0.5)
+    return cv2.LUT(pixels, _from(mean, factor))
+
+
+def _brightness(pixels: np.ndarray, factor: float) -> np.ndarray:
+    return cv2.LUT(pixels, _from(0, factor))
+
+
+def _colour(pixels: np.ndarray, factor: float) -> np.ndarray:
+    if pixels.ndim == 2:
+        return pixels
+    return _blended(cv2.cvtColor(_grays(pixels), cv2.COLOR_GRAY2RGB), pixels, factor)
+
+
+def _sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
+    if min(pixels.shape[:2]) < 3:
+        return pixels
+    changed = _blended(cv2.filter2D(pixels, -1, BLUR), pixels, factor)
+    for edge in (
+        np.s_[0],
+        np.s_[-1],
+        np.s_[:, 0],
+        np.s_[:, -1],
+    ):  # Pillow leaves the outermost pixels as they are
+        changed[edge] = pixels[edge]
+    return changed
+
+
+def _rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
+    h, w = pixels.shape[:2]
+    turn = cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1)
+    return _moved(pixels, cv2.invertAffineTransform(turn))
+
+
+def _shear_x(pixels: np.ndarray, slope: float) -> np.ndarray:
+    return _moved(
+        pixels, np.array([[1, slope, slope / 2], [0, 1, 0]])
+    )  # Pillow counts from a pixel's corner
+
+
+def _shear_y(pixels: np.ndarray, slope: float) -> np.ndarray:
+    return _moved(pixels, np.array([[1, 0, 0], [slope, 1, slope / 2]]))
+
+
+def _translate_x(pixels: np.ndarray, share: float) -> np.ndarray:
+    w = pixels.shape[1]
+    moved, by = np.full_like(pixels, op.GRAY), min(max(int(share * w), -w), w)
+    moved[:, max(-by, 0) : w - max(by, 0)] = pixels[:, max(by, 0) : w - max(-by, 0)]
+    return moved
+
+
+def _translate_y(pixels: np.ndarray, share: float) -> np.ndarray:
+    h = pixels.shape[0]
+    moved, by = np.full_like(pixels, op.GRAY), min(max(int(share * h), -h), h)
+    moved[max(-by, 0) : h - max(by, 0)] = pixels[max(by, 0) : h - max(-by, 0)]
+    return moved
+
+
+def _cutout(pixels: np.ndarray, share: float, x: float, y: float) -> np.ndarray:
+    left, top, right, bottom = op.hole((pixels.shape[1], pixels.shape[0]), share, x, y)
+    changed = pixels.copy()
+    changed[top:bottom, left:right] = op.GRAY
+    return changed
+
+
+TWINS: dict[Operation, Callable[..., np.ndarray]] = {
+    op.auto_contrast: _auto_contrast,
+    op.equalize: _equalize,
+    op.invert: _invert,
+    op.rotate: _rotate,
+    op.posterize: _posterize,
+    op.solarize: _solarize,
+    op.colour: _colour,
+    op.contrast: _contrast,
+    op.brightness: _brightness,
+    op.sharpness: _sharpness,
+    op.shear_x: _shear_x,
+    op.shear_y: _shear_y,
+    op.translate_x: _translate_x,
+    op.translate_y: _translate_y,
+    op.cutout: _cutout,
+    op.solarize_add: _solarize_add,
+}
+LEVELS = np.arange(256)
+BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's ImageFilter.SMOOTH
+
+
+def _by_tables(pixels: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Each channel through the table that is made of its 256 counts."""
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    tables = [
+        table(cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(np.int64))
+        for channel in range(channels)
+    ]
+    return cv2.LUT(pixels, np.stack(tables, axis=1)[:, None, :])
+
+
+def _grays(pixels: np.ndarray) -> np.ndarray:
+    return pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
+
+
+def _blended(zero: np.ndarray, one: np.ndarray, factor: float) -> np.ndarray:
+    """`zero` at a factor of 0 and `one` at 1, cut to bytes without rounding, as in Pillow."""
+    return cv2.addWeighted(one, factor, zero, 1 - factor, -0.5)
+
+
+def _from(zero: int, factor: float) -> np.ndarray:
+    """The table of `_blended` for an even `zero`, in Pillow's precision."""
+    return _clipped(np.float32(zero) + np.float32(factor) * (LEVELS - zero).astype(np.float32))
+
+
+def _clipped(values: np.ndarray) -> np.ndarray:
+    return np.clip(values, 0, 255).astype(np.uint8)
+
+
+def _moved(pixels: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """`matrix` tells from where each pixel comes."""
+    h, w = pixels.shape[:2]
+    flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+    gray = (op.GRAY,) * 3
+    return cv2.warpAffine(
+        pixels, matrix, (w, h), flags=flags, borderMode=cv2.BORDER_CONSTANT, borderValue=gray
+    )

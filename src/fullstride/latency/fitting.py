@@ -1,0 +1,135 @@
+"""Which numbers of a device explain measured times, and how wrong are they for a family of networks never seen?"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import t as student
+
+from fullstride.latency.roofline import MEMORY, SHARES, Work, times
+
+# What is believed before any measurement: the median, and the spread of its logarithm. Weak, but where no network at
+# hand has such an operator nothing else speaks.
+PRIORS: dict[str, tuple[float, float]] = {
+    "dense": (0.5, 0.5),
+    "1x1": (0.4, 0.5),
+    "depthwise": (0.05, 0.7),
+    "group_channels": (64, 0.7),
+    "convolution": (0.6, 0.5),
+    "elementwise": (0.8, 0.3),
+    "norm": (0.8, 0.3),
+    "statistics": (0.3, 0.5),
+    "gather": (0.5, 0.5),
+    "launch_us": (3, 0.5),
+    "host_us": (10, 1.0),
+    "start_us": (400, 1.0),
+    "image_us": (30, 0.5),
+}
+FILLED = (
+    "dense",
+    "1x1",
+    "depthwise",
+    "group_channels",
+    *MEMORY,
+    "launch_us",
+)  # where only full batches were timed
+LARGEST_SHARE = 1.3  # a clock can exceed the data sheet's, and caches help; more is a wrong sheet
+NOISE = 0.1  # of the logarithm of a time: errors beyond it count linearly
+
+
+def fit(
+    work: Work,
+    seconds: np.ndarray,
+    names: Sequence[str],
+    priors: Mapping[str, tuple[float, float]] = PRIORS,
+) -> dict[str, float]:
+    """The numbers `names` with which `work` takes `seconds` (of a batch) most closely; the rest stays unset."""
+    if len(work) != len(seconds):
+        raise ValueError(f"{len(seconds)} times for {len(work)} networks: give one for each")
+    prior = np.log([priors[name][0] for name in names])
+    spread = np.array([priors[name][1] for name in names])
+    largest = np.array([np.log(LARGEST_SHARE) if name in SHARES else np.inf for name in names])
+    measured = np.log(seconds)
+
+    def errors(x: np.ndarray) -> np.ndarray:
+        took = times(work, dict(zip(names, np.exp(x), strict=True))).total_s
+        return np.concatenate([(np.log(took) - measured) / NOISE, (x - prior) / spread])
+
+    found = least_squares(errors, prior, loss="soft_l1", bounds=(-np.inf, largest), max_nfev=100)
+    return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
+
+
+def left_out(
+    work: Work,
+    seconds: np.ndarray,
+    families: np.ndarray,
+    names: Sequence[str],
+    priors: Mapping[str, tuple[float, float]] = PRIORS,
+) -> np.ndarray:
+    """The times of each network by numbers that were fitted without its family."""
+    found = np.empty(len(work))
+    for family in np.unique(families):
+        own = families == family
+        numbers = fit(work.of(~own), seconds[~own], names, priors)
+        found[own] = times(work.of(own), numbers).total_s
+    return found
+
+
+def error(estimated: np.ndarray, measured: np.ndarray) -> float:
+    """Mean of |estimate / measured - 1| in percent."""
+    return float(np.abs(estimated / measured - 1).mean() * 100)
+
+
+def interval(
+    estimated: np.ndarray, measured: np.ndarray, families: np.ndarray
+) -> tuple[float, float]:
+    """measured / estimate: nine of ten networks of a family never seen should lie between.
+
+    Errors of a family go together, so it is families that count and not networks: the spread between their means, as
+    few as they are, and the spread within them add up, with Student's t for one degree of freedom less than families.
+    """
+    errors = np.log(measured / estimated)
+    names, place = np.unique(families, return_inverse=True)
+    size = np.bincount(place)
+    means = np.bincount(place, weights=errors) / size
+    within = np.bincount(place, weights=(errors - means[place]) ** 2) / size
+    weight = size / size.sum()
+    middle = float(weight @ means)
+    few = (len(names) + 1) / max(len(names) - 1, 1)  # a new draw around a mean of few
+    spread = float(np.sqrt(weight @ (few * (means - middle) ** 2 + within)))
+    reach = spread * float(student.ppf(0.95, max(len(names) - 1, 1)))
+    return float(np.exp(middle - reach)), float(np.exp(middle + reach))
+
+
+def covered(estimated: np.ndarray, measured: np.ndarray, families: np.ndarray) -> float:
+    """Percent of times inside of the 90 % interval that the errors of the other families give."""
+    inside = np.empty(len(measured), dtype=bool)
+    for family in np.unique(families):
+        own = families == family
+        low, high = interval(estimated[~own], measured[~own], families[~own])
+        ratio = measured[own] / estimated[own]
+        inside[own] = (low <= ratio) & (ratio <= high)
+    return float(inside.mean() * 100)
+
+
+def apart(estimated: np.ndarray, measured: np.ndarray, groups: np.ndarray | None = None) -> float:
+    """The ratio of two estimates from which the order of the measured times is right in eight cases of ten.
+
+    Pairs are of one group (a batch size); those with ratios within 5 % of r count, for r in steps of 2 % up to 2.
+    """
+    groups = np.zeros(len(estimated)) if groups is None else groups
+    gaps, right = [], []
+    for group in np.unique(groups):
+        own = groups == group
+        a, b = np.log(estimated[own]), np.log(measured[own])
+        i, j = np.triu_indices(len(a), 1)
+        gap = a[i] - a[j]
+        gaps.append(np.abs(gap))
+        right.append(np.sign(gap) == np.sign(b[i] - b[j]))
+    gap, correct = np.concatenate(gaps), np.concatenate(right)
+    ratios = [1 + 0.02 * step for step in range(51)]
+    for ratio in reversed(ratios):
+        near = (gap >= np.log(ratio / 1.05)) & (gap < np.log(ratio * 1.05))
+        if near.any() and correct[near].mean() < 0.8:
+            return min(ratio + 0.02, 2.0)
+    return ratios[0]

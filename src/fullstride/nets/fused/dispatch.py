@@ -1,0 +1,28 @@
+"""Who makes the passes over maps: Triton, or plain PyTorch?"""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fullstride.nets.fused import reference
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)  # the last for `fold`
+
+
+def choose(x: Tensor) -> ModuleType:
+    """The module whose passes are for maps like x: `on_triton` on a GPU, where Triton is installed, else `plain`."""
+    device = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return in_triton() or reference if device and x.dtype in DTYPES else reference
+
+
+@cache
+def in_triton() -> ModuleType | None:
+    if not find_spec("triton"):
+        return None
+    from fullstride.nets.fused.triton import passes
+
+    return passes

@@ -1,0 +1,171 @@
+"""How does a network of timm stand where ours stand? With a spec, `features`, `channels` and `strides` like ours."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmSpec:
+    """A network that timm defines, by timm's own name."""
+
+    name: str
+    in_channels: int = 3
+    classes: int = 1000
+    resolution: int = 224  # pixels a side that its weights are meant for
+
+    @property
+    def source(self) -> str:
+        return f"timm, {self.name}"
+
+    def to_json(self) -> str:
+        return json.dumps({"timm": asdict(self)}, indent=1)
+
+
+def timm_spec(name: str, **changes: int) -> TimmSpec:
+    """The spec of timm's `name`; `name.tag` gives the resolution of those weights."""
+    import timm
+
+    base = name.split(".")[0]
+    if not timm.is_model(
+        base
+    ):  # also refuses what timm would fetch or open: "hf-hub:...", "local-dir:..."
+        close = get_close_matches(base, timm.list_models(), n=3, cutoff=0.5)
+        hint = (
+            f"did you mean {' or '.join(f'timm/{c}' for c in close)}?"
+            if close
+            else "see timm.list_models()"
+        )
+        raise ValueError(f"timm has no network named {base!r}: {hint}")
+    config = released(name)
+    resolution = config.input_size[1] if config else 224
+    return TimmSpec(name=name, **{"resolution": resolution, **changes})
+
+
+def released(name: str):
+    """timm's record of the weights `name` or `name.tag`; None where there are none."""
+    import timm
+
+    try:
+        return timm.get_pretrained_cfg(name)
+    except RuntimeError:
+        return None
+
+
+class TimmNetwork(nn.Module):
+    """A network of timm: (N, in_channels, H, W) -> (N, K) logits. It accepts the sizes that timm's accepts."""
+
+    def __init__(self, spec: TimmSpec):
+        import timm
+
+        super().__init__()
+        self.spec = spec
+        self.net: Any = timm.create_model(
+            spec.name.split(".")[0],
+            pretrained=False,
+            in_chans=spec.in_channels,
+            num_classes=spec.classes,
+        )
+
+        self.classifier = f"net.{self.net.pretrained_cfg['classifier']}"
+        self.dropout = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """What the classifier sees: (N, C)."""
+        return self.logits_and_embedding(x)[1]
+
+    def logits_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` and `embed` in one pass."""
+        if self.training and self.dropout:
+            # some of timm's networks draw it before the embedding and some behind
+            raise ValueError(
+                f"timm/{self.spec.name} mixes its embedding with dropout: set the recipe's dropout to 0"
+            )
+        if not self.embeds:
+            raise ValueError(
+                f"timm/{self.spec.name} gives no embedding that its logits are made of: choose another"
+            )
+        return self._parts(x)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        embedding = self.net.forward_head(self.net.forward_features(x), pre_logits=True)
+        return self.net.get_classifier()(embedding), embedding
+
+    @cached_property
+    def embeds(self) -> bool:
+        """Whether `_parts` has the logits of `forward`: tried, because some of timm's methods leave out a norm."""
+        if not isinstance(getattr(self.net, "get_classifier", lambda: None)(), nn.Linear):
+            return False
+        weight, side, training = next(self.parameters()), self.spec.resolution, self.training
+        shape = (1, self.spec.in_channels, side, side)
+        x = torch.linspace(0, 1, math.prod(shape)).view(shape).to(weight)
+        self.eval()
+        try:
+            with torch.no_grad():
+                return torch.equal(self._parts(x)[0], self(x))
+        except (AttributeError, TypeError):  # no such method, or no `pre_logits`
+            return False
+        finally:
+            self.train(training)
+
+    def regularise(
+        self, *, drop_path: float = 0.0, by: str = "block", dropout: float = 0.0
+    ) -> None:
+        """As of our networks, but timm's own layers draw the masks; rates that it decides itself stay its own."""
+        import timm
+
+        if by == "stage" and drop_path:
+            raise ValueError(
+                f"timm/{self.spec.name} drops paths by block only: set the recipe's drop_path_by to block"
+            )
+        self.dropout = dropout
+        state = self.net.state_dict()
+        asked: dict[str, Any] = {"drop_path_rate": drop_path, "drop_rate": dropout}
+        rates = {key: rate for key, rate in asked.items() if rate}
+        if rates:
+            base = self.spec.name.split(".")[0]
+            try:
+                self.net = timm.create_model(
+                    base, in_chans=self.spec.in_channels, num_classes=self.spec.classes, **rates
+                )
+            except TypeError:
+                raise ValueError(
+                    f"timm/{base} knows no {' or '.join(rates)}: set it to 0 in the recipe"
+                ) from None
+            self.net.load_state_dict(state)
+
+    def features(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The pyramid: the last map at every stride."""
+        if not hasattr(self.net, "forward_intermediates"):
+            raise ValueError(
+                f"timm/{self.spec.name} gives no intermediate maps: choose a network that does"
+            )
+        maps = self.net.forward_intermediates(x, intermediates_only=True)
+        return tuple({m.shape[2:]: m for m in maps}.values())
+
+    @cached_property
+    def channels(self) -> tuple[int, ...]:
+        return tuple(m.shape[1] for m in self.sample)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(round(self.spec.resolution / m.shape[2]) for m in self.sample)
+
+    @cached_property
+    def sample(self) -> tuple[Tensor, ...]:
+        """The pyramid of one blank image, for its shapes: timm's own list of them is wrong for some networks."""
+        weight = next(self.parameters())
+        side, training = self.spec.resolution, self.training
+        with torch.no_grad():
+            maps = self.eval().features(weight.new_zeros(1, self.spec.in_channels, side, side))
+        self.train(training)
+        return maps

@@ -1,0 +1,181 @@
+"""Which tensors are in a file? Reads weights by what the file contains, not by its name, and runs no code from it."""
+
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+HEADER_LIMIT = 100_000_000  # bytes of a safetensors header: the limit of the format itself
+UNPACKED_LIMIT = 16 * 2**30  # bytes; the largest released network has less than one GiB
+RATIO_LIMIT = 200  # unpacked bytes / bytes of the file; weights hardly compress
+
+WRAPPERS = ("state_dict", "model", "state_dict_ema", "model_ema")
+
+# What comes in the place of weights, by its first bytes.
+OTHERS = {
+    b"<": "is a web page and not weights: download the file itself",
+    b"version https://git-lfs": "is a pointer of Git LFS and not the weights: run `git lfs pull`",
+    b"\x1f\x8b": "is a gzip archive: unpack it and give the file with the weights",
+    b"\x89HDF": "is an HDF5 file, which is not read: use the weights that timm has of the network",
+}
+
+
+def read(path: str | Path) -> dict[str, Tensor]:
+    """Tensors by name from safetensors, from a file of `torch.save`, or from `.npz`.
+
+    Raises ValueError with one line for everything else.
+    """
+    path = Path(path)
+    try:
+        load = reader(path)
+        try:
+            data = load(path)
+        except Exception as error:  # on a damaged file the libraries raise almost anything
+            raise ValueError(reason(error)) from None
+        state = unwrap(data)
+        for name, value in state.items():
+            check_plain(name, value)
+        return state
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
+
+
+def reader(path: Path) -> Callable[[Path], Any]:
+    """The function that reads the file, once it is known to be no trap."""
+    if path.is_dir():
+        raise ValueError("is a directory: give the file with the weights that is in it")
+    if path.exists() and not path.is_file():
+        raise ValueError("is not an ordinary file")
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise ValueError("is empty: download it again")
+    if head[8:9] == b"{":
+        length = int.from_bytes(head[:8], "little")
+        if length > HEADER_LIMIT:
+            raise ValueError(
+                f"says that its safetensors header has {length} bytes; {HEADER_LIMIT} are allowed"
+            )
+        return safetensors.torch.load_file
+    if head.startswith(b"PK"):
+        return zip_reader(path)
+    if head.startswith(b"\x80"):
+        return read_torch
+    for start, wrong in OTHERS.items():
+        if head.lstrip().startswith(start):
+            raise ValueError(wrong)
+    raise ValueError(
+        "is not a file of weights: safetensors, a file of torch.save and .npz are read"
+    )
+
+
+def zip_reader(path: Path) -> Callable[[Path], Any]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError):
+        raise ValueError("is a damaged or incomplete zip archive: download it again") from None
+    unpacked, size = sum(member.file_size for member in members), path.stat().st_size
+    if unpacked > min(UNPACKED_LIMIT, RATIO_LIMIT * size):
+        raise ValueError(
+            f"would unpack from {size} bytes to {unpacked}; {RATIO_LIMIT} times the size and "
+            f"{UNPACKED_LIMIT} bytes are allowed: save the weights as safetensors"
+        )
+    names = [member.filename for member in members]
+    if any(name.endswith("constants.pkl") for name in names):
+        raise ValueError(
+            "is a TorchScript archive, which is a program: save its state_dict() as safetensors"
+        )
+    if any(name.endswith("data.pkl") for name in names):
+        return read_torch
+    if names and all(name.endswith(".npy") for name in names):
+        return read_npz
+    raise ValueError(
+        "is a zip archive without weights: unpack it and give the file with the weights"
+    )
+
+
+def read_torch(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # of unusual files, which are checked here or refused by what follows
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def read_npz(path: Path) -> dict[str, Tensor]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return from_arrays(arrays)
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
+    """Tensors of the arrays that hold numbers."""
+    state = {}
+    for name, array in arrays.items():
+        if isinstance(array, Tensor):
+            state[name] = array.detach()
+        elif (
+            array := np.array(array)
+        ).dtype.kind in "fiub":  # a copy: PyTorch wants to be able to write
+            state[name] = torch.from_numpy(array)
+    return state
+
+
+def reason(error: Exception) -> str:
+    text = str(error)
+    if "GLOBAL " in text:
+        needs = text.split("GLOBAL ", 1)[1].split()[0]
+        return f"would run code on loading (it needs {one_line(needs)}): save its weights as safetensors"
+    if isinstance(error, pickle.UnpicklingError):
+        what = text.partition("WeightsUnpickler error: ")[2] or "a pickle of another kind"
+        return f"is not only weights ({one_line(what)}) and could run code on loading: save its weights as safetensors"
+    return f"is damaged or incomplete ({one_line(text or type(error).__name__)}): download it again"
+
+
+def unwrap(data: Any) -> dict[str, Tensor]:
+    """The named tensors in `data`, without the dicts and the `module.` prefix that training code puts around them."""
+    for _ in WRAPPERS:
+        if isinstance(data, Mapping):
+            data = next((data[key] for key in WRAPPERS if isinstance(data.get(key), Mapping)), data)
+    if not isinstance(data, Mapping):
+        raise ValueError(
+            f"holds a {type(data).__name__} and not tensors by name: save a state_dict()"
+        )
+    state = {
+        name: value.detach()
+        for name, value in data.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+    if not state:
+        held = ", ".join(one_line(str(name)) for name in list(data)[:10])
+        raise ValueError(f"holds no tensors by name, only: {held or 'nothing'}")
+    if all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+    return state
+
+
+def check_plain(name: str, value: Tensor) -> None:
+    if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+        raise ValueError(
+            f"holds {one_line(name)}, which is not a plain tensor: save it dense and not quantized"
+        )
+    # With strides of zero a small file could ask for any amount of memory, as soon as something copies the tensor.
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise ValueError(
+            f"holds {one_line(name)} {tuple(value.shape)} with fewer numbers than its shape needs"
+        )
+
+
+def one_line(text: str) -> str:
+    """Text from a file, fit for the line of an error."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return line if len(line) <= 120 else f"{line[:120]}..."

@@ -1,0 +1,245 @@
+"""How do the papers' figures look? Full marks published, diamonds measured, hollow ones estimated, and a page of all.
+
+Where the mouse or the keyboard rests on a mark of the page, stands what it is: no script is needed for that.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import cycle
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fullstride.papers.block_plot import block_figure
+from fullstride.papers.block_study import BlockTime
+from fullstride.papers.figures import BLOCKS_TITLE, GENET, Dot, How, Plan
+from fullstride.report import plots
+from fullstride.report.format import three_digits
+from fullstride.report.page import whole
+
+MARKS: dict[How, dict[str, Any]] = {
+    "published": dict(marker="o", ms=7),
+    "measured": dict(marker="D", ms=7),
+    "estimated": dict(marker="o", ms=7, mfc="none"),
+}
+COLOURS = (*plots.COLOURS, "#8a63b8", "#7d8471", "#b0703c")  # GENet's Table 7 has nine families
+FULL_NAMES = 12  # networks up to which each has its whole name; of more, the legend names families
+PIXELS = 900  # across, of a PNG
+HOVER = """
+.plot { position: relative; min-width: 38rem; }
+.plot > svg { width: 100%; height: auto; display: block; }
+.spot { position: absolute; width: 14px; height: 14px; margin: -7px 0 0 -7px; border-radius: 50%; }
+.spot:hover, .spot:focus { outline: 2px solid var(--ink); z-index: 2; }
+.spot span { display: none; position: absolute; width: max-content; max-width: 19rem; padding: .4rem .6rem; z-index: 3;
+  background: var(--card); border: 1px solid var(--line); border-radius: 6px; font-size: .8125rem; line-height: 1.35; }
+.spot:hover span, .spot:focus span { display: block; }
+.left span { right: 16px; } .right span { left: 16px; } .up span { bottom: 0; } .down span { top: 0; }
+summary { color: var(--soft); font-size: .875rem; cursor: pointer; }
+"""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where the page tells something, in the data of `axes`."""
+
+    figure: Figure
+    axes: Axes
+    x: float
+    y: float
+    words: tuple[str, ...]  # lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A figure with what a page says of it."""
+
+    title: str
+    caption: str
+    figure: Figure
+    spots: Sequence[Spot]
+    rows: Sequence[Sequence[str]]  # its numbers as a table, the first row its head
+
+
+def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
+    """Dots of one network are on one height; its name stands at the first."""
+    with matplotlib.rc_context(plots.STYLE):
+        figure = Figure((9.2, 6.0), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(plan.title, fontsize=10, parse_math=False)
+        plots.scale_latency(axes, [end for dot in dots for end in dot.span or (dot.x,)])
+        axes.set_xlabel(plan.x_label)
+        colours = dict(zip(dict.fromkeys(dot.family for dot in dots), cycle(COLOURS), strict=False))
+        names = labels(dots)
+        first = {dot.name: dot for dot in reversed(dots)}
+        points = [plots.Point(names[d.name] if d is first[d.name] else "", d.x, d.y) for d in dots]
+        if plan.y == "top-1":
+            plots.scale_accuracy(axes, points, strip=False)
+            axes.set_ylabel("published top-1 on ImageNet (%)")
+        else:
+            scale_macs(axes)
+        for family, colour in colours.items():
+            line = [(d.x, d.y) for d in dots if d.family == family and d.how == "published"]
+            axes.plot(*zip(*line, strict=True), color=colour, lw=1, alpha=0.35, zorder=1)
+        for dot in dots:
+            colour = colours[dot.family]
+            if dot.span:
+                axes.plot(dot.span, [dot.y] * 2, color=colour, lw=1.2, alpha=0.3, zorder=1)
+            axes.plot(dot.x, dot.y, color=colour, ls="", **MARKS[dot.how])
+        legends(axes, dots, colours if names.keys() != set(names.values()) else {})
+        own = {point: colours[dot.family] for point, dot in zip(points, dots, strict=True)}
+        plots.label(figure, axes, points, own)
+    hows = dict.fromkeys(dot.how for dot in dots)
+    caption = f"After {plan.title.partition(':')[0]}, {plan.paper}. {plan.note} ".replace("  ", " ")
+    caption += "Nothing is estimated: no profile given knows such times." * (
+        hows.keys() == {"published"}
+    )
+    spots = [Spot(figure, axes, dot.x, dot.y, words(dot, plan)) for dot in dots]
+    return Drawn(
+        title=plan.title, caption=caption, figure=figure, spots=spots, rows=table(dots, plan)
+    )
+
+
+def scale_macs(axes: Axes) -> None:
+    axes.set_yscale("log")
+    plots.plain_ticks(axes.yaxis)
+    axes.set_ylabel("multiply-adds of one image (G)")
+
+
+def labels(dots: Sequence[Dot]) -> dict[str, str]:
+    """Name -> what stands at the mark: of many networks, the name without its family where it has several."""
+    families = Counter(dot.family for dot in {dot.name: dot for dot in dots}.values())
+    many = families.total() > FULL_NAMES
+    return {
+        d.name: d.name.removeprefix(f"{d.family}-") if many and families[d.family] > 1 else d.name
+        for d in dots
+    }
+
+
+def legends(axes: Axes, dots: Sequence[Dot], colours: Mapping[str, str]) -> None:
+    """How numbers were come by, below; `colours` of families, where any are to be named, inside."""
+    if colours:
+        lines = [Line2D([], [], color=colour, marker="o", lw=1) for colour in colours.values()]
+        look: Any = dict(loc="lower right", frameon=False, fontsize=9, labelcolor="linecolor")
+        axes.add_artist(axes.legend(lines, [*colours], **look))
+    hows: dict[str, How] = {
+        f"{dot.how}: {dot.place}" + ", bar: 90 % interval" * bool(dot.span): dot.how for dot in dots
+    }
+    marks = [Line2D([], [], color=plots.INK, ls="", **MARKS[how]) for how in hows.values()]
+    below = axes.legend(
+        marks, [*hows], loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False, fontsize=9
+    )
+    for text in below.get_texts():
+        text.set_parse_math(False)
+
+
+def png(drawn: Drawn) -> bytes:
+    return plots.png(drawn.figure, dpi=round(PIXELS / drawn.figure.get_figwidth()))
+
+
+def words(dot: Dot, plan: Plan) -> tuple[str, ...]:
+    at = f" at {dot.resolution} x {dot.resolution}" if dot.resolution else ""
+    span = " (90 % interval {} to {})".format(*map(three_digits, dot.span)) if dot.span else ""
+    height = (
+        f"{three_digits(dot.y)} % top-1"
+        if plan.y == "top-1"
+        else f"{three_digits(dot.y)} G multiply-adds"
+    )
+    return (
+        f"{dot.name}{at}",
+        f"{dot.how}: {three_digits(dot.x)} {plan.quantity}{span}",
+        dot.source,
+        f"{height}: {dot.y_source}",
+    )
+
+
+def table(dots: Sequence[Dot], plan: Plan) -> list[list[str]]:
+    """A row for each network; published, measured and estimated numbers have columns of their own."""
+    hows: list[How] = list(dict.fromkeys(dot.how for dot in dots))
+    found: dict[tuple[str, str, str], dict[How, str]] = {}
+    for dot in dots:
+        span = " ({} to {})".format(*map(three_digits, dot.span)) if dot.span else ""
+        key = dot.name, str(dot.resolution or ""), three_digits(dot.y)
+        found.setdefault(key, {})[dot.how] = three_digits(dot.x) + span
+    height = "top-1 %" if plan.y == "top-1" else "MACs G"
+    head = ["network", "pixels", height, *(f"{how}: {plan.quantity}" for how in hows)]
+    return [
+        head,
+        *([*key, *(numbers.get(how, "") for how in hows)] for key, numbers in found.items()),
+    ]
+
+
+def blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
+    """GENet's block study; the page tells the times of the upper half."""
+    figure = block_figure(rows, f"{BLOCKS_TITLE}: {how}, {place}")
+    sides = sorted({row.resolution for row in rows}, reverse=True)
+    kind = "10 to 90 % of rounds" if how == "measured" else "90 % interval"
+    spots, lines = [], [["kind", "ratio", "width", "map", f"{how}: ms per image", kind]]
+    for row in rows:
+        ms, span = (
+            three_digits(row.ms_per_image),
+            f"{three_digits(row.ms_low)} to {three_digits(row.ms_high)}",
+        )
+        size = f"width {row.width}, {row.resolution} x {row.resolution}"
+        told = (
+            f"{row.kind} ratio {row.ratio:g}, {size}",
+            f"{how}: {ms} ms per image ({kind} {span})",
+            place,
+        )
+        axes = figure.axes[sides.index(row.resolution)]
+        spots.append(Spot(figure, axes, row.width, row.ms_per_image, told))
+        lines.append([row.kind, f"{row.ratio:g}", str(row.width), str(row.resolution), ms, span])
+    caption = f"After GENet, Figure 3, {GENET}. Stacks of four blocks, {how}: {place}. The paper's own times are not"
+    caption += " printed, so that none stand here."
+    return Drawn(title=BLOCKS_TITLE, caption=caption, figure=figure, spots=spots, rows=lines)
+
+
+LEAD = """Full marks are published, diamonds measured here, hollow marks estimated, with their 90 % interval.
+Rest on a mark to read what it is and where it is from."""
+
+
+def page(figures: Sequence[Drawn]) -> str:
+    """One HTML file that loads nothing."""
+    return whole("The papers' figures", LEAD, "\n".join(section(drawn) for drawn in figures), HOVER)
+
+
+def section(drawn: Drawn) -> str:
+    told = f"{drawn.title}. " + "; ".join(", ".join(spot.words[:2]) for spot in drawn.spots)
+    picture = plots.svg(
+        drawn.figure, told
+    )  # lays the figure out: only now do marks have their places
+    marks = "".join(mark(spot) for spot in drawn.spots)
+    head, *rows = drawn.rows
+    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    lines = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"""<section>
+<h2>{escape(drawn.title)}</h2>
+<figure><div class="plot">{picture}{marks}</div>
+<figcaption>{escape(drawn.caption)}</figcaption></figure>
+<details><summary>The numbers</summary>
+<div class="wide"><table><thead><tr>{cells}</tr></thead>
+<tbody>
+{lines}
+</tbody></table></div></details>
+</section>"""
+
+
+def mark(spot: Spot) -> str:
+    """A place above the picture, in percent of it, with its words; they open towards the middle."""
+    left, top = where(spot)
+    side = ("left" if left > 50 else "right") + (" up" if top > 50 else " down")
+    told = "<br>".join(escape(line) for line in spot.words)
+    return f'<div class="spot {side}" tabindex="0" style="left:{left:.2f}%;top:{top:.2f}%"><span>{told}</span></div>'
+
+
+def where(spot: Spot) -> tuple[float, float]:
+    """Percent of the figure from its left and its upper end."""
+    x, y = spot.axes.transData.transform((spot.x, spot.y))
+    width, height = spot.figure.bbox.size
+    return 100 * x / width, 100 * (1 - y / height)

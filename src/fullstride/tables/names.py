@@ -1,0 +1,21 @@
+"""Which network is meant by the name that a paper prints?"""
+
+# What the papers print -> ours where there is one, else timm's.
+PRINTED = {
+    **{f"ResNet-{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
+    "ResNet-50-D": "resnet50d",
+    "ResNeXt-50": "timm/resnext50_32x4d",
+    "SE-ResNeXt-50": "timm/seresnext50_32x4d",
+    "MixNet-L": "timm/mixnet_l",
+    **{f"EfficientNet-B{size}": f"timm/efficientnet_b{size}" for size in range(8)},
+    **{f"RegNetY-{size}00MF": f"timm/regnety_00{size}" for size in (2, 4, 6, 8)},
+    **{
+        f"MobileNetV2-{width:g}": f"timm/mobilenetv2_{width * 100:03.0f}"
+        for width in (0.5, 0.75, 1.4)
+    },
+    "MobileNetV2-1.0": "timm/mobilenetv2_100",
+    "MnasNet-1.0": "timm/mnasnet_100",
+    **{f"TResNet-{size}": f"tresnet_{size.lower()}" for size in ("M", "L", "XL")},
+    **{f"GENet-{size}": f"genet_{size}" for size in ("light", "normal", "large")},
+    **{f"ResNet-RS-{depth}": f"resnet_rs_{depth}" for depth in (50, 101, 152, 200, 270, 350, 420)},
+}

@@ -1,0 +1,138 @@
+"""What does a run folder hold, and whose is it? What was asked, the log, the last checkpoint, the best weights."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullstride.nets.bundle import read_json
+from fullstride.storage import recover, replacing
+from fullstride.train.recipe import Recipe
+
+ASKED, LOG, CHECKPOINT, BEST, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "best", "bundle"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What makes a run this run and no other: going on in its folder needs the same."""
+
+    model: str
+    weights: str  # where the first weights came from; "" for fresh ones
+    data: str
+    minival: float | None  # share of the training images; None: by their number
+    fingerprint: str  # of the images and their labels
+    classes: tuple[str, ...]
+    spec: Mapping[str, Any]
+    preprocessing: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    efficiency: str  # what the recipe says, or what was found where it says auto
+
+
+def claim(folder: Path, asked: Asked) -> None:
+    """Make `folder` this run's, or find that it is. A run without a checkpoint has nothing to lose and gives way."""
+    wanted = json.loads(json.dumps(asdict(asked)))
+    if folder.is_dir():
+        for name in (ASKED, LOG, CHECKPOINT, BEST, BUNDLE):
+            recover(folder / name)
+    if (folder / ASKED).exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
+        found = read_json(folder / ASKED)
+        if not isinstance(found, dict):
+            raise ValueError(f"{folder / ASKED} does not say what was asked: give another --out")
+        if isinstance(
+            found.get("recipe"), dict
+        ):  # by an earlier version, in which what it does not say was so
+            defaults = {
+                field.name: field.default
+                for field in fields(Recipe)
+                if field.default is not MISSING
+            }
+            found["recipe"] = json.loads(json.dumps(defaults)) | found["recipe"]
+        differ = [
+            f"{name} is {old!r} there and {new!r} now"
+            for name, old, new in differences(found, wanted)
+            if name
+            != "data"  # the folder may have moved; the fingerprint says whether the images are the same
+        ]
+        if differ:
+            raise ValueError(
+                f"{folder} holds another run: {'; '.join(differ[:5])}. Give another --out or ask the same"
+            )
+        return
+    if folder.exists() and not (folder / ASKED).exists():
+        strange = [path.name for path in folder.iterdir()] if folder.is_dir() else ["a file"]
+        if strange:
+            raise ValueError(
+                f"{folder} exists and is no run, but holds {strange[0]}: give another --out"
+            )
+    with replacing(folder / ASKED) as beside:
+        beside.write_text(json.dumps(wanted, indent=1))
+
+
+def settled_before(folder: Path) -> str:
+    """The way of training that the run in `folder` goes on with; "" where there is none."""
+    found = (
+        read_json(folder / ASKED)
+        if (folder / CHECKPOINT).exists() and (folder / ASKED).exists()
+        else None
+    )
+    return str(found.get("efficiency", "")) if isinstance(found, dict) else ""
+
+
+def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif old != new:
+        yield name, old, new
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any] | None:
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read ({type(error).__name__}): remove it to begin again at the first epoch"
+        ) from None
+
+
+def logged(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
+    """The rows of the first `epochs`: those that a checkpoint holds, as a row written after it is done again."""
+    path = folder / LOG
+    if not path.exists():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()[:epochs]]
+    except ValueError as error:
+        raise ValueError(f"{path} is not whole JSON ({error}): give another --out") from None
+
+
+def keep(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
+    """Log first, checkpoint second: a stop between the two costs one row, which is written again."""
+    with replacing(folder / LOG) as beside:
+        beside.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save(folder, state)
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    with replacing(folder / CHECKPOINT) as beside, beside.open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # of the archive's own writer, where the disk is full
+            raise OSError(
+                f"{folder / CHECKPOINT} could not be written whole ({error}): make room"
+            ) from error
+
+
+def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first of those with the highest accuracy on the minival, and among them the lowest loss."""
+    return max(rows, key=lambda row: (row["minival_top1"], -row["minival_loss"]))
+
+
+def out_of_patience(rows: list[dict[str, Any]], recipe: Recipe) -> bool:
+    return bool(recipe.patience and rows) and len(rows) - best(rows)["epoch"] >= recipe.patience
