@@ -22,7 +22,7 @@ from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
 from fullstride.measure.timing import spread
 from fullstride.measure.workload import Layout
 from fullstride.nets import zoo
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 PAIRS = {
     "tresnet_m": "timm/tresnet_m",
@@ -97,7 +97,7 @@ def main() -> None:
             flush=True,
         )
     if asked.out:
-        with replacing(asked.out) as beside:
+        with atomic_write(asked.out) as beside:
             beside.write_text(
                 json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n"
             )

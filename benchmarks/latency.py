@@ -37,7 +37,7 @@ from fullstride.latency.fitting import apart, covered, error, fit, interval, lef
 from fullstride.latency.profiles import Fit, elsewhere, sober
 from fullstride.latency.roofline import prepare, times
 from fullstride.measure.environment import Environment
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 PROFILES = Path(__file__).parents[1] / "src/fullstride/latency/profiles"
 
@@ -325,7 +325,7 @@ def main() -> None:
         (here, text),
         (here.with_suffix(".json"), json.dumps([asdict(r) for r in results], indent=1)),
     ):
-        with replacing(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_text(content + "\n" if not content.endswith("\n") else content)
     if args.write:
         for name, profile in made.items():

@@ -16,7 +16,7 @@ from fullstride.latency import Operators, traced
 from fullstride.latency.fitting import FILLED, PRIORS
 from fullstride.latency.roofline import Machine
 from fullstride.measure.cost.operators import KIND, NAMES
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 from fullstride.tables import latencies
 
 # GENet's networks that timm has: family, timm's name (or MobileNetV2's width), pixels a side.
@@ -235,7 +235,7 @@ class Tracer:
                 np.column_stack([getattr(net, name) for name in NAMES])
                 for net in self.known.values()
             ]
-            with replacing(self.cache) as beside, beside.open("wb") as file:
+            with atomic_write(self.cache) as beside, beside.open("wb") as file:
                 np.savez(
                     file,
                     keys=list(self.known),

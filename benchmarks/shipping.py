@@ -31,7 +31,7 @@ from fullstride.measure.bench import bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 PAIRS = {
     "tresnet_m": "timm/tresnet_m",
@@ -81,7 +81,7 @@ def main() -> None:
         f"export of tresnet_m to ONNX: {took['seconds']:.1f} s, {took['peak_memory_gib']:.2f} GiB"
     )
     if asked.out:
-        with replacing(asked.out) as beside:
+        with atomic_write(asked.out) as beside:
             found = {"export": took, "rows": [{**asdict(row), "environment": None} for row in rows]}
             environment = asdict(rows[0].environment)
             beside.write_text(json.dumps({"environment": environment, **found}, indent=1) + "\n")

@@ -17,7 +17,7 @@ from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import answers, inputs, logits
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 from fullstride.train.run import fitting_data
 
 
@@ -63,7 +63,7 @@ def main() -> None:
                     flush=True,
                 )
     if asked.out:
-        with replacing(asked.out) as beside:
+        with atomic_write(asked.out) as beside:
             environment = asdict(Environment.here("cpu"))
             beside.write_text(
                 json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n"

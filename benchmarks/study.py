@@ -43,7 +43,7 @@ from fullstride.nets.families.resnet_rs import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, recipes, run
 from fullstride.train.distill import Teacher
@@ -210,7 +210,7 @@ def study(
     with get_context("spawn").Pool(min(processes, len(jobs)), torch.set_num_threads, (1,)) as pool:
         for done, (row, seed, score) in enumerate(pool.imap_unordered(scores, jobs), 1):
             held[row.name][str(seed)] = {**score, "commit": found["environment"]["commit"]}
-            with replacing(out) as beside:
+            with atomic_write(out) as beside:
                 beside.write_text(json.dumps(found, indent=1) + "\n")
             left = (time.perf_counter() - began) / done * (len(jobs) - done) / 60
             yield (

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_a_save_that_fails_keeps_the_earlier_bundle(bundle, tmp_path):
 
 def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path):
     path = tmp_path / "sub" / "file"
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_text("one")
 
     def fail():
-        with replacing(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_text("half of t")
             raise OSError("disk full")
 
@@ -78,7 +78,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path):
 def test_a_file_does_not_replace_a_folder(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").write_text("mine")
-    with pytest.raises(IsADirectoryError), replacing(tmp_path / "folder") as beside:
+    with pytest.raises(IsADirectoryError), atomic_write(tmp_path / "folder") as beside:
         beside.write_text("new")
     assert (tmp_path / "folder" / "mine").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1

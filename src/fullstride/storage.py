@@ -1,4 +1,4 @@
-"""How does a file come to be whole or not at all? It is written beside its place and then renamed into it."""
+"""How is a file written whole or not at all? Next to its final path, and then renamed."""
 
 import errno
 import os
@@ -9,29 +9,30 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives the path to write a file or a folder at; on success it takes the place of `path`, else it is removed.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write a file or a folder at; on success it replaces `path`.
 
-    What stood at `path` before stays until the new one is complete. A file does not replace a folder. Raises ValueError
-    where no folder can be made for `path`, because a file stands there; an OSError names `path`.
+    An earlier file or folder at `path` stays until the new one is complete, and stays for good if
+    the body raises. A file does not replace a folder. Raises ValueError where a parent folder
+    cannot be created because a file has its name. An OSError names `path`, not the temporary path.
     """
-    make_place(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    make_parent_folders(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    hidden = {str(beside), str(old)}
-    remove(beside)
+    hidden = {str(temporary), str(old)}
+    remove(temporary)
     try:
-        yield beside
-        if path.is_dir() and not beside.is_dir():
+        yield temporary
+        if path.is_dir() and not temporary.is_dir():
             raise IsADirectoryError(
                 errno.EISDIR, "a folder stands where the file should go", str(path)
             )
         if path.is_dir():
             remove(old)
-            path.rename(old)  # a folder cannot be renamed over a full one
-        beside.rename(path)
+            path.rename(old)  # a folder cannot be renamed over a folder with files
+        temporary.rename(path)
     except BaseException as error:
-        remove(beside)
+        remove(temporary)
         if old.exists() and not path.exists():
             old.rename(path)
         if (
@@ -44,8 +45,8 @@ def replacing(path: Path) -> Iterator[Path]:
     remove(old)
 
 
-def make_place(path: Path) -> None:
-    """The folders that `path` is to stand in. Raises ValueError where one of them is a file."""
+def make_parent_folders(path: Path) -> None:
+    """Create the parent folders of `path`. Raises ValueError where one of them is a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -53,22 +54,26 @@ def make_place(path: Path) -> None:
             (each for each in path.parents if each.exists() and not each.is_dir()), path.parent
         )
         raise ValueError(
-            f"{path} cannot be written, because {file} is a file: give a place in a folder"
+            f"{path} cannot be written, because {file} is a file: give a path in a folder"
         ) from None
 
 
-def recover(path: Path) -> None:
-    """After a process died in `replacing`: put back what stood at `path` if nothing does, remove what is left."""
+def recover_interrupted_write(path: Path) -> None:
+    """Clean up after a process that died in `atomic_write`.
+
+    The earlier content is restored if nothing is at `path`; temporary files are removed.
+    """
     for old in path.parent.glob(f".{path.name}.*.old"):
         if path.exists():
             remove(old)
         else:
             old.rename(path)
-    for beside in path.parent.glob(f".{path.name}.*.new"):
-        remove(beside)
+    for temporary in path.parent.glob(f".{path.name}.*.new"):
+        remove(temporary)
 
 
 def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with its content; nothing if there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -151,7 +151,7 @@ def calibrate(
     from fullstride.latency import profile_names, save_profile
     from fullstride.measure.environment import Environment, choose_device
     from fullstride.measure.workload import find_precision
-    from fullstride.storage import replacing
+    from fullstride.storage import atomic_write
 
     if name in profile_names():
         raise ValueError(
@@ -190,7 +190,7 @@ def calibrate(
             precision=plan.precision,
             layout=layout,
         )
-        with replacing(times) as beside:
+        with atomic_write(times) as beside:
             beside.write_text(dumps({**told, "times": rows}, indent=1))
     failures = []
     for engine, (machine, sheet) in peaks.items():
@@ -224,11 +224,11 @@ def check_writable(path: Path) -> None:
     """Raises now, and not when all is measured, where a file cannot be written."""
     from tempfile import TemporaryFile
 
-    from fullstride.storage import make_place
+    from fullstride.storage import make_parent_folders
 
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of a file")
-    make_place(path)
+    make_parent_folders(path)
     with TemporaryFile(dir=path.parent):
         pass
 
@@ -289,9 +289,9 @@ def choose(
     if out:
         from fullstride.report.plots import png
         from fullstride.report.selection_plot import choice_figure
-        from fullstride.storage import replacing
+        from fullstride.storage import atomic_write
 
-        with replacing(out) as beside:
+        with atomic_write(out) as beside:
             beside.write_bytes(png(choice_figure(options, found, f"{known.name}, batch {batch}")))
     if json:
         single = {key: told(getattr(found, key)) for key in ("best", "runner_up", "next")}

@@ -25,7 +25,7 @@ def figures(
     from fullstride.papers import figure_page, figures
     from fullstride.papers.measured import read_bench
     from fullstride.report.page import write
-    from fullstride.storage import replacing
+    from fullstride.storage import atomic_write
 
     profiles = [load_profile(name) for name in device]
     measured = read_bench(bench, figures.networks())
@@ -45,7 +45,7 @@ def figures(
                 f"{count} {how}" for how, count in Counter(dot.how for dot in dots).items()
             )
         path = out / f"{key}.png"
-        with replacing(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_bytes(figure_page.png(drawn[-1]))
         print(f"{path}: {told}", flush=True)
     path = out / "figures.html"

@@ -180,7 +180,7 @@ def bench(
     from fullstride.measure.protocols import find_protocol
     from fullstride.measure.workload import find_precision
     from fullstride.nets.fused.padding import padded_form
-    from fullstride.storage import replacing
+    from fullstride.storage import atomic_write
 
     if not models:
         raise ValueError("nothing to measure: name one or more networks or runs")
@@ -261,7 +261,7 @@ def bench(
     for told in dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime):
         print(told)
     if out:
-        with replacing(out) as beside:
+        with atomic_write(out) as beside:
             beside.write_text(dumps([loads(row.to_json()) for row in rows], indent=1))
 
 

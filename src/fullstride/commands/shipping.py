@@ -282,13 +282,13 @@ def report(
     """
     from fullstride.report import page
     from fullstride.report.gather import gather
-    from fullstride.storage import replacing
+    from fullstride.storage import atomic_write
 
     if not runs:
         raise ValueError("nothing to report: name one or more run folders")
     found = gather(runs, bench)
     page.write(out, page.render(**found))
     if picture:
-        with replacing(picture) as beside:
+        with atomic_write(picture) as beside:
             beside.write_bytes(page.picture(found["entries"]))
     print(out.resolve())

@@ -34,7 +34,7 @@ def rank(
     """
     from fullstride.nets import zoo
     from fullstride.papers.kernel_rank import by_stage, ranks
-    from fullstride.storage import replacing
+    from fullstride.storage import atomic_write
 
     if pretrained or Path(model).exists():
         bundle = zoo.load(model)
@@ -46,7 +46,7 @@ def rank(
         from fullstride.papers.rank_plot import rank_figure
         from fullstride.report.plots import png
 
-        with replacing(out) as beside:
+        with atomic_write(out) as beside:
             beside.write_bytes(
                 png(
                     rank_figure(
@@ -139,7 +139,7 @@ def bench_blocks(
         out: A folder for blocks.json, which is whole after every line, and at the end blocks.png.
     """
     from fullstride.papers.block_study import stacks, study
-    from fullstride.storage import replacing
+    from fullstride.storage import atomic_write
 
     if out and out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder with --out")
@@ -180,13 +180,13 @@ def bench_blocks(
         )
         rows.append(row)
         if out:
-            with replacing(out / "blocks.json") as beside:
+            with atomic_write(out / "blocks.json") as beside:
                 beside.write_text(dumps({**told, "rows": [asdict(row) for row in rows]}, indent=1))
     if out:
         from fullstride.papers.block_plot import block_figure
         from fullstride.report.plots import png
 
-        with replacing(out / "blocks.png") as beside:
+        with atomic_write(out / "blocks.png") as beside:
             beside.write_bytes(png(block_figure(rows, f"stacks of {depth} blocks, {how}")))
 
 

@@ -182,7 +182,7 @@ def bench_data(
     from fullstride.data.dataset import open_data
     from fullstride.measure.environment import Environment, choose_device
     from fullstride.measure.timing import spread
-    from fullstride.storage import replacing
+    from fullstride.storage import atomic_write
     from fullstride.train import data_bench as feeding
 
     images, place = open_data(data), choose_device(device)
@@ -224,7 +224,7 @@ def bench_data(
             "recipe": asdict(recipe),
         }
         said = {"verdict": found.verdict(), "waiting": found.waiting, "levers": levers}
-        with replacing(out) as beside:
+        with atomic_write(out) as beside:
             beside.write_text(
                 dumps({**asked, **asdict(found), **said, "environment": asdict(here)}, indent=1)
             )

@@ -18,7 +18,7 @@ from fullstride.data.readers.decode import FORMATS, UnreadableImage, decode
 from fullstride.data.readers.folder import SUFFIXES
 from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
 from fullstride.data.readers.tar_shards import Index, write_index
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 PARTS = ("train", "minival", "test")
 MIB = 2**20
@@ -72,7 +72,7 @@ def pack(
         raise ValueError(f"shards of {shard_mib} MiB: use 1 or more")
     shards: dict[str, Shard] = {}
     done = Packed(0, 0, 0, 0, {})
-    with replacing(out) as beside:
+    with atomic_write(out) as beside:
         beside.mkdir()
         for part in PARTS:
             pictures = _pictures(getattr(data, part), data.channels, form, done.skipped)

@@ -23,7 +23,7 @@ from fullstride.deploy.job import STRIDE, Backend, Job
 from fullstride.deploy.predict import WholePictures, answers, inputs, logits, softmax
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import remove, replacing
+from fullstride.storage import atomic_write, remove
 
 # What a file may differ by: its answers, as the largest difference / the largest answer, and its top-1, in points.
 # A format that computes otherwise than it says shows in the first; what an application feels is the second.
@@ -180,7 +180,7 @@ def export(
     difference, points = allowed(precision, takes)
     points = points if max_drop is None else max_drop
 
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         last: list[tuple[Shipped, Check]] = []
 
         def attempt(kept: Sequence[str] = ()) -> float:

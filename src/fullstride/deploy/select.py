@@ -21,7 +21,7 @@ from fullstride.deploy.formats import FORMATS, open_file, tensorrt
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.bundle import Bundle
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 
 def most_accurate(
@@ -104,7 +104,7 @@ def fastest(
                 f"the budget is {budget_ms:g} ms"
             )
         final = ending(out, FORMATS[made[best].format].suffix)
-        with replacing(final) as beside:
+        with atomic_write(final) as beside:
             made[best].path.rename(beside)
     return replace(made[best], path=final)
 

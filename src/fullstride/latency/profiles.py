@@ -15,7 +15,7 @@ from torch import nn
 from fullstride.latency.roofline import NEEDED, NUMBERS, Machine, prepare, times
 from fullstride.measure.cost.operators import Operators, traced
 from fullstride.nets.spec import MOST_CHANNELS, check_range
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 Bound = Literal["host launches", "device launches", "arithmetic", "memory"]
 OURS = resources.files("fullstride.latency").joinpath("profiles")
@@ -167,7 +167,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_text(profile.to_json())
 
 

@@ -15,7 +15,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 FORMAT = 1
 MOST_JSON_BYTES = 64 * 2**20  # 20,000 class names take less than 1 MiB
@@ -49,7 +49,7 @@ class Bundle:
             "scores": dict(self.scores),
             "environment": dict(self.environment),
         }
-        with replacing(Path(folder)) as beside:
+        with atomic_write(Path(folder)) as beside:
             beside.mkdir()
             state = {
                 name: value.detach().cpu().contiguous()

@@ -20,7 +20,7 @@ from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
 from fullstride.papers.lines import QUICK_LINES, Contest, Kind, contests, lines, lines_of
 from fullstride.papers.suite_page import Row, alike, data, page
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
 QUICK_MINUTES = 6.5  # the last contest that begins may take more than a minute
@@ -150,7 +150,7 @@ def run(
             (PAGE, page(planned, rows, here, quick)),
             (DATA, data(planned, rows, here)),
         ):
-            with replacing(out / name) as beside:
+            with atomic_write(out / name) as beside:
                 beside.write_text(text)
 
     write()
@@ -161,7 +161,7 @@ def run(
             if time.monotonic() > deadline:
                 continue
             row = measure(contest, device)
-            with replacing(file) as beside:
+            with atomic_write(file) as beside:
                 beside.write_text(row.to_json(here))
         rows[contest] = row
         write()

@@ -16,7 +16,7 @@ from PIL import Image
 from fullstride.report import plots
 from fullstride.report.format import count, ms, percent, three_digits, wilson
 from fullstride.report.plots import EpochRow, Point
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
@@ -117,7 +117,7 @@ def write(path: str | Path, html: str) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file, as {path / 'report.html'}")
     try:
-        with replacing(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}; give another file") from None

@@ -25,7 +25,7 @@ from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork
-from fullstride.storage import replacing
+from fullstride.storage import atomic_write
 from fullstride.tasks.classify import Classify
 from fullstride.train.batches import arrival
 from fullstride.train.distributed import ALONE
@@ -83,7 +83,7 @@ def settled(
             "images_per_s": rates,
             "environment": here,
         }
-        with replacing(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_text(json.dumps(known, indent=1))
     return recipe.settled_on(known[key]["fastest"])
 

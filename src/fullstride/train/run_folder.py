@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fullstride.nets.bundle import read_json
-from fullstride.storage import recover, replacing
+from fullstride.storage import atomic_write, recover_interrupted_write
 from fullstride.train.recipe import Recipe
 
 ASKED, LOG, CHECKPOINT, BEST, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "best", "bundle"
@@ -36,7 +36,7 @@ def claim(folder: Path, asked: Asked) -> None:
     wanted = json.loads(json.dumps(asdict(asked)))
     if folder.is_dir():
         for name in (ASKED, LOG, CHECKPOINT, BEST, BUNDLE):
-            recover(folder / name)
+            recover_interrupted_write(folder / name)
     if (folder / ASKED).exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
         found = read_json(folder / ASKED)
         if not isinstance(found, dict):
@@ -67,7 +67,7 @@ def claim(folder: Path, asked: Asked) -> None:
             raise ValueError(
                 f"{folder} exists and is no run, but holds {strange[0]}: give another --out"
             )
-    with replacing(folder / ASKED) as beside:
+    with atomic_write(folder / ASKED) as beside:
         beside.write_text(json.dumps(wanted, indent=1))
 
 
@@ -114,13 +114,13 @@ def logged(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
 
 def keep(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
     """Log first, checkpoint second: a stop between the two costs one row, which is written again."""
-    with replacing(folder / LOG) as beside:
+    with atomic_write(folder / LOG) as beside:
         beside.write_text("".join(json.dumps(row) + "\n" for row in rows))
     save(folder, state)
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
-    with replacing(folder / CHECKPOINT) as beside, beside.open("wb") as file:
+    with atomic_write(folder / CHECKPOINT) as beside, beside.open("wb") as file:
         try:
             torch.save(state, file)
         except RuntimeError as error:  # of the archive's own writer, where the disk is full
