@@ -1,5 +1,6 @@
 import re
 from html.parser import HTMLParser
+from statistics import NormalDist
 
 import matplotlib
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fullstride.report import plots
-from fullstride.report.format import Z95, count, ms, percent, wilson
+from fullstride.report.format import count, ms, percent, wilson
 from fullstride.report.page import Entry, Prediction, picture, render, write
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}{0}$ & \'_'
@@ -192,8 +193,8 @@ def test_runs_with_the_same_name_are_told_apart():
 
 def test_right_and_wrong_are_words_and_not_only_colours():
     text = Reader(page()).text
-    assert "1 right and 1 wrong ones are shown" in text
-    assert "✓ right" in text
+    assert "1 correct and 1 wrong predictions are shown" in text
+    assert "✓ correct" in text
     assert "✗ wrong" in text
 
 
@@ -240,7 +241,8 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone():
 )
 def test_the_interval_holds_the_accuracies_that_the_score_test_does_not_reject(right, images):
     p = np.linspace(0, 1, 1_000_001)
-    kept = p[np.abs(right / images - p) <= Z95 * np.sqrt(p * (1 - p) / images)]
+    z95 = NormalDist().inv_cdf(0.975)
+    kept = p[np.abs(right / images - p) <= z95 * np.sqrt(p * (1 - p) / images)]
     assert wilson(100 * right / images, images) == pytest.approx(
         (100 * kept.min(), 100 * kept.max()), abs=2e-4
     )

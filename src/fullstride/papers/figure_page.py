@@ -6,11 +6,11 @@ Where the mouse or the keyboard rests on a mark of the page, stands what it is: 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import cycle
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -20,7 +20,7 @@ from fullstride.papers.block_study import BlockTime
 from fullstride.papers.figures import BLOCKS_TITLE, GENET, Dot, How, Plan
 from fullstride.report import plots
 from fullstride.report.format import three_digits
-from fullstride.report.page import whole
+from fullstride.report.page import render_template
 
 MARKS: dict[How, dict[str, Any]] = {
     "published": dict(marker="o", ms=7),
@@ -30,17 +30,6 @@ MARKS: dict[How, dict[str, Any]] = {
 COLOURS = (*plots.COLOURS, "#8a63b8", "#7d8471", "#b0703c")  # GENet's Table 7 has nine families
 FULL_NAMES = 12  # networks up to which each has its whole name; of more, the legend names families
 PIXELS = 900  # across, of a PNG
-HOVER = """
-.plot { position: relative; min-width: 38rem; }
-.plot > svg { width: 100%; height: auto; display: block; }
-.spot { position: absolute; width: 14px; height: 14px; margin: -7px 0 0 -7px; border-radius: 50%; }
-.spot:hover, .spot:focus { outline: 2px solid var(--ink); z-index: 2; }
-.spot span { display: none; position: absolute; width: max-content; max-width: 19rem; padding: .4rem .6rem; z-index: 3;
-  background: var(--card); border: 1px solid var(--line); border-radius: 6px; font-size: .8125rem; line-height: 1.35; }
-.spot:hover span, .spot:focus span { display: block; }
-.left span { right: 16px; } .right span { left: 16px; } .up span { bottom: 0; } .down span { top: 0; }
-summary { color: var(--soft); font-size: .875rem; cursor: pointer; }
-"""
 
 
 @dataclass(frozen=True)
@@ -198,44 +187,26 @@ def blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
     return Drawn(title=BLOCKS_TITLE, caption=caption, figure=figure, spots=spots, rows=lines)
 
 
-LEAD = """Full marks are published, diamonds measured here, hollow marks estimated, with their 90 % interval.
-Rest on a mark to read what it is and where it is from."""
-
-
 def page(figures: Sequence[Drawn]) -> str:
-    """One HTML file that loads nothing."""
-    return whole("The papers' figures", LEAD, "\n".join(section(drawn) for drawn in figures), HOVER)
-
-
-def section(drawn: Drawn) -> str:
-    told = f"{drawn.title}. " + "; ".join(", ".join(spot.words[:2]) for spot in drawn.spots)
-    picture = plots.svg(
-        drawn.figure, told
-    )  # lays the figure out: only now do marks have their places
-    marks = "".join(mark(spot) for spot in drawn.spots)
-    head, *rows = drawn.rows
-    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    lines = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    """All figures as one HTML file that loads nothing."""
+    return render_template(
+        "figures.html", title="The papers' figures", figures=[section(drawn) for drawn in figures]
     )
-    return f"""<section>
-<h2>{escape(drawn.title)}</h2>
-<figure><div class="plot">{picture}{marks}</div>
-<figcaption>{escape(drawn.caption)}</figcaption></figure>
-<details><summary>The numbers</summary>
-<div class="wide"><table><thead><tr>{cells}</tr></thead>
-<tbody>
-{lines}
-</tbody></table></div></details>
-</section>"""
 
 
-def mark(spot: Spot) -> str:
-    """A place above the picture, in percent of it, with its words; they open towards the middle."""
-    left, top = where(spot)
-    side = ("left" if left > 50 else "right") + (" up" if top > 50 else " down")
-    told = "<br>".join(escape(line) for line in spot.words)
-    return f'<div class="spot {side}" tabindex="0" style="left:{left:.2f}%;top:{top:.2f}%"><span>{told}</span></div>'
+def section(drawn: Drawn) -> dict[str, Any]:
+    """The values that the template shows of one figure."""
+    description = f"{drawn.title}. " + "; ".join(", ".join(spot.words[:2]) for spot in drawn.spots)
+    svg = Markup(
+        plots.svg(drawn.figure, description)
+    )  # lays the figure out, which places the markers
+    tooltips = []
+    for spot in drawn.spots:
+        left, top = where(spot)
+        tooltips.append(dict(left=left, top=top, lines=spot.words))
+    return dict(
+        title=drawn.title, caption=drawn.caption, rows=drawn.rows, svg=svg, tooltips=tooltips
+    )
 
 
 def where(spot: Spot) -> tuple[float, float]:

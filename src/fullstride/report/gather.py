@@ -136,7 +136,7 @@ def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
         Prediction(
             picture=np.asarray(data.test.picture(indices[i])),
             truth=data.classes[labels[i]],
-            guess=bundle.classes[guesses[i]],
+            predicted=bundle.classes[guesses[i]],
             probability=float(found[i, guesses[i]]),
         )
         for i in (*wrong, *right[spread])
