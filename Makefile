@@ -5,7 +5,10 @@ DEMO := runs/demo
 RUNS := $(DEMO)/tresnet_tiny $(DEMO)/resnet_rs_tiny $(DEMO)/genet_tiny
 BUDGET_MS := 5
 
-.PHONY: demo test check docs clean
+# `make test COVERAGE=1` also measures which lines of src run; several calls add up.
+COVER := $(if $(COVERAGE),--cov=fullstride --cov-append --cov-report=,)
+
+.PHONY: demo test test-slow coverage check docs clean
 
 # One network of each family, trained on the digits, timed beside timm's ResNet-18, the best one exported, and a page about it.
 demo: .venv/ready
@@ -17,7 +20,15 @@ demo: .venv/ready
 	$(BIN)/fullstride report $(RUNS) --bench $(DEMO)/bench.json --out $(DEMO)/report.html
 
 test: check
-	$(BIN)/pytest -n 2 -m "not gpu and not slow"
+	$(BIN)/pytest -n 2 -m "not gpu and not slow" $(COVER)
+
+# What takes more than some seconds: processes, compilers, exports, the commands of the README. --durations shows why.
+test-slow: .venv/ready
+	$(BIN)/pytest -n 2 -m "slow and not gpu" --durations 40 $(COVER)
+
+# The share of the lines of src that the tests ran, after both parts with COVERAGE=1. It may not fall.
+coverage: .venv/ready
+	$(BIN)/coverage report --fail-under=93 --skip-covered --sort=miss
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
@@ -37,4 +48,4 @@ docs: demo
 	@touch $@
 
 clean:
-	rm -rf .venv runs .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv runs .coverage .pytest_cache .ruff_cache .import_linter_cache
