@@ -114,7 +114,9 @@ def random_bundle(name: str) -> Bundle:
         for _ in range(3):
             net.train()(torch.randn(8, 3, 128, 128))
     pre = zoo.family_preprocessing(net.spec)
-    return Bundle(net.eval(), name, zoo.numbered(net.spec.classes), pre, source="random weights")
+    return Bundle(
+        net.eval(), name, tuple(map(str, range(net.spec.classes))), pre, source="random weights"
+    )
 
 
 def ship(bundle: Bundle, path: Path, format: str, precision: Kind) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.weights import hub
 from fullstride.storage import atomic_write
 
 
@@ -167,7 +168,7 @@ def test_released_weights_are_asked_of_the_hub_and_their_absence_is_said_plainly
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    monkeypatch.setattr(zoo, "no_network", lambda: False)
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
     said = r"weights of tresnet_m.miil_in1k_448 are not in the local cache, and huggingface.co/timm/.* cannot be reached"
     with pytest.raises(ValueError, match=said):
         zoo.load("tresnet_m.miil_in1k_448")
@@ -177,8 +178,8 @@ def test_without_a_network_the_hub_is_not_waited_for(monkeypatch):
     def fail(*_):
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(zoo.socket, "getaddrinfo", fail)
-    monkeypatch.setattr(zoo, "getproxies", dict)
+    monkeypatch.setattr(hub.socket, "getaddrinfo", fail)
+    monkeypatch.setattr(hub, "getproxies", dict)
     start = time.perf_counter()
     with pytest.raises(ValueError, match="connect to the network, or give a file of weights"):
         zoo.load("tresnet_l.miil_in1k_448")
@@ -197,7 +198,7 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
     monkeypatch.setattr(
         huggingface_hub, "hf_hub_download", lambda *_: str(tmp_path / "model.safetensors")
     )
-    monkeypatch.setattr(zoo, "no_network", lambda: False)
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
     x = torch.rand(1, 3, 64, 64)
     for name in ("genet_light", "timm/gernet_s"):
         bundle = zoo.load(name)
@@ -223,6 +224,6 @@ def test_names_without_released_weights_say_so():
 def test_every_name_with_released_weights_is_one_that_timm_has():
     import timm
 
-    for name, model in zoo.HUB.items():
+    for name, model in hub.HUB.items():
         assert zoo.spec(name)
         assert model in timm.list_pretrained()

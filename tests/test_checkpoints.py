@@ -24,7 +24,7 @@ from fullstride.nets import checkpoints
 from fullstride.nets.families import SPECS
 from fullstride.nets.families.tresnet import tresnet, tresnet_v2
 from fullstride.nets.network import Network
-from fullstride.nets.weights import key_maps, reader
+from fullstride.nets.weights import convert, key_maps, reader
 
 EPSILON = 1e-5  # of in-place activated batch norm
 
@@ -296,7 +296,7 @@ def test_every_network_is_identified_by_its_own_weights(name):
 def test_paths_are_given_once_for_every_layer_with_parameters(name):
     with torch.device("meta"):
         layers = {key.rpartition(".")[0] for key in Network(SPECS[name]).state_dict()}
-    for names in checkpoints.FORMATS.values():
+    for names in convert.FORMATS.values():
         pairs = list(names(SPECS[name]))
         ours, theirs = {pair[0] for pair in pairs}, {pair[1] for pair in pairs}
         assert not pairs or ours == layers

@@ -26,7 +26,7 @@ def zoo() -> None:
     from fullstride.measure.cost.flops import cost
     from fullstride.nets.families import SPECS
     from fullstride.nets.network import Network
-    from fullstride.nets.zoo import HUB
+    from fullstride.nets.weights.hub import HUB
     from fullstride.tables import published
 
     line = "{:18} {:>9} {:>8} {:>6}  {:28} {}".format

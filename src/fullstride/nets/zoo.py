@@ -1,12 +1,9 @@
 """Where does a network come from? A name, `timm/NAME`, or a folder becomes a network."""
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from fullstride.nets import checkpoints, families
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
@@ -15,29 +12,8 @@ from fullstride.nets.fused.padding import padded_form
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, released, timm_spec
-
-# The weights that `load` takes for a name: a model of the Hugging Face hub under `timm/`, without that prefix.
-# For TResNet-M and -L-V2 those pretrained on ImageNet-21K, the most accurate ones; another tag may be asked for.
-HUB = {
-    "tresnet_m": "tresnet_m.miil_in21k_ft_in1k",
-    "tresnet_l": "tresnet_l.miil_in1k",
-    "tresnet_xl": "tresnet_xl.miil_in1k",
-    "tresnet_v2_l": "tresnet_v2_l.miil_in21k_ft_in1k",
-    **{
-        f"resnet_rs_{depth}": f"resnetrs{depth}.tf_in1k"
-        for depth in (50, 101, 152, 200, 270, 350, 420)
-    },
-    "genet_light": "gernet_s.idstcv_in1k",
-    "genet_normal": "gernet_m.idstcv_in1k",
-    "genet_large": "gernet_l.idstcv_in1k",
-    "resnet18": "resnet18.a1_in1k",
-    "resnet34": "resnet34.a1_in1k",
-    "resnet50": "resnet50.a1_in1k",
-    "resnet101": "resnet101.a1h_in1k",
-    "resnet152": "resnet152.a1h_in1k",
-    "resnet50d": "resnet50d.ra2_in1k",
-}
+from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
+from fullstride.nets.weights import hub
 
 
 def spec(name: str) -> NetSpec | TimmSpec:
@@ -117,11 +93,11 @@ def load(what: str | Path, name: str | None = None) -> Bundle:
         return Bundle(
             net=net.eval(),
             name=name or path.stem,
-            classes=numbered(net.spec.classes),
+            classes=tuple(map(str, range(net.spec.classes))),
             preprocessing=family_preprocessing(net.spec),
             source=path.name,
         )
-    return from_hub(str(what))
+    return Bundle(name=str(what), **hub.from_hub(str(what))._asdict())
 
 
 def measurable(
@@ -142,92 +118,6 @@ def measurable(
     return {name: folders.get(name) or create(name, in_channels=wanted) for name in names}
 
 
-def from_hub(name: str) -> Bundle:
-    """Weights from the Hugging Face hub, with the preprocessing that stands beside them."""
-    ours, _, tag = name.partition(".")
-    if name.startswith("timm/"):
-        base, model = None, name.removeprefix("timm/")
-    else:
-        base = spec(ours)
-        if ours not in HUB:
-            raise ValueError(
-                f"no released weights for {ours}: train it, or choose from {', '.join(HUB)}"
-            )
-        model = f"{HUB[ours].partition('.')[0]}.{tag}" if tag else HUB[ours]
-    config = hub_config(model)
-    state = checkpoints.read(download(str(config.hf_hub_id), name))
-    if isinstance(base, NetSpec):
-        found, state = checkpoints.convert(state, ours)
-        net = Network(replace(found, resolution=config.input_size[1]))
-        net.load_state_dict(state)
-    else:
-        net = TimmNetwork(timm_spec(model, classes=config.num_classes))
-        checkpoints.check(
-            {key: tuple(value.shape) for key, value in net.net.state_dict().items()}, state
-        )
-        net.net.load_state_dict(state)
-    return Bundle(
-        net=net.eval(),
-        name=name,
-        classes=imagenet_names(config.num_classes),
-        preprocessing=hub_preprocessing(model, config),
-        source=f"huggingface.co/{config.hf_hub_id}",
-        licence=config.license or "",
-    )
-
-
-def hub_config(model: str):
-    """timm's record of one set of weights; raises ValueError with the tags there are."""
-    import timm
-
-    config = released(model)
-    if config is None or not config.hf_hub_id:
-        tags = timm.list_pretrained(f"{model.partition('.')[0]}.*")
-        hint = f"choose from {', '.join(tags)}" if tags else "it has none"
-        raise ValueError(f"timm knows no released weights {model!r}: {hint}")
-    return config
-
-
-def download(repository: str, name: str) -> Path:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    cached = try_to_load_from_cache(repository, "model.safetensors")
-    if isinstance(cached, str):
-        return Path(cached)
-    try:
-        if no_network():  # the hub's client would try again for half a minute
-            raise LocalEntryNotFoundError("no network")
-        return Path(hf_hub_download(repository, "model.safetensors"))
-    except (HfHubHTTPError, OSError) as error:
-        raise ValueError(
-            f"the weights of {name} are not in the local cache, and huggingface.co/{repository} cannot be reached "
-            f"({type(error).__name__}): connect to the network, or give a file of weights"
-        ) from None
-
-
-def no_network() -> bool:
-    """Whether the hub's name cannot even be looked up; with a proxy that says nothing."""
-    from huggingface_hub.constants import ENDPOINT
-
-    try:
-        return not getproxies() and not socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
-    except OSError:
-        return True
-
-
-def hub_preprocessing(model: str, config) -> Preprocessing:
-    return Preprocessing(
-        resolution=config.input_size[1],
-        mean=config.mean,
-        std=config.std,
-        kernel=config.interpolation,
-        # The authors bend pictures to 448 x 448 and report their scores so (Alibaba-MIIL/TResNet#6).
-        fit="squish" if model.startswith("tresnet") and model.endswith("_448") else "crop",
-        crop=config.crop_pct,
-    )
-
-
 def family_preprocessing(spec: NetSpec | TimmSpec) -> Preprocessing:
     """What the papers feed their networks; ImageNet's mean and deviation for all others. Gray pictures stay in 0..1."""
     stem = spec.stem if isinstance(spec, NetSpec) else None
@@ -236,17 +126,3 @@ def family_preprocessing(spec: NetSpec | TimmSpec) -> Preprocessing:
         mean, std = (0.0,) * spec.in_channels, (1.0,) * spec.in_channels
     kernel = "bicubic" if stem is DeepConvStem else "bilinear"
     return Preprocessing(resolution=spec.resolution, mean=mean, std=std, kernel=kernel)
-
-
-def imagenet_names(classes: int) -> tuple[str, ...]:
-    from timm.data.imagenet_info import ImageNetInfo
-
-    subset = {1000: "imagenet-1k", 11221: "imagenet-21k-miil"}.get(classes)
-    if subset is None:
-        return numbered(classes)
-    info = ImageNetInfo(subset)
-    return tuple(info.index_to_description(index) for index in range(classes))
-
-
-def numbered(classes: int) -> tuple[str, ...]:
-    return tuple(str(index) for index in range(classes))

@@ -22,7 +22,8 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
-from fullstride.nets.zoo import HUB, spec
+from fullstride.nets.weights.hub import HUB
+from fullstride.nets.zoo import spec
 from fullstride.tables import speeds
 from fullstride.tables.names import PRINTED
 

@@ -1,12 +1,16 @@
-"""What are our parameters called elsewhere? One function of a spec for each format that weights were released in.
+"""What are fullstride's parameters called elsewhere? A key map for each format of released weights.
 
-Each yields (our path, their path) for every module that holds parameters, the stem's convolution first.
-A network that the format has no names for yields nothing.
+Each is a function of a spec that yields (fullstride's path, the format's path) for every module
+with parameters, the stem's convolution first. It yields less where the format lacks the network.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
+
+import torch
 
 from fullstride.nets.blocks import (
     Basic,
@@ -17,35 +21,34 @@ from fullstride.nets.blocks import (
     PoolStem,
     SpaceToDepthStem,
 )
+from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 
 Pairs = Iterator[tuple[str, str]]
 
+# The convolutions of the blocks that other formats have, and the one with the stride (or blur).
 CONVS = {Basic: ("conv1", "conv2"), Bottleneck: ("conv1", "conv2", "conv3")}
-STRIDED = {
-    Basic: "conv1",
-    Bottleneck: "conv2",
-}  # the convolution that halves the map, or that a blur follows
+STRIDED = {Basic: "conv1", Bottleneck: "conv2"}
 
 
-class Place(NamedTuple):
-    """One block as the formats see it."""
+class BlockLocation(NamedTuple):
+    """One block, as the key maps need it."""
 
     stage: int
     number: int  # of the block in its stage
-    path: str  # among our parameters
+    path: str  # of fullstride's module
     convs: tuple[str, ...]
     strided: str  # the convolution that has the stride; "" for none
     projected: bool  # the shortcut has parameters
     se: bool
 
 
-def places(spec: NetSpec) -> Iterator[Place]:
+def block_locations(spec: NetSpec) -> Iterator[BlockLocation]:
     width = spec.stem_width
     for s, stage in enumerate(spec.stages):
         for b in range(stage.depth):
             strided = b == 0 and stage.stride > 1
-            yield Place(
+            yield BlockLocation(
                 stage=s,
                 number=b,
                 path=f"stages.{s}.{b}",
@@ -57,9 +60,9 @@ def places(spec: NetSpec) -> Iterator[Place]:
             width = stage.width
 
 
-def conv_norm(ours: str, conv: str, norm: str) -> Pairs:
-    yield f"{ours}.conv", conv
-    yield f"{ours}.norm", norm
+def conv_norm(path: str, conv: str, norm: str) -> Pairs:
+    yield f"{path}.conv", conv
+    yield f"{path}.norm", norm
 
 
 def squeeze_excite(block: str, theirs: str) -> Pairs:
@@ -67,27 +70,34 @@ def squeeze_excite(block: str, theirs: str) -> Pairs:
     yield f"{block}.branch.se.expand", f"{theirs}.fc2"
 
 
-def ours(spec: NetSpec) -> Pairs:
-    """Our own names, for weights that have been converted already."""
-    if issubclass(spec.stem, DeepStem):
-        stem = (
-            ("conv1", "conv2", "conv3", "pool")
-            if spec.stem is DeepConvStem
-            else ("conv1", "conv2", "conv3")
-        )
-    else:
-        stem = ("conv",)
-    branches = [f"stem.{conv}" for conv in stem]
-    gates = []
-    for place in places(spec):
-        branches += [f"{place.path}.branch.{conv}" for conv in place.convs]
-        branches += [f"{place.path}.shortcut.project"] if place.projected else []
-        gates += [f"{place.path}.branch.se.{part}" for part in ("reduce", "expand") if place.se]
-    branches += ["head.conv"] if spec.head_width else []
-    for path in branches:
-        yield from conv_norm(path, f"{path}.conv", f"{path}.norm")
-    for path in (*gates, "head.fc"):
-        yield path, path
+def layer_paths(spec: NetSpec) -> tuple[str, ...]:
+    """The path of every module with parameters, in the order of the forward pass."""
+    # All blocks of a stage but the first have the same layers: two of each are enough to build.
+    stages = tuple(replace(stage, depth=min(stage.depth, 2)) for stage in spec.stages)
+    built = built_paths(replace(spec, source="", stages=stages, init=no_init, resolution=1))
+    paths = [path for path in built if path.startswith("stem.")]
+    for s, stage in enumerate(spec.stages):
+        for b in range(stage.depth):
+            block = f"stages.{s}.{min(b, 1)}."
+            layers = [path.removeprefix(block) for path in built if path.startswith(block)]
+            paths += [f"stages.{s}.{b}.{layer}" for layer in layers]
+    return (*paths, *(path for path in built if path.startswith("head.")))
+
+
+@lru_cache(maxsize=128)
+def built_paths(spec: NetSpec) -> tuple[str, ...]:
+    with torch.device("meta"):
+        net = Network(spec)
+    return tuple(name for name, module in net.named_modules() if module._parameters)
+
+
+def no_init(_net: object) -> None:
+    """Random numbers are slow to draw on the meta device, and none are needed."""
+
+
+def fullstride(spec: NetSpec) -> Pairs:
+    """Fullstride's own names, for weights that have been converted already."""
+    return ((path, path) for path in layer_paths(spec))
 
 
 def timm(spec: NetSpec) -> Pairs:
@@ -102,32 +112,34 @@ def timm(spec: NetSpec) -> Pairs:
 
 def timm_tresnet(spec: NetSpec) -> Pairs:
     yield from conv_norm("stem.conv", "body.conv1.conv", "body.conv1.bn")
-    for place in places(spec):
-        block = f"body.layer{place.stage + 1}.{place.number}"
-        for conv in place.convs:
+    for location in block_locations(spec):
+        block = f"body.layer{location.stage + 1}.{location.number}"
+        for conv in location.convs:
             yield from conv_norm(
-                f"{place.path}.branch.{conv}", f"{block}.{conv}.conv", f"{block}.{conv}.bn"
+                f"{location.path}.branch.{conv}", f"{block}.{conv}.conv", f"{block}.{conv}.bn"
             )
-        if place.se:
-            yield from squeeze_excite(place.path, f"{block}.se")
-        if place.projected:
-            down = f"{block}.downsample.{1 if place.strided else 0}"
-            yield from conv_norm(f"{place.path}.shortcut.project", f"{down}.conv", f"{down}.bn")
+        if location.se:
+            yield from squeeze_excite(location.path, f"{block}.se")
+        if location.projected:
+            down = f"{block}.downsample.{1 if location.strided else 0}"
+            yield from conv_norm(f"{location.path}.shortcut.project", f"{down}.conv", f"{down}.bn")
     yield "head.fc", "head.fc"
 
 
 def timm_gernet(spec: NetSpec) -> Pairs:
     yield from conv_norm("stem.conv", "stem.conv", "stem.bn")
-    for place in places(spec):
-        if place.se:
+    for location in block_locations(spec):
+        if location.se:
             return
-        kinds = ("kxk", "kxk") if len(place.convs) == 2 else ("1x1", "kxk", "1x1")
-        for conv, kind in zip(place.convs, kinds, strict=False):
-            theirs = f"{place.path}.{conv}_{kind}"
-            yield from conv_norm(f"{place.path}.branch.{conv}", f"{theirs}.conv", f"{theirs}.bn")
-        if place.projected:
-            theirs = f"{place.path}.shortcut"
-            yield from conv_norm(f"{place.path}.shortcut.project", f"{theirs}.conv", f"{theirs}.bn")
+        kinds = ("kxk", "kxk") if len(location.convs) == 2 else ("1x1", "kxk", "1x1")
+        for conv, kind in zip(location.convs, kinds, strict=False):
+            theirs = f"{location.path}.{conv}_{kind}"
+            yield from conv_norm(f"{location.path}.branch.{conv}", f"{theirs}.conv", f"{theirs}.bn")
+        if location.projected:
+            theirs = f"{location.path}.shortcut"
+            yield from conv_norm(
+                f"{location.path}.shortcut.project", f"{theirs}.conv", f"{theirs}.bn"
+            )
     if spec.head_width:
         yield from conv_norm("head.conv", "final_conv.conv", "final_conv.bn")
     yield "head.fc", "head.fc"
@@ -143,18 +155,18 @@ def timm_resnet(spec: NetSpec) -> Pairs:
     if spec.stem is DeepConvStem:
         yield from conv_norm("stem.pool", "maxpool.0", "maxpool.1")
     first = 1 if spec.style.average_shortcut else 0
-    for place in places(spec):
-        block = f"layer{place.stage + 1}.{place.number}"
-        for number, conv in enumerate(place.convs, 1):
+    for location in block_locations(spec):
+        block = f"layer{location.stage + 1}.{location.number}"
+        for number, conv in enumerate(location.convs, 1):
             yield from conv_norm(
-                f"{place.path}.branch.{conv}", f"{block}.conv{number}", f"{block}.bn{number}"
+                f"{location.path}.branch.{conv}", f"{block}.conv{number}", f"{block}.bn{number}"
             )
-        if place.se:
-            yield from squeeze_excite(place.path, f"{block}.se")
-        if place.projected:
+        if location.se:
+            yield from squeeze_excite(location.path, f"{block}.se")
+        if location.projected:
             down = f"{block}.downsample"
             yield from conv_norm(
-                f"{place.path}.shortcut.project", f"{down}.{first}", f"{down}.{first + 1}"
+                f"{location.path}.shortcut.project", f"{down}.{first}", f"{down}.{first + 1}"
             )
     yield "head.fc", "fc"
 
@@ -170,36 +182,36 @@ def official(spec: NetSpec) -> Pairs:
 def official_tresnet(spec: NetSpec) -> Pairs:
     """Alibaba-MIIL/TResNet, ASL, ImageNet21K. A convolution that a blur follows is one level deeper."""
     yield from conv_norm("stem.conv", "body.conv1.0", "body.conv1.1")
-    for place in places(spec):
-        block = f"body.layer{place.stage + 1}.{place.number}"
-        for conv in place.convs:
-            theirs = f"{block}.{conv}.0" if conv == place.strided else f"{block}.{conv}"
-            yield from conv_norm(f"{place.path}.branch.{conv}", f"{theirs}.0", f"{theirs}.1")
-        if place.se:
-            yield from squeeze_excite(place.path, f"{block}.se")
-        if place.projected:
-            down = f"{block}.downsample.{1 if place.strided else 0}"
-            yield from conv_norm(f"{place.path}.shortcut.project", f"{down}.0", f"{down}.1")
+    for location in block_locations(spec):
+        block = f"body.layer{location.stage + 1}.{location.number}"
+        for conv in location.convs:
+            theirs = f"{block}.{conv}.0" if conv == location.strided else f"{block}.{conv}"
+            yield from conv_norm(f"{location.path}.branch.{conv}", f"{theirs}.0", f"{theirs}.1")
+        if location.se:
+            yield from squeeze_excite(location.path, f"{block}.se")
+        if location.projected:
+            down = f"{block}.downsample.{1 if location.strided else 0}"
+            yield from conv_norm(f"{location.path}.shortcut.project", f"{down}.0", f"{down}.1")
     yield "head.fc", "head.fc"
 
 
 def official_genet(spec: NetSpec) -> Pairs:
     """idstcv/GPU-Efficient-Networks: one list of modules, in which activations take a number too."""
     yield from conv_norm("stem.conv", "module_list.0.netblock", "module_list.1.netblock")
-    for place in places(spec):
-        if place.se:
+    for location in block_locations(spec):
+        if location.se:
             return
-        stage = f"module_list.{place.stage + 3}"
-        for number, conv in enumerate(place.convs):
-            theirs = f"{stage}.conv_list.{place.number}"
+        stage = f"module_list.{location.stage + 3}"
+        for number, conv in enumerate(location.convs):
+            theirs = f"{stage}.conv_list.{location.number}"
             yield from conv_norm(
-                f"{place.path}.branch.{conv}",
+                f"{location.path}.branch.{conv}",
                 f"{theirs}.{3 * number}",
                 f"{theirs}.{3 * number + 1}",
             )
-        if place.projected:
-            theirs = f"{stage}.shortcut_list.{place.number}"
-            yield from conv_norm(f"{place.path}.shortcut.project", f"{theirs}.0", f"{theirs}.1")
+        if location.projected:
+            theirs = f"{stage}.shortcut_list.{location.number}"
+            yield from conv_norm(f"{location.path}.shortcut.project", f"{theirs}.0", f"{theirs}.1")
     if spec.head_width:
         after = len(spec.stages) + 3
         yield from conv_norm(
@@ -218,14 +230,14 @@ def tf_resnet_rs(spec: NetSpec) -> Pairs:
     convs, norms = numbered("conv2d"), numbered("batch_normalization")
     for conv in ("conv1", "conv2", "conv3", "pool"):
         yield from conv_norm(f"stem.{conv}", next(convs), next(norms))
-    for place in places(spec):
-        if place.projected:
-            yield from conv_norm(f"{place.path}.shortcut.project", next(convs), next(norms))
-        for conv in place.convs:
-            yield from conv_norm(f"{place.path}.branch.{conv}", next(convs), next(norms))
-        if place.se:
-            yield f"{place.path}.branch.se.reduce", next(convs)
-            yield f"{place.path}.branch.se.expand", next(convs)
+    for location in block_locations(spec):
+        if location.projected:
+            yield from conv_norm(f"{location.path}.shortcut.project", next(convs), next(norms))
+        for conv in location.convs:
+            yield from conv_norm(f"{location.path}.branch.{conv}", next(convs), next(norms))
+        if location.se:
+            yield f"{location.path}.branch.se.reduce", next(convs)
+            yield f"{location.path}.branch.se.expand", next(convs)
     yield "head.fc", "dense"
 
 

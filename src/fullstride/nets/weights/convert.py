@@ -1,0 +1,232 @@
+"""Which network and format does a state dict belong to? Keys are mapped to ours, and names and shapes compared.
+
+Weights are matched by name, never by position. A difference is one line in the file's own names.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullstride.nets import families
+from fullstride.nets.blocks import SpaceToDepthStem
+from fullstride.nets.families import SPECS
+from fullstride.nets.network import Network
+from fullstride.nets.spec import NetSpec
+from fullstride.nets.weights import key_maps, tensorflow
+from fullstride.nets.weights.reader import first_ten, one_line, unwrap
+
+State = dict[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+
+FORMATS: dict[str, Callable[[NetSpec], key_maps.Pairs]] = {
+    "fullstride": key_maps.fullstride,
+    "timm": key_maps.timm,
+    "official": key_maps.official,
+    "tf": key_maps.tf_resnet_rs,
+}
+LOADERS = {
+    "fullstride": "from_timm",
+    "timm": "from_timm",
+    "official": "from_official",
+    "tf": "from_tf",
+}
+
+# Heads that were released on a body that is built here.
+OTHER_HEADS = {
+    "head.fc.embedding_generator.": "ASL's bottleneck head",
+    "head.decoder.": "an ML-Decoder head",
+}
+
+# In-place activated batch norm scales by |w| + eps: mapillary/inplace_abn, issue 92.
+MIN_GAIN = 1e-5
+
+
+class Match(NamedTuple):
+    """A state dict compared with one network in one format."""
+
+    format: str
+    name: str
+    spec: NetSpec  # with the classes and image channels of the weights
+    expected: Shapes  # in the names of the format
+    mismatches: int
+
+
+def convert(
+    state: State,
+    name: str | NetSpec | None = None,
+    formats: tuple[str, ...] = tuple(FORMATS),
+    *,
+    ema: bool = True,
+) -> tuple[NetSpec, State]:
+    """The spec of the network that the weights belong to, and the weights by fullstride's names.
+
+    The numbers of classes and image channels are those of the weights. `name`: the network that
+    they must belong to, None to find it; `formats`: the formats that are accepted; `ema`: see
+    `from_tf`. Raises ValueError with the first ten differences where no network fits.
+
+    The V2 of the TResNet repository (Stanford Cars) has the shapes of `tresnet_v2_l` and other
+    slopes: give its spec, as `fullstride.nets.families.tresnet` describes it.
+    """
+    state = unwrap(state)
+    match = find(normalize(state, ema=None), name)
+    if match.format not in formats:
+        raise ValueError(f"the weights have {match.format} names: use {LOADERS[match.format]}")
+    return match.spec, rename(normalize(state, ema=ema), match)
+
+
+def identify(state: State) -> tuple[str, str]:
+    """Format and name of the network, by names and shapes; classes and image channels are free."""
+    match = find(normalize(unwrap(state), ema=None), None)
+    return match.format, match.name
+
+
+def check(expected: Shapes, state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError, in one line, unless `state` has exactly the expected names and shapes."""
+    if line := difference(expected, state):
+        raise ValueError(f"the weights do not fit: {line}")
+
+
+def difference(expected: Shapes, state: Mapping[str, Tensor]) -> str:
+    missing = [f"-{name}" for name in expected if name not in state]
+    unexpected = [f"+{name}" for name in state if name not in expected]
+    reshaped = [
+        f"{name} {tuple(shape)} is {tuple(state[name].shape)}"
+        for name, shape in expected.items()
+        if name in state and tuple(state[name].shape) != tuple(shape)
+    ]
+    return "; ".join(first_ten(lines) for lines in (missing, unexpected, reshaped) if lines)
+
+
+def normalize(state: State, ema: bool | None) -> State:
+    """Weights in PyTorch's layout, without constants. `ema`: which TensorFlow variables."""
+    for prefix, head in OTHER_HEADS.items():
+        if any(name.startswith(prefix) for name in state):
+            raise ValueError(
+                f"the weights end in {head} ({prefix}*), which is not built here: use weights with "
+                "a plain classifier (head.fc.weight), or replace the head by a classifier"
+            )
+    if any("/" in name for name in state):
+        return tensorflow.select_variables(state, ema)
+    blur_kernel = ".op.filt"
+    return {name: value for name, value in state.items() if not name.endswith(blur_kernel)}
+
+
+def find(state: State, name: str | NetSpec | None) -> Match:
+    """The network and format that the weights fit; with `name`, that network and its format."""
+    if name is None:
+        candidates: Mapping[str, NetSpec] = SPECS
+    elif isinstance(name, NetSpec):
+        candidates = {"the given spec": name}
+    else:
+        candidates = {name: families.find(name)}
+    match = closest(state, candidates)
+    if match and not match.mismatches:
+        return match
+    if name is not None and (other := closest(state, SPECS)) and not other.mismatches:
+        raise ValueError(
+            f"the weights are those of {other.name} ({other.format} names) and not of "
+            f"{next(iter(candidates))}: give name={other.name!r}"
+        )
+    if match is None:
+        raise ValueError(f"no network has weights of these names: {first_ten(list(state))}")
+    verdict = "no network fits; the closest is" if name is None else "the weights do not fit"
+    raise ValueError(
+        f"{verdict} {match.name} ({match.format} names): {difference(match.expected, state)}"
+    )
+
+
+def closest(state: State, specs: Mapping[str, NetSpec]) -> Match | None:
+    """Of the networks whose layer names are most similar, the one with the fewest mismatches."""
+    layers = {name.replace("/", ".").rpartition(".")[0] for name in state}
+    distances: dict[tuple[str, str], int] = {}
+    for name in sorted(specs, key=lambda name: name.endswith("_tiny")):
+        paths = set(key_maps.layer_paths(specs[name]))
+        for form, key_map in FORMATS.items():
+            mapped = dict(key_map(specs[name]))
+            theirs = set(mapped.values())
+            if mapped.keys() == paths and theirs & layers:
+                distances[form, name] = len(theirs ^ layers)
+    least = min(distances.values(), default=0)
+    matches = [
+        compare(state, form, name, specs[name])
+        for (form, name), distance in distances.items()
+        if distance == least
+    ]
+    return min(matches, key=lambda match: match.mismatches, default=None)
+
+
+def compare(state: State, form: str, name: str, spec: NetSpec) -> Match:
+    names = parameter_names(form, spec)
+    bias, stem = state.get(names["head.fc.bias"]), state.get(next(iter(names.values())))
+    if bias is not None and bias.dim() == 1:
+        spec = replace(spec, classes=len(bias))
+    folded = SpaceToDepthStem.stride**2 if spec.stem is SpaceToDepthStem else 1
+    if stem is not None and stem.dim() == 4 and stem.shape[1] % folded == 0:
+        spec = replace(spec, in_channels=stem.shape[1] // folded)
+    shapes = parameter_shapes(spec)
+    # Files differ in whether they count batches; nothing is computed from it.
+    expected = {
+        names[key]: shape
+        for key, shape in shapes.items()
+        if names[key] in state or not is_counter(key)
+    }
+    reshaped = sum(key in state and state[key].shape != shape for key, shape in expected.items())
+    return Match(form, name, spec, expected, reshaped + len(expected.keys() ^ state.keys()))
+
+
+@lru_cache(maxsize=128)
+def parameter_shapes(spec: NetSpec) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {key: tuple(value.shape) for key, value in Network(spec).state_dict().items()}
+
+
+def parameter_names(form: str, spec: NetSpec) -> dict[str, str]:
+    """Fullstride's parameter names to the format's, the stem's convolution first."""
+    paths = dict(FORMATS[form](spec))
+    names = {}
+    for key in parameter_shapes(spec):
+        path, _, leaf = key.rpartition(".")
+        if form == "tf":
+            names[key] = f"{paths[path]}/{tensorflow.variable_name(key)}"
+        else:
+            names[key] = f"{paths[path]}.{leaf}"
+    return names
+
+
+def is_counter(key: str) -> bool:
+    return key.endswith(".num_batches_tracked")
+
+
+def rename(state: State, match: Match) -> State:
+    """The weights by fullstride's names, checked."""
+    check(match.expected, state)
+    gain_is_magnitude = match.format == "official" and match.spec.stem is SpaceToDepthStem
+    renamed: State = {}
+    for key, name in parameter_names(match.format, match.spec).items():
+        if is_counter(key):
+            count = state.get(name, torch.zeros((), dtype=torch.long))
+            renamed[key] = count.long()
+            continue
+        value = finite_floats(name, state[name])
+        is_gain = gain_is_magnitude and key.endswith(".norm.weight")
+        renamed[key] = value.abs() + MIN_GAIN if is_gain else value
+    return renamed
+
+
+def finite_floats(name: str, value: Tensor) -> Tensor:
+    """Float32 or float64, and every number finite."""
+    if not value.is_floating_point():
+        raise ValueError(
+            f"{one_line(name)} is {value.dtype}: weights are float16, bfloat16, float32 or float64"
+        )
+    if value.element_size() < 4:
+        value = value.float()
+    if not value.isfinite().all():
+        raise ValueError(
+            f"{one_line(name)} holds a number that is not finite: the training run diverged"
+        )
+    return value

@@ -1,0 +1,148 @@
+"""Which released weights does a name stand for? Those of the Hugging Face hub that timm lists."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from fullstride.nets import families
+from fullstride.nets.network import Network
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.timm_wrapper import TimmNetwork, released, timm_spec
+from fullstride.nets.weights.convert import check, convert
+from fullstride.nets.weights.reader import read
+
+# Name -> model of the Hugging Face hub under `timm/`. The weights of TResNet-M and TResNet-V2-L are
+# those pretrained on ImageNet-21K, the most accurate ones; a name with a tag selects others.
+HUB = {
+    "tresnet_m": "tresnet_m.miil_in21k_ft_in1k",
+    "tresnet_l": "tresnet_l.miil_in1k",
+    "tresnet_xl": "tresnet_xl.miil_in1k",
+    "tresnet_v2_l": "tresnet_v2_l.miil_in21k_ft_in1k",
+    **{
+        f"resnet_rs_{depth}": f"resnetrs{depth}.tf_in1k"
+        for depth in (50, 101, 152, 200, 270, 350, 420)
+    },
+    "genet_light": "gernet_s.idstcv_in1k",
+    "genet_normal": "gernet_m.idstcv_in1k",
+    "genet_large": "gernet_l.idstcv_in1k",
+    "resnet18": "resnet18.a1_in1k",
+    "resnet34": "resnet34.a1_in1k",
+    "resnet50": "resnet50.a1_in1k",
+    "resnet101": "resnet101.a1h_in1k",
+    "resnet152": "resnet152.a1h_in1k",
+    "resnet50d": "resnet50d.ra2_in1k",
+}
+
+
+class Pretrained(NamedTuple):
+    """A network with released weights, in evaluation mode, and the metadata that came with them."""
+
+    net: Network | TimmNetwork
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    source: str
+    licence: str
+
+
+def from_hub(name: str) -> Pretrained:
+    """Download the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
+
+    Raises ValueError where there are none, and where neither the cache nor the hub has them.
+    """
+    family_name, _, tag = name.partition(".")
+    if name.startswith("timm/"):
+        spec, model = None, name.removeprefix("timm/")
+    else:
+        spec = families.find(family_name)
+        if family_name not in HUB:
+            raise ValueError(
+                f"no released weights for {family_name}: train it, or choose from {', '.join(HUB)}"
+            )
+        model = HUB[family_name]
+        model = f"{model.partition('.')[0]}.{tag}" if tag else model
+    config = hub_config(model)
+    state = read(download(str(config.hf_hub_id), name))
+    if spec is not None:
+        spec, state = convert(state, family_name)
+        net = Network(replace(spec, resolution=config.input_size[1]))
+        net.load_state_dict(state)
+    else:
+        net = TimmNetwork(timm_spec(model, classes=config.num_classes))
+        shapes = {key: tuple(value.shape) for key, value in net.net.state_dict().items()}
+        check(shapes, state)
+        net.net.load_state_dict(state)
+    return Pretrained(
+        net=net.eval(),
+        classes=imagenet_names(config.num_classes),
+        preprocessing=hub_preprocessing(model, config),
+        source=f"huggingface.co/{config.hf_hub_id}",
+        licence=config.license or "",
+    )
+
+
+def hub_config(model: str) -> Any:
+    """timm's `PretrainedCfg` of a model and tag. Raises ValueError with the tags that exist."""
+    import timm
+
+    config = released(model)
+    if config is None or not config.hf_hub_id:
+        tags = timm.list_pretrained(f"{model.partition('.')[0]}.*")
+        hint = f"choose from {', '.join(tags)}" if tags else "it has none"
+        raise ValueError(f"timm knows no released weights {model!r}: {hint}")
+    return config
+
+
+def download(repository: str, name: str) -> Path:
+    """The path of the cached weights, downloaded if need be. `name` is for the error."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    cached = try_to_load_from_cache(repository, "model.safetensors")
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        if is_offline():  # the hub's client would retry for half a minute
+            raise LocalEntryNotFoundError("no network")
+        return Path(hf_hub_download(repository, "model.safetensors"))
+    except (HfHubHTTPError, OSError) as error:
+        raise ValueError(
+            f"the weights of {name} are not in the local cache, and huggingface.co/{repository} "
+            f"cannot be reached ({type(error).__name__}): connect to the network, or give a file "
+            "of weights"
+        ) from None
+
+
+def is_offline() -> bool:
+    """Whether the hub's host name cannot be resolved; always False behind a proxy."""
+    from huggingface_hub.constants import ENDPOINT
+
+    try:
+        return not getproxies() and not socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return True
+
+
+def hub_preprocessing(model: str, config: Any) -> Preprocessing:
+    return Preprocessing(
+        resolution=config.input_size[1],
+        mean=config.mean,
+        std=config.std,
+        kernel=config.interpolation,
+        # The authors resize to 448 x 448 without keeping the aspect ratio: Alibaba-MIIL/TResNet#6.
+        fit="squish" if model.startswith("tresnet") and model.endswith("_448") else "crop",
+        crop=config.crop_pct,
+    )
+
+
+def imagenet_names(classes: int) -> tuple[str, ...]:
+    """Class names of ImageNet-1K or ImageNet-21K by their number of classes; numbers for others."""
+    from timm.data.imagenet_info import ImageNetInfo
+
+    subset = {1000: "imagenet-1k", 11221: "imagenet-21k-miil"}.get(classes)
+    if subset is None:
+        return tuple(map(str, range(classes)))
+    info = ImageNetInfo(subset)
+    return tuple(info.index_to_description(index) for index in range(classes))
