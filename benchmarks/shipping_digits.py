@@ -34,7 +34,7 @@ def main() -> None:
         test = fitting_data(run, bundle.classes).test
         found = list(test.readable())
         sample = Sample(
-            [picture for _, picture in found], [test.labels[index] for index, _ in found]
+            [picture for _, picture in found], [test.targets[index] for index, _ in found]
         )
         shown = list(inputs("normalised", bundle.preprocessing, sample.pictures))
         expected, minival = logits(bundle, shown), compared_on(run, bundle, "")

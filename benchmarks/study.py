@@ -158,7 +158,9 @@ def trained(
     net = Network(network)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     batches = run.training_batches(data, PRE, recipe, "cpu", 0, ALONE)
-    *_, last = loop.fit(net, Classify(recipe.label_smoothing), batches, recipe, teacher=teacher)
+    *_, last = loop.train_epochs(
+        net, Classify(recipe.label_smoothing), batches, recipe, teacher=teacher
+    )
     net.load_state_dict(last.state["average"])
     return net
 

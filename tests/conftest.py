@@ -26,7 +26,7 @@ def few_digits() -> DataSet:
     """64 images to train on and 20 each to choose by and to score on: a run of seconds."""
     data = open_data("digits")
     parts = {
-        part: replace(images, names=images.names[:count], labels=images.labels[:count])
+        part: images.subset(range(count))
         for part, images, count in (
             ("train", data.train, 64),
             ("minival", data.minival, 20),

@@ -12,7 +12,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import autotune, run, run_folder
-from fullstride.train.loop import fit
+from fullstride.train.loop import train_epochs
 from fullstride.train.recipes import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
@@ -46,7 +46,9 @@ def test_a_lean_network_learns_as_the_plain_one_does(name, few_digits):
         net = zoo.create(name, in_channels=1)
         net.regularise(drop_path=0.2, dropout=0.2)
         batches = Batches(few_digits.train, TrainView(GRAY), batch=16, shuffle=True)
-        epochs = fit(net, Classify(), batches, replace(SHORT, epochs=1, lr=1e-4, efficiency=way))
+        epochs = train_epochs(
+            net, Classify(), batches, replace(SHORT, epochs=1, lr=1e-4, efficiency=way)
+        )
         losses.append([epoch.loss for epoch in epochs])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
@@ -66,10 +68,18 @@ def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
 
     monkeypatch.setattr(run_folder, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
+        list(
+            run.train(
+                tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+            )
+        )
     monkeypatch.setattr(run_folder, "save", save)
     assert {"output", "input"} <= set(saved[0])
-    list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
+    list(
+        run.train(
+            tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+        )
+    )
     ours, theirs = (
         Bundle.load(tmp_path / name / run_folder.BUNDLE).net.state_dict()
         for name in ("stopped", "whole")
@@ -111,7 +121,7 @@ def test_a_network_of_timm_has_no_lean_form():
     with pytest.raises(
         ValueError, match="has no lean form: set recipe.efficiency to plain or compiled"
     ):
-        list(fit(timm, Classify(), [None], replace(SHORT, efficiency="lean")))
+        list(train_epochs(timm, Classify(), [None], replace(SHORT, efficiency="lean")))
 
 
 def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):

@@ -17,7 +17,7 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.tasks.classify import Classify
 from fullstride.train.data_bench import Balance, Feed, Steps, balance, long_side
 from fullstride.train.distributed import ALONE
-from fullstride.train.loop import Epoch, fit
+from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.recipes import DIGITS, FINETUNE
 from fullstride.train.run import beginning, training_batches
 
@@ -78,7 +78,7 @@ def data_share(data: DataSet, workers: int) -> float:
     """What a real epoch waits for images, by the log of training."""
     net, pre = beginning("genet_tiny", data, RECIPE, "")
     batches = training_batches(data, pre, RECIPE, "cpu", workers, ALONE)
-    (epoch,) = fit(net, Classify(), batches, RECIPE)
+    (epoch,) = train_epochs(net, Classify(), batches, RECIPE)
     assert isinstance(epoch, Epoch)
     return epoch.data_share
 
@@ -87,7 +87,8 @@ def data_share(data: DataSet, workers: int) -> float:
 def test_images_that_come_slowly_starve_the_network_by_as_much_as_training_then_waits(workers):
     data = slow()
     data = replace(
-        data, train=replace(data.train, names=data.train.names[:96], labels=data.train.labels[:96])
+        data,
+        train=data.train.subset(range(96)),
     )
     found = balance("genet_tiny", data, RECIPE, workers=workers, seconds=1)
     assert 0.5 / SLEEP_S < found.feed.images_per_s_alone < 1 / SLEEP_S
@@ -127,9 +128,7 @@ def test_a_source_without_pictures_feeds_a_network_that_takes_its_time():
 
 def test_a_batch_of_more_images_than_there_are_is_measured_as_training_would_take_it():
     data = open_data("digits")
-    few = replace(
-        data, train=replace(data.train, names=data.train.names[:5], labels=data.train.labels[:5])
-    )
+    few = replace(data, train=data.train.subset(range(5)))
     assert balance("genet_tiny", few, RECIPE, seconds=0.1).steps.batch == 5
 
 
@@ -185,7 +184,7 @@ def test_the_long_side_is_of_readable_pictures_spread_over_the_data(tmp_path):
     (tmp_path / "train/a/0.png").write_bytes(b"")
     images = open_data(str(tmp_path)).train
     assert long_side(images) in (30, 50, 70)
-    only_b = replace(images, names=tuple(n for n in images.names if "/b/" in n), labels=(1,) * 20)
+    only_b = replace(images, names=tuple(n for n in images.names if "/b/" in n), targets=(1,) * 20)
     assert long_side(only_b) == 70
 
 

@@ -53,13 +53,13 @@ def png(index: int) -> bytes:
     return file.getvalue()
 
 
-THREE = [index for index, label in enumerate(DIGITS_DATA.train.labels) if label < 3]
+THREE = [index for index, label in enumerate(DIGITS_DATA.train.targets) if label < 3]
 
 
 def table(count: int = 36, skip: int = 0, label=CLASSES, paths: bool = False, **more) -> Dataset:
     """`count` digits of the first three classes as PNG files, with their labels."""
     which = THREE[skip : skip + count]
-    numbers = [DIGITS_DATA.train.labels[index] for index in which]
+    numbers = [DIGITS_DATA.train.targets[index] for index in which]
     values = [CLASSES.int2str(n) if label == Value("string") else n for n in numbers]
     cells = [{"bytes": png(index), "path": f"{index:04}.png" if paths else None} for index in which]
     features = Features(
@@ -88,7 +88,7 @@ def everything(data: DataSet) -> list[tuple[str, bytes]]:
     """Class and pixels of every image, whatever its part, sorted."""
     parts = (data.train, data.minival, data.test)
     return sorted(
-        (data.classes[p.labels[i]], p.picture(i).tobytes()) for p in parts for i in range(len(p))
+        (data.classes[p.targets[i]], p.picture(i).tobytes()) for p in parts for i in range(len(p))
     )
 
 
@@ -197,7 +197,7 @@ def test_parquet_that_never_saw_their_library_is_known_by_the_names_of_its_colum
     tmp_path, kind, name
 ):
     rows = [{"bytes": png(index), "path": f"{index}.png"} for index in THREE[:36]]
-    labels = [CLASSES.int2str(DIGITS_DATA.train.labels[index]) for index in THREE[:36]]
+    labels = [CLASSES.int2str(DIGITS_DATA.train.targets[index]) for index in THREE[:36]]
     cells = rows if kind == "struct" else [row["bytes"] for row in rows]
     parquet.write_table(
         pa.table({name: cells, "target": labels, "id": range(36)}), tmp_path / "all.parquet"
@@ -259,7 +259,7 @@ def test_a_path_with_a_question_mark_that_is_there_means_itself(tmp_path):
 
 def test_a_folder_of_images_stays_one_beside_a_parquet_file(tmp_path):
     for index in THREE[:36]:
-        path = tmp_path / str(DIGITS_DATA.train.labels[index]) / f"{index}.png"
+        path = tmp_path / str(DIGITS_DATA.train.targets[index]) / f"{index}.png"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(png(index))
     as_parquet(tmp_path, labels=table(2))

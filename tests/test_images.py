@@ -289,7 +289,7 @@ def test_the_digits_are_those_of_scikit_learn():
     data = open_data("digits")
     parts = (data.train, data.minival, data.test)
     assert [len(part) for part in parts] == [1037, 260, 500]
-    assert [label for part in parts for label in part.labels] == theirs.target.tolist()
+    assert [label for part in parts for label in part.targets] == theirs.target.tolist()
     ours = np.stack([np.asarray(part.picture(i)) for part in parts for i in range(len(part))])
     assert np.abs(ours - theirs.images * 255 / 16).max() <= 0.5
     assert data.train.picture(0).mode == "L"
@@ -314,7 +314,7 @@ def test_a_folder_is_cut_into_disjoint_parts_that_cover_it(tmp_path):
     assert all(
         data.classes[label] == name[:3]
         for part in parts
-        for name, label in zip(part.names, part.labels, strict=True)
+        for name, label in zip(part.names, part.targets, strict=True)
     )
     assert 20 <= len(data.test) <= 60
     assert 18 <= len(data.minival) <= 54
@@ -354,7 +354,7 @@ def test_the_minival_share_can_be_chosen(tmp_path):
 def test_one_folder_beside_train_is_the_test(tmp_path, name):
     data = open_data(str(write(tmp_path, *many("train/a", "train/b", each=10), f"{name}/b/x.png")))
     assert data.test.names == (f"{name}/b/x.png",)
-    assert data.test.labels == (1,)
+    assert data.test.targets == (1,)
     assert len(data.train) + len(data.minival) == 20
 
 

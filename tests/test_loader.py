@@ -30,7 +30,7 @@ TEST = TestView(GRAY)
 
 def digits(count: int) -> Images:
     images = open_data("digits").train
-    return replace(images, names=images.names[:count], labels=images.labels[:count])
+    return images.subset(range(count))
 
 
 def same(first: list[Batch], second: list[Batch]) -> bool:
@@ -121,8 +121,8 @@ def test_a_batch_holds_the_views_as_input_and_their_labels():
         np.stack([np.asarray(images.picture(i))[:, :, None] for i in range(10)])
     )
     assert torch.equal(batch.x, to_input(pixels_nhwc, GRAY))
-    assert batch.labels.tolist() == list(images.labels)
-    assert (batch.x.dtype, batch.labels.dtype) == (torch.float32, torch.int64)
+    assert batch.targets.tolist() == list(images.targets)
+    assert (batch.x.dtype, batch.targets.dtype) == (torch.float32, torch.int64)
     (other,) = Batches(
         images, TEST, batch=10, arrive=lambda x: to_input(x, replace(GRAY, std=(0.5,)))
     ).epoch(0)
@@ -157,8 +157,8 @@ def test_training_takes_the_next_image_for_an_unreadable_one(spoiled, workers):
         shown = [{5: 6, 8: 0, 9: 0}.get(index, index) for index in wanted]
         epoch = list(batches.epoch(number))
         assert torch.cat([batch.indices for batch in epoch]).tolist() == wanted
-        assert torch.cat([batch.labels for batch in epoch]).tolist() == [
-            spoiled.labels[index] for index in shown
+        assert torch.cat([batch.targets for batch in epoch]).tolist() == [
+            spoiled.targets[index] for index in shown
         ]
         red = torch.cat([batch.x[:, 0].mean((1, 2)) for batch in epoch])  # its place in its class
         places = torch.tensor([float(index % 5) for index in shown])
@@ -168,7 +168,7 @@ def test_training_takes_the_next_image_for_an_unreadable_one(spoiled, workers):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_where_no_image_can_be_read_one_line_says_so(spoiled, shuffle):
-    images = replace(spoiled, names=spoiled.names[8:], labels=spoiled.labels[8:])
+    images = spoiled.subset(range(8, len(spoiled)))
     batches = Batches(images, TestView(Preprocessing(resolution=8)), batch=1, shuffle=shuffle)
     with pytest.raises(
         ValueError,
@@ -253,7 +253,7 @@ def of_classes(labels: Sequence[int]) -> Images:
     return replace(
         images,
         names=tuple(images.names[i % 1000] for i in range(len(labels))),
-        labels=tuple(labels),
+        targets=tuple(labels),
     )
 
 
@@ -268,7 +268,7 @@ def ordered(batches: Batches, number: int, start: int = 0) -> list[list[int]]:
         (UNEVEN, 8, 4),
         (UNEVEN, 20, 4),
         (UNEVEN, 6, 2),
-        (digits(1037).labels, 32, 4),
+        (digits(1037).targets, 32, 4),
         ((7, 7, 3), 6, 3),
     ],
     ids=["two of five", "all", "three of five", "digits", "fewer images"],
@@ -316,8 +316,8 @@ def test_batches_of_groups_are_a_function_of_seed_and_epoch_and_go_on_from_any_o
     assert same(whole[5:], list(batches().epoch(2, start=5)))
     orders = {str(ordered(batches(seed), number)) for seed, number in ((1, 2), (1, 3), (2, 2))}
     assert len(orders) == 3
-    assert [batch.labels.tolist() for batch in whole] == [
-        [digits(200).labels[index] for index in batch.indices] for batch in whole
+    assert [batch.targets.tolist() for batch in whole] == [
+        [digits(200).targets[index] for index in batch.indices] for batch in whole
     ]
 
 
@@ -331,7 +331,9 @@ def test_processes_share_a_batch_by_whole_groups(processes):
     for number, batch in enumerate(whole):
         assert sorted(batch) == sorted(index for part in parts for index in part[number])
         for part in parts:
-            assert set(Counter(digits(200).labels[index] for index in part[number]).values()) == {4}
+            assert set(Counter(digits(200).targets[index] for index in part[number]).values()) == {
+                4
+            }
 
 
 def test_impossible_groups_views_and_sides_are_refused():

@@ -357,9 +357,17 @@ def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
 
     monkeypatch.setattr(run_folder, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
+        list(
+            run.train(
+                tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+            )
+        )
     monkeypatch.setattr(run_folder, "save", save)
-    list(run.train(tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, mark_every=1))
+    list(
+        run.train(
+            tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+        )
+    )
     ours, theirs = trained(tmp_path / "stopped"), trained(tmp_path / "whole")
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 

@@ -41,7 +41,7 @@ from fullstride.deploy.job import Job
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
-from fullstride.train.loop import fit
+from fullstride.train.loop import train_epochs
 from fullstride.train.recipes import DIGITS
 
 GRAY = Preprocessing(resolution=32, mean=(0.2,), std=(0.5,), crop=1.0)
@@ -59,7 +59,7 @@ def net(digits):
     torch.manual_seed(0)
     net = zoo.create("genet_tiny", in_channels=1)
     recipe = replace(DIGITS, epochs=4, lr=0.1, warmup_epochs=1, ema_decay=0.0)
-    for _ in fit(
+    for _ in train_epochs(
         net, Classify(), Batches(digits.train, TestView(GRAY), batch=64, shuffle=True), recipe
     ):
         pass

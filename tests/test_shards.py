@@ -88,7 +88,7 @@ def labels_of(data: DataSet) -> dict[str, str]:
     return {
         n: data.classes[label]
         for part in parts
-        for n, label in zip(part.names, part.labels, strict=True)
+        for n, label in zip(part.names, part.targets, strict=True)
     }
 
 
@@ -105,7 +105,7 @@ def test_packed_images_have_the_names_labels_order_and_pixels_of_the_folder(phot
     assert here.fingerprint == there.fingerprint
     for part in PARTS:
         ours, theirs = getattr(here, part), getattr(there, part)
-        assert (ours.names, ours.labels) == (theirs.names, theirs.labels)
+        assert (ours.names, ours.targets) == (theirs.names, theirs.targets)
         for index in range(len(ours)):
             assert ours.picture(index).tobytes() == theirs.picture(index).tobytes()
             assert ours.file(ours.names[index]) == theirs.file(ours.names[index]).read_bytes()
@@ -119,7 +119,7 @@ def test_packed_shards_are_plain_tars_in_webdatasets_names(photos, packed):
         assert names[:4] == ["000000.jpeg", "000000.cls", "000001.jpeg", "000001.cls"]
         file = opened.extractfile("000000.cls")
         assert file
-        assert int(file.read()) == data.train.labels[0]
+        assert int(file.read()) == data.train.targets[0]
     assert len(sorted(packed.glob("train-*.tar"))) > 1
     assert sorted(p.name for p in packed.iterdir() if p.suffix != ".tar") == ["index.json"]
 
@@ -154,7 +154,7 @@ def test_digits_are_packed_without_loss_and_stay_gray(tmp_path):
     assert (here.classes, here.channels, here.mirror) == (there.classes, 1, False)
     for part in PARTS:
         ours, theirs = getattr(here, part), getattr(there, part)
-        assert (ours.names, ours.labels) == (theirs.names, theirs.labels)
+        assert (ours.names, ours.targets) == (theirs.names, theirs.targets)
         assert all(
             ours.picture(i).tobytes() == theirs.picture(i).tobytes()
             for i in range(0, len(ours), 37)
@@ -188,7 +188,7 @@ def test_reencoding_shrinks_the_long_side_keeps_pictures_upright_and_enlarges_no
     there, here = open_data(str(photos)), open_data(str(tmp_path / "out"))
     for part in PARTS:
         ours, theirs = getattr(here, part), getattr(there, part)
-        assert (ours.names, ours.labels) == (theirs.names, theirs.labels)
+        assert (ours.names, ours.targets) == (theirs.names, theirs.targets)
         for index, name in enumerate(ours.names):
             small, large = ours.picture(index), theirs.picture(index)
             assert small.size == tuple(side // 2 for side in large.size)
@@ -366,7 +366,7 @@ def test_packed_shards_without_their_index_still_have_their_parts(tmp_path, phot
     without = open_data(str(tmp_path / "out"))
     assert without.classes == ("0", "1")
     for part in PARTS:
-        assert getattr(without, part).labels == getattr(with_index, part).labels
+        assert getattr(without, part).targets == getattr(with_index, part).targets
         assert (
             getattr(without, part).picture(0).tobytes()
             == getattr(with_index, part).picture(0).tobytes()

@@ -30,7 +30,7 @@ def images_of(data: DataSet) -> dict[str, str]:
     return {
         n: data.classes[label]
         for part in parts
-        for n, label in zip(part.names, part.labels, strict=True)
+        for n, label in zip(part.names, part.targets, strict=True)
     }
 
 

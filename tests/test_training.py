@@ -26,7 +26,7 @@ from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.train import run, run_folder
 from fullstride.train.distill import Teacher, fitting_teacher
 from fullstride.train.distributed import ALONE
-from fullstride.train.loop import Learner, evaluate, fit
+from fullstride.train.loop import Learner, evaluate, train_epochs
 from fullstride.train.optimizer import lr_at
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import DIGITS, RECIPES
@@ -35,16 +35,15 @@ GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16)
 
 
-def few(images: Images, count: int) -> Images:
-    return replace(images, names=images.names[:count], labels=images.labels[:count])
-
-
 @pytest.fixture(scope="module")
 def digits():
     """A hundred digits, enough to see that a loop works."""
     data = open_data("digits")
     return replace(
-        data, train=few(data.train, 64), minival=few(data.minival, 20), test=few(data.test, 20)
+        data,
+        train=data.train.subset(range(64)),
+        minival=data.minival.subset(range(20)),
+        test=data.test.subset(range(20)),
     )
 
 
@@ -64,7 +63,7 @@ def test_top1_counts_right_answers_in_percent():
 
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])
 def test_a_network_can_memorise_sixteen_digits(name, digits):
-    images = few(digits.train, 16)
+    images = digits.train.subset(range(16))
     recipe = replace(
         SHORT, epochs=80, warmup_epochs=8, lr=0.05, label_smoothing=0.0, weight_decay=0.0
     )
@@ -72,7 +71,7 @@ def test_a_network_can_memorise_sixteen_digits(name, digits):
     net = zoo.create(name, in_channels=1)
     whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
     batches = Batches(images, TrainView(GRAY, whole), batch=16, shuffle=True)
-    epochs = list(fit(net, Classify(), batches, recipe))
+    epochs = list(train_epochs(net, Classify(), batches, recipe))
     assert epochs[-1].loss < 0.1 < epochs[0].loss
     assert evaluate(net, Classify(), batches)["top1"] == 100
 
@@ -82,15 +81,15 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try(digits):
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     recipe = replace(SHORT, lr=1e12, warmup_epochs=0)
     with pytest.raises(FloatingPointError, match=r"in step \d of epoch 1, at a .* lower recipe.lr"):
-        list(fit(net, Classify(), batches, recipe))
+        list(train_epochs(net, Classify(), batches, recipe))
 
 
 def test_weights_that_are_not_finite_are_never_marked(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=4, shuffle=True)
     recipe = replace(SHORT, batch=4, lr=1e12, warmup_epochs=0)
-    marks = fit(
-        net, Classify(), batches, recipe, mark_every=4
+    marks = train_epochs(
+        net, Classify(), batches, recipe, checkpoint_every_steps=4
     )  # the loss is gone within three steps
     with pytest.raises(FloatingPointError):
         next(marks)
@@ -103,7 +102,7 @@ def test_a_duration_in_steps_ends_within_an_epoch_with_the_schedule_at_its_end(d
     counted = type(
         "B", (), {"__len__": lambda _: 4, "epoch": lambda _, n, start=0: count(batches, n, seen)}
     )()
-    epochs = list(fit(net, Classify(), counted, replace(SHORT, steps=6, warmup_epochs=0)))
+    epochs = list(train_epochs(net, Classify(), counted, replace(SHORT, steps=6, warmup_epochs=0)))
     assert seen == [0, 0, 0, 0, 1, 1]
     assert [epoch.number for epoch in epochs] == [0, 1]
     last = replace(SHORT, epochs=1.5, warmup_epochs=0)
@@ -126,7 +125,11 @@ def test_the_network_grows_into_its_resolution(digits):
 
     recipe = replace(SHORT, epochs=4, resolution=32, grow_from=16, grow_share=0.5)
     net = Watched(replace(zoo.spec("genet_tiny"), in_channels=1))
-    list(fit(net, Classify(), run.training_batches(digits, GRAY, recipe, "cpu", 0, ALONE), recipe))
+    list(
+        train_epochs(
+            net, Classify(), run.training_batches(digits, GRAY, recipe, "cpu", 0, ALONE), recipe
+        )
+    )
     assert sides == [16] * 4 + [24] * 4 + [32] * 8
 
 
@@ -143,7 +146,9 @@ def test_reproducible_algorithms_are_used_for_the_steps_alone_where_a_recipe_ask
     batches = Batches(digits.train, TrainView(GRAY), batch=64, shuffle=True)
     for strict in (True, False):
         net = Watched(replace(zoo.spec("tresnet_tiny"), in_channels=1))
-        for _ in fit(net, Classify(), batches, replace(GENTLE, batch=64, deterministic=strict)):
+        for _ in train_epochs(
+            net, Classify(), batches, replace(GENTLE, batch=64, deterministic=strict)
+        ):
             assert not torch.are_deterministic_algorithms_enabled()
     assert asked == [(True, True), (False, False)]
 
@@ -229,7 +234,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
 
     monkeypatch.setattr(run_folder, "save", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        rows_of(tmp_path / "stopped", digits, HARD, mark_every=2)
+        rows_of(tmp_path / "stopped", digits, HARD, checkpoint_every_steps=2)
     monkeypatch.setattr(run_folder, "save", save)
     assert saved == [2, 0, 2, 0, 2, 0][: len(saved)]
     assert numbers(rows_of(tmp_path / "stopped", digits, HARD, workers=1)) == numbers(rows)
@@ -296,7 +301,7 @@ def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistic
         doubles = type(
             "D", (), {"__len__": lambda _: 2, "epoch": lambda _, n, start=0: two(batches, n)}
         )()
-        list(fit(net, Classify(0.1), doubles, recipe))
+        list(train_epochs(net, Classify(0.1), doubles, recipe))
         after.append(net.state_dict())
     assert all(
         torch.allclose(value, after[1][name], rtol=1e-9, atol=1e-12)
@@ -314,7 +319,7 @@ class FrozenNorms(Network):
 def two(batches, number):
     """The first two batches of an epoch, in float64."""
     for _, batch in zip(range(2), batches.epoch(number), strict=False):
-        yield batch.x.double(), batch.labels, batch.indices
+        yield batch.x.double(), batch.targets, batch.indices
 
 
 def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
@@ -328,7 +333,7 @@ def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     whole = replace(SHORT, epochs=1, warmup_epochs=0, teacher_share=1.0, lr=1e-9)
-    (epoch,) = fit(net, Classify(), batches, whole, teacher=teacher)
+    (epoch,) = train_epochs(net, Classify(), batches, whole, teacher=teacher)
     said = [
         torch.nn.functional.cross_entropy(net(x), teacher(x)).item() for x, _, _ in batches.epoch(0)
     ]
@@ -403,7 +408,7 @@ def test_half_precision_learns_as_float32_does(precision, digits):
         net = zoo.create("resnet_rs_tiny", in_channels=1)
         batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
         losses[kind] = [
-            e.loss for e in fit(net, Classify(), batches, replace(GENTLE, precision=kind))
+            e.loss for e in train_epochs(net, Classify(), batches, replace(GENTLE, precision=kind))
         ]
         assert all(p.dtype == torch.float32 for p in net.parameters())
     assert losses[precision] == pytest.approx(losses["float32"], rel=0.02)
@@ -419,7 +424,7 @@ def test_a_compiled_network_has_the_losses_of_the_plain_one_with_the_same_masks(
         net.regularise(drop_path=0.3, dropout=0.3)
         batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
         still = replace(GENTLE, lr=1e-9, efficiency=way)  # else rounding grows from step to step
-        losses += [[epoch.loss for epoch in fit(net, Classify(), batches, still)]]
+        losses += [[epoch.loss for epoch in train_epochs(net, Classify(), batches, still)]]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
@@ -427,7 +432,11 @@ def test_what_computes_wrongly_on_a_cpu_is_refused(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     with pytest.raises(ValueError, match="bf16 with recipe.channels_last is not reliable on a CPU"):
-        list(fit(net, Classify(), batches, replace(SHORT, precision="bf16", channels_last=True)))
+        list(
+            train_epochs(
+                net, Classify(), batches, replace(SHORT, precision="bf16", channels_last=True)
+            )
+        )
 
 
 def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored(digits, tmp_path):
@@ -512,7 +521,7 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
             net.train(), Classify(0.1), replace(recipe, triplet=weight), len(batches), None, ALONE
         ).step
         assert step(x, labels, 0).item() == pytest.approx(by_hand.item(), rel=1e-6)
-        list(fit(net, Classify(0.1), batches, replace(recipe, triplet=weight)))
+        list(train_epochs(net, Classify(0.1), batches, replace(recipe, triplet=weight)))
         with torch.no_grad():
             _, embedding = net.eval().logits_and_embedding(x)
             found[weight] = weighted_triplet(embedding, labels).item()
@@ -738,14 +747,7 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(
 
 
 def below(images: Images, classes: int) -> Images:
-    kept = [
-        (name, label)
-        for name, label in zip(images.names, images.labels, strict=True)
-        if label < classes
-    ]
-    return replace(
-        images, names=tuple(name for name, _ in kept), labels=tuple(label for _, label in kept)
-    )
+    return images.subset(i for i, label in enumerate(images.targets) if label < classes)
 
 
 def test_a_network_of_timm_is_trained_and_kept_like_ours(digits, tmp_path):
@@ -772,6 +774,8 @@ def test_fit_leaves_the_network_it_was_given_trained(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     before = copy.deepcopy(net.state_dict())
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
-    for _ in fit(net, Classify(), batches, Recipe(epochs=1, batch=16, lr=0.1, warmup_epochs=0)):
+    for _ in train_epochs(
+        net, Classify(), batches, Recipe(epochs=1, batch=16, lr=0.1, warmup_epochs=0)
+    ):
         pass
     assert not torch.equal(net.head.fc.weight, before["head.fc.weight"])

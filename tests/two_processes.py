@@ -15,7 +15,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train.distributed import joined
-from fullstride.train.loop import evaluate, fit
+from fullstride.train.loop import evaluate, train_epochs
 from fullstride.train.recipe import Recipe
 
 
@@ -35,7 +35,7 @@ class Doubles:
 
     def epoch(self, number, start=0):
         for batch in self.batches.epoch(number, start):
-            yield batch.x.double(), batch.labels, batch.indices
+            yield batch.x.double(), batch.targets, batch.indices
 
 
 def main(out: str) -> None:
@@ -46,15 +46,15 @@ def main(out: str) -> None:
     with joined(torch.device("cpu")) as (ranks, _):
         share = (ranks.rank, ranks.world)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
-        images = replace(data.train, names=data.train.names[:64], labels=data.train.labels[:64])
+        images = data.train.subset(range(64))
         batches = Doubles(
             Batches(
                 images, TrainView(pre, Augmentation(flip=0)), batch=16, shuffle=True, share=share
             )
         )
         recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
-        epochs = list(fit(net, Classify(0.1), batches, recipe, ranks=ranks))
-        odd = replace(data.test, names=data.test.names[:21], labels=data.test.labels[:21])
+        epochs = list(train_epochs(net, Classify(0.1), batches, recipe, ranks=ranks))
+        odd = data.test.subset(range(21))
         score = evaluate(
             epochs[-1].average,
             Classify(),

@@ -32,7 +32,7 @@ PUBLIC = {
     "load_profile": "fullstride.latency",
     "open_data": "fullstride.data.dataset",
     "Recipe": "fullstride.train.recipe",
-    "fit": "fullstride.train.loop",
+    "train_epochs": "fullstride.train.loop",
     "evaluate": "fullstride.train.loop",
     "predict": "fullstride.deploy.predict",
     "export": "fullstride.deploy.export",

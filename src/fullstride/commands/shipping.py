@@ -192,7 +192,7 @@ def compared_on(where: str, bundle: "Bundle", data: str) -> "Sample":
     found = spread(images, COMPARED)
     if not found:
         raise ValueError("none of the images to compare on could be read: give others by --data")
-    return Sample(found, [images.labels[index] for index in found.indices])
+    return Sample(found, [images.targets[index] for index in found.indices])
 
 
 def spread(images: "Images", most: int) -> "Decoded":
@@ -204,7 +204,7 @@ def spread(images: "Images", most: int) -> "Decoded":
     chosen = replace(
         images,
         names=tuple(images.names[i] for i in places),
-        labels=tuple(images.labels[i] for i in places),
+        labels=tuple(images.targets[i] for i in places),
     )
     return Decoded(images, [places[place] for place, _ in chosen.readable()])
 

@@ -99,7 +99,7 @@ def train(
             weights=weights,
             device=place,
             workers=workers,
-            mark_every=mark_every,
+            checkpoint_every_steps=mark_every,
             teacher_cache=teacher_cache,
             ranks=ranks,
             watch=bar.watch,

@@ -7,11 +7,12 @@ scikit-learn, which redistributes it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -33,7 +34,7 @@ class Images:
     """Pictures in a fixed order, decoded when asked for."""
 
     names: tuple[str, ...]  # POSIX paths below the data folder
-    labels: tuple[int, ...]
+    targets: tuple[Any, ...]  # one for each image: its class as an int, or what a task makes of it
     read: Callable[
         [str], Image.Image
     ]  # a name's picture; must pickle, because loader workers get a copy
@@ -43,6 +44,15 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def subset(self, indices: Iterable[int]) -> "Images":
+        """The images at `indices`, in that order."""
+        chosen = list(indices)
+        return replace(
+            self,
+            names=tuple(self.names[index] for index in chosen),
+            targets=tuple(self.targets[index] for index in chosen),
+        )
 
     def picture(self, index: int) -> Image.Image:
         """Upright, of mode "L" or "RGB". Raises UnreadableImage."""
@@ -153,7 +163,7 @@ def _data_set(
     file: Callable[[str], Path | bytes] | None = None,
 ) -> DataSet:
     train, minival, test = (
-        Images(tuple(s.name for s in p), tuple(s.label for s in p), read, file) for p in parts
+        Images(tuple(s.name for s in p), tuple(s.target for s in p), read, file) for p in parts
     )
     fingerprint = hashlib.sha256(json.dumps([classes, parts]).encode()).hexdigest()[:16]
     return DataSet(name, where, classes, train, minival, test, channels, mirror, fingerprint)

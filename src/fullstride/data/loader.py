@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -88,7 +88,9 @@ class TestView:
 
 class Batch(NamedTuple):
     x: Tensor  # float32 (N, C, H, W), or what else `arrive` makes; on the device
-    labels: Tensor  # int64 (N,), on the device
+    targets: (
+        Any  # on the device: a tensor of N rows, for classes int64 (N,), or a list of N entries
+    )
     indices: Tensor  # int64 (N,), on the CPU: which images were asked for, also where another one stands in
 
 
@@ -138,11 +140,11 @@ class Batches:
                 f"views {views}: use a number of views of each image, or 0 for a new one in each epoch"
             )
         if per_class:
-            check_groups(images.labels, batch, per_class, share[1], shuffle)
+            check_groups(images.targets, batch, per_class, share[1], shuffle)
         self.images, self.device = images, torch.device(device)
         self.arrive = arrive or partial(to_input, pre=view.pre)
         self.skipped: dict[str, str] = {}
-        self._order = Order(images.labels, batch, seed, shuffle, share, per_class)
+        self._order = Order(images.targets, batch, seed, shuffle, share, per_class)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores is the caller's choice
             self._loader = DataLoader(
@@ -166,12 +168,12 @@ class Batches:
             warnings.simplefilter("ignore")
             loaded = iter(self._loader)
         read = 0
-        for pixels_nhwc, labels, indices, skipped in loaded:
+        for pixels_nhwc, targets, indices, skipped in loaded:
             self.skipped.update(skipped)
             read += len(indices)
             if len(indices):
                 x = self.arrive(pixels_nhwc.to(self.device, non_blocking=True))
-                yield Batch(x, labels.to(self.device, non_blocking=True), indices)
+                yield Batch(x, targets.to(self.device, non_blocking=True), indices)
             elif self._order.shuffle:
                 break  # not even a replacement was found
         alone = (
@@ -186,7 +188,7 @@ class Batches:
 
 class _Sample(NamedTuple):
     pixels: np.ndarray | None  # None: unreadable
-    label: int
+    target: Any
     wanted: int
     skipped: dict[str, str]
 
@@ -210,12 +212,12 @@ class _Samples(Dataset[_Sample]):
             if index not in self.unreadable:
                 try:
                     return _Sample(
-                        self._pixels(index, *key), self.images.labels[index], wanted, skipped
+                        self._pixels(index, *key), self.images.targets[index], wanted, skipped
                     )
                 except UnreadableImage as error:
                     self.unreadable[index] = error.reason
             skipped[self.images.names[index]] = self.unreadable[index]
-        return _Sample(None, -1, wanted, skipped)
+        return _Sample(None, None, wanted, skipped)
 
     def _pixels(self, index: int, epoch: int, wanted: int) -> np.ndarray:
         rng = np.random.default_rng(
@@ -235,15 +237,15 @@ def _bytes(source: Path | bytes) -> bytes:
 
 
 def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor, Tensor, dict[str, str]]:
-    """Pixels (N, H, W, C), labels and indices of those that could be read, and why others could not."""
+    """Pixels (N, H, W, C), targets and indices of those that could be read, and why others could not."""
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     good = [sample for sample in samples if sample.pixels is not None]
-    labels = torch.tensor([sample.label for sample in good], dtype=torch.long)
+    targets = torch.tensor([sample.target for sample in good], dtype=torch.long)
     indices = torch.tensor([sample.wanted for sample in good], dtype=torch.long)
     skipped = {name: reason for sample in samples for name, reason in sample.skipped.items()}
     return (
         torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)),
-        labels,
+        targets,
         indices,
         skipped,
     )

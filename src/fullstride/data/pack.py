@@ -146,7 +146,7 @@ def _pictures(
 
 
 def _picture(images: Images, index: int, channels: int, form: Form) -> Picture:
-    name, label = images.names[index], images.labels[index]
+    name, label = images.names[index], images.targets[index]
     if images.file is None:  # pixels without a file
         picture = images.picture(index)
         suffix, data = (

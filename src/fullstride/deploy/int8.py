@@ -194,7 +194,7 @@ def finetuned(
     for path in seen:
         parametrize.register_parametrization(student.get_submodule(path), "weight", RoundedWeight())
     with rounding(student, seen):
-        for _ in loop.fit(
+        for _ in loop.train_epochs(
             cast(Network | TimmNetwork, student),
             Classify(),
             watch(batches),

@@ -128,7 +128,7 @@ def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
         indices += [index for index, _ in batch]
         rows.append(probabilities(bundle, [picture for _, picture in batch]))
     found = np.concatenate(rows)
-    labels, guesses = np.array(data.test.labels)[indices], found.argmax(1)
+    labels, guesses = np.array(data.test.targets)[indices], found.argmax(1)
     wrong = np.flatnonzero(guesses != labels)[: SHOWN // 2]
     right = np.flatnonzero(guesses == labels)
     spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)

@@ -214,7 +214,7 @@ def endless(batches: Batches, first: int) -> Iterator[Batch]:
 
 def long_side(images: Images) -> float:
     step = math.ceil(len(images) / PICTURES)
-    few = replace(images, names=images.names[::step], labels=images.labels[::step])
+    few = images.subset(range(0, len(images), step))
     return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
 
 
@@ -228,5 +228,5 @@ def demand(learner: Learner, some: Batch, batch: int, seconds: float) -> Steps:
     x = some.x[repeated].contiguous(
         memory_format=torch.channels_last
     )  # as they come from the loader
-    samples = timed_steps(learner, x, some.labels[repeated], seconds)
+    samples = timed_steps(learner, x, some.targets[repeated], seconds)
     return Steps(batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples))

@@ -1,4 +1,4 @@
-"""How does a network learn? `fit` yields epochs; `evaluate` judges."""
+"""How does a network learn? `train_epochs` yields epochs; `evaluate` scores."""
 
 import math
 import os
@@ -39,14 +39,14 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Mark:
+class Checkpoint:
     """A place in training to go on from. `state` is of tensors and numbers only."""
 
     state: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Epoch(Mark):
+class Epoch(Checkpoint):
     """What one pass over the training images brought."""
 
     number: int  # from 0
@@ -59,7 +59,7 @@ class Epoch(Mark):
     )  # the averaged network, in evaluation mode; the one to judge and to keep
 
 
-def fit(
+def train_epochs(
     net: Network | TimmNetwork,
     task: Task,
     batches: Batches,
@@ -67,12 +67,12 @@ def fit(
     resume: dict[str, Any] | None = None,
     *,
     teacher: Answers | None = None,
-    mark_every: int = 0,
+    checkpoint_every_steps: int = 0,
     ranks: Ranks = ALONE,
-) -> Iterator[Mark]:
+) -> Iterator[Checkpoint]:
     """Train `net` in place. Yields an `Epoch` after each one: whoever iterates prints, evaluates, saves, stops.
 
-    With `mark_every`, a plain `Mark` is yielded after so many steps within an epoch too. `resume` is the `state`
+    With `checkpoint_every_steps`, a plain `Checkpoint` is yielded after so many steps within an epoch too. `resume` is the `state`
     of the last one that was seen; what follows is then the same, bit for bit where the device computes
     reproducibly, as if there had been no stop. `teacher` gives probabilities for the images of a batch.
     With several `ranks`, each process has its share of every batch in `batches`, and all yield the same.
@@ -98,12 +98,12 @@ def fit(
             with numerics(recipe.precision == "tf32", recipe.deterministic):
                 losses.append(learner.step(x, y, number * len(batches) + done - 1, indices))
             images += len(x)
-            marked = mark_every and done % mark_every == 0
+            marked = checkpoint_every_steps and done % checkpoint_every_steps == 0
             if done < last and (marked or done % CHECK_EVERY == 0):
                 learner.check(losses, number)
                 if marked:
                     left = time.perf_counter()
-                    yield Mark(learner.state(number, done, losses))
+                    yield Checkpoint(learner.state(number, done, losses))
                     away += time.perf_counter() - left
             mark = time.perf_counter()
         losses = list(ranks.mean(torch.stack(losses)))

@@ -38,7 +38,7 @@ def train(
     weights: str = "",
     device: torch.device | str = "cpu",
     workers: int = 0,
-    mark_every: int = 0,
+    checkpoint_every_steps: int = 0,
     teacher_cache: Path | None = None,
     ranks: Ranks = ALONE,
     watch: Callable[[Batches], loop.Batches] = lambda batches: batches,
@@ -46,14 +46,14 @@ def train(
     """Train `model` on `data` in `folder`; yields the log's row of each epoch, those of an earlier start first.
 
     Stopped at any time, the same call goes on from the last checkpoint, which is written after every epoch and, with
-    `mark_every`, after so many steps within one. The weights of the epoch with the best minival are kept as a bundle
+    `checkpoint_every_steps`, after so many steps within one. The weights of the epoch with the best minival are kept as a bundle
     beside it; with the recipe's patience they are the ones that are scored on the test at the end, else the last are.
     `teacher_cache` is a folder for a teacher's answers. `watch` may wrap the training batches, to show progress.
     Raises ValueError where the folder holds another run.
     """
-    if mark_every < 0:
+    if checkpoint_every_steps < 0:
         raise ValueError(
-            f"--mark-every {mark_every}: use a number of steps, or 0 for after each epoch only"
+            f"--mark-every {checkpoint_every_steps}: use a number of steps, or 0 for after each epoch only"
         )
     net, pre = beginning(model, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
@@ -101,14 +101,14 @@ def train(
 
     net.to(device)
     task = Classify(recipe.label_smoothing)
-    learning = loop.fit(
+    learning = loop.train_epochs(
         net,
         task,
         watch(batches),
         lasting,
         resume,
         teacher=teacher,
-        mark_every=mark_every,
+        checkpoint_every_steps=checkpoint_every_steps,
         ranks=ranks,
     )
     for epoch in () if run_folder.out_of_patience(rows, recipe) else learning:

@@ -130,7 +130,8 @@ def _held_out(root: Path, part: Path, classes: tuple[str, ...]) -> list[Sample]:
             f"{str(part)!r} has {listed(unknown)}, which the training images lack: add or remove it"
         )
     return [
-        s._replace(label=classes.index(names[s.label])) for s in _samples(root, part, tuple(names))
+        s._replace(target=classes.index(names[s.target]))
+        for s in _samples(root, part, tuple(names))
     ]
 
 

@@ -10,7 +10,7 @@ TEST_SHARE = 0.1
 
 class Sample(NamedTuple):
     name: str  # POSIX path below the data folder
-    label: int
+    target: int
     size: int  # bytes; -1 where a link leads nowhere
 
 
