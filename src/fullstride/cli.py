@@ -149,7 +149,7 @@ def find_recipe(name: str) -> Recipe:
             else f"choose from {', '.join(RECIPES)}, or give a file"
         )
         raise ValueError(f"no recipe named {name!r}: {hint}")
-    from fullstride.nets.bundle import read_json
+    from fullstride.storage import read_json
 
     return saved_recipe(read_json(path), name)
 

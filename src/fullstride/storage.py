@@ -69,7 +69,8 @@ def _bounds_in(hint: Any) -> tuple[tuple[Bounds, type], ...]:
     if get_origin(hint) is Annotated:
         kind, *metadata = get_args(hint)
         return tuple((each, kind) for each in metadata if isinstance(each, Bounds))
-    return tuple(each for part in get_args(hint) for each in _bounds_in(part))
+    parts = get_args(hint) if get_origin(hint) in (tuple, Union, UnionType) else ()
+    return tuple(each for part in parts for each in _bounds_in(part))
 
 
 # ---- JSON
@@ -97,7 +98,13 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 def to_json(instance: Any, names: Mapping[Any, str] | None = None) -> str:
     """A dataclass as JSON. `names` gives the name in the file of each class and function."""
-    return json.dumps(asdict(instance), indent=1, default=(names or {}).__getitem__)
+
+    def name(part: Any) -> str:
+        if names is None or part not in names:
+            raise TypeError(f"{part!r} has no form in JSON")
+        return names[part]
+
+    return json.dumps(asdict(instance), indent=1, default=name)
 
 
 def from_json(kind: type[T], data: Any, where: str, registry: Mapping[str, Any] | None = None) -> T:

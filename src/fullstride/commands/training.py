@@ -82,7 +82,7 @@ def train(
     """
     from fullstride.data.dataset import open_data
     from fullstride.measure.environment import choose_device
-    from fullstride.nets.bundle import read_json
+    from fullstride.storage import read_json
     from fullstride.train import run, run_folder
     from fullstride.train.distributed import joined
     from fullstride.train.tensorboard import open_board

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullstride.nets.bundle import MOST_JSON_BYTES
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.storage import MAX_JSON_BYTES
 
 Input = Literal["normalised", "pixels", "pictures"]
 Kind = Literal["fp32", "bf16", "fp16", "int8"]
@@ -45,7 +45,7 @@ class About:
     def read(cls, told: Mapping[str, str], path: Path) -> "About":
         """Raises ValueError, in one line, for what `strings` would not have written."""
         try:
-            if sum(map(len, told.values())) > MOST_JSON_BYTES:
+            if sum(map(len, told.values())) > MAX_JSON_BYTES:
                 raise ValueError("it says too much of itself")
             known: dict[str, Any] = {f.name: told[f.name] for f in fields(cls)}
             for key in ("classes", "preprocessing", "scores", "kept_float"):

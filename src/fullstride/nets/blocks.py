@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from fullstride.nets.layers import (
     halves,
     named,
 )
+from fullstride.storage import Bounds, check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +36,13 @@ class Style:
 class SE:
     """Where a block's squeeze-and-excitation stands and how narrow it is."""
 
-    at: Literal[
-        "inner", "out"
-    ]  # after the k x k convolution of a bottleneck, or at the end of the branch
-    ratio: float  # reduced channels / gated channels
-    least: int = 1  # reduced channels are never fewer
+    # after the k x k convolution of a bottleneck, or at the end of the branch
+    at: Literal["inner", "out"]
+    ratio: Annotated[float, Bounds(gt=0, le=64)]  # reduced channels / gated channels
+    least: Annotated[int, Bounds(ge=1, le=65_536)] = 1  # reduced channels are never fewer
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "SE ")
 
     def build(self, channels: int) -> SqueezeExcite:
         return SqueezeExcite(channels, max(int(channels * self.ratio), self.least))

@@ -2,23 +2,43 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fullstride import storage
 from fullstride.nets.checkpoints import check, read
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
-from fullstride.storage import atomic_write
+from fullstride.storage import atomic_write, read_json
 
 FORMAT = 1
-MOST_JSON_BYTES = 64 * 2**20  # 20,000 class names take less than 1 MiB
+HINT = "give the folder of a bundle or of a run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """The content of `bundle.json`. The fields are those of `Bundle`."""
+
+    format: Literal[1]
+    name: str
+    source: str
+    licence: str = ""
+    spec: Mapping[str, Any]  # of `NetSpec`, or {"timm": ...} of `TimmSpec`
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    recipe: Mapping[str, Any]
+    scores: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+
+FIELDS = [each.name for each in fields(Metadata) if each.name not in ("format", "spec")]
 
 
 @dataclass(frozen=True)
@@ -37,18 +57,11 @@ class Bundle:
 
     def save(self, folder: str | Path) -> None:
         """Write the folder beside its place and rename it; an earlier bundle there is replaced."""
-        about = {
-            "format": FORMAT,
-            "name": self.name,
-            "source": self.source,
-            "licence": self.licence,
-            "spec": json.loads(self.net.spec.to_json()),
-            "classes": list(self.classes),
-            "preprocessing": asdict(self.preprocessing),
-            "recipe": dict(self.recipe),
-            "scores": dict(self.scores),
-            "environment": dict(self.environment),
-        }
+        metadata = Metadata(
+            format=FORMAT,
+            spec=json.loads(self.net.spec.to_json()),
+            **{name: getattr(self, name) for name in FIELDS},
+        )
         with atomic_write(Path(folder)) as beside:
             beside.mkdir()
             state = {
@@ -56,33 +69,23 @@ class Bundle:
                 for name, value in self.net.state_dict().items()
             }
             save_file(state, beside / "weights.safetensors")
-            (beside / "bundle.json").write_text(json.dumps(about, indent=1))
+            (beside / "bundle.json").write_text(storage.to_json(metadata))
 
     @staticmethod
     def load(folder: str | Path) -> "Bundle":
         """Raises ValueError, in one line, for a folder that is not a whole bundle."""
         folder = Path(folder)
-        about = read_json(folder / "bundle.json")
+        path = folder / "bundle.json"
+        data = read_json(path, HINT)
+        version = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
+        if version != FORMAT:
+            raise ValueError(f"{path} has format {version!r}, this version reads format {FORMAT}")
+        metadata = storage.from_json(Metadata, data, str(path))
         try:
-            if about["format"] != FORMAT:
-                raise ValueError(f"format {about['format']!r}, this version reads format {FORMAT}")
-            preprocessing = about["preprocessing"]
-            preprocessing |= {key: tuple(preprocessing[key]) for key in ("mean", "std")}
-            bundle = Bundle(
-                net=load_network(about["spec"], folder / "weights.safetensors"),
-                preprocessing=Preprocessing(**preprocessing),
-                classes=tuple(map(str, about["classes"])),
-                licence=about.get("licence", ""),
-                **{
-                    key: about[key] for key in ("name", "source", "recipe", "scores", "environment")
-                },
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{folder}/bundle.json is not whole: {type(error).__name__} {error}"
-            ) from None
+            net = load_network(metadata.spec, folder / "weights.safetensors")
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
+        bundle = Bundle(net, **{name: getattr(metadata, name) for name in FIELDS})
         if len(bundle.classes) != bundle.net.spec.classes:
             raise ValueError(
                 f"{folder}: {len(bundle.classes)} class names for {bundle.net.spec.classes} logits"
@@ -94,34 +97,20 @@ def build(spec: NetSpec | TimmSpec) -> Network | TimmNetwork:
     return Network(spec) if isinstance(spec, NetSpec) else TimmNetwork(spec)
 
 
-def load_network(spec_data: dict, weights: Path) -> Network | TimmNetwork:
-    """The network of a bundle. Shapes are compared before any memory is taken for it."""
+def load_network(spec_data: Mapping[str, Any], weights: Path) -> Network | TimmNetwork:
+    """The network of a bundle's spec. Shapes are compared before memory is allocated for it."""
+    where = "bundle.json: spec"
     if "timm" in spec_data:
-        known = dict(spec_data["timm"])
-        spec = timm_spec(str(known.pop("name")), **{k: int(v) for k, v in known.items()})
+        timm = storage.from_json(TimmSpec, spec_data["timm"], where)
+        spec = timm_spec(**{name: getattr(timm, name) for name in spec_data["timm"]})
     else:
-        spec = NetSpec.from_json(json.dumps(spec_data))
+        spec = NetSpec.from_json(spec_data, where)
     state = read(weights)
     with torch.device("meta"):
         check({name: tuple(value.shape) for name, value in build(spec).state_dict().items()}, state)
     net = build(spec)
     net.load_state_dict(state)
     return net.eval()
-
-
-def read_json(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MOST_JSON_BYTES:
-            raise ValueError(
-                f"{path} is larger than {MOST_JSON_BYTES >> 20} MiB: it is not one of ours"
-            )
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(
-            f"no {path.name} in {path.parent}: give the folder of a bundle or of a run"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not whole JSON: {error}") from None
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:

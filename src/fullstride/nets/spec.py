@@ -1,12 +1,12 @@
 """What describes a network? Frozen data, `Stage` and `NetSpec`, and their JSON."""
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from torch import nn
 
+from fullstride import storage
 from fullstride.nets import init
 from fullstride.nets.blocks import (
     SE,
@@ -21,6 +21,7 @@ from fullstride.nets.blocks import (
     Stem,
     Style,
 )
+from fullstride.storage import Bounds, check_bounds
 
 # What JSON may name. Renaming a class or a function changes nothing on disk; changing a key here does.
 NAMED: dict[str, Any] = {
@@ -52,10 +53,12 @@ class Stage:
     stride: int = 1  # of the first block: 1, or 2 to halve the map
     ratio: float = 1.0  # channels between a block's convolutions / width
     kernel: int = 3
-    group_width: int = 0  # channels that a k x k convolution sees at once: 0 all, 1 depthwise
+    # channels that a k x k convolution sees at once: 0 all, 1 depthwise
+    group_width: Annotated[int, Bounds(ge=0)] = 0
     se: SE | None = None
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         for name, most in (("depth", MOST_BLOCKS), ("width", MOST_CHANNELS)):
             check_range(name, getattr(self, name), most)
         if self.stride not in (1, 2):
@@ -91,7 +94,8 @@ class NetSpec:
     stem: type[Stem]
     stem_width: int
     stages: tuple[Stage, ...]
-    head_width: int = 0  # channels of a 1 x 1 convolution before the global average; 0: none
+    # channels of a 1 x 1 convolution before the global average; 0: none
+    head_width: Annotated[int, Bounds(ge=0, le=MOST_CHANNELS)] = 0
     style: Style = field(default_factory=Style)
     init: Callable[[nn.Module], None] = init.resnet
     in_channels: int = 3
@@ -99,6 +103,7 @@ class NetSpec:
     resolution: int = 224  # pixels a side that the network is meant for; it takes any
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         for name in ("stem_width", "in_channels", "classes", "resolution"):
             check_range(name, getattr(self, name), MOST_CHANNELS * 16)
         if not self.stages or sum(stage.depth for stage in self.stages) > MOST_BLOCKS:
@@ -128,58 +133,12 @@ class NetSpec:
         return replace(self, stem_width=wide(self.stem_width), stages=stages, head_width=head)
 
     def to_json(self) -> str:
-        data = asdict(self)
-        data["stem"], data["init"] = NAMES[self.stem], NAMES[self.init]
-        for row, stage in zip(data["stages"], self.stages, strict=True):
-            row["block"] = NAMES[stage.block]
-        return json.dumps(data, indent=1)
+        return storage.to_json(self, NAMES)
 
     @staticmethod
-    def from_json(text: str) -> "NetSpec":
-        """Raises ValueError for anything that `to_json` would not write."""
-        try:
-            data = dict(json.loads(text))
-            data["stages"] = tuple(stage_from(dict(row)) for row in data["stages"])
-            data["style"] = build(Style, dict(data["style"]))
-            data["stem"], data["init"] = named(data["stem"], Stem), named(data["init"])
-            return build(NetSpec, data)
-        except (TypeError, KeyError, json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(
-                f"this is not the JSON of a network spec: {type(error).__name__} {error}"
-            ) from None
-
-
-def stage_from(row: dict) -> Stage:
-    row["block"] = named(row["block"], Block)
-    row["se"] = build(SE, dict(row["se"])) if row.get("se") else None
-    return build(Stage, row)
-
-
-def build(kind: type, values: dict) -> Any:
-    unknown = set(values) - {f.name for f in fields(kind)}
-    if unknown:
-        raise ValueError(
-            f"a network spec has no field {', '.join(sorted(unknown))} in {kind.__name__}"
-        )
-    return kind(**values)
-
-
-def named(name: str, kind: type | None = None) -> Any:
-    part = NAMED.get(name)
-    if (
-        part is None
-        or (isinstance(part, type) != (kind is not None))
-        or (kind and not issubclass(part, kind))
-    ):
-        fits = [
-            n
-            for n, p in NAMED.items()
-            if (issubclass(p, kind) if kind and isinstance(p, type) else kind is None)
-        ]
-        raise ValueError(
-            f"a network spec may not name {name!r} here: choose from {', '.join(fits)}"
-        )
-    return part
+    def from_json(data: str | Mapping[str, Any], where: str = "network spec") -> "NetSpec":
+        """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
+        return storage.from_json(NetSpec, data, where, NAMED)
 
 
 def check_range(name: str, value: Any, most: int) -> None:

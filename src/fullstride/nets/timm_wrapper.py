@@ -5,10 +5,14 @@ import math
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+
+from fullstride.storage import Bounds
+
+Size = Annotated[int, Bounds(ge=1, le=65_536)]  # in files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +20,9 @@ class TimmSpec:
     """A network that timm defines, by timm's own name."""
 
     name: str
-    in_channels: int = 3
-    classes: int = 1000
-    resolution: int = 224  # pixels a side that its weights are meant for
+    in_channels: Size = 3
+    classes: Size = 1000
+    resolution: Size = 224  # pixels a side that its weights are meant for
 
     @property
     def source(self) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from fullstride.latency.profiles import positive
 from fullstride.measure.protocols import Measurement
-from fullstride.nets.bundle import read_json
 from fullstride.papers.block_study import BlockTime
 from fullstride.papers.lines import TIMM
+from fullstride.storage import read_json
 from fullstride.tables.names import PRINTED
 
 LARGEST_BATCH = 64  # of the protocol genet that counts: GENet's figures are of this batch

@@ -15,8 +15,9 @@ from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
 from fullstride.nets import zoo
-from fullstride.nets.bundle import Bundle, read_json
+from fullstride.nets.bundle import Bundle
 from fullstride.report.page import Entry, Prediction
+from fullstride.storage import read_json
 from fullstride.train.run import fitting_data
 from fullstride.train.run_folder import ASKED, BUNDLE, logged
 

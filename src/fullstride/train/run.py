@@ -14,12 +14,13 @@ from fullstride.data.loader import Batches, TestView, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
-from fullstride.nets.bundle import Bundle, copy_weights, read_json
+from fullstride.nets.bundle import Bundle, copy_weights
 from fullstride.nets.fused.padding import padded_form, unpadded
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec
+from fullstride.storage import read_json
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, run_folder
 from fullstride.train.autotune import settled

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from fullstride.nets.bundle import read_json
-from fullstride.storage import atomic_write, recover_interrupted_write
+from fullstride.storage import atomic_write, read_json, recover_interrupted_write
 from fullstride.train.recipe import Recipe
 
 ASKED, LOG, CHECKPOINT, BEST, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "best", "bundle"
