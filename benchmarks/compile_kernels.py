@@ -63,12 +63,7 @@ def forms() -> dict[str, Callable[[], Any]]:
             memory_format=torch.channels_last
         )
 
-    x, half, pixels, mean = (
-        maps(),
-        maps(SIDE // 2),
-        torch.zeros(N, SIDE, SIDE, 3, dtype=torch.uint8),
-        torch.ones(3),
-    )
+    x, half = maps(), maps(SIDE // 2)
     c, nc = torch.ones(C), torch.ones(N, C)
     affine, slopes, codes = Affine(c, nc, nc), Slopes(nc, nc, nc), x.to(torch.int8)
     return {
@@ -110,7 +105,6 @@ def forms() -> dict[str, Callable[[], Any]]:
         "blurred": lambda: passes.blurred(x, affine, 0.01),
         "blurred_sums": lambda: passes.blurred_sums(half, nc, x, affine, 0.01),
         "blurred_gradients": lambda: passes.blurred_gradients(half, nc, x, affine, slopes, 0.01),
-        "fold": lambda: passes.fold(pixels, 4, mean, mean, torch.bfloat16),
     }
 
 

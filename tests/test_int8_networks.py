@@ -220,7 +220,7 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
                 None,
                 ALONE,
             ),
-            "timm/resnet18 has no lean form: leave recipe.int8_maps out",
+            "resnet18 has no lean form: leave recipe.int8_maps out",
         ),
     ],
 )

@@ -59,8 +59,8 @@ def test_without_triton_the_plain_passes_are_chosen_also_for_a_gpu():
 import sys
 sys.modules["triton"] = None
 import torch
-from fullstride.nets.fused.dispatch import choose, plain
-print(choose(torch.zeros(1)) is plain)
+from fullstride.nets.fused.dispatch import choose, reference
+print(choose(torch.zeros(1)) is reference)
 """
     assert run("-c", code, TRITON_INTERPRET="1") == "True\n"
 
@@ -88,7 +88,6 @@ def test_every_kernel_compiles_for_hopper_without_spills_and_reads_and_writes_ma
             each
         )  # no value of 16 bits, and no byte, comes or goes alone
         widest = {
-            "fold": 32,
             "join: of codes + normed codes": 64,
         }  # 8 codes are as many as a thread takes at once
         assert max(loads) == widest.get(each["form"], 128), each

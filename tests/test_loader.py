@@ -123,10 +123,6 @@ def test_a_batch_holds_the_views_as_input_and_their_labels():
     assert torch.equal(batch.x, to_input(pixels_nhwc, GRAY))
     assert batch.targets.tolist() == list(images.targets)
     assert (batch.x.dtype, batch.targets.dtype) == (torch.float32, torch.int64)
-    (other,) = Batches(
-        images, TEST, batch=10, arrive=lambda x: to_input(x, replace(GRAY, std=(0.5,)))
-    ).epoch(0)
-    torch.testing.assert_close(other.x * 2, batch.x)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""How do pictures reach the device? `Batches` decodes them in workers and sends bytes; floats are made on arrival.
+"""How do pictures reach the device? `Batches` decodes them in workers and sends bytes; they become floats on the device.
 
 The order of an epoch and every random draw depend on seed, epoch and sample alone, so that neither the number of
 workers nor a resumed run changes a single pixel.
@@ -7,9 +7,8 @@ workers nor a resumed run changes a single pixel.
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -87,7 +86,7 @@ class TestView:
 
 
 class Batch(NamedTuple):
-    x: Tensor  # float32 (N, C, H, W), or what else `arrive` makes; on the device
+    x: Tensor  # float32 (N, C, H, W), on the device
     targets: (
         Any  # on the device: a tensor of N rows, for classes int64 (N,), or a list of N entries
     )
@@ -120,8 +119,6 @@ class Batches:
         shuffle: bool = False,
         workers: int = 0,  # processes that decode; 0: this one
         device: str | torch.device = "cpu",
-        arrive: Callable[[Tensor], Tensor]
-        | None = None,  # bytes (N, H, W, C) on the device -> x; None: `to_input`
         share: tuple[int, int] = (
             0,
             1,
@@ -141,8 +138,7 @@ class Batches:
             )
         if per_class:
             check_groups(images.targets, batch, per_class, share[1], shuffle)
-        self.images, self.device = images, torch.device(device)
-        self.arrive = arrive or partial(to_input, pre=view.pre)
+        self.images, self.view, self.device = images, view, torch.device(device)
         self.skipped: dict[str, str] = {}
         self._order = Order(images.targets, batch, seed, shuffle, share, per_class)
         with warnings.catch_warnings():
@@ -172,7 +168,7 @@ class Batches:
             self.skipped.update(skipped)
             read += len(indices)
             if len(indices):
-                x = self.arrive(pixels_nhwc.to(self.device, non_blocking=True))
+                x = to_input(pixels_nhwc.to(self.device, non_blocking=True), self.view.pre)
                 yield Batch(x, targets.to(self.device, non_blocking=True), indices)
             elif self._order.shuffle:
                 break  # not even a replacement was found

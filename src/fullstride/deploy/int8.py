@@ -15,9 +15,8 @@ from torch.nn.utils import parametrize
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.loader import Batches
-from fullstride.nets.network import Network
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, run
 from fullstride.train.distributed import ALONE
@@ -177,7 +176,7 @@ def finetuned(
 ) -> nn.Module:
     """A copy of `net` on the CPU whose weights bear int8 better, or one as it is where that does not come of it.
 
-    `net` is a `Network` or a `TimmNetwork` with its batch norms folded. With all layers rounded it learns to say what
+    `net` is a `Backbone` with its batch norms folded. With all layers rounded it learns to say what
     it says without, from the training pictures of `data` but not from their classes, so that it stays the same
     network. Gradients pass the rounding as if it were not there (arXiv:1712.05877). Ranges are those of `images`
     (N, C, H, W). `watch` may wrap the batches, to show progress.
@@ -195,7 +194,7 @@ def finetuned(
         parametrize.register_parametrization(student.get_submodule(path), "weight", RoundedWeight())
     with rounding(student, seen):
         for _ in loop.train_epochs(
-            cast(Network | TimmNetwork, student),
+            cast(Backbone, student),
             Classify(),
             watch(batches),
             recipe,

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -121,7 +122,7 @@ class Step:
                 return self.forward(self.images)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             # masks are drawn outside of what may be compiled, as in training
-            masks = (self.net.draw(len(self.images)),) if isinstance(self.net, Network) else ()
+            masks = (self.net.draw(len(self.images)),) if isinstance(self.net, Backbone) else ()
             logits = self.forward(self.images, *masks).float()
             if self.targets is None:
                 self.targets = torch.randint(logits.shape[1], (len(logits),), device=self.device)

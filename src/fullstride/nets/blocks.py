@@ -266,8 +266,6 @@ class DeepConvStem(DeepStem):
 class SpaceToDepthStem(Stem):
     """Fold 4 x 4 patches into channels, then one 3 x 3 convolution at a quarter of the resolution.
 
-    Images that were folded on the way in, (N, 16 in_channels, H/4, W/4), are taken as they are.
-
     Source: TResNet, arXiv:2003.13630; Table 2 prints a 1 x 1 convolution, the authors confirmed 3 x 3
     (Alibaba-MIIL/TResNet#22).
     """
@@ -277,8 +275,7 @@ class SpaceToDepthStem(Stem):
     def __init__(self, in_channels: int, width: int, style: Style):
         super().__init__(in_channels, width, style)
         self.fold = SpaceToDepth()
-        self.folded = in_channels * self.stride**2
-        self.conv = ConvNorm(self.folded, width, 3, slope=style.stem_slope)
+        self.conv = ConvNorm(in_channels * self.stride**2, width, 3, slope=style.stem_slope)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x if x.shape[1] == self.folded else self.fold(x))
+        return self.conv(self.fold(x))

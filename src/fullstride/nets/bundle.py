@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullstride import storage
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.checkpoints import check, read
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
@@ -45,7 +46,7 @@ FIELDS = [each.name for each in fields(Metadata) if each.name not in ("format", 
 class Bundle:
     """A trained network with all that is needed to use it and to know where it came from."""
 
-    net: Network | TimmNetwork
+    net: Backbone
     name: str  # what it is called in tables: a network's name, or what the user made of it
     classes: tuple[str, ...]  # in the order of the logits
     preprocessing: Preprocessing
@@ -93,11 +94,11 @@ class Bundle:
         return bundle
 
 
-def build(spec: NetSpec | TimmSpec) -> Network | TimmNetwork:
+def build(spec: NetSpec | TimmSpec) -> Backbone:
     return Network(spec) if isinstance(spec, NetSpec) else TimmNetwork(spec)
 
 
-def load_network(spec_data: Mapping[str, Any], weights: Path) -> Network | TimmNetwork:
+def load_network(spec_data: Mapping[str, Any], weights: Path) -> Backbone:
     """The network of a bundle's spec. Shapes are compared before memory is allocated for it."""
     where = "bundle.json: spec"
     if "timm" in spec_data:

@@ -1,30 +1,25 @@
 """How does data become a module? The one builder: `Network(spec)`."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fullstride.nets.backbone import Backbone, Masks
 from fullstride.nets.fused.batch_norm import invertible
 from fullstride.nets.layers import ConvNorm, Head, Lean, Save
 from fullstride.nets.spec import NetSpec, Stage
 
 
-class Masks(NamedTuple):
-    """What chance leaves out of one training step. None: nothing."""
-
-    branches: tuple[Tensor | None, ...]  # (N, 1, 1, 1) for every block
-    pooled: Tensor | None  # (N, channels of the global average)
-
-
-class Network(nn.Module):
+class Network(Backbone):
     """Stem, stages, head, as `spec` says: (N, in_channels, H, W) -> (N, K) logits. Any H and W.
 
     `channels` and `strides` describe what `features` returns.
     """
 
+    spec: NetSpec  # pyright: ignore[reportIncompatibleVariableOverride]
     classifier = "head.fc"
     lean_group: str | None = None  # name of the processes that `lean` was given; None: not lean
     int8_maps = False  # as `lean` was given
@@ -42,10 +37,17 @@ class Network(nn.Module):
             ends[stride] = width
         self.stages = nn.Sequential(*stages)
         self.head = Head(width, spec.head_width, spec.classes)
-        self.strides: tuple[int, ...] = tuple(ends)
-        self.channels: tuple[int, ...] = tuple(ends.values())
+        self._channels = ends  # by stride
         self.regularise()
         spec.init(self)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(self._channels)
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        return tuple(self._channels.values())
 
     def regularise(
         self,
@@ -98,6 +100,12 @@ class Network(nn.Module):
         """What each batch norm keeps while the network learns lean; nothing where it does not."""
         layers = [layer for layer in self.modules() if isinstance(layer, ConvNorm)]
         return [layer.lean.save for layer in layers if layer.lean]
+
+    def saved_tensor_choices(self) -> list[str]:
+        return list(self.saves)
+
+    def restore_saved_tensor_choices(self, choices: Sequence[str]) -> None:
+        self.choose_saves(cast(Sequence[Save], choices))
 
     def choose_saves(self, saves: Sequence[Save] = ()) -> None:
         """Decide what each batch norm keeps, or take it over: an epoch that goes on must round as it began."""

@@ -5,11 +5,12 @@ import math
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fullstride.nets.backbone import Backbone, Masks
 from fullstride.storage import Bounds
 
 Size = Annotated[int, Bounds(ge=1, le=65_536)]  # in files
@@ -62,8 +63,11 @@ def released(name: str):
         return None
 
 
-class TimmNetwork(nn.Module):
+class TimmNetwork(Backbone):
     """A network of timm: (N, in_channels, H, W) -> (N, K) logits. It accepts the sizes that timm's accepts."""
+
+    spec: TimmSpec  # pyright: ignore[reportIncompatibleVariableOverride]
+    root = "net"
 
     def __init__(self, spec: TimmSpec):
         import timm
@@ -80,14 +84,14 @@ class TimmNetwork(nn.Module):
         self.classifier = f"net.{self.net.pretrained_cfg['classifier']}"
         self.dropout = 0.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         return self.net(x)
 
-    def embed(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         """What the classifier sees: (N, C)."""
         return self.logits_and_embedding(x)[1]
 
-    def logits_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
         """`forward` and `embed` in one pass."""
         if self.training and self.dropout:
             # some of timm's networks draw it before the embedding and some behind
@@ -122,7 +126,11 @@ class TimmNetwork(nn.Module):
             self.train(training)
 
     def regularise(
-        self, *, drop_path: float = 0.0, by: str = "block", dropout: float = 0.0
+        self,
+        *,
+        drop_path: float = 0.0,
+        by: Literal["block", "stage"] = "block",
+        dropout: float = 0.0,
     ) -> None:
         """As of our networks, but timm's own layers draw the masks; rates that it decides itself stay its own."""
         import timm
@@ -156,11 +164,11 @@ class TimmNetwork(nn.Module):
         maps = self.net.forward_intermediates(x, intermediates_only=True)
         return tuple({m.shape[2:]: m for m in maps}.values())
 
-    @cached_property
+    @property
     def channels(self) -> tuple[int, ...]:
         return tuple(m.shape[1] for m in self.sample)
 
-    @cached_property
+    @property
     def strides(self) -> tuple[int, ...]:
         return tuple(round(self.spec.resolution / m.shape[2]) for m in self.sample)
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from fullstride.nets import checkpoints, families
+from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build
 from fullstride.nets.fused.padding import padded_form
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
+from fullstride.nets.timm_wrapper import TimmSpec, timm_spec
 from fullstride.nets.weights import hub
 
 
@@ -34,7 +35,7 @@ def create(
     efficiency: Literal["plain", "lean"] = "plain",
     padded: bool = False,
     int8: bool = False,
-) -> Network | TimmNetwork:
+) -> Backbone:
     """A network with fresh weights: a name of ours, or any of timm's as `timm/NAME`.
 
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
@@ -65,7 +66,7 @@ def create(
         net = padded_form(net, name)
     if efficiency == "plain":
         return net
-    if isinstance(net, TimmNetwork):
+    if not isinstance(net, Network):
         raise ValueError(
             f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists"
         )
@@ -102,7 +103,7 @@ def load(what: str | Path, name: str | None = None) -> Bundle:
 
 def measurable(
     names: Sequence[str], beside: Mapping[str, int] | None = None
-) -> dict[str, Network | TimmNetwork]:
+) -> dict[str, Backbone]:
     """Networks to be measured on the same input: runs and bundles as they are, names with fresh weights.
 
     Names are built for the input channels of the first folder, or of what else is measured: `beside` gives those by
@@ -118,7 +119,7 @@ def measurable(
     return {name: folders.get(name) or create(name, in_channels=wanted) for name in names}
 
 
-def family_preprocessing(spec: NetSpec | TimmSpec) -> Preprocessing:
+def family_preprocessing(spec: Spec) -> Preprocessing:
     """What the papers feed their networks; ImageNet's mean and deviation for all others. Gray pictures stay in 0..1."""
     stem = spec.stem if isinstance(spec, NetSpec) else None
     mean, std = IMAGENET_MEAN, IMAGENET_STD

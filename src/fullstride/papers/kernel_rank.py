@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.measure.memory.activation_bytes import stages
-from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.nets.backbone import Backbone
 
 THRESHOLD = 0.5
 LEAST_VALUES = 128  # of small matrices several are drawn, until a block of them has so many: a share is then right to 2 %
@@ -65,7 +65,7 @@ def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
     """
     if not 0 < threshold < 1:
         raise ValueError(f"threshold {threshold:g}: use a number between 0 and 1, as {THRESHOLD}")
-    prefix = "net." if isinstance(net, TimmNetwork) else ""
+    prefix = f"{net.root}." if isinstance(net, Backbone) and net.root else ""
     convs = {
         name.removeprefix(prefix): part
         for name, part in net.named_modules()

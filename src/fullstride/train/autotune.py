@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride.data.transforms.crop import to_input
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory.limits import lacks_memory
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.measure.timing import timed_calls, warm_up
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.storage import atomic_write
 from fullstride.tasks.classify import Classify
-from fullstride.train.batches import arrival
 from fullstride.train.distributed import ALONE
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.recipe import Recipe
@@ -50,7 +50,7 @@ DECISIVE += ("deterministic", "int8_maps")
 
 def settled(
     recipe: Recipe,
-    net: Network | TimmNetwork,
+    net: Backbone,
     pre: Preprocessing,
     device: torch.device | str,
     processes: int = 1,
@@ -102,7 +102,7 @@ def remembered(path: Path) -> dict[str, Any]:
 
 
 def tried(
-    recipe: Recipe, net: Network | TimmNetwork, pre: Preprocessing, device: torch.device, batch: int
+    recipe: Recipe, net: Backbone, pre: Preprocessing, device: torch.device, batch: int
 ) -> dict[str, float]:
     """Images/s of each way whose batch fits into memory."""
     ways = ["plain", "lean"] if isinstance(net, Network) else ["plain"]
@@ -121,16 +121,14 @@ def tried(
 
 
 def rate(
-    recipe: Recipe, net: Network | TimmNetwork, pre: Preprocessing, device: torch.device, batch: int
+    recipe: Recipe, net: Backbone, pre: Preprocessing, device: torch.device, batch: int
 ) -> float:
     """Images/s of training steps on random images, the median over blocks."""
     learner = Learner(
         copy.deepcopy(net).to(device).train(), Classify(), recipe.lasting(1000), 1000, None, ALONE
     )
     shape = batch, pre.resolution, pre.resolution, pre.channels
-    x = arrival(net, pre, recipe, device)(
-        torch.randint(256, shape, dtype=torch.uint8, device=device)
-    )
+    x = to_input(torch.randint(256, shape, dtype=torch.uint8, device=device), pre)
     labels = torch.arange(batch, device=device) // max(recipe.per_class, 1) % net.spec.classes
     return statistics.median(timed_steps(learner, x, labels, SECONDS))
 

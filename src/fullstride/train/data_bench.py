@@ -148,7 +148,7 @@ def balance(
         """The same pictures in batches that do not take minutes; what is seen of each does not depend on the batch."""
         batch = max(1, min(batch, recipe.batch, len(data.train)))
         seen = replace(recipe, batch=batch, accumulate=1, triplet=0.0, per_class=0, grow_from=None)
-        return training_batches(data, pre, seen, device, workers, ALONE, net)
+        return training_batches(data, pre, seen, device, workers, ALONE)
 
     feed, some = supply(smaller, workers, device, seconds, data.train)
     steps = demand(learner, some, min(recipe.batch, len(data.train)), seconds)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fullstride.nets.network import Masks, Network
-from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.nets.backbone import Backbone, Masks
+from fullstride.nets.network import Network
 from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.tasks.task import Task
 from fullstride.train.distill import Answers
@@ -54,13 +54,11 @@ class Epoch(Checkpoint):
     lr: float  # of its last step
     images_per_s: float  # since the epoch began or went on
     data_share: float  # of that time, spent waiting for images
-    average: (
-        Network | TimmNetwork
-    )  # the averaged network, in evaluation mode; the one to judge and to keep
+    average: Backbone  # the averaged network, in evaluation mode; the one to judge and to keep
 
 
 def train_epochs(
-    net: Network | TimmNetwork,
+    net: Backbone,
     task: Task,
     batches: Batches,
     recipe: Recipe,
@@ -84,8 +82,8 @@ def train_epochs(
     first, start, losses = learner.resume(resume) if resume else (0, 0, [])
     for number in range(first, math.ceil(steps / len(batches))):
         net.train()
-        if start and isinstance(net, Network):
-            net.choose_saves(learner.saves)
+        if start:
+            net.restore_saved_tensor_choices(learner.saved_tensor_choices)
         last = min(
             len(batches), steps - number * len(batches)
         )  # the last epoch may be a part of one
@@ -113,7 +111,7 @@ def train_epochs(
         state = learner.state(number + 1, 0, [])
         lr = lr_at(number + (last - 0.5) / len(batches), recipe)
         rate = ranks.world * images / took
-        average = cast(Network | TimmNetwork, learner.average.net)
+        average = cast(Backbone, learner.average.net)
         yield Epoch(state, number, loss, lr, rate, waited / took, average)
         start, losses = 0, []
 
@@ -123,7 +121,7 @@ class Learner:
 
     def __init__(
         self,
-        net: Network | TimmNetwork,
+        net: Backbone,
         task: Task,
         recipe: Recipe,
         per_epoch: int,
@@ -158,10 +156,10 @@ class Learner:
             net.lean(recipe.efficiency in ("lean", "compiled"), int8=recipe.int8_maps)
         elif recipe.efficiency == "lean":
             raise ValueError(
-                f"timm/{net.spec.name} has no lean form: set recipe.efficiency to plain or compiled"
+                f"{net.spec.source} has no lean form: set recipe.efficiency to plain or compiled"
             )
         elif recipe.int8_maps:
-            raise ValueError(f"timm/{net.spec.name} has no lean form: leave recipe.int8_maps out")
+            raise ValueError(f"{net.spec.source} has no lean form: leave recipe.int8_maps out")
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
@@ -225,8 +223,7 @@ class Learner:
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(recipe.precision)
         with torch.autocast(self.device.type, half, enabled=half is not None):
             # Masks are drawn here, outside of what may be compiled; timm's networks draw their own.
-            masks = (self.net.draw(len(x)),) if isinstance(self.net, Network) else ()
-            given = self.forward(x, *masks)
+            given = self.forward(x, self.net.draw(len(x)))
             logits, embedding = given if recipe.triplet else (given, None)
             logits = logits.float() if half else logits
             loss = self.task.loss(logits, targets)
@@ -260,7 +257,7 @@ class Learner:
             "average": self.average.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "saves": self.net.saves if isinstance(self.net, Network) else [],
+            "saves": self.net.saved_tensor_choices(),
         }
 
     def resume(self, state: dict[str, Any]) -> tuple[int, int, list[Tensor]]:
@@ -268,19 +265,19 @@ class Learner:
         self.average.net.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self.saves = state["saves"]
+        self.saved_tensor_choices = state["saves"]
         return state["epochs"], state["index"], list(state["losses"].to(self.device))
 
 
 class WithEmbedding(nn.Module):
     """Logits and what the classifier saw, in one forward pass, for losses on both."""
 
-    def __init__(self, net: Network | TimmNetwork):
+    def __init__(self, net: Backbone):
         super().__init__()
         self.net = net
 
-    def forward(self, x: Tensor, *masks: Masks) -> tuple[Tensor, Tensor]:
-        return self.net.logits_and_embedding(x, *masks)
+    def forward(self, x: Tensor, masks: Masks | None) -> tuple[Tensor, Tensor]:
+        return self.net.logits_and_embedding(x, masks)
 
 
 @contextmanager

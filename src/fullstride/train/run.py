@@ -14,17 +14,16 @@ from fullstride.data.loader import Batches, TestView, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
+from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.bundle import Bundle, copy_weights
 from fullstride.nets.fused.padding import padded_form, unpadded
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec
 from fullstride.storage import read_json
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, run_folder
 from fullstride.train.autotune import settled
-from fullstride.train.batches import arrival
 from fullstride.train.distill import Answers, Remembered, fitting_teacher
 from fullstride.train.distributed import ALONE, Ranks
 from fullstride.train.recipe import Recipe
@@ -67,7 +66,7 @@ def train(
         before = ranks.gather(run_folder.settled_before(folder))[0]
         chosen = before or settled(lasting, net, pre, device, ranks.world).efficiency
         lasting = lasting.settled_on(ranks.gather(chosen)[0])
-    batches = training_batches(data, pre, lasting, device, workers, ranks, net)
+    batches = training_batches(data, pre, lasting, device, workers, ranks)
     teacher = answers(data, pre, lasting, device, teacher_cache)
     asked = run_folder.Asked(
         model=model,
@@ -88,7 +87,7 @@ def train(
     if (folder / run_folder.BUNDLE).is_dir():
         return
 
-    def bundle(net: Network | TimmNetwork, scores: Mapping[str, Any]) -> Bundle:
+    def bundle(net: Backbone, scores: Mapping[str, Any]) -> Bundle:
         return Bundle(
             net=as_asked(net, spec),
             name=folder.name,
@@ -160,7 +159,7 @@ def train(
     ranks.first_does(bundle(net, scores).save, folder / run_folder.BUNDLE)
 
 
-def as_asked(net: Network | TimmNetwork, spec: NetSpec | TimmSpec) -> Network | TimmNetwork:
+def as_asked(net: Backbone, spec: Spec) -> Backbone:
     """The network of `spec` that may have learned padded."""
     return unpadded(net, spec) if isinstance(net, Network) and isinstance(spec, NetSpec) else net
 
@@ -221,12 +220,8 @@ def training_batches(
     device: torch.device | str,
     workers: int,
     ranks: Ranks,
-    net: Network | TimmNetwork | None = None,
 ) -> Batches:
-    """The training images as the recipe shows them; of several processes each gets its share of every batch.
-
-    They come as pictures, but folded for `net` where its stem may take them so (see `arrival`).
-    """
+    """The training images as the recipe shows them; each process gets its share of every batch."""
     parts = ranks.world * recipe.accumulate
     if recipe.batch % parts or (ranks.together and len(data.train) < recipe.batch):
         raise ValueError(
@@ -256,13 +251,12 @@ def training_batches(
         workers=workers,
         device=device,
         share=(ranks.rank, ranks.world),
-        arrive=arrival(net, pre, recipe, device) if net else None,
     )
 
 
 def beginning(
     model: str, data: DataSet, recipe: Recipe, weights: str
-) -> tuple[Network | TimmNetwork, Preprocessing]:
+) -> tuple[Backbone, Preprocessing]:
     """The network before training, with fresh or given weights, and the pixels it wants."""
     torch.manual_seed(recipe.seed)
     net = zoo.create(

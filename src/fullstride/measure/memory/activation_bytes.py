@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullstride.measure.cost.flops import on_meta
 from fullstride.measure.workload import Precision
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
-from fullstride.nets.timm_wrapper import TimmNetwork
 
 FEW, MORE = 2, 4  # images: what grows between these two batches is kept for each image
 MOST = 0.8  # of all modules: a child that holds more of them is no stage, and its children are
@@ -154,8 +154,8 @@ def imagined(net: nn.Module, device: str) -> nn.Module:
 
 def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
     """Name -> modules that are called: stem, stages and head of our networks, the top level of others."""
-    if isinstance(net, TimmNetwork):
-        net = net.net
+    if isinstance(net, Backbone):
+        net = net.get_submodule(net.root)
     if isinstance(net, Network):
         found = {
             "stem": net.stem,

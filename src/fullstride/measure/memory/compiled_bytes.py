@@ -9,8 +9,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
 from fullstride.measure.workload import Precision, compiling
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.fused.compile import KeepLittle
-from fullstride.nets.network import Network
 
 BATCH = 7  # images: what is no map and has a first side of 7 is counted too, but is small
 CONVOLUTIONS = ("aten::convolution", "fullstride::conv", "fullstride::pool")
@@ -72,7 +72,7 @@ def compiled_bytes(
     kind = getattr(torch, precision)
     net = copy.deepcopy(net).to("cpu", kind).train()
     watch = Watch(recompute)
-    masks = (net.draw(BATCH),) if isinstance(net, Network) else ()
+    masks = (net.draw(BATCH),) if isinstance(net, Backbone) else ()
     with compiling(True):
         call = torch.compile(
             net, fullgraph=True, dynamic=False, options={"custom_partitioner_fn": watch}

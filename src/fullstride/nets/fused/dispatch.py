@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullstride.nets.fused import reference
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)  # the last for `fold`
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def choose(x: Tensor) -> ModuleType:

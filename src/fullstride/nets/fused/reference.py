@@ -209,24 +209,6 @@ def blurred_gradients(
     return sloped(d, wide(x) - per_map(affine.pivot_c), slopes).to(x.dtype)
 
 
-def fold(
-    pixels_nhwc: Tensor, patch: int, mean_c: Tensor, std_c: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """Bytes to normalised values and patches of pixels to channels: uint8 (N, H, W, C) -> (N, patch^2 C, H/p, W/p).
-
-    (byte / 255 - mean) / std, ordered (row, column, C), channels last in memory; sides must divide by `patch`.
-    """
-    n, h, w, c = pixels_nhwc.shape
-    tiles = pixels_nhwc.view(n, h // patch, patch, w // patch, patch, c).permute(0, 1, 3, 2, 4, 5)
-    x = tiles.to(torch.float32, memory_format=torch.contiguous_format)
-    x = x.view(n, h // patch, w // patch, patch * patch * c)
-    mean, std = mean_c.repeat(patch * patch), std_c.repeat(patch * patch)
-    x.div_(x.new_full((1,), 255)).sub_(mean).div_(
-        std
-    )  # on a GPU, by 255 alone would be a product with its reciprocal
-    return x.to(dtype).permute(0, 3, 1, 2)
-
-
 def wide(t: Tensor) -> Tensor:
     """In the precision that sums are taken in."""
     return t if t.dtype == torch.float64 else t.float()

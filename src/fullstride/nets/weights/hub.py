@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from fullstride.nets import families
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork, released, timm_spec
@@ -40,7 +41,7 @@ HUB = {
 class Pretrained(NamedTuple):
     """A network with released weights, in evaluation mode, and the metadata that came with them."""
 
-    net: Network | TimmNetwork
+    net: Backbone
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     source: str

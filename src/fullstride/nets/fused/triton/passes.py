@@ -14,7 +14,6 @@ from torch import Tensor, empty_like
 
 from fullstride.nets.fused.reference import Affine, Slopes
 from fullstride.nets.fused.triton.blur import blurred, blurred_gradients, blurred_sums
-from fullstride.nets.fused.triton.fold import fold
 from fullstride.nets.fused.triton.gate import (
     gated,
     gated_gradients,
@@ -47,7 +46,6 @@ __all__ = [
     "blurred",
     "blurred_gradients",
     "blurred_sums",
-    "fold",
     "gated",
     "gated_gradients",
     "gated_sums",

@@ -1,0 +1,89 @@
+"""What does every network offer, one of this package or of timm? `Backbone`, their common base class."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+
+class Masks(NamedTuple):
+    """The random masks of one training step. None: nothing is dropped."""
+
+    branches: tuple[Tensor | None, ...]  # of stochastic depth, (N, 1, 1, 1) for every block
+    pooled: Tensor | None  # of dropout, (N, channels of the global average)
+
+
+class Spec(Protocol):
+    """The description of a network, as frozen data."""
+
+    @property
+    def in_channels(self) -> int: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def resolution(self) -> int: ...
+
+    @property
+    def source(self) -> str: ...
+
+    def to_json(self) -> str: ...
+
+
+class Backbone(nn.Module, ABC):
+    """A classifier with a feature pyramid: (N, in_channels, H, W) -> (N, K) logits.
+
+    `channels` and `strides` describe what `features` returns.
+    """
+
+    spec: Spec
+    classifier: str  # path of the linear layer that gives the logits
+    root = ""  # path of the module that holds stem, stages and head; "" is the network itself
+    is_fused = False  # whether it trains by the operators of `nets.fused`
+
+    @property
+    @abstractmethod
+    def channels(self) -> tuple[int, ...]: ...
+
+    @property
+    @abstractmethod
+    def strides(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
+        """Logits (N, K). In training, masks are drawn if none are passed."""
+
+    @abstractmethod
+    def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
+        """The input of the classifier before dropout: (N, C)."""
+
+    @abstractmethod
+    def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
+        """`forward` and `embed` in one pass."""
+
+    @abstractmethod
+    def features(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The last map at every stride, each (N, channels[i], H / strides[i], W / strides[i])."""
+
+    @abstractmethod
+    def regularise(
+        self,
+        *,
+        drop_path: float = 0.0,
+        by: Literal["block", "stage"] = "block",
+        dropout: float = 0.0,
+    ) -> None:
+        """Set the rates of stochastic depth and of dropout."""
+
+    def draw(self, images: int) -> Masks | None:
+        """Masks for one training step of `images` images; None if the layers draw their own."""
+        return None
+
+    def saved_tensor_choices(self) -> list[str]:
+        """Per batch norm, the tensors that it saves for the backward pass; empty unless fused."""
+        return []
+
+    def restore_saved_tensor_choices(self, choices: Sequence[str]) -> None:
+        """Set what `saved_tensor_choices` returned, so that a resumed epoch rounds as it began."""
