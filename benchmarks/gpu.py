@@ -293,7 +293,7 @@ def gigabytes(asked: Asked, channels: int, side: int, layout: str, how: str) -> 
             )
             found[f"{name}-{number}"] = moved / seconds(asked, partial(call, *taken)) / 1e9
         except Exception as error:
-            failed[f"{name}-{number}"] = suite.why(error)
+            failed[f"{name}-{number}"] = suite.reason(error)
     rates = sorted(rate for name, rate in found.items() if name != "copy")
     if not rates:
         raise ValueError(f"no pass ran: {next(iter(failed.values()))}")
@@ -445,7 +445,7 @@ def race(
                     steps[who] = both.pop(layout)
                 layouts[who] = layout
             except Exception as error:
-                failed[who] = suite.why(error)
+                failed[who] = suite.reason(error)
                 error.__traceback__ = None
         found = {
             one.name: one for one in measure_all(steps, full, asked.device, precision="bfloat16")
@@ -664,7 +664,7 @@ def do(part: str, asked: Asked, commit: str = "", match: str = "") -> None:
             try:
                 finding = work()
             except Exception as error:
-                finding = {"error": suite.why(error)}
+                finding = {"error": suite.reason(error)}
                 error.__traceback__ = None  # it holds maps
         if asked.gpu:
             free()

@@ -70,13 +70,13 @@ def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
     }
     for name in ("ResNet-50", "TResNet-M", "GENet-light", "ResNet-RS-50"):
         with torch.device("meta"):
-            theirs, ours, lean = (entry.build() for entry in found[name])
-        assert [entry.kind for entry in found[name]] == ["timm", "plain", "lean"]
+            theirs, ours, fused = (entry.build() for entry in found[name])
+        assert [entry.kind for entry in found[name]] == ["timm", "plain", "fused"]
         assert sum(p.numel() for p in theirs.parameters()) == sum(
             p.numel() for p in ours.parameters()
         )
-        assert isinstance(lean, Network)
-        assert lean.saves
+        assert isinstance(fused, Network)
+        assert fused.saves
         assert isinstance(ours, Network)
         assert not ours.saves
 
@@ -130,7 +130,7 @@ def test_the_suite_measures_ours_and_timms_and_goes_on_without_measuring_again(
         "ms per image": 2,
         "seconds per 128 images": 3,
     }
-    for quantity, networks in kinds.items():  # lean ones train only
+    for quantity, networks in kinds.items():  # fused ones train only
         assert len({one for one in asked if one[2] == quantity}) == 2 * networks
     assert first["not_measured"] == []
     assert all(o["measured"] > 0 and o["published"] is None for o in first["numbers"])
@@ -206,7 +206,7 @@ def test_measured_and_published_numbers_stand_in_columns_of_their_own(tmp_path, 
     assert lines[0][3:] == [
         "measured: timm eager",
         "measured: plain eager",
-        "measured: lean eager",
+        "measured: fused eager",
         "published",
     ]
     row = next(line for line in lines if line[:3] == ["TResNet-M", "224", "nhwc"])
@@ -239,20 +239,20 @@ def test_calls_that_take_half_the_time_are_twice_as_fast():
 
 
 def test_a_network_that_fails_is_told_in_one_line_and_stops_no_other(tmp_path, monkeypatch):
-    true, lean = suite.bench, "genet_tiny lean"
+    true, fused = suite.bench, "genet_tiny fused"
 
     def failing(nets, *rest, **how):
-        if lean in nets:
+        if fused in nets:
             raise RuntimeError("no\nsuch kernel")
         return true(nets, *rest, **how)
 
     monkeypatch.setattr(suite, "bench", failing)
     row = next(suite.run(tmp_path, **{**SMALL, "networks": ("genet_tiny",)}))
-    assert row.failed == {f"{lean}, training": "RuntimeError no such kernel"}
+    assert row.failed == {f"{fused}, training": "RuntimeError no such kernel"}
     assert row.find("plain", "training")
     assert row.find("plain", "inference")
     assert (
-        "genet_tiny lean, training: RuntimeError no such kernel"
+        "genet_tiny fused, training: RuntimeError no such kernel"
         in (tmp_path / "results.md").read_text()
     )
 
@@ -272,12 +272,12 @@ def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
     (contest, *_) = papers.contests(line, quick=False, device=CPU, precision=None, memory_gib=1)
     brief = [replace(part, warmup_s=0.0, rounds=2, round_s=1e-3) for part in contest.parts]
     row = suite.measure(replace(contest, parts=tuple(brief)), CPU)
-    assert looked == [papers.REFERENCE, "genet_tiny", "genet_tiny lean"]
+    assert looked == [papers.REFERENCE, "genet_tiny", "genet_tiny fused"]
     assert row.failed == {f"{papers.REFERENCE}, finding its batch": "does not fit at batch 1"}
-    one = row.find("lean", "training")
+    one = row.find("fused", "training")
     assert one
     assert (one.largest_batch, one.protocol.batch) == (24, 16)  # nine tenths, to a multiple of 8
-    assert row.find("lean", "inference") is None
+    assert row.find("fused", "inference") is None
 
 
 def test_when_the_time_is_over_nothing_begins_and_the_page_says_what_is_left(tmp_path):

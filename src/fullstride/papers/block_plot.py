@@ -1,4 +1,4 @@
-"""What do the times of blocks look like? Time and speed over width, a column for each resolution."""
+"""What do the times of blocks look like? Time and throughput over width for each resolution."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from fullstride.report.plots import COLOURS, DASHES, MARKERS, STYLE, plain_ticks
 
 
 def block_figure(rows: Sequence[BlockTime], title: str) -> Figure:
-    """After Figure 3 of GENet, arXiv:2006.14090: time of an image against width for each kind and ratio.
+    """Plot the time per image against width for each kind and ratio (arXiv:2006.14090, Figure 3).
 
-    Below it multiply-adds a second: where that line is low, the device waits. `title` says whether the times were
-    measured or estimated, and on what.
+    The lower row shows multiply-adds per second: a low line means an idle device. `title` says
+    whether the times were measured or estimated, and on which device.
     """
     sides = sorted({row.resolution for row in rows}, reverse=True)
     if not sides:

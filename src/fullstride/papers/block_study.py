@@ -1,7 +1,8 @@
-"""Which block is fast at which width and resolution? Stacks of one kind, timed side by side.
+"""Which block is fast at which width and resolution? Stacks of one kind, timed in the same rounds.
 
-GENet, arXiv:2006.14090, section 3.2, names the kinds: XX two k x k convolutions, BL a bottleneck, DW an inverted
-bottleneck with a depthwise convolution. Stacks are blocks alone: no stem, no head, the same width and map throughout.
+GENet, arXiv:2006.14090, section 3.2, names the kinds: XX has two k x k convolutions, BL is a
+bottleneck, DW an inverted bottleneck with a depthwise convolution. Stacks have no stem and no head,
+and the same width and resolution throughout.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ RATIOS = {"XX": (1.0,), "BL": (0.25, 0.5), "DW": (3.0, 6.0, 9.0)}
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Blocks of one kind in a row: (N, width, resolution, resolution) -> the same."""
+    """Blocks of one kind in sequence: (N, width, resolution, resolution) -> the same shape."""
 
     kind: str  # of KINDS
     ratio: float  # channels between a block's convolutions / width
@@ -48,7 +49,7 @@ class Stack:
         return f"{self.kind} {self.ratio:g}"
 
     def stage(self) -> Stage:
-        """Raises ValueError for a kind that is none, and for channels that are not whole."""
+        """Raises ValueError for an unknown kind and for a fractional number of channels."""
         if self.kind not in KINDS:
             raise ValueError(
                 f"no kind of block named {self.kind!r}: choose from {', '.join(KINDS)}"
@@ -60,8 +61,8 @@ class Stack:
         inner = self.width * self.ratio
         if abs(inner - round(inner)) > 1e-6:
             raise ValueError(
-                f"width {self.width} x ratio {self.ratio:g} is {inner:g} channels inside a {self.kind} block: "
-                "use a width and a ratio whose product is whole"
+                f"width {self.width} x ratio {self.ratio:g} is {inner:g} channels inside a "
+                f"{self.kind} block: use a width and a ratio whose product is whole"
             )
         size = dict(depth=self.depth, width=self.width, ratio=self.ratio, kernel=self.kernel)
         return replace(KINDS[self.kind], **size)
@@ -76,7 +77,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTime(Stack):
-    """A stack with what one image through it takes and costs."""
+    """A stack with the time and the cost of one image."""
 
     ms_per_image: float
     ms_low: float  # measured: 10 and 90 % of the rounds; estimated: the model's 90 % interval
@@ -85,8 +86,8 @@ class BlockTime(Stack):
     macs: int  # multiply-adds; FLOPs are twice this
 
 
-Interval = tuple[float, float, float]  # ms per image: the number, and between what it lies
-# Networks by name, channels and pixels a side of their input -> the time of each.
+Interval = tuple[float, float, float]  # ms per image: the value, its lower and its upper bound
+# (networks by name, input channels, pixels a side) -> the time of each network.
 Timer = Callable[[Mapping[str, nn.Module], int, int], Mapping[str, Interval]]
 
 
@@ -99,38 +100,38 @@ def stacks(
     depth: int = 4,
     kernel: int = 3,
 ) -> list[Stack]:
-    """Every kind at every ratio (its own in `RATIOS` where none are given), width and resolution, checked.
+    """Every valid combination of kind, ratio (default: `RATIOS`), width and resolution.
 
-    Those of one width and resolution stand together.
+    Stacks of one width and resolution follow each other.
     """
     size = dict(depth=depth, kernel=kernel)
-    found = [
+    combinations = [
         Stack(kind=kind, ratio=ratio, width=width, resolution=side, **size)
         for side, width, kind in product(resolutions, widths, kinds)
         for ratio in ratios or RATIOS.get(kind, (1.0,))
     ]
-    if not found:
+    if not combinations:
         raise ValueError("no blocks to time: give at least one kind, width and resolution")
-    for stack in found:
+    for stack in combinations:
         stack.stage()
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(combinations))
 
 
-def study(asked: Sequence[Stack], time: Timer) -> Iterator[BlockTime]:
-    """The time of each stack; those of one width and resolution have their turn together, as `time` takes them."""
-    together: dict[tuple[int, int], list[Stack]] = {}
-    for stack in asked:
-        together.setdefault((stack.width, stack.resolution), []).append(stack)
-    for (width, side), part in together.items():
-        nets = {stack.name: stack.build() for stack in part}
+def study(stacks: Sequence[Stack], time: Timer) -> Iterator[BlockTime]:
+    """Time each stack by `time`, which receives the stacks of one width and resolution together."""
+    groups: dict[tuple[int, int], list[Stack]] = {}
+    for stack in stacks:
+        groups.setdefault((stack.width, stack.resolution), []).append(stack)
+    for (width, side), group in groups.items():
+        nets = {stack.name: stack.build() for stack in group}
         times = time(nets, width, side)
-        for stack in part:
-            price = cost(nets[stack.name], side, width)
+        for stack in group:
+            costs = cost(nets[stack.name], side, width)
             ms, low, high = times[stack.name]
-            known: dict[str, Any] = dict(
-                ms_per_image=ms, ms_low=low, ms_high=high, params=price.params, macs=price.macs
+            result: dict[str, Any] = dict(
+                ms_per_image=ms, ms_low=low, ms_high=high, params=costs.params, macs=costs.macs
             )
-            yield BlockTime(**asdict(stack), **known)
+            yield BlockTime(**asdict(stack), **result)
 
 
 def measured(
@@ -140,11 +141,11 @@ def measured(
     precision: Precision,
     layout: Layout = "nchw",
 ) -> Timer:
-    """Times by `bench`, the stacks in turn inside every round: the median round, and 10 and 90 % of them."""
+    """Time by `bench`, with stacks alternating in every round: median, 10 and 90 % quantiles."""
 
     def time(nets: Mapping[str, nn.Module], channels: int, side: int) -> dict[str, Interval]:
-        here = replace(protocol, resolution=side)
-        rows = bench(nets, here, device, channels, precision=precision, layout=layout)
+        sized = replace(protocol, resolution=side)
+        rows = bench(nets, sized, device, channels, precision=precision, layout=layout)
         spans = {row.name: 1e3 / np.percentile(row.samples, (50, 90, 10)) for row in rows}
         return {
             name: (float(ms), float(low), float(high)) for name, (ms, low, high) in spans.items()
@@ -154,14 +155,14 @@ def measured(
 
 
 def estimated(profile: "Profile", batch: int) -> Timer:
-    """Times by the latency model, with its 90 % interval."""
+    """Estimate by the latency model, with its 90 % interval."""
     from fullstride.latency.profiles import estimate
 
     def time(nets: Mapping[str, nn.Module], channels: int, side: int) -> dict[str, Interval]:
-        found = {
+        results = {
             name: estimate(net, profile, batch, side, in_channels=channels)
             for name, net in nets.items()
         }
-        return {name: (one.ms_per_image, one.low, one.high) for name, one in found.items()}
+        return {name: (one.ms_per_image, one.low, one.high) for name, one in results.items()}
 
     return time

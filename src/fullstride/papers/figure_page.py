@@ -1,6 +1,7 @@
-"""How do the papers' figures look? Full marks published, diamonds measured, hollow ones estimated, and a page of all.
+"""What do the papers' figures look like? One plot each, and a page of all with tooltips.
 
-Where the mouse or the keyboard rests on a mark of the page, stands what it is: no script is needed for that.
+Filled circles are published numbers, diamonds measured ones, hollow circles estimates. Tooltips are
+CSS and need no script.
 """
 
 from collections import Counter
@@ -28,24 +29,24 @@ MARKS: dict[How, dict[str, Any]] = {
     "estimated": dict(marker="o", ms=7, mfc="none"),
 }
 COLOURS = (*plots.COLOURS, "#8a63b8", "#7d8471", "#b0703c")  # GENet's Table 7 has nine families
-FULL_NAMES = 12  # networks up to which each has its whole name; of more, the legend names families
-PIXELS = 900  # across, of a PNG
+FULL_NAMES = 12  # up to so many networks are labelled in full; with more, the legend names families
+PIXELS = 900  # width of a PNG
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where the page tells something, in the data of `axes`."""
+    """The place of a tooltip, in data coordinates of `axes`."""
 
     figure: Figure
     axes: Axes
     x: float
     y: float
-    words: tuple[str, ...]  # lines
+    words: tuple[str, ...]  # the lines of the tooltip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A figure with what a page says of it."""
+    """A figure with its caption, tooltips and table."""
 
     title: str
     caption: str
@@ -55,7 +56,7 @@ class Drawn:
 
 
 def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
-    """Dots of one network are on one height; its name stands at the first."""
+    """Plot a figure. The points of one network share their height; the first one is labelled."""
     with matplotlib.rc_context(plots.STYLE):
         figure = Figure((9.2, 6.0), layout="constrained")
         axes = figure.subplots()
@@ -84,7 +85,7 @@ def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
         plots.label(figure, axes, points, own)
     hows = dict.fromkeys(dot.how for dot in dots)
     caption = f"After {plan.title.partition(':')[0]}, {plan.paper}. {plan.note} ".replace("  ", " ")
-    caption += "Nothing is estimated: no profile given knows such times." * (
+    caption += "Nothing is estimated: the profiles have no such times." * (
         hows.keys() == {"published"}
     )
     spots = [Spot(figure, axes, dot.x, dot.y, words(dot, plan)) for dot in dots]
@@ -100,7 +101,7 @@ def scale_macs(axes: Axes) -> None:
 
 
 def labels(dots: Sequence[Dot]) -> dict[str, str]:
-    """Name -> what stands at the mark: of many networks, the name without its family where it has several."""
+    """Name -> label. With many networks, the family is left out where it has several of them."""
     families = Counter(dot.family for dot in {dot.name: dot for dot in dots}.values())
     many = families.total() > FULL_NAMES
     return {
@@ -110,7 +111,7 @@ def labels(dots: Sequence[Dot]) -> dict[str, str]:
 
 
 def legends(axes: Axes, dots: Sequence[Dot], colours: Mapping[str, str]) -> None:
-    """How numbers were come by, below; `colours` of families, where any are to be named, inside."""
+    """A legend of origins below the axes, and one of families inside them if `colours` has any."""
     if colours:
         lines = [Line2D([], [], color=colour, marker="o", lw=1) for colour in colours.values()]
         look: Any = dict(loc="lower right", frameon=False, fontsize=9, labelcolor="linecolor")
@@ -147,44 +148,46 @@ def words(dot: Dot, plan: Plan) -> tuple[str, ...]:
 
 
 def table(dots: Sequence[Dot], plan: Plan) -> list[list[str]]:
-    """A row for each network; published, measured and estimated numbers have columns of their own."""
+    """One row per network, with separate columns for published, measured and estimated numbers."""
     hows: list[How] = list(dict.fromkeys(dot.how for dot in dots))
-    found: dict[tuple[str, str, str], dict[How, str]] = {}
+    values: dict[tuple[str, str, str], dict[How, str]] = {}
     for dot in dots:
         span = " ({} to {})".format(*map(three_digits, dot.span)) if dot.span else ""
         key = dot.name, str(dot.resolution or ""), three_digits(dot.y)
-        found.setdefault(key, {})[dot.how] = three_digits(dot.x) + span
+        values.setdefault(key, {})[dot.how] = three_digits(dot.x) + span
     height = "top-1 %" if plan.y == "top-1" else "MACs G"
     head = ["network", "pixels", height, *(f"{how}: {plan.quantity}" for how in hows)]
     return [
         head,
-        *([*key, *(numbers.get(how, "") for how in hows)] for key, numbers in found.items()),
+        *([*key, *(numbers.get(how, "") for how in hows)] for key, numbers in values.items()),
     ]
 
 
 def blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
-    """GENet's block study; the page tells the times of the upper half."""
+    """GENet's block study; tooltips and table have the times of the upper row."""
     figure = block_figure(rows, f"{BLOCKS_TITLE}: {how}, {place}")
     sides = sorted({row.resolution for row in rows}, reverse=True)
     kind = "10 to 90 % of rounds" if how == "measured" else "90 % interval"
-    spots, lines = [], [["kind", "ratio", "width", "map", f"{how}: ms per image", kind]]
+    spots, table_rows = [], [["kind", "ratio", "width", "map", f"{how}: ms per image", kind]]
     for row in rows:
         ms, span = (
             three_digits(row.ms_per_image),
             f"{three_digits(row.ms_low)} to {three_digits(row.ms_high)}",
         )
         size = f"width {row.width}, {row.resolution} x {row.resolution}"
-        told = (
+        lines = (
             f"{row.kind} ratio {row.ratio:g}, {size}",
             f"{how}: {ms} ms per image ({kind} {span})",
             place,
         )
         axes = figure.axes[sides.index(row.resolution)]
-        spots.append(Spot(figure, axes, row.width, row.ms_per_image, told))
-        lines.append([row.kind, f"{row.ratio:g}", str(row.width), str(row.resolution), ms, span])
-    caption = f"After GENet, Figure 3, {GENET}. Stacks of four blocks, {how}: {place}. The paper's own times are not"
-    caption += " printed, so that none stand here."
-    return Drawn(title=BLOCKS_TITLE, caption=caption, figure=figure, spots=spots, rows=lines)
+        spots.append(Spot(figure, axes, row.width, row.ms_per_image, lines))
+        table_rows.append(
+            [row.kind, f"{row.ratio:g}", str(row.width), str(row.resolution), ms, span]
+        )
+    caption = f"After GENet, Figure 3, {GENET}. Stacks of four blocks, {how}: {place}. "
+    caption += "The paper does not print its times."
+    return Drawn(title=BLOCKS_TITLE, caption=caption, figure=figure, spots=spots, rows=table_rows)
 
 
 def page(figures: Sequence[Drawn]) -> str:

@@ -1,6 +1,6 @@
-"""What do the papers' figures show, in printed numbers and in ours? Every dot says how it was come by.
+"""What do the papers' figures show? Published, measured and estimated points, each with its source.
 
-A network that was measured is not estimated. Nothing is read off the papers' images.
+A measured network is not estimated. No number is read off the papers' images.
 """
 
 import re
@@ -18,20 +18,20 @@ from fullstride.tables import Published, latencies, published, speeds
 from fullstride.tables.names import PRINTED
 
 How = Literal["published", "measured", "estimated"]
-BATCH = 64  # images, of estimates; GENet's figures are of this batch, and a GPU is full with it in training
+BATCH = 64  # images, of estimates: the batch of GENet's figures, which also fills a GPU in training
 TRESNET, RESNET_RS, GENET = "arXiv:2003.13630", "arXiv:2103.07579", "arXiv:2006.14090"
 GENET_PLACE = "V100 in fp16 at batch 64"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a figure shows."""
+    """The contents of a figure."""
 
     title: str
     paper: str
     quantity: str  # of x, one of QUANTITIES
     x_label: str
-    tables: tuple[str, ...] = ()  # of speed.csv; GENet's figures are of its table by batch size
+    tables: tuple[str, ...] = ()  # of speed.csv; GENet's figures use latency_v100_fp16.csv
     y: Literal["top-1", "MACs"] = "top-1"
     note: str = ""
 
@@ -57,7 +57,7 @@ PLANS = {
         quantity="seconds per 128 images",
         tables=("ResNet-RS 7",),
         x_label="training, seconds per 128 images (to the left is better)",
-        note="Names end with depth and resolution. Times are those of the V100; a TPU's are not in our tables.",
+        note="Names end with depth and resolution. Times are those of the V100, not of the TPU.",
     ),
     "genet-2": Plan(
         title="GENet, Figure 2: multiply-adds are not time",
@@ -65,14 +65,14 @@ PLANS = {
         quantity="ms per image",
         x_label="inference, ms per image",
         y="MACs",
-        note="Multiply-adds are counted here, at each network's own resolution; FLOPs are twice as many.",
+        note="Multiply-adds, at each network's resolution, are counted here. FLOPs are twice as many.",
     ),
     "genet-5": Plan(
         title="GENet, Figure 5: top-1 against time",
         paper=GENET,
         quantity="ms per image",
         x_label="inference, ms per image (to the left is better)",
-        note="DNANet, DFNet, OFANet and MobileNetV2-0.25 cannot be built here and are published only.",
+        note="DNANet, DFNet, OFANet and MobileNetV2-0.25 are not available here: published only.",
     ),
 }
 BLOCKS = "genet-3"
@@ -88,9 +88,9 @@ class Dot:
     resolution: int | None  # pixels a side; None: not printed
     x: float
     y: float
-    how: How  # `x` was come by
-    place: str  # device and batch of `x`, in few words
-    source: str  # of `x`, in full
+    how: How  # the origin of `x`
+    place: str  # device and batch of `x`, for the legend
+    source: str  # of `x`, complete
     y_source: str
     span: tuple[float, float] | None = None  # 90 % interval of an estimated `x`
 
@@ -101,7 +101,7 @@ class Dot:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A network with its printed time or speed."""
+    """A network with its published time or throughput."""
 
     name: str
     zoo: str | None  # its name here; None: cannot be built
@@ -119,7 +119,7 @@ def operators(name: str, resolution: int) -> Operators:
 
 
 def lines(plan: Plan) -> list[Line]:
-    """All networks of a figure that our tables have, in the papers' order."""
+    """All networks of a figure that the tables contain, in the papers' order."""
     if plan.paper == GENET:
         sides = {row.line: row.resolution for row in speeds() if row.table.startswith("GENet")}
         return [
@@ -136,7 +136,7 @@ def lines(plan: Plan) -> list[Line]:
             for row in latencies("v100_fp16")
             if row.batch == BATCH
         ]
-    found: dict[tuple[str, int], Line] = {}
+    by_key: dict[tuple[str, int], Line] = {}
     scores = [*published(), *published("timm")]
     for row in speeds():
         if row.table in plan.tables and row.quantity == plan.quantity:
@@ -156,17 +156,17 @@ def lines(plan: Plan) -> list[Line]:
                 source=row.source,
                 place=row.source.partition(", ")[2],
             )
-            found.setdefault((row.line, row.resolution), line)
-    return list(found.values())
+            by_key.setdefault((row.line, row.resolution), line)
+    return list(by_key.values())
 
 
 def networks() -> set[tuple[str | None, int | None]]:
-    """Those of all figures, with their resolutions."""
+    """The networks of all figures, with their resolutions."""
     return {(line.zoo, line.resolution) for plan in PLANS.values() for line in lines(plan)}
 
 
 def scored(scores: Sequence[Published], zoo: str, resolution: int, paper: str) -> Published:
-    """The accuracy that the same paper prints."""
+    """The accuracy that the same paper publishes."""
     return next(
         row
         for row in scores
@@ -175,10 +175,10 @@ def scored(scores: Sequence[Published], zoo: str, resolution: int, paper: str) -
 
 
 def dots(plan: Plan, profiles: Sequence[Profile], bench: Bench) -> Iterator[Dot]:
-    """Published ones first, then measured ones, then estimates by the first profile that has such times."""
-    shown = lines(plan)
+    """Published points, then measured ones, then estimates by the first profile that has them."""
+    selected = lines(plan)
     if plan.y == "MACs":
-        shown = [line for line in shown if line.zoo]
+        selected = [line for line in selected if line.zoo]
 
     def height(line: Line) -> dict[str, Any]:
         size = dict(name=line.name, resolution=line.resolution)
@@ -189,63 +189,63 @@ def dots(plan: Plan, profiles: Sequence[Profile], bench: Bench) -> Iterator[Dot]
         macs = operators(line.zoo, line.resolution).total_macs
         return dict(**size, y=macs / 1e9, y_source="counted here")
 
-    for line in shown:
+    for line in selected:
         yield Dot(
             **height(line), x=line.value, how="published", place=line.place, source=line.source
         )
     rest: dict[Line, tuple[str, int]] = {}
-    for line in shown:
+    for line in selected:
         if timed := fastest(bench.times, line, plan.quantity):
             yield Dot(
                 **height(line), x=timed.value, how="measured", place=timed.place, source=timed.way
             )
         elif line.zoo and line.resolution:
             rest[line] = line.zoo, line.resolution
-    profile = fitting(profiles, plan.quantity)
+    profile = first_with(profiles, plan.quantity)
     if not profile or not rest:
         return
-    training, turned = plan.quantity in TRAINING, QUANTITIES[plan.quantity]
-    found = estimates(
+    training, convert = plan.quantity in TRAINING, QUANTITIES[plan.quantity]
+    results = estimates(
         [operators(*key) for key in rest.values()], profile, [BATCH] * len(rest), training=training
     )
     place = place_of(profile)
-    for line, one in zip(rest, found, strict=True):
-        low, high = sorted((turned(one.low), turned(one.high)))
+    for line, one in zip(rest, results, strict=True):
+        low, high = sorted((convert(one.low), convert(one.high)))
         how: dict[str, Any] = dict(
             how="estimated", place=place, source=f"{place}, profile {profile.name}"
         )
-        yield Dot(**height(line), x=turned(one.ms_per_image), span=(low, high), **how)
+        yield Dot(**height(line), x=convert(one.ms_per_image), span=(low, high), **how)
 
 
 def place_of(profile: Profile) -> str:
     return f"{profile.device}, {profile.machine.engine}, {profile.precision}, batch {BATCH}"
 
 
-def fitting(profiles: Sequence[Profile], quantity: str) -> Profile | None:
-    """The first that knows such times."""
+def first_with(profiles: Sequence[Profile], quantity: str) -> Profile | None:
+    """The first profile that has times of this quantity."""
     return next(
         (profile for profile in profiles if profile.training or quantity not in TRAINING), None
     )
 
 
 def fastest(times: Sequence[Timed], line: Line, quantity: str) -> Timed | None:
-    """Of several ways in which it was measured."""
-    mine = [
+    """The fastest of the measurements of one network."""
+    candidates = [
         t
         for t in times
         if (t.zoo, t.resolution, t.quantity) == (line.zoo, line.resolution, quantity)
     ]
     choose = max if "images/s" in quantity else min
-    return choose(mine, key=lambda timed: timed.value, default=None)
+    return choose(candidates, key=lambda timed: timed.value, default=None)
 
 
 def blocks(profiles: Sequence[Profile], bench: Bench) -> tuple[list[BlockTime], How, str]:
-    """GENet's block study: the measured one where there is one, else by the first profile; how, and where."""
+    """GENet's block study, measured or else estimated by the first profile; origin and device."""
     if bench.blocks:
         return list(bench.blocks), "measured", bench.blocks_place
     if not profiles:
         raise ValueError(
-            "no times of blocks: name a profile, or a blocks.json that `fullstride bench-blocks` wrote"
+            "no times of blocks: name a profile, or a blocks.json of `fullstride bench-blocks`"
         )
     rows = study(
         stacks(("XX", "BL", "DW"), (64, 128, 256, 512), (56, 28, 14, 7)),

@@ -1,8 +1,9 @@
-"""How much of its kernels does a network use? Singular values of every convolution, beside those of chance.
+"""What is the intrinsic rank of a network's kernels? Singular values against random matrices.
 
-GENet, arXiv:2006.14090, section 3.3: a k x k kernel as a matrix (c_out, c_in k^2), its singular values divided by the
-largest. How fast they fall depends on the matrix's shape alone before anything is learned: a square 1 x 1 falls to 0,
-a 3 x 3 of as many channels in as out to one half. So each stands beside Gaussian matrices of the same shape.
+GENet, arXiv:2006.14090, section 3.3: a k x k kernel is read as a matrix (c_out, c_in k^2), and its
+singular values are divided by the largest. How fast they decay depends on the shape of the matrix
+alone before anything is learned: those of a square 1 x 1 decay to 0, those of a square 3 x 3 to one
+half. Each kernel is therefore compared with Gaussian matrices of the same shape.
 """
 
 from collections.abc import Sequence
@@ -16,28 +17,30 @@ from fullstride.measure.memory.activation_bytes import stages
 from fullstride.nets.backbone import Backbone
 
 THRESHOLD = 0.5
-LEAST_VALUES = 128  # of small matrices several are drawn, until a block of them has so many: a share is then right to 2 %
+# Small matrices are drawn several times, until there are this many values: shares are then right
+# to 2 %.
+LEAST_VALUES = 128
 SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRank:
-    """Of one convolution. A grouped one is a matrix of blocks, whose values are those of all its groups together."""
+    """The rank of one convolution. A grouped one has the values of all its groups."""
 
     name: str
     stage: str
     shape: tuple[int, ...]  # of the kernel: c_out, c_in of one group, k, k
     stride: int
     groups: int
-    values: tuple[float, ...]  # singular values / the largest, falling
-    random_values: tuple[float, ...]  # the same of Gaussian matrices, mean of the draws
+    values: tuple[float, ...]  # singular values / the largest, in descending order
+    random_values: tuple[float, ...]  # the same for Gaussian matrices, mean of the draws
     rank: float  # share of the values above the threshold
     random_rank: float
     relative: float  # rank / random_rank
 
     @property
     def kind(self) -> str:
-        """As 3 x 3, 3 x 3 depthwise, 3 x 3 in 32 groups."""
+        """For example "3 x 3", "3 x 3 depthwise" or "3 x 3 in 32 groups"."""
         size = " x ".join(map(str, self.shape[2:]))
         if self.groups == 1:
             return size
@@ -46,7 +49,7 @@ class LayerRank:
 
 @dataclass(frozen=True, kw_only=True)
 class StageRank:
-    """Means over the convolutions of one stage that are alike, and which of them uses the least."""
+    """Means over the convolutions of one stage and kind, and its lowest relative rank."""
 
     stage: str
     kind: str
@@ -58,10 +61,10 @@ class StageRank:
 
 
 def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
-    """One row per convolution, in the network's order; batch norms are not folded in.
+    """One row per convolution, in the network's order. Batch norms are not folded.
 
-    Values below 1e-7 of the largest are not exact. Raises ValueError for a threshold outside of (0, 1), a network
-    without convolutions, and kernels that are not finite.
+    Values below 1e-7 of the largest are not exact. Raises ValueError for a threshold outside of
+    (0, 1), a network without convolutions, and kernels that are not finite.
     """
     if not 0 < threshold < 1:
         raise ValueError(f"threshold {threshold:g}: use a number between 0 and 1, as {THRESHOLD}")
@@ -73,7 +76,7 @@ def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
     }
     if not convs:
         raise ValueError(
-            "no k x k kernels: rank is of the convolutions of a network, and this one has none"
+            "this network has no convolutions, whose kernels have a rank: choose another network"
         )
     names = list(stages(net))
     return [
@@ -84,9 +87,7 @@ def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
 def layer_rank(name: str, stage: str, conv: nn.Conv2d, threshold: float) -> LayerRank:
     kernel = conv.weight.detach().cpu()
     if not kernel.isfinite().all():
-        raise ValueError(
-            f"the kernel of {name} is not finite: these weights are broken, choose other ones"
-        )
+        raise ValueError(f"the kernel of {name} is not finite: use other weights")
     matrices = kernel.reshape(conv.groups, len(kernel) // conv.groups, -1)
     values, random = spectrum(matrices), random_spectrum(*matrices.shape)
     rank, random_rank = (float((s > threshold).double().mean()) for s in (values, random))
@@ -105,9 +106,9 @@ def layer_rank(name: str, stage: str, conv: nn.Conv2d, threshold: float) -> Laye
 
 
 def spectrum(matrices: Tensor) -> Tensor:
-    """Singular values / the largest, falling, of all groups together: (..., groups, rows, columns) -> (..., values)."""
+    """Singular values / the largest, descending: (..., groups, rows, columns) -> (..., values)."""
     m = matrices.double()
-    # three to five times as fast as their decomposition, and in float64 as exact as that in float32
+    # Three to five times as fast as an SVD, and in float64 as exact as an SVD in float32.
     gram = m @ m.mT if m.shape[-2] <= m.shape[-1] else m.mT @ m
     values = (
         torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flatten(-2).sort(descending=True).values
@@ -117,7 +118,7 @@ def spectrum(matrices: Tensor) -> Tensor:
 
 @lru_cache(256)
 def random_spectrum(groups: int, rows: int, columns: int) -> Tensor:
-    """`spectrum` of Gaussian matrices, the same at every call: (draws, values)."""
+    """`spectrum` of Gaussian matrices, the same in every call: (draws, values)."""
     draws = max(1, LEAST_VALUES // min(rows, columns))
     generator = torch.Generator().manual_seed(SEED)
     return spectrum(
@@ -126,7 +127,7 @@ def random_spectrum(groups: int, rows: int, columns: int) -> Tensor:
 
 
 def stage_of(name: str, names: Sequence[str]) -> str:
-    """The stage that a layer of this name belongs to; its own name where it stands in none."""
+    """The stage that the layer `name` belongs to, or `name` where it is part of no stage."""
     return max(
         (stage for stage in names if f"{name}.".startswith(f"{stage}.")), key=len, default=name
     )

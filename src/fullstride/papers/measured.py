@@ -1,5 +1,6 @@
-"""What did files of measurements find of the papers' networks? Those of `bench`, of its suite and of `bench-blocks`."""
+"""Which measurements of the papers' networks do files of `bench` and `bench-blocks` contain?"""
 
+import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
@@ -13,8 +14,8 @@ from fullstride.papers.lines import TIMM
 from fullstride.storage import read_json
 from fullstride.tables.names import PRINTED
 
-LARGEST_BATCH = 64  # of the protocol genet that counts: GENet's figures are of this batch
-# Quantities by their names in speed.csv, each of ms per image.
+LARGEST_BATCH = 64  # of measurements by the protocol genet: the batch of GENet's figures
+# Quantities by their names in speed.csv, as functions of ms per image.
 QUANTITIES: dict[str, Callable[[float], float]] = {
     "training images/s": lambda ms: 1e3 / ms,
     "inference images/s": lambda ms: 1e3 / ms,
@@ -22,7 +23,7 @@ QUANTITIES: dict[str, Callable[[float], float]] = {
     "ms per image": lambda ms: ms,
 }
 TRAINING = ("training images/s", "seconds per 128 images")
-# Which of them a protocol measures, by its name and work.
+# The quantities that a protocol measures, by its name and work.
 MEASURES = {
     ("tresnet", "training"): ("training images/s",),
     ("tresnet", "inference"): ("inference images/s",),
@@ -34,23 +35,23 @@ MEASURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """What a file says was measured of a network."""
+    """One measured quantity of a network."""
 
     zoo: str
     resolution: int
     quantity: str
     value: float
     place: str  # device and batch
-    way: str  # in words, all of it
+    way: str  # a description of the whole measurement
 
     def __post_init__(self) -> None:
         if not positive(self.value):
-            raise ValueError(f"{self.value!r} {self.quantity}: a number above 0 was to stand there")
+            raise ValueError(f"{self.value!r} {self.quantity}: expected a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What files of measurements hold."""
+    """The contents of files of measurements."""
 
     times: tuple[Timed, ...] = ()
     blocks: tuple[BlockTime, ...] = ()
@@ -58,78 +59,74 @@ class Bench:
 
 
 def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> Bench:
-    """Files that `fullstride bench --out`, `bench --suite papers` and `bench-blocks --out` write.
+    """Read files of `fullstride bench --out`, `bench --suite papers` and `bench-blocks --out`.
 
-    `networks` are names, as the zoo lists them, at pixels a side: what is measured of others is left out.
-    Raises ValueError in one line for other files, and for one of which nothing is left.
+    `networks`: (name in the zoo, pixels a side); measurements of other networks are left out.
+    Raises ValueError for other files, and for a file without any measurement of `networks`.
     """
     times: list[Timed] = []
-    found = Bench()
+    blocks = Bench()
     for path in paths:
         if not path.is_file():
             raise ValueError(
-                f"no file {path}: give what `fullstride bench --out` or `bench --suite papers` wrote"
+                f"no file {path}: give one of `fullstride bench --out` or `bench --suite papers`"
             )
-        told = read_json(path)
+        data = read_json(path)
         try:
-            if isinstance(told, dict) and "numbers" in told:
-                rows = [*of_suite(told)]
-            elif isinstance(told, dict) and "how" in told:
-                if found.blocks:
+            if isinstance(data, dict) and "numbers" in data:
+                rows = [*of_suite(data)]
+            elif isinstance(data, dict) and "how" in data:
+                if blocks.blocks:
                     raise ValueError(
-                        "blocks were measured in a file before it: give one of the two"
+                        "an earlier file has measurements of blocks: give one of the two"
                     )
-                found = Bench(blocks=tuple(of_blocks(told)), blocks_place=blocks_place(told))
+                blocks = Bench(blocks=tuple(of_blocks(data)), blocks_place=blocks_place(data))
                 continue
             else:
-                several = told if isinstance(told, list) else [told]
-                rows = [
-                    timed
-                    for one in several
-                    for timed in of_measurement(Measurement.from_json(dumps(one)))
-                ]
+                several = data if isinstance(data, list) else [data]
+                measurements = [Measurement.from_json(dumps(one)) for one in several]
+                rows = [timed for one in measurements for timed in of_measurement(one)]
         except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError) as error:
             what = "is not what `fullstride bench`, its suite, or `bench-blocks` wrote"
             raise ValueError(f"{path} {what}: {type(error).__name__} {error}") from None
-        mine = [row for row in rows if (row.zoo, row.resolution) in networks]
-        if not mine:
+        selected = [row for row in rows if (row.zoo, row.resolution) in networks]
+        if not selected:
             raise ValueError(
-                f"{path}: none of its measurements is of a figure's network at its resolution, by the protocol "
-                "throughput, tresnet, resnet_rs or genet"
+                f"{path} has no measurement of a figure's network at its resolution by the "
+                "protocol throughput, tresnet, resnet_rs or genet"
             )
-        times += mine
-    return Bench(times=tuple(times), blocks=found.blocks, blocks_place=found.blocks_place)
+        times += selected
+    return Bench(times=tuple(times), blocks=blocks.blocks, blocks_place=blocks.blocks_place)
 
 
-def of_blocks(told: Mapping[str, Any]) -> Iterator[BlockTime]:
-    if told["how"] != "measured":
+def of_blocks(data: Mapping[str, Any]) -> Iterator[BlockTime]:
+    if data["how"] != "measured":
         raise ValueError("its times are estimated: name the profile instead")
-    if not told["rows"]:
-        raise ValueError("it has no rows: the run that wrote it did not get that far")
-    for row in told["rows"]:
+    if not data["rows"]:
+        raise ValueError("it has no rows: the run that wrote it stopped before the first")
+    for row in data["rows"]:
         if not all(positive(value) for name, value in row.items() if name != "kind"):
             raise ValueError(f"not all numbers of {row} are above 0")
         time = BlockTime(**row)
-        time.stage()  # refuses what is no block
+        time.stage()  # raises for an invalid block
         yield time
 
 
-def blocks_place(told: Mapping[str, Any]) -> str:
-    return (
-        f"{told['environment']['device']}, {told['precision']}, batch {told['protocol']['batch']}"
-    )
+def blocks_place(data: Mapping[str, Any]) -> str:
+    batch = data["protocol"]["batch"]
+    return f"{data['environment']['device']}, {data['precision']}, batch {batch}"
 
 
 def own_name(name: str) -> str:
-    """That of ours where it is timm's of one of ours, or a lean one."""
+    """Our name of a network that was measured as timm's, fused or compiled."""
     ours = {f"timm/{theirs}": name for name, theirs in TIMM.items()}
-    plain = name.removesuffix(" compiled").removesuffix(" lean")
+    plain = re.sub(r"( fused| lean)?( compiled)?$", "", name)  # lean: by earlier versions
     return ours.get(plain, plain)
 
 
-def of_suite(told: Mapping[str, Any]) -> Iterator[Timed]:
-    device = told["environment"]["device"]
-    for row in told["numbers"]:
+def of_suite(data: Mapping[str, Any]) -> Iterator[Timed]:
+    device = data["environment"]["device"]
+    for row in data["numbers"]:
         if row["quantity"] in QUANTITIES and row["line"] in PRINTED:
             how = (
                 f"{row['network']} on {device}, {row['precision']}, {row['layout']}, {row['made']}"
@@ -145,13 +142,14 @@ def of_suite(told: Mapping[str, Any]) -> Iterator[Timed]:
 
 
 def of_measurement(one: Measurement) -> Iterator[Timed]:
-    """In every quantity of a figure that its protocol measures; GENet's figures are of batches up to 64."""
+    """One row for each quantity that the protocol measures, at batches up to `LARGEST_BATCH`."""
     protocol = one.protocol
     if protocol.name == "genet" and protocol.batch > LARGEST_BATCH:
         return
-    made = "compiled" if one.compiled else "eager"
+    mode = "compiled" if one.compiled else "eager"
     device = one.environment.device
-    way = f"{one.name} on {device}, {one.precision}, {one.layout}, {one.runtime or made}, batch {protocol.batch}"
+    way = f"{one.name} on {device}, {one.precision}, {one.layout}, {one.runtime or mode}"
+    way += f", batch {protocol.batch}, protocol {protocol.name}"
     for quantity in MEASURES.get((protocol.name, protocol.work), ()):
         yield Timed(
             zoo=own_name(one.name),
@@ -159,5 +157,5 @@ def of_measurement(one: Measurement) -> Iterator[Timed]:
             quantity=quantity,
             value=QUANTITIES[quantity](one.ms_per_image or 1e3 / one.images_per_s),
             place=f"{device}, batch {protocol.batch}",
-            way=f"{way}, protocol {protocol.name}",
+            way=way,
         )

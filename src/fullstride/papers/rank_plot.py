@@ -1,4 +1,4 @@
-"""What does the rank of a network look like? GENet's curves by stage, and every layer against chance."""
+"""What does the kernel rank of a network look like? Curves by stage, ratios by layer."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,16 @@ from matplotlib.ticker import MaxNLocator
 from fullstride.papers.kernel_rank import LayerRank
 from fullstride.report.plots import COLOURS, DASHES, INK, MARKERS, STYLE
 
-MOST_CURVES = 8  # stages and kinds; of more the last ones are shown, where the channels are
+MOST_CURVES = 8  # of more, the last ones are drawn: the late stages have most of the channels
 SHARES = np.linspace(0, 1, 101)
 
 
 def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
-    """Left: singular values of the k x k kernels, the mean of each stage (arXiv:2006.14090, Figure 4), thin: chance.
+    """Plot singular values and relative ranks.
 
-    Right: each layer's share of values above the threshold, divided by that of chance. Without kernels larger than
-    1 x 1 the curves are of those.
+    Left: mean singular values of each stage's k x k kernels, as in Figure 4 of arXiv:2006.14090,
+    and those of Gaussian matrices as thin lines; of 1 x 1 kernels where there are no larger ones.
+    Right: each layer's rank divided by that of Gaussian matrices.
     """
     wide = [row for row in rows if max(row.shape[2:]) > 1] or list(rows)
     curves: dict[str, list[LayerRank]] = {}
@@ -28,25 +29,25 @@ def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
     shown = dict(list(curves.items())[-MOST_CURVES:])
     with matplotlib.rc_context(STYLE):
         figure = Figure((9.2, 4.8), layout="constrained")
-        falling, layers = figure.subplots(1, 2)
+        spectra, layers = figure.subplots(1, 2)
         figure.suptitle(title, fontsize=10, parse_math=False)
         for number, (name, part) in enumerate(shown.items()):
             look = dict(color=COLOURS[number % len(COLOURS)], ls=DASHES[number // len(COLOURS)])
-            falling.plot(
+            spectra.plot(
                 SHARES, mean_curve([row.values for row in part]), lw=1.8, label=f" {name}", **look
             )
-            falling.plot(
+            spectra.plot(
                 SHARES, mean_curve([row.random_values for row in part]), lw=0.8, alpha=0.7, **look
             )
         left = len(curves) - len(shown)
-        falling.set_xlabel(
+        spectra.set_xlabel(
             "share of the singular values"
             + (f" (the first {left} curves left out)" if left else "")
         )
-        falling.set_ylabel("singular value / the largest")
-        falling.set_ylim(0, 1.02)
-        chance = Line2D([], [], color=INK, lw=0.8, alpha=0.7, label=" Gaussian, same shape")
-        handles = [*falling.lines[::2], chance]
+        spectra.set_ylabel("singular value / the largest")
+        spectra.set_ylim(0, 1.02)
+        gaussian = Line2D([], [], color=INK, lw=0.8, alpha=0.7, label=" Gaussian, same shape")
+        handles = [*spectra.lines[::2], gaussian]
         legend = figure.legend(
             handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9
         )
@@ -54,24 +55,24 @@ def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
             text.set_parse_math(False)
         kinds = list(dict.fromkeys(row.kind.split(" in ")[0] for row in rows))
         for number, kind in enumerate(kinds):
-            found = [
-                (place, row.relative)
-                for place, row in enumerate(rows)
+            points = [
+                (index, row.relative)
+                for index, row in enumerate(rows)
                 if row.kind.split(" in ")[0] == kind
             ]
             look = dict(color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)])
-            layers.plot(*zip(*found, strict=True), ls="", ms=5, label=kind, **look)
+            layers.plot(*zip(*points, strict=True), ls="", ms=5, label=kind, **look)
         layers.axhline(1, color=INK, lw=0.8, alpha=0.7)
         layers.set_ylim(0, max(1.25, 1.05 * max(row.relative for row in rows)))
         layers.set_xlabel("layer")
-        layers.set_ylabel("rank / rank of chance")
+        layers.set_ylabel("rank / rank of Gaussian")
         layers.xaxis.set_major_locator(MaxNLocator(integer=True))
         layers.legend(frameon=False, fontsize=8)
     return figure
 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> np.ndarray:
-    """The mean of falling values over the share of them, as layers have different numbers."""
+    """The mean of curves with different numbers of values, over the share of the values."""
     return np.mean(
         [np.interp(SHARES, np.linspace(0, 1, len(curve)), curve) for curve in curves], axis=0
     )

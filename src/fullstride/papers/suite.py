@@ -1,8 +1,8 @@
-"""How do networks fare by the papers' own tables here? Their lines measured, ours beside timm's, on one page.
+"""How fast are the networks of the papers' tables here? Every line beside timm's, on one page.
 
-A line is measured in contests: all that stands for it, timm's network, ours plain and ours lean (training only), has
-its turn in every round, in one memory layout, eager or compiled. Whatever is finished is a file of its own, which is
-not measured again in the same environment.
+A line is measured in contests: timm's network, ours plain and ours fused (training only) alternate
+in every round, in one memory layout, eager or compiled. Each finished contest is a file,
+which is not measured again in the same environment.
 """
 
 import gc
@@ -19,16 +19,16 @@ from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
 from fullstride.papers.lines import QUICK_LINES, Contest, Kind, contests, lines, lines_of
-from fullstride.papers.suite_page import Row, alike, data, page
+from fullstride.papers.suite_page import Row, data, page, same_environment
 from fullstride.storage import atomic_write
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
-QUICK_MINUTES = 6.5  # the last contest that begins may take more than a minute
-WHY_LONGEST = 240  # characters of a reason
+QUICK_MINUTES = 6.5  # the last contest that starts may take more than a minute
+MAX_REASON = 240  # characters
 
 
 def measure(contest: Contest, device: torch.device) -> Row:
-    """Together; where that fails each network alone, so that one does not stop the others."""
+    """Measure the networks together, or one at a time if that fails."""
     how: dict[str, Any] = dict(
         precision=contest.precision, layout=contest.layout, compiled=contest.compiled
     )
@@ -38,13 +38,13 @@ def measure(contest: Contest, device: torch.device) -> Row:
     failed: dict[str, str] = {}
 
     def attempt(names: Sequence[str], what: str, work: Callable[[], Any]) -> Any:
-        """What `work` gives; None, and the reason written down, where it fails."""
+        """The result of `work`, or None with the reason recorded in `failed`."""
         try:
             return work()
-        except Exception as error:  # whatever it is: the other contests go on
+        except Exception as error:  # of any kind: the other contests continue
             if len(names) == 1:
-                failed[f"{names[0]}, {what}"] = why(error)
-            error.__traceback__ = None  # it holds tensors
+                failed[f"{names[0]}, {what}"] = reason(error)
+            error.__traceback__ = None  # it refers to tensors
         gc.collect()
         return None
 
@@ -53,11 +53,11 @@ def measure(contest: Contest, device: torch.device) -> Row:
         for e in contest.entries
         if (net := attempt([e.name], "building", e.build)) is not None
     }
-    found: dict[str, int] = {}
+    batches: dict[str, int] = {}
     if contest.parts[0].fit != "given":
         for name, net in nets.items():
             one = {name: net}
-            found |= (
+            batches |= (
                 attempt(
                     [name],
                     "finding its batch",
@@ -65,15 +65,15 @@ def measure(contest: Contest, device: torch.device) -> Row:
                 )
                 or {}
             )
-        nets = {name: net for name, net in nets.items() if name in found}
+        nets = {name: net for name, net in nets.items() if name in batches}
     for part in contest.parts:
-        # lean networks are plain ones where they do not train
+        # Fused networks differ from plain ones in training only.
         chosen = {
             name: net
             for name, net in nets.items()
-            if part.work == "training" or kinds[name] != "lean"
+            if part.work == "training" or kinds[name] != "fused"
         }
-        how["found"] = found if found else None
+        how["found"] = batches if batches else None
 
         def timed(
             names: Sequence[str], reference: str | None, part: Protocol = part
@@ -99,10 +99,11 @@ def measure(contest: Contest, device: torch.device) -> Row:
     )
 
 
-def why(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    told = said if isinstance(error, ValueError) else f"{type(error).__name__} {said}"
-    return told if len(told) <= WHY_LONGEST else f"{told[:WHY_LONGEST]} ..."
+def reason(error: Exception) -> str:
+    """The error in one line of at most `MAX_REASON` characters."""
+    message = " ".join(str(error).split())
+    line = message if isinstance(error, ValueError) else f"{type(error).__name__} {message}"
+    return line if len(line) <= MAX_REASON else f"{line[:MAX_REASON]} ..."
 
 
 def run(
@@ -116,27 +117,22 @@ def run(
     memory_gib: float | None = None,
     minutes: float | None = None,
 ) -> Iterator[Row]:
-    """Measure what is not measured yet; yields each row when it is done and `out` has the page of all so far.
+    """Measure the contests that are not measured yet, and rewrite the page in `out` after each one.
 
-    `networks` and `resolution` take the place of the papers' lines. After `minutes` no contest begins any more.
+    `networks` and `resolution` replace the papers' lines. No contest starts after `minutes`.
     """
     device = find_device(device)
     here = Environment.here(device)
-    asked = lines_of(networks, resolution) if networks else lines()
+    selected = lines_of(networks, resolution) if networks else lines()
     if quick and not networks:
-        told = {
-            name: [line for line in asked if (line.table, line.name) == name]
-            for name in QUICK_LINES
-        }
-        asked = [
-            *(line[0] for line in told.values()),
-            *(line for line in asked if line.table == "TResNet 4"),
-        ]
+        by_name = {(line.table, line.name): line for line in reversed(selected)}
+        refined = [line for line in selected if line.table == "TResNet 4"]
+        selected = [*(by_name[name] for name in QUICK_LINES), *refined]
     how: dict[str, Any] = dict(
         quick=quick, device=device, precision=precision, memory_gib=memory_gib
     )
-    planned = {line: contests(line, **how) for line in asked}
-    # the same contest may stand in several tables; ways come one after the other, so that all lines have the first soon
+    planned = {line: contests(line, **how) for line in selected}
+    # A contest may belong to several tables. The first mode of all lines comes before the second.
     most = max((len(each) for each in planned.values()), default=0)
     todo = list(
         dict.fromkeys(each[i] for i in range(most) for each in planned.values() if i < len(each))
@@ -171,25 +167,25 @@ def run(
 
 
 def load(file: Path, contest: Contest, here: Environment) -> Row | None:
-    """A row of before; None where there is none of this environment."""
+    """The row of an earlier run in the same environment, or None."""
     try:
-        told = json.loads(file.read_text())
-        if told["alike"] != alike(here):
+        row = json.loads(file.read_text())
+        if row["alike"] != same_environment(here):
             return None
         measured = {
-            kind: [Measurement.from_json(json.dumps(one)) for one in m]
-            for kind, m in told["measured"].items()
+            kind: [Measurement.from_json(json.dumps(one)) for one in rows]
+            for kind, rows in row["measured"].items()
         }
-        return Row(contest=contest, measured=measured, failed=dict(told["failed"]))
+        return Row(contest=contest, measured=measured, failed=dict(row["failed"]))
     except (OSError, KeyError, TypeError, ValueError):
         return None
 
 
 def check_alive(device: torch.device) -> None:
-    """OSError where the GPU is lost to this process, as it is after a bad access: all that follows would fail."""
+    """Raises OSError if this process has lost the GPU, as after an illegal memory access."""
     try:
         torch.zeros(1, device=device).sum().item()
     except RuntimeError as error:
         raise OSError(
-            f"{device} no longer answers: ask again, finished rows are kept ({why(error)})"
+            f"{device} does not respond ({reason(error)}): run the command again to continue"
         ) from None

@@ -1,4 +1,4 @@
-"""What is told of the papers' lines that are measured? A page of tables, and the numbers behind it."""
+"""How are the measured lines of the papers' tables shown? Tables in Markdown, numbers in JSON."""
 
 import json
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import numpy as np
 
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
-from fullstride.papers.lines import KINDS, REFERENCE, Contest, Kind, Line, made
+from fullstride.papers.lines import KINDS, REFERENCE, Contest, Kind, Line, mode
 from fullstride.tables import speeds
 
-# What must be the same for a finished row to count.
-ALIKE = (
+# A finished row is valid in environments that share these fields.
+DECISIVE_FIELDS = (
     "device",
     "threads",
     "torch",
@@ -32,14 +32,14 @@ class Row:
     """A finished contest."""
 
     contest: Contest
-    measured: dict[Kind, list[Measurement]]  # those of the parts that could be measured
-    failed: dict[str, str]  # network and work -> why, in one line
+    measured: dict[Kind, list[Measurement]]  # one for each part that could be measured
+    failed: dict[str, str]  # network and work -> reason, in one line
 
     def find(self, kind: Kind, work: str) -> Measurement | None:
         return next((one for one in self.measured.get(kind, []) if one.protocol.work == work), None)
 
     def ratio(self, kind: Kind, to: Kind, work: str) -> float | None:
-        """How many times as fast, median over rounds; None where the two were not measured in the same ones."""
+        """The speed relative to `to`, median over rounds; None if they share no rounds."""
         one, other = self.find(kind, work), self.find(to, work)
         if (
             one is None
@@ -54,7 +54,7 @@ class Row:
         return float(np.median(np.divide(faster.samples, slower.samples)))
 
     def summary(self) -> str:
-        """One line for who waits."""
+        """One line of progress."""
         rates = [
             f"{one.name} {one.images_per_s:,.1f} ({one.protocol.work})"
             for m in self.measured.values()
@@ -63,21 +63,22 @@ class Row:
         rates += [f"{what}: {reason}" for what, reason in self.failed.items()]
         how = self.contest
         return (
-            f"{how.parts[0].name}, {how.layout}, {made(how.compiled)}, images/s: {'; '.join(rates)}"
+            f"{how.parts[0].name}, {how.layout}, {mode(how.compiled)}, images/s: {'; '.join(rates)}"
         )
 
     def to_json(self, environment: Environment) -> str:
-        measured = {kind: [asdict(one) for one in found] for kind, found in self.measured.items()}
+        measured = {kind: [asdict(one) for one in rows] for kind, rows in self.measured.items()}
+        decisive = same_environment(environment)
         return json.dumps(
-            {"alike": alike(environment), "measured": measured, "failed": self.failed}, indent=1
+            {"alike": decisive, "measured": measured, "failed": self.failed}, indent=1
         )
 
 
-def alike(environment: Environment) -> dict[str, Any]:
-    return {key: getattr(environment, key) for key in ALIKE}
+def same_environment(environment: Environment) -> dict[str, Any]:
+    return {key: getattr(environment, key) for key in DECISIVE_FIELDS}
 
 
-# What a table tells of a measurement: title -> (protocol, work, number).
+# The quantities of the tables: title -> (protocol, work, value).
 QUANTITIES: dict[str, tuple[str, str, Callable[[Measurement], float | None]]] = {
     "training images/s": ("tresnet", "training", lambda one: one.images_per_s),
     "inference images/s": ("tresnet", "inference", lambda one: one.images_per_s),
@@ -88,9 +89,9 @@ QUANTITIES: dict[str, tuple[str, str, Callable[[Measurement], float | None]]] = 
 
 
 def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[dict[str, Any]]:
-    """Every number there is, with all that it should not be read without."""
+    """Every measured number with its circumstances and the published one."""
     printed = {(s.table, s.line, s.resolution, s.quantity): s for s in speeds()}
-    found = []
+    rows_of_numbers = []
     for line, each in planned.items():
         for quantity, (protocol, work, number) in QUANTITIES.items():
             if protocol != line.protocol:
@@ -104,7 +105,7 @@ def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> lis
                     if one is None or (value := number(one)) is None:
                         continue
                     plain = quantity != "largest batch"
-                    found.append(
+                    rows_of_numbers.append(
                         dict(
                             table=line.table,
                             line=line.name,
@@ -122,103 +123,91 @@ def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> lis
                             batch=one.protocol.batch,
                             resolution=line.resolution,
                             layout=one.layout,
-                            made=made(one.compiled),
+                            made=mode(one.compiled),
                             precision=one.precision,
                             memory_gib=one.memory_gib,
                             held_back_by=one.environment.held_back_by,
                         )
                     )
-    return found
+    return rows_of_numbers
 
 
 def failures(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[str]:
-    """What could not be measured, each with its reason, and what is not measured yet."""
-    told = [f"{line.table}, {line.name}: {line.why_not}" for line in planned if line.why_not]
+    """One line for each measurement that is missing, with the reason."""
+    missing = [f"{line.table}, {line.name}: {line.why_not}" for line in planned if line.why_not]
     for line, each in planned.items():
         for contest in each:
-            where = f"{line.table}, {line.name}, {contest.layout}, {made(contest.compiled)}"
-            reasons = (
-                rows[contest].failed if contest in rows else {"all": "not measured yet: ask again"}
-            )
-            told += [f"{where}, {what}: {reason}" for what, reason in reasons.items()]
-    return told
+            name = f"{line.table}, {line.name}, {contest.layout}, {mode(contest.compiled)}"
+            pending = {"all": "not measured yet: run the command again"}
+            reasons = rows[contest].failed if contest in rows else pending
+            missing += [f"{name}, {what}: {reason}" for what, reason in reasons.items()]
+    return missing
 
 
 def data(planned: dict[Line, list[Contest]], rows: dict[Contest, Row], here: Environment) -> str:
-    told = dict(
+    values = dict(
         environment=asdict(here),
         numbers=numbers(planned, rows),
         not_measured=failures(planned, rows),
     )
-    return json.dumps(told, indent=1)
+    return json.dumps(values, indent=1)
 
 
 def page(
     planned: dict[Line, list[Contest]], rows: dict[Contest, Row], here: Environment, quick: bool
 ) -> str:
-    """One table for each quantity of each published table. Measured and published numbers never share a column."""
-    found = numbers(planned, rows)
-    told = [
+    """A table for each quantity of each published table; measured and published columns differ."""
+    text = [
         "# The papers' tables, measured",
         "",
         f"{here.device}, {here.threads} threads, torch {here.torch},",
-    ]
-    told += [
-        f"driver {here.driver}, timm {here.timm}, triton {here.triton}, commit {here.commit}, {here.date}.",
+        f"driver {here.driver}, timm {here.timm}, triton {here.triton}, commit {here.commit},",
+        f"{here.date}.",
         "",
     ]
-    told += (
-        ["Quick: batches are given and rounds are few; not the papers' protocols.", ""]
-        if quick
-        else []
-    )
-    told += [
-        "Measured: the number, the batch, and how many times as fast as timm's in the same rounds.",
-        "",
+    if quick:
+        text += ["Quick: fixed batches and few rounds, which are not the papers' protocols.", ""]
+    text += ["Measured: the number, the batch, and the speed relative to timm's network.", ""]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in numbers(planned, rows):
+        groups.setdefault((one["table"], one["quantity"]), []).append(one)
+    for (table, quantity), group in groups.items():
+        precisions = ", ".join(dict.fromkeys(one["precision"] for one in group))
+        text += [f"## {table}: {quantity} ({precisions})", "", *markdown_table(group)]
+        sources = dict.fromkeys(one["source"] for one in group if one["source"])
+        text += ["", *[f"Published: {source}." for source in sources], ""]
+    if missing := failures(planned, rows):
+        text += ["## Not measured", "", *(f"- {line}" for line in missing), ""]
+    return "\n".join(text)
+
+
+def markdown_table(group: list[dict[str, Any]]) -> list[str]:
+    """The table of one quantity: a column for each kind and mode, the published number last."""
+    present = {(one["kind"], one["made"]) for one in group}
+    columns = [(k, m) for k in KINDS for m in ("eager", "compiled") if (k, m) in present]
+    heads = " | ".join(f"measured: {kind} {how}" for kind, how in columns)
+    table = [
+        f"| line | pixels | layout | {heads} | published |",
+        "|---" * (len(columns) + 4) + "|",
     ]
-    titles = dict.fromkeys((one["table"], one["quantity"]) for one in found)
-    for table, quantity in titles:
-        here_of = [one for one in found if (one["table"], one["quantity"]) == (table, quantity)]
-        columns = [
-            (k, m)
-            for k in KINDS
-            for m in ("eager", "compiled")
-            if (k, m) in {(o["kind"], o["made"]) for o in here_of}
-        ]
-        heads = [f"measured: {kind} {how}" for kind, how in columns]
-        precisions = ", ".join(dict.fromkeys(one["precision"] for one in here_of))
-        told += [f"## {table}: {quantity} ({precisions})", ""]
-        told += [
-            f"| line | pixels | layout | {' | '.join(heads)} | published |",
-            "|---" * (len(heads) + 4) + "|",
-        ]
-        for name, side, layout in dict.fromkeys(
-            (o["line"], o["resolution"], o["layout"]) for o in here_of
-        ):
-            mine = [
-                o
-                for o in here_of
-                if (o["line"], o["resolution"], o["layout"]) == (name, side, layout)
-            ]
-            cells = [
-                cell(next((o for o in mine if (o["kind"], o["made"]) == column), None))
-                for column in columns
-            ]
-            printed = "" if mine[0]["published"] is None else f"{mine[0]['published']:g}"
-            told.append(f"| {name} | {side} | {layout} | {' | '.join(cells)} | {printed} |")
-        sources = dict.fromkeys(one["source"] for one in here_of if one["source"])
-        told += ["", *[f"Published: {source}." for source in sources], ""]
-    missing = failures(planned, rows)
-    told += ["## Not measured", "", *(f"- {line}" for line in missing), ""] if missing else []
-    return "\n".join(told)
+    lines: dict[tuple[str, int, str], dict[tuple[str, str], dict[str, Any]]] = {}
+    for one in group:
+        key = one["line"], one["resolution"], one["layout"]
+        lines.setdefault(key, {})[one["kind"], one["made"]] = one
+    for (name, side, layout), line in lines.items():
+        cells = " | ".join(cell(line.get(column)) for column in columns)
+        published = next(iter(line.values()))["published"]
+        printed = "" if published is None else f"{published:g}"
+        table.append(f"| {name} | {side} | {layout} | {cells} | {printed} |")
+    return table
 
 
 def cell(one: dict[str, Any] | None) -> str:
     if one is None:
         return "-"
     value = one["measured"]
-    told = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     if one["quantity"] == "largest batch":
-        return told
+        return number
     ratio = f", x{one['to_timm']:.2f}" if one["to_timm"] else ""
-    return f"{told} ({one['batch']}{ratio})"
+    return f"{number} ({one['batch']}{ratio})"
