@@ -108,7 +108,7 @@ def test_a_threshold_outside_of_0_to_1_is_refused(threshold):
 
 
 def test_a_network_without_kernels_and_one_that_is_not_finite_are_refused():
-    with pytest.raises(ValueError, match="no k x k kernels"):
+    with pytest.raises(ValueError, match="no convolutions"):
         ranks(nn.Sequential(nn.Linear(3, 4)))
     broken = conv(4, 4, 3, 3)
     with torch.no_grad():

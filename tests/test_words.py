@@ -30,6 +30,9 @@ DIALECT = {
     r"entrants?": "networks",
 }
 
+# Old names that are read for one version are keys of these tables, which the test skips.
+TABLES = re.compile(r"^(?:RENAMED|ALIASES)\b[^{]*\{[^}]*\}", re.MULTILINE)
+
 
 def identity(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -59,7 +62,7 @@ def test_a_variable_is_called_by_what_it_holds(path):
 @pytest.mark.parametrize("path", [*CODE, *PAGES], ids=identity)
 def test_no_private_word_stands_where_the_field_has_one(path):
     text = path.read_text()
-    for table in re.findall(r"^(?:RENAMED|ALIASES)\b.*?^[)}]", text, re.MULTILINE | re.DOTALL):
+    for table in TABLES.findall(text):
         text = text.replace(table, "")
     uses = {
         match[0]: instead

@@ -65,7 +65,7 @@ PLANS = {
         quantity="ms per image",
         x_label="inference, ms per image",
         y="MACs",
-        note="Multiply-adds, at each network's resolution, are counted here. FLOPs are twice as many.",
+        note="Multiply-adds at each network's resolution, counted here. FLOPs are twice as many.",
     ),
     "genet-5": Plan(
         title="GENet, Figure 5: top-1 against time",
@@ -96,7 +96,7 @@ class Dot:
 
     @property
     def family(self) -> str:
-        return re.match(r"(SE-)?\w+(-RS)?", self.name)[0]  # pyright: ignore[reportOptionalSubscript]
+        return re.match(r"(SE-)?\w+(-RS)?", self.name)[0]  # pyright: ignore
 
 
 @dataclass(frozen=True, kw_only=True)

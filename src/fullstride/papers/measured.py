@@ -1,6 +1,5 @@
 """Which measurements of the papers' networks do files of `bench` and `bench-blocks` contain?"""
 
-import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
@@ -14,6 +13,7 @@ from fullstride.papers.lines import TIMM
 from fullstride.storage import read_json
 from fullstride.tables.names import PRINTED
 
+ALIASES = {" lean": " fused"}  # suffixes of names in files of earlier versions
 LARGEST_BATCH = 64  # of measurements by the protocol genet: the batch of GENet's figures
 # Quantities by their names in speed.csv, as functions of ms per image.
 QUANTITIES: dict[str, Callable[[float], float]] = {
@@ -120,7 +120,9 @@ def blocks_place(data: Mapping[str, Any]) -> str:
 def own_name(name: str) -> str:
     """Our name of a network that was measured as timm's, fused or compiled."""
     ours = {f"timm/{theirs}": name for name, theirs in TIMM.items()}
-    plain = re.sub(r"( fused| lean)?( compiled)?$", "", name)  # lean: by earlier versions
+    plain = name.removesuffix(" compiled")
+    for suffix in (*ALIASES, *ALIASES.values()):
+        plain = plain.removesuffix(suffix)
     return ours.get(plain, plain)
 
 

@@ -1,4 +1,4 @@
-"""What does a report tell? The numbers of finished runs and of a benchmark, read from their files."""
+"""Which numbers does a report show? Those of finished runs and of a benchmark, from their files."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -41,9 +41,9 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
             )
     times = measurements(bench) if bench else {}
     entries = [entry(run, bundle, times.get(run, {})) for run, bundle in bundles.items()]
-    entries += [untrained(name, found) for name, found in times.items() if name not in bundles]
+    entries += [untrained(name, rows) for name, rows in times.items() if name not in bundles]
     best = max(bundles.values(), key=lambda bundle: bundle.scores["test"]["top1"])
-    environment = next((m.environment for found in times.values() for m in found.values()), None)
+    environment = next((m.environment for rows in times.values() for m in rows.values()), None)
     return dict(
         title=f"fullstride on {data.name}",
         entries=entries,
@@ -61,23 +61,23 @@ def finished(run: Path) -> Bundle:
 
 def measurements(path: Path) -> dict[str, dict[str, Measurement]]:
     """Network -> protocol -> measurement."""
-    found: dict[str, dict[str, Measurement]] = {}
+    by_network: dict[str, dict[str, Measurement]] = {}
     rows = read_json(path)
     if not isinstance(rows, list):
         raise ValueError(f"{path} is not what `fullstride bench --out` writes")
     for row in rows:
         measurement = Measurement.from_json(dumps(row))
-        found.setdefault(measurement.name, {})[measurement.protocol.name] = measurement
-    return found
+        by_network.setdefault(measurement.name, {})[measurement.protocol.name] = measurement
+    return by_network
 
 
-def entry(run: str, bundle: Bundle, found: dict[str, Measurement]) -> Entry:
+def entry(run: str, bundle: Bundle, times: dict[str, Measurement]) -> Entry:
     test, pre = bundle.scores["test"], bundle.preprocessing
-    for measurement in found.values():
+    for measurement in times.values():
         if measurement.protocol.resolution != pre.resolution:
             raise ValueError(
-                f"{run} was trained at {pre.resolution} pixels a side and timed at {measurement.protocol.resolution}: "
-                f"measure again with --resolution {pre.resolution}"
+                f"{run} was trained at {pre.resolution} pixels a side and timed at "
+                f"{measurement.protocol.resolution}: measure with --resolution {pre.resolution}"
             )
     return Entry(
         name=bundle.name,
@@ -85,60 +85,58 @@ def entry(run: str, bundle: Bundle, found: dict[str, Measurement]) -> Entry:
         top1=test["top1"],
         test_images=test["images"],
         log=logged(Path(run)),
-        **prices(bundle.net, pre.resolution, pre.channels),
-        **speeds(found),
+        **costs(bundle.net, pre.resolution, pre.channels),
+        **speeds(times),
     )
 
 
-def untrained(name: str, found: dict[str, Measurement]) -> Entry:
-    """A network that was measured beside the runs, on the same input."""
+def untrained(name: str, times: dict[str, Measurement]) -> Entry:
+    """A network that was only measured, on the same input as the runs."""
     net = zoo.create(name)
-    resolution = next(iter(found.values())).protocol.resolution
+    resolution = next(iter(times.values())).protocol.resolution
     return Entry(
         name=name,
         data="",
         top1=None,
         test_images=0,
         log=[],
-        **prices(net, resolution, net.spec.in_channels),
-        **speeds(found),
+        **costs(net, resolution, net.spec.in_channels),
+        **speeds(times),
     )
 
 
-def prices(net: Any, resolution: int, channels: int) -> dict[str, int]:
-    price = cost(net, resolution, channels)
-    return dict(params=price.params, macs=price.macs, resolution=resolution)
+def costs(net: Any, resolution: int, channels: int) -> dict[str, int]:
+    total = cost(net, resolution, channels)
+    return dict(params=total.params, macs=total.macs, resolution=resolution)
 
 
-def speeds(found: dict[str, Measurement]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    if online := found.get("online"):
-        told |= dict(ms_p50=online.ms_p50, ms_p99=online.ms_p99)
-    if throughput := found.get("throughput"):
-        told |= dict(images_per_s=throughput.images_per_s, batch=throughput.protocol.batch)
-    return told
+def speeds(times: dict[str, Measurement]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if online := times.get("online"):
+        values |= dict(ms_p50=online.ms_p50, ms_p99=online.ms_p99)
+    if throughput := times.get("throughput"):
+        values |= dict(images_per_s=throughput.images_per_s, batch=throughput.protocol.batch)
+    return values
 
 
 def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
-    """Test images with the predicted class: the wrong ones first, then right ones evenly spread over the rest."""
+    """Test images with predictions: wrong ones first, then correct ones from the whole set."""
     indices, rows = [], []
     pictures = data.test.readable()
-    while batch := list(
-        islice(pictures, 128)
-    ):  # only some are kept: a test set may not fit into memory
+    while batch := list(islice(pictures, 128)):  # the whole test set may not fit into memory
         indices += [index for index, _ in batch]
         rows.append(probabilities(bundle, [picture for _, picture in batch]))
-    found = np.concatenate(rows)
-    labels, guesses = np.array(data.test.targets)[indices], found.argmax(1)
-    wrong = np.flatnonzero(guesses != labels)[: SHOWN // 2]
-    right = np.flatnonzero(guesses == labels)
+    probability_nk = np.concatenate(rows)
+    labels, predicted = np.array(data.test.targets)[indices], probability_nk.argmax(1)
+    wrong = np.flatnonzero(predicted != labels)[: SHOWN // 2]
+    right = np.flatnonzero(predicted == labels)
     spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)
     return [
         Prediction(
             picture=np.asarray(data.test.picture(indices[i])),
             truth=data.classes[labels[i]],
-            predicted=bundle.classes[guesses[i]],
-            probability=float(found[i, guesses[i]]),
+            predicted=bundle.classes[predicted[i]],
+            probability=float(probability_nk[i, predicted[i]]),
         )
         for i in (*wrong, *right[spread])
     ]
@@ -148,14 +146,15 @@ def notes(data: DataSet, best: Bundle, measured: bool) -> list[str]:
     sizes = (
         f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
     )
-    told = [
+    lines = [
         f"{data.name}: {sizes}. Test images were used once, after training.",
-        f"Predicted images are answers of {best.name} on test images; wrong ones are shown first.",
-        "Accuracies are of the averaged weights after the last epoch, or where a recipe has patience, the best one.",
+        f"Predicted images are predictions of {best.name} on test images, wrong ones first.",
+        "Accuracies are of the averaged weights after the last epoch, or after the best one if the "
+        "recipe stops early.",
     ]
     if measured:
-        told.append(
-            "Times: all networks in turn within every round on the same random input, medians; "
-            "one image at a time (online) and batches (throughput), float32."
+        lines.append(
+            "Times are medians of rounds in which all networks alternate on the same random input, "
+            "one image at a time (online) and in batches (throughput), in float32."
         )
-    return told
+    return lines

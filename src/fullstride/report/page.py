@@ -1,4 +1,4 @@
-"""What does a training result look like on one page? A self-contained HTML file that opens anywhere, also offline."""
+"""What does a training result look like on one page? An HTML file that needs nothing else."""
 
 import base64
 import io
@@ -66,7 +66,10 @@ def render(
     environment: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> str:
-    """The page as HTML. Speeds are relative to the first network without accuracy, else to the first network."""
+    """Render the page as HTML.
+
+    Speeds are relative to the first network without accuracy, or to the first if all have one.
+    """
     if not entries:
         raise ValueError("nothing to report: give at least one network")
     entries = with_distinct_names(entries)
@@ -113,7 +116,7 @@ def render_template(name: str, **values: Any) -> str:
 
 
 def write(path: str | Path, html: str) -> None:
-    """Write the page whole or not at all; folders above it are made."""
+    """Write the page atomically, and create its parent folders."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file, as {path / 'report.html'}")

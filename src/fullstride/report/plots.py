@@ -1,6 +1,6 @@
 """What do the numbers look like? Accuracy against latency, and learning curves, as SVG or PNG.
 
-In the SVG text stays text and ink takes the colour of the page around it: it can be searched, read aloud,
+Text in the SVG stays text and takes the colour of the page, so that it can be searched, read aloud
 and seen on a dark page.
 """
 
@@ -22,12 +22,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Bbox
 
 INK = "#1d2129"
-# Distinct for the colour-blind, readable on white and on black. After Okabe and Ito, jfly.uni-koeln.de/color
+# Distinct for the colour-blind, on white and on black. After Okabe and Ito, jfly.uni-koeln.de
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56a4d9")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
-WIDE_RANGE = 4.0  # slowest / fastest from which the axis of latency is logarithmic
-STRIP = 0.2  # of the height, below the accuracies, for what was not trained
+WIDE_RANGE = 4.0  # slowest / fastest above which the latency axis is logarithmic
+STRIP = 0.2  # share of the height, below the accuracies, for networks that were not trained
 LABEL_OFFSETS = [
     (across * far, up * far)
     for far in (10, 17, 27, 40)
@@ -41,7 +41,7 @@ LABEL_OFFSETS = [
         (0, 1.2),
         (0, -1.2),
     )
-]  # in points, the nearest first
+]  # in points, nearest first
 STYLE: Any = {
     "font.size": 10,
     "svg.fonttype": "none",
@@ -73,22 +73,24 @@ class Point:
 
 
 def accuracy_latency(points: Sequence[Point], data: str = "") -> str:
-    """Top-1 against latency as an SVG; what was not trained stands hollow in a strip below."""
-    told = [
+    """Plot top-1 against latency as an SVG, untrained networks as hollow rings in a strip below."""
+    description = [
         f"{p.name}: {p.ms_per_image:.3g} ms, "
         + ("not trained here" if p.top1 is None else f"{p.top1:.1f} %")
         for p in points
     ]
-    return svg(accuracy_latency_figure(points, data), "Top-1 against latency. " + "; ".join(told))
+    return svg(
+        accuracy_latency_figure(points, data), "Top-1 against latency. " + "; ".join(description)
+    )
 
 
 def learning_curves(curves: Mapping[str, Sequence[EpochRow]]) -> str:
-    """Training loss and top-1 on the minival images, epoch by epoch, as an SVG."""
-    told = [
+    """Plot training loss and top-1 on the minival images by epoch as an SVG."""
+    description = [
         f"{name} ends at {rows[-1]['minival_top1']:.1f} %" for name, rows in curves.items() if rows
     ]
     return svg(
-        learning_curves_figure(curves), "Loss and minival top-1 by epoch. " + "; ".join(told)
+        learning_curves_figure(curves), "Loss and minival top-1 by epoch. " + "; ".join(description)
     )
 
 
@@ -125,7 +127,7 @@ def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
 
 
 def place(point: Point) -> tuple[float, float]:
-    """Where the mark stands: ms and per cent, or ms and a share of the height for what was not trained."""
+    """The coordinates of a marker: ms and per cent, or a share of the height if untrained."""
     return point.ms_per_image, STRIP * 0.3 if point.top1 is None else point.top1
 
 
@@ -140,14 +142,14 @@ def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Of a logarithmic axis: 1, 2 and 5 of every decade, as plain numbers."""
+    """Label 1, 2 and 5 of every decade of a logarithmic axis with plain numbers."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
-    """The axis spans the intervals, not 0 to 100; with `strip` there is room below for what was not trained."""
+    """Let the axis span the intervals, not 0 to 100, with room below them for the `strip`."""
     ends = [
         end for p in trained for end in (p.interval or (p.top1, p.top1)) if end is not None
     ] or [0.0, 100.0]
@@ -180,12 +182,11 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
 def label(
     figure: Figure, axes: Axes, points: Sequence[Point], colours: Mapping[Point, str]
 ) -> None:
-    """Write each name, in the colour of its mark, as near to it as covering no mark and no other name allows."""
+    """Place each name near its marker, where it covers no marker and no other name."""
     canvas = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Glyph"
-        )  # a name in a script that the measuring font lacks
+        # A name may have characters that the measuring font lacks.
+        warnings.filterwarnings("ignore", message="Glyph")
         canvas.draw()
         renderer, frame, radius = (
             canvas.get_renderer(),
@@ -195,12 +196,14 @@ def label(
         grids = [
             axes.get_xaxis_transform() if point.top1 is None else axes.transData for point in points
         ]
-        taken = [text.get_window_extent(renderer) for text in axes.texts]
+        occupied = [text.get_window_extent(renderer) for text in axes.texts]
         for point, grid in zip(points, grids, strict=True):
             (x, y), ms = grid.transform(place(point)), point.ms_per_image
-            taken.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
+            occupied.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
             if point.interval:
-                taken.append(Bbox(axes.transData.transform([(ms, end) for end in point.interval])))
+                occupied.append(
+                    Bbox(axes.transData.transform([(ms, end) for end in point.interval]))
+                )
         for point, grid in sorted(
             zip(points, grids, strict=True), key=lambda pair: -pair[0].ms_per_image
         ):
@@ -227,9 +230,9 @@ def label(
                     and frame.y0 <= box.y0
                     and box.y1 <= frame.y1
                 )
-                if inside and not any(box.overlaps(other) for other in taken):
+                if inside and not any(box.overlaps(other) for other in occupied):
                     break
-            taken.append(text.get_window_extent(renderer))
+            occupied.append(text.get_window_extent(renderer))
 
 
 def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]]) -> Figure:
@@ -267,26 +270,24 @@ def png(figure: Figure, dpi: int = 150) -> bytes:
     return out.getvalue()
 
 
-def svg(figure: Figure, told: str) -> str:
-    """The figure as an element of an HTML page; `told` is what it says to who cannot see it."""
+def svg(figure: Figure, description: str) -> str:
+    """The figure as an SVG element of an HTML page, with `description` for screen readers."""
     out = io.StringIO()
-    # The library's own address and the date would be the only links and the only change from run to run.
+    # Matplotlib's address would be the only link, and the date the only change between runs.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    # The salt makes ids the same in every run and different in every figure of a page.
-    with matplotlib.rc_context({"svg.hashsalt": told}):
+    # The salt makes ids equal in every run and different between the figures of a page.
+    with matplotlib.rc_context({"svg.hashsalt": description}):
         save(figure, out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"font: ([^;\"]*px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
-    text = re.sub(
-        r'<g id="[^"]*"', "<g", text
-    )  # the same in every figure, and an id stands once in a page
-    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(told)}" ', 1)
+    # Ids of groups are the same in every figure, and must be unique in a page.
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
 
 
 def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Glyph"
-        )  # the reader's browser has the font that is lacking here
+        # The reader's browser has the characters that this machine's fonts may lack.
+        warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(out, **how)

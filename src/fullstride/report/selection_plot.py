@@ -11,9 +11,10 @@ from fullstride.report.plots import COLOURS, INK, STYLE, scale_latency
 
 
 def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figure:
-    """Full marks are published times, hollow ones estimates; bars are 90 % intervals of those on the front.
+    """Plot published times as filled and estimated ones as hollow markers, with their intervals.
 
-    Only the front is named, in the room above it, where nothing can stand. `title`: on what, at which batch size.
+    Only networks on the front are labelled, above it, where no marker can be. `title` names the
+    device and the batch size.
     """
     accuracies = [option.network.top1 for option in options]
     span = max(max(accuracies) - min(accuracies), 1.0)  # of the axis below its room for names
