@@ -96,7 +96,9 @@ class Dot:
 
     @property
     def family(self) -> str:
-        return re.match(r"(SE-)?\w+(-RS)?", self.name)[0]  # pyright: ignore
+        match = re.match(r"(SE-)?\w+(-RS)?", self.name)
+        assert match
+        return match[0]
 
 
 @dataclass(frozen=True, kw_only=True)
