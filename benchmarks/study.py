@@ -47,7 +47,7 @@ from fullstride.storage import atomic_write
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, recipes, run
 from fullstride.train.distill import Teacher
-from fullstride.train.distributed import ALONE
+from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.recipe import Recipe, saved_recipe
 
 SHORT, LONG = 24, 93  # epochs; as 90 and 350
@@ -94,7 +94,7 @@ def miniature(
         crop=PRE.crop,
         fit=PRE.fit,
         scale=(0.6, 1.3),
-        flip=0.0,
+        hflip_prob=0.0,
     )
 
 
@@ -157,7 +157,7 @@ def trained(
     torch.manual_seed(recipe.seed)
     net = Network(network)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    batches = run.training_batches(data, PRE, recipe, "cpu", 0, ALONE)
+    batches = run.training_batches(data, PRE, recipe, "cpu", 0, SINGLE_PROCESS)
     *_, last = loop.train_epochs(
         net, Classify(recipe.label_smoothing), batches, recipe, teacher=teacher
     )

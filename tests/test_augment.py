@@ -84,7 +84,7 @@ def test_squish_keeps_every_border_and_bends(coordinates):
 
 def test_a_random_part_has_the_area_and_the_shape_asked_for(coordinates):
     pre = Preprocessing(resolution=128)
-    limits = Augmentation(scale=(0.2, 0.5), ratio=(0.5, 2.0), flip=0)
+    limits = Augmentation(scale=(0.2, 0.5), ratio=(0.5, 2.0), hflip_prob=0)
     areas, ratios, middles = [], [], []
     for seed in range(300):
         pixels = train_view(coordinates, pre, limits, rng(seed)).astype(float)
@@ -109,7 +109,7 @@ def test_a_random_part_has_the_area_and_the_shape_asked_for(coordinates):
 def test_where_no_part_fits_the_largest_middle_one_is_taken():
     wide = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (10, 1)))
     pre = Preprocessing(resolution=20, mean=(0.5,), std=(0.5,))
-    pixels = train_view(wide, pre, Augmentation(scale=(1, 1), flip=0), rng())
+    pixels = train_view(wide, pre, Augmentation(scale=(1, 1), hflip_prob=0), rng())
     assert pixels.shape == (20, 20, 1)
     assert (pixels[0, 0, 0], pixels[0, -1, 0]) == (
         93,
@@ -120,13 +120,14 @@ def test_where_no_part_fits_the_largest_middle_one_is_taken():
 def test_a_part_is_flipped_as_often_as_asked(coordinates):
     pre = Preprocessing(resolution=32)
     plain, turned = (
-        train_view(coordinates, pre, Augmentation(flip=flip), rng(5)) for flip in (0, 1)
+        train_view(coordinates, pre, Augmentation(hflip_prob=flip), rng(5)) for flip in (0, 1)
     )
     assert np.array_equal(plain[:, ::-1], turned)
     flips = [
         bool(pixels[0, 0, 0] > pixels[0, -1, 0])
         for pixels in (
-            train_view(coordinates, pre, Augmentation(flip=0.25), rng(seed)) for seed in range(400)
+            train_view(coordinates, pre, Augmentation(hflip_prob=0.25), rng(seed))
+            for seed in range(400)
         )
     ]
     assert 70 < sum(flips) < 130
@@ -172,7 +173,7 @@ def test_gray_and_colour_pictures_suit_either_network(photo):
         ({"scale": (math.nan, 1)}, "scale"),
         ({"ratio": (2, 1)}, "ratio"),
         ({"ratio": (1, math.inf)}, "ratio"),
-        ({"flip": 1.5}, "flip 1.5: use a probability"),
+        ({"hflip_prob": 1.5}, "hflip_prob 1.5: use a probability"),
     ],
 )
 def test_an_impossible_augmentation_is_refused(fields, message):
@@ -185,21 +186,21 @@ def test_turning_moves_a_bar_and_leaves_a_disc():
     disc = Image.fromarray((255 * (rows**2 + columns**2 < 20**2)).astype(np.uint8))
     bar = Image.fromarray((255 * (abs(columns) < 4)).astype(np.uint8))
     pre = Preprocessing(resolution=64, mean=(0.0,), std=(1.0,))
-    still = Augmentation(scale=(1, 1), ratio=(1, 1), flip=0)
-    turning = Augmentation(scale=(1, 1), ratio=(1, 1), flip=0, turn=20)
+    still = Augmentation(scale=(1, 1), ratio=(1, 1), hflip_prob=0)
+    turning = Augmentation(scale=(1, 1), ratio=(1, 1), hflip_prob=0, rotation_degrees=20)
     for seed in range(5):
         for picture, moved in ((disc, False), (bar, True)):
             plain, turned = (
                 train_view(picture, pre, how, rng(seed)).astype(float) for how in (still, turning)
             )
             assert (abs(plain - turned).mean() > 5) == moved
-    assert Augmentation().turn == 0
+    assert Augmentation().rotation_degrees == 0
 
 
 def test_a_part_larger_than_the_picture_shows_all_of_it_on_black():
     white = Image.new("L", (40, 40), 255)
     pre = Preprocessing(resolution=80, mean=(0.0,), std=(1.0,))
-    larger = Augmentation(scale=(4, 4), ratio=(1, 1), flip=0)
+    larger = Augmentation(scale=(4, 4), ratio=(1, 1), hflip_prob=0)
     corners = set()
     for seed in range(20):
         seen = train_view(white, pre, larger, rng(seed))[..., 0] > 127

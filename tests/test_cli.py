@@ -170,8 +170,12 @@ def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, ca
     ]
     assert cli.run([*words, "--out", str(tmp_path / "run")]) == 0
     recipe = Bundle.load(tmp_path / "run" / "bundle").recipe
-    assert RECIPES["digits"].turn != FINETUNE.turn
-    assert (recipe["lr"], recipe["turn"], recipe["epochs"]) == (0.05, RECIPES["digits"].turn, 2)
+    assert RECIPES["digits"].rotation_degrees != FINETUNE.rotation_degrees
+    assert (recipe["lr"], recipe["rotation_degrees"], recipe["epochs"]) == (
+        0.05,
+        RECIPES["digits"].rotation_degrees,
+        2,
+    )
 
 
 def test_the_digits_recipe_is_for_the_digits_and_not_for_a_folder_of_their_name():
@@ -370,17 +374,17 @@ def test_a_full_disk_is_said_and_what_was_written_before_stays(
 
     out = tmp_path / "run"
     words = ["train", photos, "--model", "genet_tiny", "--out", out, *SHORT, "--recipe.batch", "16"]
-    keep, kept = run_folder.keep, []
+    keep, kept = run_folder.save_epoch, []
 
     def full(folder, rows, state):
         if kept:
             raise OSError(28, "No space left on device", str(folder / run_folder.CHECKPOINT))
         kept.append(keep(folder, rows, state))
 
-    monkeypatch.setattr(run_folder, "keep", full)
+    monkeypatch.setattr(run_folder, "save_epoch", full)
     line = refused(capsys, *words, code=1)
     assert line == f"fullstride: No space left on device: {out / run_folder.CHECKPOINT}"
-    monkeypatch.setattr(run_folder, "keep", keep)
+    monkeypatch.setattr(run_folder, "save_epoch", keep)
     assert cli.run(list(map(str, words))) == 0
     assert "epoch   2/2" in capsys.readouterr().out
 

@@ -58,7 +58,7 @@ def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
 ):
     recipe = replace(SHORT, efficiency="lean", drop_path=0.2)
     list(run.train(tmp_path / "whole", "tresnet_tiny", few_digits, recipe))
-    save, saved = run_folder.save, []
+    save, saved = run_folder.save_checkpoint, []
 
     def stop_at_the_third(folder, state):
         save(folder, state)
@@ -66,14 +66,14 @@ def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
         if len(saved) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_folder, "save", stop_at_the_third)
+    monkeypatch.setattr(run_folder, "save_checkpoint", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         list(
             run.train(
                 tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
             )
         )
-    monkeypatch.setattr(run_folder, "save", save)
+    monkeypatch.setattr(run_folder, "save_checkpoint", save)
     assert {"output", "input"} <= set(saved[0])
     list(
         run.train(
@@ -91,15 +91,17 @@ def test_the_fastest_way_is_found_once_and_remembered_until_something_is_another
     net = zoo.create("genet_tiny", in_channels=1)
     auto = replace(SHORT, efficiency="auto")
     for _ in range(2):
-        assert autotune.settled(auto, net, GRAY, "cpu") == replace(auto, efficiency="lean")
+        assert autotune.choose_efficiency(auto, net, GRAY, "cpu") == replace(
+            auto, efficiency="lean"
+        )
     assert rates == ["plain", "lean"]
     (kept,) = json.loads(cache.read_text()).values()
     assert kept["images_per_s"] == {"plain": 100.0, "lean": 150.0}
     assert kept["environment"]["torch"] == torch.__version__
-    autotune.settled(replace(auto, batch=8), net, GRAY, "cpu")
+    autotune.choose_efficiency(replace(auto, batch=8), net, GRAY, "cpu")
     assert rates == ["plain", "lean"] * 2
     cache.write_text("nonsense")
-    autotune.settled(auto, net, GRAY, "cpu")
+    autotune.choose_efficiency(auto, net, GRAY, "cpu")
     assert rates == ["plain", "lean"] * 3
 
 
@@ -112,7 +114,8 @@ def test_a_way_whose_batch_does_not_fit_is_left_out(monkeypatch, cache):
     monkeypatch.setattr(autotune, "rate", rate)
     net = zoo.create("genet_tiny", in_channels=1)
     assert (
-        autotune.settled(replace(SHORT, efficiency="auto"), net, GRAY, "cpu").efficiency == "lean"
+        autotune.choose_efficiency(replace(SHORT, efficiency="auto"), net, GRAY, "cpu").efficiency
+        == "lean"
     )
 
 
@@ -137,7 +140,9 @@ def test_a_run_goes_on_in_the_way_that_it_began(few_digits, tmp_path, rates, cac
     started = run.train(tmp_path / "run", "genet_tiny", few_digits, auto)
     next(started)
     started.close()
-    assert json.loads((tmp_path / "run" / run_folder.ASKED).read_text())["efficiency"] == "lean"
+    assert (
+        json.loads((tmp_path / "run" / run_folder.RUN_CONFIG).read_text())["efficiency"] == "lean"
+    )
     cache.unlink()
     rates.clear()
     assert len(list(run.train(tmp_path / "run", "genet_tiny", few_digits, auto))) == 2

@@ -149,7 +149,12 @@ def test_views_at_224_of_500_by_375_are_37_db_from_pillows(photo):
 def test_both_engines_take_the_same_steps(photo):
     pre = Preprocessing(resolution=96)
     every = Augmentation(
-        turn=10, auto_augment=True, rand_layers=2, rand_increasing=True, cutout=0.3, erase=0.5
+        rotation_degrees=10,
+        auto_augment=True,
+        rand_layers=2,
+        rand_increasing=True,
+        cutout=0.3,
+        random_erasing_prob=0.5,
     )
     smooth = photo.resize((12, 9)).resize(
         photo.size, Image.Resampling.BICUBIC
@@ -280,7 +285,7 @@ def folder(tmp_path, photo) -> Images:
 
 def test_the_loader_hands_files_to_opencv_and_tells_of_broken_ones(folder):
     pre = Preprocessing(resolution=32)
-    view = pickle.loads(pickle.dumps(TrainView(pre, Augmentation(), engine="opencv")))
+    view = pickle.loads(pickle.dumps(TrainView(pre, Augmentation(), decoder="opencv")))
     epochs = []
     for workers in (0, 2):
         batches = Batches(folder, view, batch=4, shuffle=True, workers=workers)
@@ -299,7 +304,7 @@ def test_pictures_without_files_suit_opencv_too():
     digits = open_data("digits").train
     pre = Preprocessing(resolution=8, mean=(0.5,), std=(0.25,))
     views = [
-        TrainView(pre, Augmentation(scale=(0.5, 1)), engine) for engine in ("pillow", "opencv")
+        TrainView(pre, Augmentation(scale=(0.5, 1)), decoder) for decoder in ("pillow", "opencv")
     ]
     pillow, opencv = (
         next(iter(Batches(digits, view, batch=64, shuffle=True).epoch(0))).x for view in views
@@ -309,13 +314,13 @@ def test_pictures_without_files_suit_opencv_too():
 
 def test_pillow_is_the_engine_unless_another_is_asked_for_and_here(monkeypatch):
     pre = Preprocessing()
-    assert TrainView(pre).engine == "pillow"
-    with pytest.raises(ValueError, match="engine 'fast': use 'pillow' or 'opencv'"):
-        TrainView(pre, engine="fast")  # pyright: ignore[reportArgumentType]
+    assert TrainView(pre).decoder == "pillow"
+    with pytest.raises(ValueError, match="decoder 'fast': use 'pillow' or 'opencv'"):
+        TrainView(pre, decoder="fast")  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError,
-        match=r"engine 'opencv' needs cv2 and simplejpeg: pip install 'fullstride\[fast\]'",
+        match=r"decoder 'opencv' needs cv2 and simplejpeg: pip install 'fullstride\[fast\]'",
     ):
-        TrainView(pre, engine="opencv")
+        TrainView(pre, decoder="opencv")
     TrainView(pre)

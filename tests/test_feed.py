@@ -16,7 +16,7 @@ from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.tasks.classify import Classify
 from fullstride.train.data_bench import Balance, Feed, Steps, balance, long_side
-from fullstride.train.distributed import ALONE
+from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.recipes import DIGITS, FINETUNE
 from fullstride.train.run import beginning, training_batches
@@ -77,7 +77,7 @@ def weighed(
 def data_share(data: DataSet, workers: int) -> float:
     """What a real epoch waits for images, by the log of training."""
     net, pre = beginning("genet_tiny", data, RECIPE, "")
-    batches = training_batches(data, pre, RECIPE, "cpu", workers, ALONE)
+    batches = training_batches(data, pre, RECIPE, "cpu", workers, SINGLE_PROCESS)
     (epoch,) = train_epochs(net, Classify(), batches, RECIPE)
     assert isinstance(epoch, Epoch)
     return epoch.data_share
@@ -156,18 +156,18 @@ def test_who_waits_with_workers_on_idle_cores_needs_more_of_them():
 
 
 def test_the_levers_are_those_not_yet_used_in_order():
-    def levers(found: Balance, engine="pillow", from_files=True) -> list[str]:
-        recipe = replace(FINETUNE, engine=engine, rand_layers=2)
+    def levers(found: Balance, decoder="pillow", from_files=True) -> list[str]:
+        recipe = replace(FINETUNE, decoder=decoder, rand_layers=2)
         return [lever.split(":")[0].split(",")[0] for lever in found.levers(recipe, from_files)]
 
     large = weighed(100, 550, long_side=4000)
     assert levers(large) == [
         "--workers 6",
-        "--recipe.engine opencv",
+        "--recipe.decoder opencv",
         "fullstride pack --long-side 400",
     ]
-    assert levers(weighed(800, 900, workers=8)) == ["--recipe.engine opencv"]
-    assert levers(weighed(800, 2000, workers=8), engine="opencv") == []  # no core is left
+    assert levers(weighed(800, 900, workers=8)) == ["--recipe.decoder opencv"]
+    assert levers(weighed(800, 2000, workers=8), decoder="opencv") == []  # no core is left
     assert levers(weighed(100, 2000), from_files=False) == ["--workers 8"]
     assert levers(weighed(800, 2000, workers=8, per_cpu_s=1000), from_files=False) == [
         "--workers 20"
@@ -222,7 +222,9 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
         "without the teacher nobody",
     ):
         assert said in printed
-    assert saved["recipe"]["turn"] == DIGITS.turn  # the digits' own recipe, as in train
+    assert (
+        saved["recipe"]["rotation_degrees"] == DIGITS.rotation_degrees
+    )  # the digits' own recipe, as in train
     assert (saved["recipe"]["batch"], saved["steps"]["batch"]) == (32, 32)
     assert saved["feed"]["images_per_s"] == np.median(saved["feed"]["samples"])
     assert math.isfinite(saved["waiting"])

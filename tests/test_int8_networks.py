@@ -22,7 +22,7 @@ from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks.classify import Classify
 from fullstride.train.autotune import DECISIVE
-from fullstride.train.distributed import ALONE
+from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipes import DIGITS
 
@@ -176,19 +176,19 @@ def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
     )
     net = Network(replace(SPECS["tresnet_tiny"], classes=10, in_channels=3))
     recipe = replace(DIGITS, efficiency=efficiency, int8_maps=True, mixup=0.0, cutmix=0.0)
-    learner = Learner(net.train(), Classify(), recipe.lasting(10), 10, None, ALONE)
+    learner = Learner(net.train(), Classify(), recipe.in_epochs(10), 10, None, SINGLE_PROCESS)
     assert all(m.lean and m.lean.int8 for m in net.modules() if isinstance(m, ConvNorm))
     assert learner.step(torch.rand(4, 3, 32, 32), torch.arange(4), 0).isfinite()
 
 
 def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_what_is_remembered():
     recipe = replace(DIGITS, efficiency="auto", int8_maps=True)
-    assert [recipe.settled_on(way).int8_maps for way in ("plain", "lean", "compiled")] == [
+    assert [recipe.with_efficiency(way).int8_maps for way in ("plain", "lean", "compiled")] == [
         False,
         True,
         True,
     ]
-    assert replace(recipe, int8_maps=False).settled_on("lean").int8_maps is False
+    assert replace(recipe, int8_maps=False).with_efficiency("lean").int8_maps is False
     assert "int8_maps" in DECISIVE
 
 
@@ -218,7 +218,7 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
                 replace(DIGITS, efficiency="compiled", int8_maps=True),
                 10,
                 None,
-                ALONE,
+                SINGLE_PROCESS,
             ),
             "resnet18 has no lean form: leave recipe.int8_maps out",
         ),

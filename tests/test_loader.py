@@ -173,8 +173,8 @@ def test_where_no_image_can_be_read_one_line_says_so(spoiled, shuffle):
         list(batches.epoch(0))
 
 
-@pytest.mark.parametrize("engine", ["pillow", "opencv"])
-def test_what_stands_in_for_a_broken_image_is_the_same_when_it_is_met_again(tmp_path, engine):
+@pytest.mark.parametrize("decoder", ["pillow", "opencv"])
+def test_what_stands_in_for_a_broken_image_is_the_same_when_it_is_met_again(tmp_path, decoder):
     for name in ("train/a", "train/b", "val/a", "test/a"):
         (tmp_path / name).mkdir(parents=True)
         pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
@@ -186,7 +186,7 @@ def test_what_stands_in_for_a_broken_image_is_the_same_when_it_is_met_again(tmp_
         b"\xff\xda", data.index(b"\xff\xda") + 2
     )  # scan: what comes before it looks right
     broken.write_bytes(data[:second] + b"\xff\xda\0\3\x09" + data[second:])
-    view = TrainView(Preprocessing(resolution=8), engine=engine)
+    view = TrainView(Preprocessing(resolution=8), decoder=decoder)
     batches = Batches(open_data(str(tmp_path)).train, view, batch=4, shuffle=True)
     assert same(list(batches.epoch(0)), list(batches.epoch(0)))
     assert list(batches.skipped) == ["train/a/0.jpg"]
@@ -214,7 +214,7 @@ def by_index(epoch: Iterable[Batch]) -> torch.Tensor:
 
 def test_views_come_again_bit_for_bit_in_another_order():
     fresh = Batches(digits(32), TRAIN, batch=8, shuffle=True)
-    batches = Batches(digits(32), TRAIN, batch=8, shuffle=True, views=2)
+    batches = Batches(digits(32), TRAIN, batch=8, shuffle=True, distinct_views=2)
     views = [by_index(batches.epoch(number)) for number in range(5)]
     assert torch.equal(views[0], by_index(fresh.epoch(0)))
     assert torch.equal(views[1], by_index(fresh.epoch(1)))
@@ -227,13 +227,13 @@ def test_views_come_again_bit_for_bit_in_another_order():
         assert orders[0] == orders[1]
 
 
-@pytest.mark.parametrize("engine", ["pillow", "opencv"])
+@pytest.mark.parametrize("decoder", ["pillow", "opencv"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_sides_of_the_first_epochs_are_as_asked(engine, workers):
-    view = replace(TRAIN, engine=engine, sides=(4, 6))
+def test_the_sides_of_the_first_epochs_are_as_asked(decoder, workers):
+    view = replace(TRAIN, decoder=decoder, sides=(4, 6))
     batches = Batches(digits(16), view, batch=8, shuffle=True, workers=workers)
     for number, side in ((0, 4), (1, 6), (2, 8), (7, 8), (0, 4)):
-        plain = replace(TRAIN, engine=engine, pre=replace(GRAY, resolution=side))
+        plain = replace(TRAIN, decoder=decoder, pre=replace(GRAY, resolution=side))
         epoch = list(batches.epoch(number))
         assert [each.x.shape for each in epoch] == [(8, 1, side, side)] * 2
         assert same(epoch, list(Batches(digits(16), plain, batch=8, shuffle=True).epoch(number)))
@@ -358,7 +358,7 @@ def test_impossible_groups_views_and_sides_are_refused():
         per_class=4,
         share=(0, 2),
     )
-    refused("^views -1: use", views=-1)
+    refused("^distinct_views -1: use", distinct_views=-1)
     with pytest.raises(ValueError, match="^resolution 0: use 1 to 16384 pixels$"):
         TrainView(GRAY, sides=(4, 0))
 

@@ -57,7 +57,7 @@ SPECS = {"tresnet": TRESNET, "genet": GENET, "resnet_rs": RS}
 STEPS = {
     "sgd": Recipe(epochs=1, batch=6, lr=0.01, weight_decay=0.01, decay_on="all", warmup_epochs=0),
     "decoupled": Recipe(
-        epochs=1, batch=6, lr=0.01, weight_decay=0.01, decoupled=True, warmup_epochs=0
+        epochs=1, batch=6, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True, warmup_epochs=0
     ),
     "rmsprop": Recipe(
         epochs=1, batch=6, lr=1e-3, weight_decay=0.01, optimizer="rmsprop", warmup_epochs=0
@@ -307,17 +307,21 @@ def trained(folder) -> dict[str, torch.Tensor]:
     return Bundle.load(folder / run_folder.BUNDLE).net.state_dict()
 
 
-@pytest.mark.parametrize("changes", [{}, {"patience": 1}, {"efficiency": "lean"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"early_stop_patience": 1}, {"efficiency": "lean"}], ids=str
+)
 def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights(
     changes, few_digits, tmp_path
 ):
     recipe = replace(SHORT, **changes)
     for name, padding in (("plain", False), ("padded", True)):
         list(
-            run.train(tmp_path / name, "tresnet_tiny", few_digits, replace(recipe, padded=padding))
+            run.train(
+                tmp_path / name, "tresnet_tiny", few_digits, replace(recipe, pad_channels=padding)
+            )
         )
     asked = [
-        json.loads((tmp_path / name / run_folder.ASKED).read_text())["spec"]
+        json.loads((tmp_path / name / run_folder.RUN_CONFIG).read_text())["spec"]
         for name in ("plain", "padded")
     ]
     assert asked[0] == asked[1]
@@ -332,7 +336,7 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
         for name in ("plain", "padded")
     ]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-3)
-    tuned = replace(SHORT, padded=True, epochs=1)
+    tuned = replace(SHORT, pad_channels=True, epochs=1)
     net, _ = run.beginning("tresnet_tiny", few_digits, tuned, str(tmp_path / "padded"))
     assert (
         apart(
@@ -346,23 +350,23 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
 def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
     few_digits, tmp_path, monkeypatch
 ):
-    recipe = replace(SHORT, padded=True)
+    recipe = replace(SHORT, pad_channels=True)
     list(run.train(tmp_path / "whole", "tresnet_tiny", few_digits, recipe))
-    save, count = run_folder.save, iter(range(100))
+    save, count = run_folder.save_checkpoint, iter(range(100))
 
     def stop_at_the_third(folder, state):
         save(folder, state)
         if next(count) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_folder, "save", stop_at_the_third)
+    monkeypatch.setattr(run_folder, "save_checkpoint", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         list(
             run.train(
                 tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
             )
         )
-    monkeypatch.setattr(run_folder, "save", save)
+    monkeypatch.setattr(run_folder, "save_checkpoint", save)
     list(
         run.train(
             tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
@@ -402,5 +406,7 @@ def test_a_network_of_timm_has_no_padded_form(few_digits, tmp_path):
         match="timm/test_resnet has no padded form: leave padded out, or use a network that",
     ):
         list(
-            run.train(tmp_path / "run", "timm/test_resnet", few_digits, replace(SHORT, padded=True))
+            run.train(
+                tmp_path / "run", "timm/test_resnet", few_digits, replace(SHORT, pad_channels=True)
+            )
         )

@@ -294,7 +294,12 @@ def test_a_view_without_policies_is_the_flipped_part_as_ever(photo):
 def test_a_view_takes_its_policies_one_after_the_other(photo):
     pre = Preprocessing(resolution=48)
     every = Augmentation(
-        auto_augment=True, rand_layers=2, rand_magnitude=12, rand_std=1, cutout=0.3, erase=0.9
+        auto_augment=True,
+        rand_layers=2,
+        rand_magnitude=12,
+        rand_std=1,
+        cutout=0.3,
+        random_erasing_prob=0.9,
     )
     for seed in range(20):
         draws = rng(seed)
@@ -321,7 +326,7 @@ def test_a_view_takes_its_policies_one_after_the_other(photo):
         ({"rand_std": -1}, "magnitude_std -1 of RandAugment"),
         ({"rand_probability": 2}, "probability 2 of RandAugment: use one from 0 to 1"),
         ({"cutout": 1.5}, "cutout of 1.5: use a share of the side from 0 to 1"),
-        ({"erase": 2}, "erase 2: use a probability from 0 to 1"),
+        ({"random_erasing_prob": 2}, "random_erasing_prob 2: use a probability from 0 to 1"),
     ],
 )
 def test_an_impossible_policy_is_refused(fields, message):

@@ -125,27 +125,28 @@ def test_the_help_of_a_recipe_names_every_field_with_its_value_and_meaning(capsy
 
 def test_a_duration_in_steps_or_images_is_one_in_epochs():
     short = replace(FINETUNE, batch=64, warmup_epochs=0)
-    assert replace(short, steps=150).lasting(60).epochs == 2.5
-    assert replace(short, images=64 * 150).lasting(60) == replace(short, steps=150).lasting(60)
-    assert replace(short, images=64 * 150 + 1).lasting(60).epochs == pytest.approx(151 / 60)
-    assert short.lasting(60) == short
-    assert replace(short, epochs=0.001).lasting(60).epochs == 1 / 60  # a step at least
+    assert replace(short, steps=150).in_epochs(60).epochs == 2.5
+    assert replace(short, images=64 * 150).in_epochs(60) == replace(short, steps=150).in_epochs(60)
+    assert replace(short, images=64 * 150 + 1).in_epochs(60).epochs == pytest.approx(151 / 60)
+    assert short.in_epochs(60) == short
+    assert replace(short, epochs=0.001).in_epochs(60).epochs == 1 / 60  # a step at least
     assert (
-        replace(short, images=320).lasting(1, images_per_step=16).epochs == 20
+        replace(short, images=320).in_epochs(1, images_per_step=16).epochs == 20
     )  # a set smaller than a batch
     assert (
-        replace(FINETUNE, steps=30, warmup_epochs=1, schedule="one_cycle").lasting(60).epochs == 0.5
+        replace(FINETUNE, steps=30, warmup_epochs=1, schedule="one_cycle").in_epochs(60).epochs
+        == 0.5
     )
     with pytest.raises(ValueError, match=r"warmup_epochs 1 leaves nothing of 0.5 epochs: .*=0.05"):
-        replace(FINETUNE, steps=30, warmup_epochs=1).lasting(60)
+        replace(FINETUNE, steps=30, warmup_epochs=1).in_epochs(60)
 
 
 def test_the_side_grows_evenly_in_eights_and_ends_at_the_resolution():
     growing = replace(FINETUNE, epochs=10, grow_from=128, grow_share=0.5)
-    assert growing.sides(224) == (128, 144, 168, 184, 208)
-    assert FINETUNE.sides(224) == ()
+    assert growing.resolutions(224) == (128, 144, 168, 184, 208)
+    assert FINETUNE.resolutions(224) == ()
     with pytest.raises(ValueError, match="recipe.grow_from 128: use less than the resolution 96"):
-        growing.sides(96)
+        growing.resolutions(96)
 
 
 def test_each_step_of_the_additive_study_changes_what_its_name_says_and_nothing_else():

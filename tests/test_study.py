@@ -28,7 +28,7 @@ ADAPTED = {
     "crop",
     "fit",
 }
-ADAPTED |= {"scale", "flip"}
+ADAPTED |= {"scale", "hflip_prob"}
 PROTOCOL = {"short_epochs": 1, "long_epochs": 2, "train": 1037, "minival": 260, "test": 500}
 
 

@@ -24,8 +24,8 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.train import run, run_folder
-from fullstride.train.distill import Teacher, fitting_teacher
-from fullstride.train.distributed import ALONE
+from fullstride.train.distill import Teacher, matching_teacher
+from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, evaluate, train_epochs
 from fullstride.train.optimizer import lr_at
 from fullstride.train.recipe import Recipe
@@ -69,7 +69,7 @@ def test_a_network_can_memorise_sixteen_digits(name, digits):
     )
     torch.manual_seed(0)
     net = zoo.create(name, in_channels=1)
-    whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
+    whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), hflip_prob=0.0)
     batches = Batches(images, TrainView(GRAY, whole), batch=16, shuffle=True)
     epochs = list(train_epochs(net, Classify(), batches, recipe))
     assert epochs[-1].loss < 0.1 < epochs[0].loss
@@ -127,7 +127,10 @@ def test_the_network_grows_into_its_resolution(digits):
     net = Watched(replace(zoo.spec("genet_tiny"), in_channels=1))
     list(
         train_epochs(
-            net, Classify(), run.training_batches(digits, GRAY, recipe, "cpu", 0, ALONE), recipe
+            net,
+            Classify(),
+            run.training_batches(digits, GRAY, recipe, "cpu", 0, SINGLE_PROCESS),
+            recipe,
         )
     )
     assert sides == [16] * 4 + [24] * 4 + [32] * 8
@@ -194,13 +197,13 @@ def test_a_run_of_an_earlier_version_goes_on_where_what_it_could_not_say_is_as_i
 ):
     folder = tmp_path / "old"
     shutil.copytree(finished[0], folder)
-    asked = json.loads((folder / run_folder.ASKED).read_text())
-    for field in ("padded", "ratio"):
+    asked = json.loads((folder / run_folder.RUN_CONFIG).read_text())
+    for field in ("pad_channels", "ratio"):
         del asked["recipe"][field]
-    (folder / run_folder.ASKED).write_text(json.dumps(asked))
+    (folder / run_folder.RUN_CONFIG).write_text(json.dumps(asked))
     assert numbers(rows_of(folder, digits)) == numbers(finished[1])
-    with pytest.raises(ValueError, match="recipe.padded is False there and True now"):
-        rows_of(folder, digits, replace(SHORT, padded=True))
+    with pytest.raises(ValueError, match="recipe.pad_channels is False there and True now"):
+        rows_of(folder, digits, replace(SHORT, pad_channels=True))
 
 
 GENTLE = replace(SHORT, epochs=1, warmup_epochs=0, lr=1e-3)  # rounding does not grow
@@ -211,8 +214,8 @@ HARD = replace(
     drop_path=0.3,
     dropout=0.3,
     rand_layers=2,
-    erase=0.5,
-    accumulate=2,
+    random_erasing_prob=0.5,
+    grad_accum_steps=2,
     clip_norm=1.0,
     channels_last=True,
 )
@@ -222,7 +225,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
     digits, tmp_path, monkeypatch
 ):
     rows = rows_of(tmp_path / "whole", digits, HARD)
-    save, saved = run_folder.save, []
+    save, saved = run_folder.save_checkpoint, []
 
     def stop_at_the_third(folder, state):
         save(folder, state)
@@ -232,10 +235,10 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
         ):  # the marks after two steps of four, and the ends, of two epochs, then the third's middle
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_folder, "save", stop_at_the_third)
+    monkeypatch.setattr(run_folder, "save_checkpoint", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         rows_of(tmp_path / "stopped", digits, HARD, checkpoint_every_steps=2)
-    monkeypatch.setattr(run_folder, "save", save)
+    monkeypatch.setattr(run_folder, "save_checkpoint", save)
     assert saved == [2, 0, 2, 0, 2, 0][: len(saved)]
     assert numbers(rows_of(tmp_path / "stopped", digits, HARD, workers=1)) == numbers(rows)
     ours, theirs = (
@@ -294,10 +297,10 @@ def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
 def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistics_are_taken(digits):
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     after = []
-    for accumulate in (1, 4):
+    for steps in (1, 4):
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
-        recipe = replace(GENTLE, accumulate=accumulate)
+        recipe = replace(GENTLE, grad_accum_steps=steps)
         doubles = type(
             "D", (), {"__len__": lambda _: 2, "epoch": lambda _, n, start=0: two(batches, n)}
         )()
@@ -325,7 +328,7 @@ def two(batches, number):
 def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
     bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
     student = replace(bundle.preprocessing, mean=(0.3,), std=(0.7,))
-    teacher = fitting_teacher(bundle, "it", digits.classes, student)
+    teacher = matching_teacher(bundle, "it", digits.classes, student)
     pixels = torch.rand(4, 1, 16, 16)
     with torch.inference_mode():
         expected = bundle.net(pixels).softmax(1)
@@ -348,7 +351,7 @@ def test_a_teachers_answers_are_asked_once_and_remembered_for_every_student(
     monkeypatch.setattr(
         Teacher, "forward", lambda self, x, **_: asked.append(len(x)) or forward(self, x)
     )
-    recipe = replace(SHORT, teacher=str(finished[0]), teacher_share=1.0, views=2)
+    recipe = replace(SHORT, teacher=str(finished[0]), teacher_share=1.0, distinct_views=2)
     plain = rows_of(tmp_path / "plain", digits, recipe)
     assert sum(asked) == 3 * 64
     asked.clear()
@@ -362,7 +365,12 @@ def test_a_teachers_answers_are_asked_once_and_remembered_for_every_student(
     assert [row["loss"] for row in first] == pytest.approx(
         [row["loss"] for row in plain], rel=0.01
     )  # of 16 bits
-    rows_of(tmp_path / "other", digits, replace(recipe, turn=3.0), teacher_cache=tmp_path / "cache")
+    rows_of(
+        tmp_path / "other",
+        digits,
+        replace(recipe, rotation_degrees=3.0),
+        teacher_cache=tmp_path / "cache",
+    )
     assert sum(asked) == 2 * 64  # other views are other answers
     for file in (tmp_path / "cache").glob("*/*.f16"):
         file.write_bytes(file.read_bytes()[:100])  # as a copy that was broken off
@@ -383,7 +391,8 @@ def test_a_cache_that_could_not_serve_is_refused(finished, digits, tmp_path, mon
         rows_of(tmp_path / "run", digits, replace(recipe, grow_from=8), teacher_cache=cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
     with pytest.raises(
-        ValueError, match="GiB free, the teacher's answers to 3 views .* recipe.views to fewer"
+        ValueError,
+        match="GiB free, the teacher's answers to 3 views .* recipe.distinct_views to fewer",
     ):
         rows_of(tmp_path / "run", digits, recipe, teacher_cache=cache)
     assert not (tmp_path / "run").exists()
@@ -441,10 +450,10 @@ def test_what_computes_wrongly_on_a_cpu_is_refused(digits):
 
 def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored(digits, tmp_path):
     recipe = replace(
-        SHORT, epochs=30, patience=2, lr=1e-9, warmup_epochs=0, ema_decay=0.0
+        SHORT, epochs=30, early_stop_patience=2, lr=1e-9, warmup_epochs=0, ema_decay=0.0
     )  # nothing is learned
     rows = rows_of(tmp_path / "run", digits, recipe)
-    top = run_folder.best(rows)
+    top = run_folder.best_row(rows)
     assert len(rows) == top["epoch"] + 2 < 30
     assert all(
         (row["minival_top1"], -row["minival_loss"]) <= (top["minival_top1"], -top["minival_loss"])
@@ -466,7 +475,9 @@ def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored
 
 
 def test_a_run_that_is_out_of_patience_does_not_learn_on_after_a_stop(digits, tmp_path):
-    recipe = replace(SHORT, epochs=30, patience=1, lr=1e-9, warmup_epochs=0, ema_decay=0.0)
+    recipe = replace(
+        SHORT, epochs=30, early_stop_patience=1, lr=1e-9, warmup_epochs=0, ema_decay=0.0
+    )
     rows = rows_of(tmp_path / "whole", digits, recipe)
     started = run.train(tmp_path / "stopped", "genet_tiny", digits, recipe)
     for _ in rows:
@@ -481,7 +492,7 @@ def test_the_best_weights_are_kept_beside_the_last_ones(finished):
     folder, rows = finished
     best = Bundle.load(folder / run_folder.BEST)
     assert best.scores["minival"]["top1"] == max(row["minival_top1"] for row in rows)
-    assert best.recipe == json.loads((folder / run_folder.ASKED).read_text())["recipe"]
+    assert best.recipe == json.loads((folder / run_folder.RUN_CONFIG).read_text())["recipe"]
 
 
 def test_the_share_of_the_minival_is_part_of_a_run_and_found_again(tmp_path):
@@ -508,7 +519,7 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
         torch.manual_seed(0)
         net = zoo.create("genet_tiny", in_channels=1)
         batches = run.training_batches(
-            digits, GRAY, replace(recipe, triplet=weight), "cpu", 0, ALONE
+            digits, GRAY, replace(recipe, triplet=weight), "cpu", 0, SINGLE_PROCESS
         )
         x, labels, _ = next(batches.epoch(0))
         assert labels.bincount().sort(descending=True).values[:4].tolist() == [4, 4, 4, 4]
@@ -518,7 +529,12 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
                 embedding, labels
             )
         step = Learner(
-            net.train(), Classify(0.1), replace(recipe, triplet=weight), len(batches), None, ALONE
+            net.train(),
+            Classify(0.1),
+            replace(recipe, triplet=weight),
+            len(batches),
+            None,
+            SINGLE_PROCESS,
         ).step
         assert step(x, labels, 0).item() == pytest.approx(by_hand.item(), rel=1e-6)
         list(train_epochs(net, Classify(0.1), batches, replace(recipe, triplet=weight)))
@@ -529,7 +545,7 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
 
 
 def test_a_triplet_loss_that_would_have_nothing_to_compare_is_refused(digits, tmp_path):
-    recipe = replace(SHORT, triplet=1.0, per_class=4, accumulate=4)
+    recipe = replace(SHORT, triplet=1.0, per_class=4, grad_accum_steps=4)
     with pytest.raises(
         ValueError, match="among the 4 images .* set recipe.batch to a multiple of 32"
     ):
@@ -598,7 +614,7 @@ def test_a_folder_whose_run_has_no_checkpoint_yet_may_be_asked_otherwise(digits,
     wrong = replace(SHORT, lr=1e12, warmup_epochs=0)
     with pytest.raises(FloatingPointError):
         rows_of(tmp_path / "run", digits, wrong)
-    assert (tmp_path / "run" / run_folder.ASKED).exists()
+    assert (tmp_path / "run" / run_folder.RUN_CONFIG).exists()
     assert len(rows_of(tmp_path / "run", digits, SHORT)) == SHORT.epochs
     assert Bundle.load(tmp_path / "run" / run_folder.BUNDLE).recipe["lr"] == SHORT.lr
 
@@ -629,7 +645,7 @@ def test_a_run_whose_broken_checkpoint_was_removed_begins_again_whatever_else_is
 
 
 def test_a_run_folder_that_is_spoiled_is_told_of_in_one_line(finished, digits, tmp_path):
-    recipe = replace(SHORT, epochs=1, patience=5, warmup_epochs=0)
+    recipe = replace(SHORT, epochs=1, early_stop_patience=5, warmup_epochs=0)
     folder = tmp_path / "run"
     rows_of(folder, digits, recipe)
     shutil.rmtree(folder / run_folder.BUNDLE)
@@ -640,7 +656,7 @@ def test_a_run_folder_that_is_spoiled_is_told_of_in_one_line(finished, digits, t
     with pytest.raises(ValueError, match="log.jsonl is not whole JSON"):
         rows_of(folder, digits, recipe)
     for text in ("{}", "[1]"):
-        (folder / run_folder.ASKED).write_text(text)
+        (folder / run_folder.RUN_CONFIG).write_text(text)
         with pytest.raises(
             ValueError, match="does not say which images it was trained on: give --data"
         ):

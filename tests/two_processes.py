@@ -14,7 +14,7 @@ from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
-from fullstride.train.distributed import joined
+from fullstride.train.distributed import init_distributed
 from fullstride.train.loop import evaluate, train_epochs
 from fullstride.train.recipe import Recipe
 
@@ -43,28 +43,32 @@ def main(out: str) -> None:
     torch.manual_seed(0)
     pre = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
     data = open_data("digits")
-    with joined(torch.device("cpu")) as (ranks, _):
-        share = (ranks.rank, ranks.world)
+    with init_distributed(torch.device("cpu")) as (context, _):
+        share = (context.rank, context.world_size)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
         images = data.train.subset(range(64))
         batches = Doubles(
             Batches(
-                images, TrainView(pre, Augmentation(flip=0)), batch=16, shuffle=True, share=share
+                images,
+                TrainView(pre, Augmentation(hflip_prob=0)),
+                batch=16,
+                shuffle=True,
+                share=share,
             )
         )
         recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
-        epochs = list(train_epochs(net, Classify(0.1), batches, recipe, ranks=ranks))
+        epochs = list(train_epochs(net, Classify(0.1), batches, recipe, context=context))
         odd = data.test.subset(range(21))
         score = evaluate(
             epochs[-1].average,
             Classify(),
             Doubles(Batches(odd, TestView(pre), batch=8, share=share)),
-            ranks,
+            context,
         )
         average = [
             value.double().sum().item() for value in epochs[-1].average.state_dict().values()
         ]
-        if ranks.first:
+        if context.is_rank_zero:
             Path(out).write_text(json.dumps([[e.loss for e in epochs], score, average]))
 
 

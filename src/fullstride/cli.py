@@ -17,7 +17,7 @@ import tyro
 import fullstride
 from fullstride.commands import COMMANDS
 from fullstride.console import complain, unboxed
-from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.train.recipe import Recipe, saved_recipe, with_current_flags
 from fullstride.train.recipes import RECIPES
 
 ABOUT = "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, ready to ship."
@@ -35,7 +35,7 @@ def run(words: Sequence[str]) -> int:
         print(f"fullstride {fullstride.__version__}")
         return 0
     try:
-        recipe, words = take_recipe(words)
+        recipe, words = take_recipe(with_current_flags(words))
         if "--recipe.help" in words:
             explain(recipe)
             return 0

@@ -84,13 +84,16 @@ def train(
     from fullstride.measure.environment import choose_device
     from fullstride.storage import read_json
     from fullstride.train import run, run_folder
-    from fullstride.train.distributed import joined
+    from fullstride.train.distributed import init_distributed
     from fullstride.train.tensorboard import open_board
 
     board = open_board(out / "tensorboard") if tensorboard else None
     images = open_data(data, minival=minival)
     skipped: dict[str, str] = {}
-    with joined(choose_device(device)) as (ranks, place), Bar(shown=ranks.first) as bar:
+    with (
+        init_distributed(choose_device(device)) as (context, place),
+        Bar(shown=context.is_rank_zero) as bar,
+    ):
         rows = run.train(
             out,
             model,
@@ -101,7 +104,7 @@ def train(
             workers=workers,
             checkpoint_every_steps=mark_every,
             teacher_cache=teacher_cache,
-            ranks=ranks,
+            context=context,
             watch=bar.watch,
         )
         told = []
@@ -113,13 +116,13 @@ def train(
                 f"minival top-1 {row['minival_top1']:.2f} %  {row['images_per_s']:,.0f} images/s, "
                 f"{row['data_share']:.0%} of the time waiting for them"
             )
-            if board and ranks.first:
+            if board and context.is_rank_zero:
                 board(row)
-        if run_folder.out_of_patience(told, recipe):
+        if run_folder.should_stop_early(told, recipe):
             bar.say(
-                f"no better minival in {recipe.patience} epochs: stopped, and the best weights are taken"
+                f"no better minival in {recipe.early_stop_patience} epochs: stopped, and the best weights are taken"
             )
-    if not ranks.first:
+    if not context.is_rank_zero:
         return
     bundle = out / run_folder.BUNDLE
     scores = read_json(bundle / "bundle.json")["scores"]["test"]
@@ -205,7 +208,7 @@ def bench_data(
     console().print(table)
     here = Environment.here(place)
     print(
-        f"{recipe.engine}, {recipe.precision}, {here.device}, {found.cores} cores, torch {here.torch}"
+        f"{recipe.decoder}, {recipe.precision}, {here.device}, {found.cores} cores, torch {here.torch}"
     )
     if recipe.teacher:
         print(f"without the teacher {recipe.teacher}: with it the network eats less")

@@ -40,18 +40,18 @@ class View(Protocol):
 class TrainView:
     pre: Preprocessing
     augmentation: Augmentation = Augmentation()
-    engine: Literal["pillow", "opencv"] = (
+    decoder: Literal["pillow", "opencv"] = (
         "pillow"  # OpenCV's pixels differ a little and take half of the time
     )
     sides: tuple[int, ...] = ()  # pixels a side in the first epochs; `pre`'s own in all later ones
 
     def __post_init__(self) -> None:
-        if self.engine not in ("pillow", "opencv"):
-            raise ValueError(f"engine {self.engine!r}: use 'pillow' or 'opencv'")
+        if self.decoder not in ("pillow", "opencv"):
+            raise ValueError(f"decoder {self.decoder!r}: use 'pillow' or 'opencv'")
         missing = [name for name in ("cv2", "simplejpeg") if find_spec(name) is None]
-        if self.engine == "opencv" and missing:
+        if self.decoder == "opencv" and missing:
             raise ValueError(
-                f"engine 'opencv' needs {' and '.join(missing)}: pip install 'fullstride[fast]', or use 'pillow'"
+                f"decoder 'opencv' needs {' and '.join(missing)}: pip install 'fullstride[fast]', or use 'pillow'"
             )
         for side in self.sides:
             replace(self.pre, resolution=side)  # it refuses what cannot be
@@ -63,7 +63,7 @@ class TrainView:
         pre = (
             replace(self.pre, resolution=self.sides[epoch]) if epoch < len(self.sides) else self.pre
         )
-        if self.engine == "opencv":
+        if self.decoder == "opencv":
             from fullstride.data.transforms.opencv import (
                 fast_train_view,  # an extra, which may be absent
             )
@@ -105,7 +105,7 @@ class Batches:
     goes to the others. Chance rounds these numbers, and decides which classes meet. A class shows its images in a
     random order, and in another one when they are used up; one of fewer than `per_class` repeats some in a batch.
 
-    An image's view is a function of seed, epoch (modulo `views`, where that is given) and index; one that comes twice
+    An image's view is a function of seed, epoch (modulo `distinct_views`, where that is given) and index; one that comes twice
     in an epoch looks the same twice.
     """
 
@@ -124,7 +124,7 @@ class Batches:
             1,
         ),  # this process's place and how many there are: each gets a part of each batch
         per_class: int = 0,  # images of each class in a batch, for losses that compare images; 0: as they come
-        views: int = 0,  # different views of an image, after which the first comes again; 0: a new one in each epoch
+        distinct_views: int = 0,  # different views of an image, after which the first comes again; 0: a new one in each epoch
     ):
         if not len(images):
             raise ValueError("no images to load: give at least one")
@@ -132,9 +132,9 @@ class Batches:
             raise ValueError(
                 f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more workers"
             )
-        if views < 0:
+        if distinct_views < 0:
             raise ValueError(
-                f"views {views}: use a number of views of each image, or 0 for a new one in each epoch"
+                f"distinct_views {distinct_views}: use a number of views of each image, or 0 for a new one in each epoch"
             )
         if per_class:
             check_groups(images.targets, batch, per_class, share[1], shuffle)
@@ -144,7 +144,7 @@ class Batches:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores is the caller's choice
             self._loader = DataLoader(
-                _Samples(images, view, seed, replace=shuffle, views=views),
+                _Samples(images, view, seed, replace=shuffle, distinct_views=distinct_views),
                 batch_sampler=self._order,  # pyright: ignore[reportArgumentType]  # torch means any iterable
                 collate_fn=_collate,
                 num_workers=workers,
@@ -195,7 +195,7 @@ class _Samples(Dataset[_Sample]):
     view: View
     seed: int
     replace: bool  # an unreadable image by the next readable one
-    views: int = 0
+    distinct_views: int = 0
     unreadable: dict[int, str] = field(
         default_factory=dict
     )  # met in this process: each is tried once
@@ -217,10 +217,10 @@ class _Samples(Dataset[_Sample]):
 
     def _pixels(self, index: int, epoch: int, wanted: int) -> np.ndarray:
         rng = np.random.default_rng(
-            [self.seed, epoch % self.views if self.views else epoch, wanted]
+            [self.seed, epoch % self.distinct_views if self.distinct_views else epoch, wanted]
         )
         file = self.images.file
-        if file and isinstance(self.view, TrainView) and self.view.engine == "opencv":
+        if file and isinstance(self.view, TrainView) and self.view.decoder == "opencv":
             return self.view(_bytes(file(self.images.names[index])), rng, epoch)
         return self.view(self.images.picture(index), rng, epoch)
 

@@ -19,7 +19,7 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, run
-from fullstride.train.distributed import ALONE
+from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import FINETUNE
 
@@ -184,7 +184,7 @@ def finetuned(
     images = images.to(device)
     teacher, student = (copy.deepcopy(net).to(device).eval() for _ in range(2))
     seen, expected = ranges(teacher, images), logits(teacher, images).softmax(1)
-    batches = run.training_batches(data, pre, recipe, device, workers, ALONE)
+    batches = run.training_batches(data, pre, recipe, device, workers, SINGLE_PROCESS)
 
     @torch.no_grad()
     def answers(x: Tensor, epoch: int, indices: Tensor) -> Tensor:

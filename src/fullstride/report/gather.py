@@ -19,7 +19,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.report.page import Entry, Prediction
 from fullstride.storage import read_json
 from fullstride.train.run import fitting_data
-from fullstride.train.run_folder import ASKED, BUNDLE, logged
+from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_log
 
 SHOWN = 24  # pictures with their predicted class
 
@@ -34,7 +34,7 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
     first = next(iter(bundles))
     data = fitting_data(first, bundles[first].classes)
     for run in bundles:
-        other = read_json(Path(run) / ASKED)
+        other = read_json(Path(run) / RUN_CONFIG)
         if other["fingerprint"] != data.fingerprint:
             raise ValueError(
                 f"{run} was trained on {other['data']}, {first} on {data.name}: report them apart"
@@ -84,7 +84,7 @@ def entry(run: str, bundle: Bundle, times: dict[str, Measurement]) -> Entry:
         data=bundle.source.removeprefix("trained on "),
         top1=test["top1"],
         test_images=test["images"],
-        log=logged(Path(run)),
+        log=read_log(Path(run)),
         **costs(bundle.net, pre.resolution, pre.channels),
         **speeds(times),
     )

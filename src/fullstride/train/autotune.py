@@ -28,7 +28,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import atomic_write
 from fullstride.tasks.classify import Classify
-from fullstride.train.distributed import ALONE
+from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.recipe import Recipe
 
@@ -39,7 +39,7 @@ DECISIVE = (
     "batch",
     "precision",
     "channels_last",
-    "accumulate",
+    "grad_accum_steps",
     "optimizer",
     "drop_path",
     "dropout",
@@ -48,7 +48,7 @@ DECISIVE = (
 DECISIVE += ("deterministic", "int8_maps")
 
 
-def settled(
+def choose_efficiency(
     recipe: Recipe,
     net: Backbone,
     pre: Preprocessing,
@@ -85,7 +85,7 @@ def settled(
         }
         with atomic_write(path) as beside:
             beside.write_text(json.dumps(known, indent=1))
-    return recipe.settled_on(known[key]["fastest"])
+    return recipe.with_efficiency(known[key]["fastest"])
 
 
 def remembered(path: Path) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def tried(
     rates, lack = {}, None
     for way in ways if device.type == "cpu" else [*ways, "compiled"]:
         try:
-            rates[way] = rate(recipe.settled_on(way), net, pre, device, batch)
+            rates[way] = rate(recipe.with_efficiency(way), net, pre, device, batch)
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
@@ -125,7 +125,12 @@ def rate(
 ) -> float:
     """Images/s of training steps on random images, the median over blocks."""
     learner = Learner(
-        copy.deepcopy(net).to(device).train(), Classify(), recipe.lasting(1000), 1000, None, ALONE
+        copy.deepcopy(net).to(device).train(),
+        Classify(),
+        recipe.in_epochs(1000),
+        1000,
+        None,
+        SINGLE_PROCESS,
     )
     shape = batch, pre.resolution, pre.resolution, pre.channels
     x = to_input(torch.randint(256, shape, dtype=torch.uint8, device=device), pre)

@@ -16,8 +16,8 @@ from fullstride.measure.environment import find_device
 from fullstride.measure.timing import timed_calls
 from fullstride.nets.fused.padding import padded_form
 from fullstride.tasks.classify import Classify
-from fullstride.train.autotune import BLOCK_S, LEAST_SAMPLES, settled, timed_steps
-from fullstride.train.distributed import ALONE
+from fullstride.train.autotune import BLOCK_S, LEAST_SAMPLES, choose_efficiency, timed_steps
+from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 from fullstride.train.run import beginning, training_batches
@@ -110,9 +110,9 @@ class Balance:
         workers = min(self.workers_needed, self.workers_kept_busy)
         if workers > self.feed.workers:
             found.append(f"--workers {workers}")
-        if from_files and recipe.engine == "pillow":
+        if from_files and recipe.decoder == "pillow":
             found.append(
-                "--recipe.engine opencv, of the extra fullstride[fast]: quicker, its pixels differ a little"
+                "--recipe.decoder opencv, of the extra fullstride[fast]: quicker, its pixels differ a little"
             )
         small = math.ceil(self.resolution * PACKED_SIDE)
         if from_files and self.feed.long_side > 1.5 * small:
@@ -137,18 +137,25 @@ def balance(
     device = find_device(device)
     net, pre = beginning(model, data, recipe, "")
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    net = padded_form(net, model) if recipe.padded else net
-    per_epoch = len(training_batches(data, pre, recipe, device, workers, ALONE))
-    recipe = settled(recipe.lasting(per_epoch), net, pre, device)
+    net = padded_form(net, model) if recipe.pad_channels else net
+    per_epoch = len(training_batches(data, pre, recipe, device, workers, SINGLE_PROCESS))
+    recipe = choose_efficiency(recipe.in_epochs(per_epoch), net, pre, device)
     learner = Learner(
-        net.to(device).train(), Classify(recipe.label_smoothing), recipe, per_epoch, None, ALONE
+        net.to(device).train(),
+        Classify(recipe.label_smoothing),
+        recipe,
+        per_epoch,
+        None,
+        SINGLE_PROCESS,
     )
 
     def smaller(batch: int, workers: int) -> Batches:
         """The same pictures in batches that do not take minutes; what is seen of each does not depend on the batch."""
         batch = max(1, min(batch, recipe.batch, len(data.train)))
-        seen = replace(recipe, batch=batch, accumulate=1, triplet=0.0, per_class=0, grow_from=None)
-        return training_batches(data, pre, seen, device, workers, ALONE)
+        seen = replace(
+            recipe, batch=batch, grad_accum_steps=1, triplet=0.0, per_class=0, grow_from=None
+        )
+        return training_batches(data, pre, seen, device, workers, SINGLE_PROCESS)
 
     feed, some = supply(smaller, workers, device, seconds, data.train)
     steps = demand(learner, some, min(recipe.batch, len(data.train)), seconds)

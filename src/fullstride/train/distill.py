@@ -16,7 +16,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 
 
-class Answers(Protocol):
+class TeacherProbabilities(Protocol):
     """Probabilities (N, K) for the images x (N, C, H, W), which are the views of the images `indices` in an epoch."""
 
     def __call__(self, x: Tensor, epoch: int, indices: Tensor) -> Tensor: ...
@@ -46,7 +46,7 @@ class Teacher(nn.Module):
         return self.net(x * cast(Tensor, self.scale) + cast(Tensor, self.shift)).float().softmax(1)
 
 
-def fitting_teacher(
+def matching_teacher(
     bundle: Bundle, name: str, classes: tuple[str, ...], student: Preprocessing
 ) -> Teacher:
     """Raises ValueError, in one line, for a teacher of other classes or other image channels.
@@ -68,7 +68,7 @@ def fitting_teacher(
     return Teacher(bundle, student)
 
 
-class Remembered:
+class CachedTeacher:
     """A teacher whose answers are kept on disk, so that each view of an image is answered once for all students.
 
     `views` says what decides the pixels of a view beside the number of its image and its epoch; answers to other
@@ -100,7 +100,7 @@ class Remembered:
         if wanted > free:
             raise ValueError(
                 f"{folder} has {free / 2**30:,.1f} GiB free, the teacher's answers to {epochs} views of each image "
-                f"take {wanted / 2**30:,.1f}: give another folder, or set recipe.views to fewer"
+                f"take {wanted / 2**30:,.1f}: give another folder, or set recipe.distinct_views to fewer"
             )
         (self.folder / "about.json").write_text(about)
         self.opened: tuple[int, np.memmap] | None = None

@@ -19,40 +19,40 @@ PATIENCE = timedelta(seconds=50)  # until a process that waits for a dead one gi
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DistributedContext:
     """One process of `world`. Alone, everything here hands back what it was given."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this process writes files and speaks."""
         return self.rank == 0
 
     @property
-    def together(self) -> bool:
-        return self.world > 1
+    def is_distributed(self) -> bool:
+        return self.world_size > 1
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over all processes, the same in each."""
-        if self.together:
+        if self.is_distributed:
             dist.all_reduce(value)
-            value /= self.world
+            value /= self.world_size
         return value
 
     def gather(self, value: Any) -> list[Any]:
         """What each process gave, in their order, in every process."""
-        if not self.together:
+        if not self.is_distributed:
             return [value]
-        found: list[Any] = [None] * self.world
+        found: list[Any] = [None] * self.world_size
         dist.all_gather_object(found, value)
         return found
 
-    def first_does(self, work: Callable[..., None], *args: Any) -> None:
+    def on_rank_zero(self, work: Callable[..., None], *args: Any) -> None:
         """Work that one process does for all. What goes wrong is raised in every one, so that none waits in vain."""
         failed = None
-        if self.first:
+        if self.is_rank_zero:
             try:
                 work(*args)
             except (ValueError, OSError) as error:
@@ -61,27 +61,27 @@ class Ranks:
             raise failed
 
     @torch.no_grad()
-    def even_out(self, net: nn.Module) -> None:
+    def sync_buffers(self, net: nn.Module) -> None:
         """Average the batch-norm statistics, which each process took of its own images."""
-        if self.together:
+        if self.is_distributed:
             for buffer in net.buffers():
                 if buffer.is_floating_point():
                     self.mean(buffer)
 
-    def wait(self) -> None:
-        if self.together:
+    def barrier(self) -> None:
+        if self.is_distributed:
             dist.barrier()
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = DistributedContext()
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
+def init_distributed(device: torch.device) -> Iterator[tuple[DistributedContext, torch.device]]:
     """This process among those that torchrun started, and its device; alone where it started none."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
-        yield ALONE, device
+        yield SINGLE_PROCESS, device
         return
     # DDP says that the gradients of 1 x 1 convolutions have other strides; their memory is the same.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -92,7 +92,7 @@ def joined(device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
-        yield Ranks(dist.get_rank(), world), device
+        yield DistributedContext(dist.get_rank(), world), device
     except Exception as error:
         # What goes wrong in every process alike is told once, by the first of them if it has the same to say.
         time.sleep(0.5 if dist.get_rank() else 0)

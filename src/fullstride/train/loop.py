@@ -21,8 +21,8 @@ from fullstride.nets.backbone import Backbone, Masks
 from fullstride.nets.network import Network
 from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.tasks.task import Task
-from fullstride.train.distill import Answers
-from fullstride.train.distributed import ALONE, Ranks
+from fullstride.train.distill import TeacherProbabilities
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.mix import mix
 from fullstride.train.optimizer import Average, build_optimizer, lr_at, momentum_at
 from fullstride.train.recipe import Recipe
@@ -64,20 +64,20 @@ def train_epochs(
     recipe: Recipe,
     resume: dict[str, Any] | None = None,
     *,
-    teacher: Answers | None = None,
+    teacher: TeacherProbabilities | None = None,
     checkpoint_every_steps: int = 0,
-    ranks: Ranks = ALONE,
+    context: DistributedContext = SINGLE_PROCESS,
 ) -> Iterator[Checkpoint]:
     """Train `net` in place. Yields an `Epoch` after each one: whoever iterates prints, evaluates, saves, stops.
 
     With `checkpoint_every_steps`, a plain `Checkpoint` is yielded after so many steps within an epoch too. `resume` is the `state`
     of the last one that was seen; what follows is then the same, bit for bit where the device computes
     reproducibly, as if there had been no stop. `teacher` gives probabilities for the images of a batch.
-    With several `ranks`, each process has its share of every batch in `batches`, and all yield the same.
+    With several processes in `context`, each process has its share of every batch in `batches`, and all yield the same.
     Raises FloatingPointError, with the step, where the loss is no longer finite.
     """
-    recipe = recipe.lasting(len(batches))
-    learner = Learner(net, task, recipe, len(batches), teacher, ranks)
+    recipe = recipe.in_epochs(len(batches))
+    learner = Learner(net, task, recipe, len(batches), teacher, context)
     steps = max(1, round(recipe.epochs * len(batches)))
     first, start, losses = learner.resume(resume) if resume else (0, 0, [])
     for number in range(first, math.ceil(steps / len(batches))):
@@ -104,13 +104,13 @@ def train_epochs(
                     yield Checkpoint(learner.state(number, done, losses))
                     away += time.perf_counter() - left
             mark = time.perf_counter()
-        losses = list(ranks.mean(torch.stack(losses)))
+        losses = list(context.mean(torch.stack(losses)))
         learner.check(losses, number)
         loss = torch.stack(losses).mean().item()
         took = time.perf_counter() - began - away
         state = learner.state(number + 1, 0, [])
         lr = lr_at(number + (last - 0.5) / len(batches), recipe)
-        rate = ranks.world * images / took
+        rate = context.world_size * images / took
         average = cast(Backbone, learner.average.net)
         yield Epoch(state, number, loss, lr, rate, waited / took, average)
         start, losses = 0, []
@@ -125,11 +125,11 @@ class Learner:
         task: Task,
         recipe: Recipe,
         per_epoch: int,
-        teacher: Answers | None,
-        ranks: Ranks,
+        teacher: TeacherProbabilities | None,
+        context: DistributedContext,
     ):
         self.net, self.task, self.recipe, self.per_epoch = net, task, recipe, per_epoch
-        self.teacher, self.ranks = teacher, ranks
+        self.teacher, self.context = teacher, context
         self.device = next(net.parameters()).device
         if recipe.efficiency == "auto":
             raise ValueError(
@@ -165,7 +165,9 @@ class Learner:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         whole = WithEmbedding(net) if recipe.triplet else net
         shared = (
-            DistributedDataParallel(whole, broadcast_buffers=False) if ranks.together else whole
+            DistributedDataParallel(whole, broadcast_buffers=False)
+            if context.is_distributed
+            else whole
         )
         self.forward: Callable[..., Any] = shared
         if recipe.efficiency == "compiled":
@@ -191,7 +193,7 @@ class Learner:
             if "momentum" in group:
                 group["momentum"] = momentum_at(epoch, recipe)
         rng = np.random.default_rng([recipe.seed, number])
-        torch.manual_seed(int(rng.integers(2**62)) + self.ranks.rank)
+        torch.manual_seed(int(rng.integers(2**62)) + self.context.rank)
         x = x.contiguous(memory_format=self.layout)
         targets = labels
         if recipe.mixup or recipe.cutmix:
@@ -200,7 +202,7 @@ class Learner:
             )
         total = torch.zeros((), device=self.device)
         which = torch.arange(len(x)) if indices is None else indices
-        parts = (each.chunk(recipe.accumulate) for each in (x, targets, which))
+        parts = (each.chunk(recipe.grad_accum_steps) for each in (x, targets, which))
         for x_part, targets_part, which_part in zip(*parts, strict=True):
             views = dict(epoch=number // self.per_epoch, indices=which_part)
             teacher = partial(self.teacher, **views) if self.teacher else None
@@ -248,11 +250,11 @@ class Learner:
     def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:
         """After `epochs` whole ones and `index` batches of the next."""
         for net in (self.net, self.average.net):
-            self.ranks.even_out(net)
+            self.context.sync_buffers(net)
         return {
             "epochs": epochs,
             "index": index,
-            "losses": self.ranks.mean(torch.stack(losses)).cpu() if losses else torch.empty(0),
+            "losses": self.context.mean(torch.stack(losses)).cpu() if losses else torch.empty(0),
             "net": self.net.state_dict(),
             "average": self.average.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -299,11 +301,11 @@ def numerics(tf32: bool, deterministic: bool) -> Iterator[None]:
 
 @torch.inference_mode()
 def evaluate(
-    net: nn.Module, task: Task, batches: Batches, ranks: Ranks = ALONE
+    net: nn.Module, task: Task, batches: Batches, context: DistributedContext = SINGLE_PROCESS
 ) -> dict[str, float]:
     """Score `net` on all of `batches`, each image once. `images` in the answer counts those that could be read.
 
-    With several `ranks`, each has its share of the images, and all get the score of the whole.
+    With several processes in `context`, each has its share of the images, and all get the score of the whole.
     """
     net.eval()
     outputs, targets = [], []
@@ -311,7 +313,7 @@ def evaluate(
         for x, y, _ in batches.epoch(0):
             outputs.append(net(x).float().cpu())
             targets.append(y.cpu())
-    shares = ranks.gather((outputs, targets))
+    shares = context.gather((outputs, targets))
     outputs, targets = ([each for share in shares for each in share[part]] for part in (0, 1))
     if not targets:
         raise ValueError("none of the images to score on can be read: give others")

@@ -24,7 +24,7 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
         return RMSProp(groups, lr=recipe.lr, momentum=recipe.momentum)
-    kind = DecoupledSGD if recipe.decoupled else torch.optim.SGD
+    kind = DecoupledSGD if recipe.decoupled_weight_decay else torch.optim.SGD
     return kind(
         groups,
         lr=recipe.lr,

@@ -1,6 +1,8 @@
 """What says how a network is trained? A recipe: frozen data, from a name, from JSON, or changed field by field."""
 
 import math
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -9,6 +11,20 @@ LARGEST, LONGEST = (
     1e12,
     100_000,
 )  # any number, and epochs: beyond them is a slip, and some would take for ever
+
+
+# Fields that had another name in version 0.1. Saved recipes and flags with the old name are read.
+RENAMED = {
+    "views": "distinct_views",
+    "turn": "rotation_degrees",
+    "flip": "hflip_prob",
+    "erase": "random_erasing_prob",
+    "accumulate": "grad_accum_steps",
+    "decoupled": "decoupled_weight_decay",
+    "patience": "early_stop_patience",
+    "padded": "pad_channels",
+    "engine": "decoder",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +37,7 @@ class Recipe:
 
     steps: int | None = None  # how long to train, in place of epochs
     images: int | None = None  # how many images to show, in place of epochs
-    patience: int = 0  # epochs without a better minival after which training stops, with the best weights; 0: never
+    early_stop_patience: int = 0  # epochs without a better minival after which training stops, with the best weights; 0: never
 
     optimizer: Literal["sgd", "rmsprop", "adamw"] = (
         "sgd"  # rmsprop: in TensorFlow's form, as EfficientNet
@@ -29,7 +45,7 @@ class Recipe:
     momentum: float = 0.9  # of sgd and rmsprop
     nesterov: bool = True  # of sgd
     weight_decay: float = 4e-5  # per step, times the learning rate
-    decoupled: bool = (
+    decoupled_weight_decay: bool = (
         False  # sgd: shrink the weights directly instead of through gradient and momentum
     )
     decay_on: Literal["weights", "all_but_norms", "all"] = (
@@ -74,7 +90,7 @@ class Recipe:
         None  # pixels a side in the first epoch, rising evenly to the resolution
     )
     grow_share: float = 0.8  # of training, until the resolution is reached
-    views: int = (
+    distinct_views: int = (
         0  # different views of each image, after which they come again; 0: a new one in every epoch
     )
     crop: float | None = (
@@ -88,8 +104,8 @@ class Recipe:
         1.0,
     )  # random resized crop: share of the area; above 1 it lies on black
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # random resized crop: width / height
-    turn: float = 0.0  # degrees, at most, by which a picture is turned to either side
-    flip: float = (
+    rotation_degrees: float = 0.0  # degrees, at most, by which a picture is turned to either side
+    hflip_prob: float = (
         0.5  # probability of a left-right flip; no effect where mirrored images change class
     )
     rand_layers: int = 0  # RandAugment: operations on each picture
@@ -99,9 +115,9 @@ class Recipe:
     rand_probability: float = 1.0  # RandAugment: of each operation
     auto_augment: bool = False  # AutoAugment's policy for ImageNet
     cutout: float = 0.0  # side of a blank square / side of the picture
-    erase: float = 0.0  # probability that a part becomes noise, pixel by pixel
+    random_erasing_prob: float = 0.0  # probability that a part becomes noise, pixel by pixel
 
-    engine: Literal["pillow", "opencv"] = (
+    decoder: Literal["pillow", "opencv"] = (
         "pillow"  # of training pictures; opencv is faster, its pixels differ a little
     )
     precision: Literal["float32", "tf32", "bf16", "fp16"] = (
@@ -114,8 +130,8 @@ class Recipe:
     int8_maps: bool = (
         False  # lean and compiled: what only batch norms need is kept in a byte a value
     )
-    padded: bool = False  # learn with channels of zeros up to multiples of 8: the same numbers, whole tiles on a GPU
-    accumulate: int = (
+    pad_channels: bool = False  # learn with channels of zeros up to multiples of 8: the same numbers, whole tiles on a GPU
+    grad_accum_steps: int = (
         1  # parts that a step's batch is cut into, one after the other, to save memory
     )
     deterministic: bool = False  # the same bits from run to run on a GPU too, at some cost of time
@@ -129,7 +145,7 @@ class Recipe:
                     raise ValueError(
                         f"recipe.{field.name} {str(value)[:20]}: use numbers up to {LARGEST:g}"
                     )
-        for name in ("batch", "accumulate", "steps", "images", "grow_from"):
+        for name in ("batch", "grad_accum_steps", "steps", "images", "grow_from"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"recipe.{name} {value}: use 1 or more")
         for name in ("epochs", "lr", "factor", "factor_epochs"):
@@ -146,10 +162,10 @@ class Recipe:
             "clip_norm",
             "mixup",
             "cutmix",
-            "patience",
+            "early_stop_patience",
             "triplet",
             "per_class",
-            "views",
+            "distinct_views",
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"recipe.{name} {getattr(self, name)}: use 0 or more")
@@ -162,9 +178,9 @@ class Recipe:
             raise ValueError(
                 f"recipe.milestones {self.milestones}: use rising shares of training between 0 and 1"
             )
-        if self.batch % self.accumulate:
+        if self.batch % self.grad_accum_steps:
             raise ValueError(
-                f"recipe.batch {self.batch} does not divide into recipe.accumulate {self.accumulate} parts"
+                f"recipe.batch {self.batch} does not divide into recipe.grad_accum_steps {self.grad_accum_steps} parts"
             )
         if self.triplet and (self.per_class < 2 or self.mixup or self.cutmix):
             raise ValueError(
@@ -181,7 +197,7 @@ class Recipe:
             )
         if self.epochs > LONGEST:
             raise ValueError(f"recipe.epochs {self.epochs:g}: use up to {LONGEST:,}")
-        # Where steps or images are given, `lasting` looks again; 1-cycle has a rise of its own.
+        # Where steps or images are given, `in_epochs` looks again; 1-cycle has a rise of its own.
         open_end = self.steps or self.images or self.schedule == "one_cycle"
         if self.warmup_epochs < 0 or not (open_end or self.warmup_epochs < self.epochs):
             raise ValueError(
@@ -193,13 +209,13 @@ class Recipe:
         """The same recipe for another batch, by the linear scaling rule (arXiv:1706.02677)."""
         return replace(self, batch=batch, lr=self.lr * batch / self.batch)
 
-    def settled_on(self, efficiency: str) -> "Recipe":
+    def with_efficiency(self, efficiency: str) -> "Recipe":
         """The same recipe, which said auto. Plain training keeps no codes."""
         return replace(
             self, efficiency=efficiency, int8_maps=self.int8_maps and efficiency != "plain"
         )
 
-    def lasting(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
+    def in_epochs(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
         """The same recipe with its length in epochs that are whole steps, also where it says steps or images.
 
         `images_per_step` is for sets smaller than a batch.
@@ -210,7 +226,7 @@ class Recipe:
         steps = steps or max(1, round(self.epochs * steps_per_epoch))
         return replace(self, epochs=steps / steps_per_epoch, steps=None, images=None)
 
-    def sides(self, resolution: int) -> tuple[int, ...]:
+    def resolutions(self, resolution: int) -> tuple[int, ...]:
         """Pixels a side in each epoch until `resolution` is reached, in eights, so that maps halve evenly."""
         if self.grow_from is None:
             return ()
@@ -232,6 +248,7 @@ def saved_recipe(data: Any, where: str) -> Recipe:
     found = data.get("recipe", data) if isinstance(data, dict) else None
     if not isinstance(found, dict):
         raise ValueError(f"{where} holds no recipe: give the JSON of one, or of a run or a bundle")
+    found = with_current_names(found)
     hints = get_type_hints(Recipe)
     for name, value in found.items():
         if name not in hints:
@@ -253,6 +270,27 @@ def saved_recipe(data: Any, where: str) -> Recipe:
         raise ValueError(
             f"{where} lacks {', '.join(missing)}: a recipe needs these three"
         ) from None
+
+
+def with_current_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a saved recipe under the names that they have in this version."""
+    return {RENAMED.get(name, name): value for name, value in recipe.items()}
+
+
+def with_current_flags(words: Sequence[str]) -> list[str]:
+    """Command-line words with `--recipe.OLD` replaced by `--recipe.NEW`, with a warning for each."""
+    current = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        prefix, _, name = flag.partition(".")
+        negated, name = name.startswith("no-"), name.removeprefix("no-")
+        if prefix == "--recipe" and name.replace("-", "_") in RENAMED:
+            new = RENAMED[name.replace("-", "_")].replace("_", "-")
+            new_flag = f"--recipe.{'no-' if negated else ''}{new}"
+            print(f"fullstride: {flag} is deprecated, use {new_flag}", file=sys.stderr)
+            word = new_flag + equals + value
+        current.append(word)
+    return current
 
 
 def fits(value: Any, hint: Any) -> bool:

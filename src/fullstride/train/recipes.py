@@ -27,8 +27,8 @@ DIGITS = replace(
     resolution=48,
     crop=1.0,
     scale=(0.6, 1.3),
-    turn=15.0,
-    flip=0.0,
+    rotation_degrees=15.0,
+    hflip_prob=0.0,
 )
 
 # TResNet, arXiv:2003.13630 section 3.1: 300 epochs, SGD with 1-cycle, AutoAugment, Cutout, label smoothing, decoupled
@@ -39,7 +39,7 @@ TRESNET = Recipe(
     batch=1024,
     lr=0.8,
     weight_decay=1e-4,
-    decoupled=True,
+    decoupled_weight_decay=True,
     schedule="one_cycle",
     warmup_epochs=0,
     auto_augment=True,
@@ -57,7 +57,7 @@ TRESNET_TIMM = Recipe(
     lr=0.6,
     weight_decay=2e-5,
     mixup=0.2,
-    erase=0.4,
+    random_erasing_prob=0.4,
     rand_layers=2,
     rand_magnitude=9,
     rand_increasing=True,
@@ -165,7 +165,7 @@ GENET = Recipe(
     batch=1024,
     lr=0.4,
     mixup=0.2,
-    erase=0.2,
+    random_erasing_prob=0.2,
     auto_augment=True,
     teacher="resnet152",
     teacher_share=0.5,

@@ -23,10 +23,10 @@ from fullstride.nets.spec import NetSpec
 from fullstride.storage import read_json
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, run_folder
-from fullstride.train.autotune import settled
-from fullstride.train.distill import Answers, Remembered, fitting_teacher
-from fullstride.train.distributed import ALONE, Ranks
-from fullstride.train.recipe import Recipe
+from fullstride.train.autotune import choose_efficiency
+from fullstride.train.distill import CachedTeacher, TeacherProbabilities, matching_teacher
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.recipe import RENAMED, Recipe
 
 
 def train(
@@ -40,7 +40,7 @@ def train(
     workers: int = 0,
     checkpoint_every_steps: int = 0,
     teacher_cache: Path | None = None,
-    ranks: Ranks = ALONE,
+    context: DistributedContext = SINGLE_PROCESS,
     watch: Callable[[Batches], loop.Batches] = lambda batches: batches,
 ) -> Iterator[dict[str, Any]]:
     """Train `model` on `data` in `folder`; yields the log's row of each epoch, those of an earlier start first.
@@ -57,18 +57,20 @@ def train(
         )
     net, pre = beginning(model, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    spec, net = net.spec, padded_form(net, model) if recipe.padded else net
+    spec, net = net.spec, padded_form(net, model) if recipe.pad_channels else net
     training_batches(
-        data, pre, recipe, device, workers, ranks
+        data, pre, recipe, device, workers, context
     )  # says what cannot be before anything is measured
     lasting = lasting_on(data, recipe)
     if lasting.efficiency == "auto":
-        before = ranks.gather(run_folder.settled_before(folder))[0]
-        chosen = before or settled(lasting, net, pre, device, ranks.world).efficiency
-        lasting = lasting.settled_on(ranks.gather(chosen)[0])
-    batches = training_batches(data, pre, lasting, device, workers, ranks)
-    teacher = answers(data, pre, lasting, device, teacher_cache)
-    asked = run_folder.Asked(
+        before = context.gather(run_folder.saved_efficiency(folder))[0]
+        chosen = (
+            before or choose_efficiency(lasting, net, pre, device, context.world_size).efficiency
+        )
+        lasting = lasting.with_efficiency(context.gather(chosen)[0])
+    batches = training_batches(data, pre, lasting, device, workers, context)
+    teacher = build_teacher(data, pre, lasting, device, teacher_cache)
+    asked = run_folder.RunConfig(
         model=model,
         weights=weights,
         data=data.where,
@@ -80,16 +82,16 @@ def train(
         recipe=asdict(recipe),
         efficiency=lasting.efficiency,
     )
-    ranks.first_does(run_folder.claim, folder, asked)
+    context.on_rank_zero(run_folder.create_or_resume, folder, asked)
     resume = run_folder.load_checkpoint(folder)
-    rows = run_folder.logged(folder, resume["epochs"] if resume else 0)
+    rows = run_folder.read_log(folder, resume["epochs"] if resume else 0)
     yield from rows
     if (folder / run_folder.BUNDLE).is_dir():
         return
 
     def bundle(net: Backbone, scores: Mapping[str, Any]) -> Bundle:
         return Bundle(
-            net=as_asked(net, spec),
+            net=without_padding(net, spec),
             name=folder.name,
             classes=data.classes,
             preprocessing=pre,
@@ -109,15 +111,15 @@ def train(
         resume,
         teacher=teacher,
         checkpoint_every_steps=checkpoint_every_steps,
-        ranks=ranks,
+        context=context,
     )
-    for epoch in () if run_folder.out_of_patience(rows, recipe) else learning:
+    for epoch in () if run_folder.should_stop_early(rows, recipe) else learning:
         if not isinstance(epoch, loop.Epoch):
-            ranks.first_does(run_folder.save, folder, epoch.state)
+            context.on_rank_zero(run_folder.save_checkpoint, folder, epoch.state)
             continue
-        scores, skipped = judge(epoch.average, data.minival, pre, device, workers, ranks)
+        scores, skipped = judge(epoch.average, data.minival, pre, device, workers, context)
         skipped |= {
-            name: why for each in ranks.gather(batches.skipped) for name, why in each.items()
+            name: why for each in context.gather(batches.skipped) for name, why in each.items()
         }
         told = {name for row in rows for name in row["skipped"]}
         rows.append(
@@ -133,20 +135,20 @@ def train(
                 "skipped": {name: why for name, why in skipped.items() if name not in told},
             }
         )
-        if run_folder.best(rows) is rows[-1]:
-            ranks.first_does(
+        if run_folder.best_row(rows) is rows[-1]:
+            context.on_rank_zero(
                 bundle(epoch.average, {"minival": scores}).save, folder / run_folder.BEST
             )
-        ranks.first_does(run_folder.keep, folder, rows, epoch.state)
+        context.on_rank_zero(run_folder.save_epoch, folder, rows, epoch.state)
         yield rows[-1]
-        if run_folder.out_of_patience(rows, recipe):
+        if run_folder.should_stop_early(rows, recipe):
             break
-    if recipe.patience:
+    if recipe.early_stop_patience:
         if not (folder / run_folder.BEST).is_dir():
             raise ValueError(
                 f"{folder / run_folder.BEST}, the best epoch's weights, is gone: train with another --out"
             )
-        net = as_asked(net, spec)
+        net = without_padding(net, spec)
         net.load_state_dict(Bundle.load(folder / run_folder.BEST).net.state_dict())
     else:
         last = run_folder.load_checkpoint(folder)
@@ -154,12 +156,12 @@ def train(
         net.load_state_dict(last["average"])
     scores = {}
     for split in ("minival", "test"):
-        score, skipped = judge(net, getattr(data, split), pre, device, workers, ranks)
+        score, skipped = judge(net, getattr(data, split), pre, device, workers, context)
         scores[split] = score | ({"skipped": skipped} if skipped else {})
-    ranks.first_does(bundle(net, scores).save, folder / run_folder.BUNDLE)
+    context.on_rank_zero(bundle(net, scores).save, folder / run_folder.BUNDLE)
 
 
-def as_asked(net: Backbone, spec: Spec) -> Backbone:
+def without_padding(net: Backbone, spec: Spec) -> Backbone:
     """The network of `spec` that may have learned padded."""
     return unpadded(net, spec) if isinstance(net, Network) and isinstance(spec, NetSpec) else net
 
@@ -168,16 +170,16 @@ def lasting_on(data: DataSet, recipe: Recipe) -> Recipe:
     """The recipe with its length in epochs of these images; a set smaller than a batch is one step."""
     images = len(data.train)
     per_step = recipe.batch if recipe.per_class else min(recipe.batch, images)
-    return recipe.lasting(max(1, images // recipe.batch), per_step)
+    return recipe.in_epochs(max(1, images // recipe.batch), per_step)
 
 
-def answers(
+def build_teacher(
     data: DataSet,
     pre: Preprocessing,
     recipe: Recipe,
     device: torch.device | str,
     cache: Path | None,
-) -> Answers | None:
+) -> TeacherProbabilities | None:
     """The recipe's teacher, if it has one; its answers are kept in the folder `cache`, if there is one."""
     if not recipe.teacher:
         if cache:
@@ -185,7 +187,7 @@ def answers(
                 f"--teacher-cache {cache} without a teacher: set recipe.teacher, or leave it out"
             )
         return None
-    teacher = fitting_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(
+    teacher = matching_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(
         device
     )
     if cache is None:
@@ -195,21 +197,22 @@ def answers(
             "--teacher-cache remembers views of single images at the resolution: set recipe.mixup and recipe.cutmix "
             "to 0 and recipe.grow_from to None, or leave it out"
         )
+    old_names = {new: old for old, new in RENAMED.items()}  # those of caches on disk
     decisive = [
         *(field.name for field in fields(Augmentation)),
-        "engine",
+        "decoder",
         "seed",
-        "views",
+        "distinct_views",
         "precision",
     ]
     views = {
         "data": data.fingerprint,
         "mirror": data.mirror,
         "preprocessing": asdict(pre),
-        **{name: getattr(recipe, name) for name in decisive},
+        **{old_names.get(name, name): getattr(recipe, name) for name in decisive},
     }
-    return Remembered(
-        teacher, cache, len(data.train), views, recipe.views or math.ceil(recipe.epochs)
+    return CachedTeacher(
+        teacher, cache, len(data.train), views, recipe.distinct_views or math.ceil(recipe.epochs)
     )
 
 
@@ -219,18 +222,18 @@ def training_batches(
     recipe: Recipe,
     device: torch.device | str,
     workers: int,
-    ranks: Ranks,
+    context: DistributedContext,
 ) -> Batches:
     """The training images as the recipe shows them; each process gets its share of every batch."""
-    parts = ranks.world * recipe.accumulate
-    if recipe.batch % parts or (ranks.together and len(data.train) < recipe.batch):
+    parts = context.world_size * recipe.grad_accum_steps
+    if recipe.batch % parts or (context.is_distributed and len(data.train) < recipe.batch):
         raise ValueError(
-            f"recipe.batch {recipe.batch} of {len(data.train)} images is not shared out evenly among {ranks.world} "
+            f"recipe.batch {recipe.batch} of {len(data.train)} images is not shared out evenly among {context.world_size} "
             f"processes: set it to a multiple of {parts} that is not above the number of images"
         )
-    at_once = recipe.batch // ranks.world // recipe.accumulate
+    at_once = recipe.batch // context.world_size // recipe.grad_accum_steps
     if recipe.triplet and (at_once % recipe.per_class or at_once < 2 * recipe.per_class):
-        least = 2 * recipe.per_class * ranks.world * recipe.accumulate
+        least = 2 * recipe.per_class * context.world_size * recipe.grad_accum_steps
         raise ValueError(
             f"recipe.triplet compares classes among the {at_once} images that are computed at once, with "
             f"{recipe.per_class} of each: set recipe.batch to a multiple of {least}"
@@ -239,18 +242,18 @@ def training_batches(
     asked = {field.name: getattr(recipe, field.name) for field in fields(Augmentation)}
     augmentation = Augmentation(**asked)
     if not data.mirror:
-        augmentation = replace(augmentation, flip=0.0)
+        augmentation = replace(augmentation, hflip_prob=0.0)
     return Batches(
         data.train,
-        TrainView(pre, augmentation, recipe.engine, sides=recipe.sides(pre.resolution)),
+        TrainView(pre, augmentation, recipe.decoder, sides=recipe.resolutions(pre.resolution)),
         batch=recipe.batch,
         seed=recipe.seed,
         shuffle=True,
         per_class=recipe.per_class,
-        views=recipe.views,
+        distinct_views=recipe.distinct_views,
         workers=workers,
         device=device,
-        share=(ranks.rank, ranks.world),
+        share=(context.rank, context.world_size),
     )
 
 
@@ -281,7 +284,7 @@ def fitting_data(where: str, classes: tuple[str, ...], data: str = "") -> DataSe
     """The images `data`, or those that the run at `where` was trained on; their classes must be `classes`."""
     minival = None
     if not data:
-        asked = Path(where) / run_folder.ASKED
+        asked = Path(where) / run_folder.RUN_CONFIG
         if not asked.exists():
             raise ValueError(f"{where} is no run and does not know its images: give --data")
         told = read_json(asked)
@@ -306,12 +309,12 @@ def judge(
     pre: Preprocessing,
     device: torch.device | str,
     workers: int = 0,
-    ranks: Ranks = ALONE,
+    context: DistributedContext = SINGLE_PROCESS,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Scores on `images`, and the reason for each one that could not be read."""
-    share = (ranks.rank, ranks.world)
+    share = (context.rank, context.world_size)
     batches = Batches(images, TestView(pre), batch=128, workers=workers, device=device, share=share)
-    scores = loop.evaluate(net, Classify(), batches, ranks)
+    scores = loop.evaluate(net, Classify(), batches, context)
     return scores, {
-        name: why for each in ranks.gather(batches.skipped) for name, why in each.items()
+        name: why for each in context.gather(batches.skipped) for name, why in each.items()
     }

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from fullstride.storage import atomic_write, read_json, recover_interrupted_write
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipe import Recipe, with_current_names
 
-ASKED, LOG, CHECKPOINT, BEST, BUNDLE = "run.json", "log.jsonl", "checkpoint.pt", "best", "bundle"
+RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
+BEST, BUNDLE = "best", "bundle"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunConfig:
     """What makes a run this run and no other: going on in its folder needs the same."""
 
     model: str
@@ -30,16 +31,20 @@ class Asked:
     efficiency: str  # what the recipe says, or what was found where it says auto
 
 
-def claim(folder: Path, asked: Asked) -> None:
+def create_or_resume(folder: Path, asked: RunConfig) -> None:
     """Make `folder` this run's, or find that it is. A run without a checkpoint has nothing to lose and gives way."""
     wanted = json.loads(json.dumps(asdict(asked)))
     if folder.is_dir():
-        for name in (ASKED, LOG, CHECKPOINT, BEST, BUNDLE):
+        for name in (RUN_CONFIG, LOG, CHECKPOINT, BEST, BUNDLE):
             recover_interrupted_write(folder / name)
-    if (folder / ASKED).exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
-        found = read_json(folder / ASKED)
+    if (folder / RUN_CONFIG).exists() and (
+        (folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()
+    ):
+        found = read_json(folder / RUN_CONFIG)
         if not isinstance(found, dict):
-            raise ValueError(f"{folder / ASKED} does not say what was asked: give another --out")
+            raise ValueError(
+                f"{folder / RUN_CONFIG} does not say what was asked: give another --out"
+            )
         if isinstance(
             found.get("recipe"), dict
         ):  # by an earlier version, in which what it does not say was so
@@ -48,7 +53,7 @@ def claim(folder: Path, asked: Asked) -> None:
                 for field in fields(Recipe)
                 if field.default is not MISSING
             }
-            found["recipe"] = json.loads(json.dumps(defaults)) | found["recipe"]
+            found["recipe"] = json.loads(json.dumps(defaults)) | with_current_names(found["recipe"])
         differ = [
             f"{name} is {old!r} there and {new!r} now"
             for name, old, new in differences(found, wanted)
@@ -60,21 +65,21 @@ def claim(folder: Path, asked: Asked) -> None:
                 f"{folder} holds another run: {'; '.join(differ[:5])}. Give another --out or ask the same"
             )
         return
-    if folder.exists() and not (folder / ASKED).exists():
+    if folder.exists() and not (folder / RUN_CONFIG).exists():
         strange = [path.name for path in folder.iterdir()] if folder.is_dir() else ["a file"]
         if strange:
             raise ValueError(
                 f"{folder} exists and is no run, but holds {strange[0]}: give another --out"
             )
-    with atomic_write(folder / ASKED) as beside:
+    with atomic_write(folder / RUN_CONFIG) as beside:
         beside.write_text(json.dumps(wanted, indent=1))
 
 
-def settled_before(folder: Path) -> str:
+def saved_efficiency(folder: Path) -> str:
     """The way of training that the run in `folder` goes on with; "" where there is none."""
     found = (
-        read_json(folder / ASKED)
-        if (folder / CHECKPOINT).exists() and (folder / ASKED).exists()
+        read_json(folder / RUN_CONFIG)
+        if (folder / CHECKPOINT).exists() and (folder / RUN_CONFIG).exists()
         else None
     )
     return str(found.get("efficiency", "")) if isinstance(found, dict) else ""
@@ -100,7 +105,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         ) from None
 
 
-def logged(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
+def read_log(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
     """The rows of the first `epochs`: those that a checkpoint holds, as a row written after it is done again."""
     path = folder / LOG
     if not path.exists():
@@ -111,14 +116,14 @@ def logged(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not whole JSON ({error}): give another --out") from None
 
 
-def keep(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
+def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
     """Log first, checkpoint second: a stop between the two costs one row, which is written again."""
     with atomic_write(folder / LOG) as beside:
         beside.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    save(folder, state)
+    save_checkpoint(folder, state)
 
 
-def save(folder: Path, state: dict[str, Any]) -> None:
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     with atomic_write(folder / CHECKPOINT) as beside, beside.open("wb") as file:
         try:
             torch.save(state, file)
@@ -128,10 +133,13 @@ def save(folder: Path, state: dict[str, Any]) -> None:
             ) from error
 
 
-def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The first of those with the highest accuracy on the minival, and among them the lowest loss."""
     return max(rows, key=lambda row: (row["minival_top1"], -row["minival_loss"]))
 
 
-def out_of_patience(rows: list[dict[str, Any]], recipe: Recipe) -> bool:
-    return bool(recipe.patience and rows) and len(rows) - best(rows)["epoch"] >= recipe.patience
+def should_stop_early(rows: list[dict[str, Any]], recipe: Recipe) -> bool:
+    return (
+        bool(recipe.early_stop_patience and rows)
+        and len(rows) - best_row(rows)["epoch"] >= recipe.early_stop_patience
+    )

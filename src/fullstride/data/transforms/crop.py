@@ -42,8 +42,8 @@ class Augmentation:
         3 / 4,
         4 / 3,
     )  # the part's width / height, before it becomes a square
-    turn: float = 0.0  # degrees, at most, to either side; the corners become black
-    flip: float = 0.5  # probability of a flip left to right
+    rotation_degrees: float = 0.0  # degrees, at most, to either side; the corners become black
+    hflip_prob: float = 0.5  # probability of a flip left to right
     auto_augment: bool = False  # one of AutoAugment's 25 pairs of operations
     rand_layers: int = 0  # operations of RandAugment; 0: off
     rand_magnitude: float = 10  # their level from 0 to 30; 10 is full
@@ -53,7 +53,7 @@ class Augmentation:
     )
     rand_probability: float = 1.0  # of each chosen operation; timm's is 0.5
     cutout: float = 0.0  # a gray patch's side as a share of the picture's; 0: off
-    erase: float = 0.0  # probability of a rectangle of noise
+    random_erasing_prob: float = 0.0  # probability of a rectangle of noise
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 4:
@@ -64,10 +64,10 @@ class Augmentation:
             raise ValueError(
                 f"ratio {self.ratio}: use two rising numbers above 0, such as (0.75, 1.33)"
             )
-        if not 0 <= self.turn <= 180:
-            raise ValueError(f"turn {self.turn}: use degrees from 0 to 180")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip {self.flip}: use a probability from 0 to 1")
+        if not 0 <= self.rotation_degrees <= 180:
+            raise ValueError(f"rotation_degrees {self.rotation_degrees}: use degrees from 0 to 180")
+        if not 0 <= self.hflip_prob <= 1:
+            raise ValueError(f"hflip_prob {self.hflip_prob}: use a probability from 0 to 1")
         _ = (
             self._rand_augment(),
             Cutout(self.cutout),
@@ -86,7 +86,7 @@ class Augmentation:
         return steps
 
     def erasing(self) -> RandomErasing:
-        return RandomErasing(probability=self.erase)
+        return RandomErasing(probability=self.random_erasing_prob)
 
     def _rand_augment(self) -> RandAugment:
         return RandAugment(
@@ -108,16 +108,17 @@ def train_view(
         picture = ImageOps.expand(picture, outside)
     box = (left + outside, top + outside, right + outside, bottom + outside)
     part = _resized(picture, (pre.resolution, pre.resolution), pre, box)
-    if augmentation.turn:
+    if augmentation.rotation_degrees:
         part = part.rotate(
-            rng.uniform(-augmentation.turn, augmentation.turn), Image.Resampling.BILINEAR
+            rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees),
+            Image.Resampling.BILINEAR,
         )
-    if rng.random() < augmentation.flip:
+    if rng.random() < augmentation.hflip_prob:
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     for policy in augmentation.steps():
         part = policy(part, rng)
     pixels = _pixels(part)
-    if augmentation.erase:
+    if augmentation.random_erasing_prob:
         augmentation.erasing().erase(pixels, rng)
     return pixels
 

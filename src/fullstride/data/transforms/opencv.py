@@ -83,15 +83,17 @@ def fast_train_view(
         left, top, right, bottom = random_part(picture.size, augmentation, rng)
         pixels = np.asarray(picture)
     pixels = resized(pixels, (left, top, right, bottom), pre.resolution)
-    if augmentation.turn:
-        pixels = _turned(pixels, rng.uniform(-augmentation.turn, augmentation.turn))
-    if rng.random() < augmentation.flip:
+    if augmentation.rotation_degrees:
+        pixels = _turned(
+            pixels, rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees)
+        )
+    if rng.random() < augmentation.hflip_prob:
         pixels = cv2.flip(pixels, 1)
     for policy in augmentation.steps():
         for operation, values in policy.draw(rng):
             pixels = TWINS[operation](pixels, *values)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-    if augmentation.erase:
+    if augmentation.random_erasing_prob:
         augmentation.erasing().erase(pixels, rng)
     return pixels
 

@@ -241,7 +241,9 @@ class RandomErasing:
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:
-            raise ValueError(f"erase {self.probability}: use a probability from 0 to 1")
+            raise ValueError(
+                f"random_erasing_prob {self.probability}: use a probability from 0 to 1"
+            )
         if not 0 < self.area[0] <= self.area[1] <= 1:
             raise ValueError(
                 f"area {self.area} to erase: use two rising shares above 0 and up to 1"
