@@ -28,17 +28,21 @@ def csv_rows(name):
     return list(csv.DictReader(text.splitlines()))
 
 
+HERE = Environment(
+    device="Toy GPU",
+    threads=1,
+    os="",
+    python="",
+    torch="2",
+    cuda=None,
+    driver=None,
+    fullstride=None,
+    commit=None,
+    date="",
+)
+
+
 def measurement(name="genet_light", resolution=192, protocol=THROUGHPUT, **changes):
-    here = dict(
-        device="Toy GPU",
-        threads=1,
-        os="",
-        python="",
-        torch="2",
-        cuda=None,
-        driver=None,
-        fullstride=None,
-    )
     row = Measurement(
         name=name,
         protocol=replace(protocol, resolution=resolution),
@@ -48,7 +52,7 @@ def measurement(name="genet_light", resolution=192, protocol=THROUGHPUT, **chang
         precision="float16",
         layout="nhwc",
         compiled=False,
-        environment=Environment(**here, commit=None, date=""),
+        environment=HERE,
     )
     return replace(row, **changes)
 
@@ -173,9 +177,7 @@ def test_the_numbers_of_the_suite_are_measured_dots(tmp_path):
     row |= dict(
         measured=2000.0, resolution=224, layout="nhwc", made="compiled", precision="float16"
     )
-    told = dict(
-        environment={"device": "Toy GPU"}, numbers=[row, {**row, "quantity": "largest batch"}]
-    )
+    told = dict(environment=asdict(HERE), numbers=[row, {**row, "quantity": "largest batch"}])
     (tmp_path / "results.json").write_text(json.dumps(told))
     bench = read_bench([tmp_path / "results.json"], networks())
     (dot,) = (dot for dot in dots(PLANS["tresnet-4"], [RTX], bench) if dot.how == "measured")
@@ -198,8 +200,9 @@ def test_measured_blocks_take_the_place_of_estimates_and_estimated_ones_are_refu
     told = dict(
         how="measured",
         precision="float16",
-        protocol={"batch": 8},
-        environment={"device": "Toy GPU"},
+        layout="nhwc",
+        protocol=asdict(replace(THROUGHPUT, batch=8)),
+        environment=asdict(HERE),
     )
     told["rows"] = [asdict(block()), asdict(block(width=128))]
     path = tmp_path / "blocks.json"
@@ -332,10 +335,10 @@ BLOCK = """{"kind": %s, "ratio": 1, "width": 16, "resolution": 7, "ms_per_image"
         ("{}", "not what"),
         ("[1]", "not what"),
         ('{"numbers": [{}], "environment": {}}', "not what"),
-        ("[]", "none of its measurements"),
+        ("[]", "no measurement of a figure"),
         ('{"how": "measured", "rows": [3]}', "not what"),
         ('{"how": "measured", "rows": []}', "it has no rows"),
-        (f'{{"how": "measured", "rows": [{BLOCK % 3}]}}', "no kind of block named 3"),
+        (f'{{"how": "measured", "rows": [{BLOCK % 3}]}}', "not what"),
     ],
 )
 def test_a_file_that_holds_nothing_for_a_figure_is_one_line(tmp_path, capsys, text, says):

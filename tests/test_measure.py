@@ -151,7 +151,7 @@ def test_a_bench_measures_every_network_and_changes_none(layout):
 def test_a_measurement_survives_json():
     (measured,) = bench({"tiny": tiny()}, QUICK)
     assert Measurement.from_json(measured.to_json()) == measured
-    with pytest.raises(ValueError, match="not the JSON of a measurement"):
+    with pytest.raises(ValueError, match="JSON of a measurement lacks protocol"):
         Measurement.from_json('{"name": "tiny"}')
 
 

@@ -163,7 +163,7 @@ def _reader(hint: Any) -> _Reader:
     if origin is tuple:
         return _tuple(kinds)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(kinds[1])
+        return _mapping(*kinds)
     if origin in (type, Callable):
         return _named(kinds[0] if origin is type else None)
     if is_dataclass(hint):
@@ -232,8 +232,8 @@ def _tuple(kinds: tuple[Any, ...]) -> _Reader:
     return read
 
 
-def _mapping(kind: Any) -> _Reader:
-    inner = _reader(kind)
+def _mapping(key_kind: Any, kind: Any) -> _Reader:
+    read_key, inner = _reader(key_kind), _reader(kind)
 
     def read(value: Any, registry: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -241,7 +241,7 @@ def _mapping(kind: Any) -> _Reader:
         values, key = {}, ""
         try:
             for key, item in value.items():
-                values[key] = inner(item, registry)
+                values[read_key(key, registry)] = inner(item, registry)
         except _MisfitError as error:
             error.path.append(f"[{shortened(key)}]")
             raise

@@ -1,10 +1,11 @@
 """How is a network timed, and what is kept of it? Named protocols, and what a measurement tells beside its number."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from fullstride import storage
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory.max_batch import MULTIPLE
 from fullstride.measure.workload import Efficiency, Layout, Precision, Work
@@ -120,20 +121,14 @@ class Measurement:
     environment: Environment
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return storage.to_json(self)
 
     @classmethod
-    def from_json(cls, text: str) -> "Measurement":
-        """Raises ValueError, in one line, for anything that `to_json` would not write."""
-        try:
-            data = dict(json.loads(text))
-            data["protocol"] = Protocol(**data["protocol"])
-            data["environment"] = Environment(**data["environment"])
-            return cls(**{**data, "samples": tuple(data["samples"])})
-        except (TypeError, KeyError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"this is not the JSON of a measurement: {type(error).__name__} {error}"
-            ) from None
+    def from_json(
+        cls, data: str | Mapping[str, Any], where: str = "JSON of a measurement"
+    ) -> "Measurement":
+        """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
+        return storage.from_json(cls, data, where)
 
 
 def compare(one: Measurement, other: Measurement) -> float:

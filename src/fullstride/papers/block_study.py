@@ -8,7 +8,7 @@ and the same width and resolution throughout.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from fullstride.measure.protocols import THROUGHPUT, Protocol
 from fullstride.measure.workload import Layout, Precision
 from fullstride.nets.blocks import Basic, Bottleneck, Style
 from fullstride.nets.spec import Stage
+from fullstride.storage import Bounds
 
 if TYPE_CHECKING:
     from fullstride.latency.profiles import Profile
@@ -75,15 +76,19 @@ class Stack:
         )
 
 
+Ms = Annotated[float, Bounds(gt=0)]
+Count = Annotated[int, Bounds(gt=0)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockTime(Stack):
     """A stack with the time and the cost of one image."""
 
-    ms_per_image: float
-    ms_low: float  # measured: 10 and 90 % of the rounds; estimated: the model's 90 % interval
-    ms_high: float
-    params: int
-    macs: int  # multiply-adds; FLOPs are twice this
+    ms_per_image: Ms
+    ms_low: Ms  # measured: 10 and 90 % of the rounds; estimated: the model's 90 % interval
+    ms_high: Ms
+    params: Count
+    macs: Count  # multiply-adds; FLOPs are twice this
 
 
 Interval = tuple[float, float, float]  # ms per image: the value, its lower and its upper bound

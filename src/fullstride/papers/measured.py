@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fullstride.latency.profiles import positive
-from fullstride.measure.protocols import Measurement
+from fullstride.measure.environment import Environment
+from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.papers.block_study import BlockTime
 from fullstride.papers.lines import TIMM
-from fullstride.storage import read_json
+from fullstride.papers.suite_page import SuiteFile
+from fullstride.storage import from_json, read_json
 from fullstride.tables.names import PRINTED
 
 ALIASES = {" lean": " fused"}  # suffixes of names in files of earlier versions
@@ -50,6 +51,18 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlocksFile:
+    """A file of `bench-blocks --out` with measured times."""
+
+    how: Literal["measured"]
+    protocol: Protocol
+    precision: str
+    layout: str
+    environment: Environment
+    rows: tuple[BlockTime, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bench:
     """The contents of files of measurements."""
 
@@ -65,7 +78,7 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
     Raises ValueError for other files, and for a file without any measurement of `networks`.
     """
     times: list[Timed] = []
-    blocks = Bench()
+    bench = Bench()
     for path in paths:
         if not path.is_file():
             raise ValueError(
@@ -74,21 +87,23 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
         data = read_json(path)
         try:
             if isinstance(data, dict) and "numbers" in data:
-                rows = [*of_suite(data)]
+                rows = [*of_suite(from_json(SuiteFile, data, "suite"))]
             elif isinstance(data, dict) and "how" in data:
-                if blocks.blocks:
+                if bench.blocks:
                     raise ValueError(
                         "an earlier file has measurements of blocks: give one of the two"
                     )
-                blocks = Bench(blocks=tuple(of_blocks(data)), blocks_place=blocks_place(data))
+                bench = of_blocks(data)
                 continue
             else:
-                several = data if isinstance(data, list) else [data]
-                measurements = [Measurement.from_json(dumps(one)) for one in several]
-                rows = [timed for one in measurements for timed in of_measurement(one)]
-        except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError) as error:
+                rows = [
+                    timed
+                    for row in (data if isinstance(data, list) else [data])
+                    for timed in of_measurement(Measurement.from_json(row, "measurement"))
+                ]
+        except (ValueError, ZeroDivisionError) as error:
             what = "is not what `fullstride bench`, its suite, or `bench-blocks` wrote"
-            raise ValueError(f"{path} {what}: {type(error).__name__} {error}") from None
+            raise ValueError(f"{path} {what}: {error}") from None
         selected = [row for row in rows if (row.zoo, row.resolution) in networks]
         if not selected:
             raise ValueError(
@@ -96,25 +111,19 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
                 "protocol throughput, tresnet, resnet_rs or genet"
             )
         times += selected
-    return Bench(times=tuple(times), blocks=blocks.blocks, blocks_place=blocks.blocks_place)
+    return Bench(times=tuple(times), blocks=bench.blocks, blocks_place=bench.blocks_place)
 
 
-def of_blocks(data: Mapping[str, Any]) -> Iterator[BlockTime]:
+def of_blocks(data: Mapping[str, Any]) -> Bench:
     if data["how"] != "measured":
         raise ValueError("its times are estimated: name the profile instead")
-    if not data["rows"]:
+    if not data.get("rows"):
         raise ValueError("it has no rows: the run that wrote it stopped before the first")
-    for row in data["rows"]:
-        if not all(positive(value) for name, value in row.items() if name != "kind"):
-            raise ValueError(f"not all numbers of {row} are above 0")
-        time = BlockTime(**row)
-        time.stage()  # raises for an invalid block
-        yield time
-
-
-def blocks_place(data: Mapping[str, Any]) -> str:
-    batch = data["protocol"]["batch"]
-    return f"{data['environment']['device']}, {data['precision']}, batch {batch}"
+    file = from_json(BlocksFile, data, "blocks")
+    for row in file.rows:
+        row.stage()  # raises for an invalid block
+    place = f"{file.environment.device}, {file.precision}, batch {file.protocol.batch}"
+    return Bench(blocks=file.rows, blocks_place=place)
 
 
 def own_name(name: str) -> str:
@@ -126,20 +135,18 @@ def own_name(name: str) -> str:
     return ours.get(plain, plain)
 
 
-def of_suite(data: Mapping[str, Any]) -> Iterator[Timed]:
-    device = data["environment"]["device"]
-    for row in data["numbers"]:
-        if row["quantity"] in QUANTITIES and row["line"] in PRINTED:
-            how = (
-                f"{row['network']} on {device}, {row['precision']}, {row['layout']}, {row['made']}"
-            )
+def of_suite(file: SuiteFile) -> Iterator[Timed]:
+    device = file.environment.device
+    for row in file.numbers:
+        if row.quantity in QUANTITIES and row.line in PRINTED:
+            way = f"{row.network} on {device}, {row.precision}, {row.layout}, {row.made}"
             yield Timed(
-                zoo=PRINTED[row["line"]],
-                resolution=int(row["resolution"]),
-                quantity=row["quantity"],
-                value=float(row["measured"]),
-                place=f"{device}, batch {row['batch']}",
-                way=f"{how}, batch {row['batch']}, by the suite of the papers",
+                zoo=PRINTED[row.line],
+                resolution=row.resolution,
+                quantity=row.quantity,
+                value=row.measured,
+                place=f"{device}, batch {row.batch}",
+                way=f"{way}, batch {row.batch}, by the suite of the papers",
             )
 
 

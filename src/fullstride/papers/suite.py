@@ -6,7 +6,6 @@ which is not measured again in the same environment.
 """
 
 import gc
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
 from fullstride.papers.lines import QUICK_LINES, Contest, Kind, contests, lines, lines_of
-from fullstride.papers.suite_page import Row, data, page, same_environment
-from fullstride.storage import atomic_write
+from fullstride.papers.suite_page import Row, RowFile, data, page, same_environment
+from fullstride.storage import atomic_write, from_json, read_json
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
 QUICK_MINUTES = 6.5  # the last contest that starts may take more than a minute
@@ -169,16 +168,13 @@ def run(
 def load(file: Path, contest: Contest, here: Environment) -> Row | None:
     """The row of an earlier run in the same environment, or None."""
     try:
-        row = json.loads(file.read_text())
-        if row["alike"] != same_environment(here):
-            return None
-        measured = {
-            kind: [Measurement.from_json(json.dumps(one)) for one in rows]
-            for kind, rows in row["measured"].items()
-        }
-        return Row(contest=contest, measured=measured, failed=dict(row["failed"]))
-    except (OSError, KeyError, TypeError, ValueError):
+        row = from_json(RowFile, read_json(file), str(file))
+    except (OSError, ValueError):
         return None
+    if row.alike != same_environment(here):
+        return None
+    measured = {kind: list(each) for kind, each in row.measured.items()}
+    return Row(contest=contest, measured=measured, failed=dict(row.failed))
 
 
 def check_alive(device: torch.device) -> None:

@@ -1,15 +1,16 @@
 """How are the measured lines of the papers' tables shown? Tables in Markdown, numbers in JSON."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
 from fullstride.papers.lines import KINDS, REFERENCE, Contest, Kind, Line, mode
+from fullstride.storage import Bounds, to_json
 from fullstride.tables import speeds
 
 # A finished row is valid in environments that share these fields.
@@ -67,11 +68,50 @@ class Row:
         )
 
     def to_json(self, environment: Environment) -> str:
-        measured = {kind: [asdict(one) for one in rows] for kind, rows in self.measured.items()}
-        decisive = same_environment(environment)
-        return json.dumps(
-            {"alike": decisive, "measured": measured, "failed": self.failed}, indent=1
-        )
+        measured = {kind: tuple(each) for kind, each in self.measured.items()}
+        return to_json(RowFile(same_environment(environment), measured, self.failed))
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """The file of a finished contest."""
+
+    alike: Mapping[str, Any]  # of the environment; a row of another one is measured again
+    measured: Mapping[Kind, tuple[Measurement, ...]]
+    failed: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A row of a suite's `results.json`: a number, and what it should not be read without."""
+
+    table: str
+    line: str
+    quantity: str
+    network: str
+    kind: str = ""
+    measured: Annotated[float, Bounds(gt=0)]
+    published: float | None = None
+    source: str | None = None
+    spread: float | None = None
+    to_timm: float | None = None
+    to_reference: float | None = None
+    batch: int
+    resolution: int
+    layout: str
+    made: str
+    precision: str
+    memory_gib: float | None = None
+    held_back_by: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteFile:
+    """A suite's `results.json`."""
+
+    environment: Environment
+    numbers: tuple[Number, ...]
+    not_measured: tuple[str, ...] = ()
 
 
 def same_environment(environment: Environment) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
-from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def measurements(path: Path) -> dict[str, dict[str, Measurement]]:
     if not isinstance(rows, list):
         raise ValueError(f"{path} is not what `fullstride bench --out` writes")
     for row in rows:
-        measurement = Measurement.from_json(dumps(row))
+        measurement = Measurement.from_json(row, str(path))
         by_network.setdefault(measurement.name, {})[measurement.protocol.name] = measurement
     return by_network
 
