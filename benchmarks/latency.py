@@ -33,13 +33,13 @@ from latency_tables import (
 from scipy.stats import rankdata
 
 from fullstride.latency import Profile, save_profile
-from fullstride.latency.fitting import apart, covered, error, fit, interval, left_out
-from fullstride.latency.profiles import Fit, elsewhere, sober
+from fullstride.latency.fitting import coverage, error, fit, interval, left_out, resolvable_ratio
+from fullstride.latency.profiles import Fit, clamp_to_peak, transfer
 from fullstride.latency.roofline import prepare, times
 from fullstride.measure.environment import Environment
 from fullstride.storage import atomic_write
 
-PROFILES = Path(__file__).parents[1] / "src/fullstride/latency/profiles"
+PROFILES = Path(__file__).parents[1] / "src/fullstride/latency/device_profiles"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
         flops_rank=float(least[1]),
         params_error=float(mean[3]),
         params_rank=float(least[2]),
-        covered=covered(found, seconds, families),
+        covered=coverage(found, seconds, families),
         goal=table.goal,
         goal_rank=table.rank,
         by_batch=by_batch if table.paper else {},
@@ -133,7 +133,7 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
         error=round(result.error, 1),
         low=round(low, 3),
         high=round(high, 3),
-        apart=round(apart(found / work.batch, image, groups), 2),
+        resolvable_ratio=round(resolvable_ratio(found / work.batch, image, groups), 2),
         networks=result.networks,
         source="arXiv:2006.14090 Tables 7 to 9"
         if table.paper
@@ -156,7 +156,7 @@ def by_sheet(
 
     work = prepare([c.operators for c in there], [c.batch for c in there], RTX4090)
     image, families = per_image(there), np.array([case.family for case in there])
-    found = times(work, sober(basis.inference.numbers)).total_s / work.batch
+    found = times(work, clamp_to_peak(basis.inference.numbers)).total_s / work.batch
     faster = RTX3090.peak_tflops / RTX4090.peak_tflops
     simple = [
         sizes(there, column) * best_factor(sizes(here, column), per_image(here)) * faster
@@ -174,7 +174,7 @@ def by_sheet(
         flops_rank=ranks[1],
         params_error=errors[2],
         params_rank=ranks[2],
-        covered=covered(found, image, families),
+        covered=coverage(found, image, families),
         goal=15,
         goal_rank=0,
         by_batch={},
@@ -186,7 +186,7 @@ def by_sheet(
         error=round(errors[0], 1),
         low=round(low, 3),
         high=round(high, 3),
-        apart=round(apart(found, image), 2),
+        resolvable_ratio=round(resolvable_ratio(found, image), 2),
     )
     return result, wider
 
@@ -316,7 +316,7 @@ def main() -> None:
     for name, (device, peak, bandwidth) in SHEETS.items():
         machine = replace(RTX3090, peak_tflops=peak, bandwidth_gb_s=bandwidth)
         sheet = f"data sheet of {device}: {peak} TFLOPS fp16 dense, {bandwidth} GB/s"
-        made[name] = elsewhere(made["rtx3090"], name, device, machine, sheet, wider)
+        made[name] = transfer(made["rtx3090"], name, device, machine, sheet, wider)
     where = Environment.here()
     text = page(results, where)
     print(text)

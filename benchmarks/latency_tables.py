@@ -13,7 +13,7 @@ from timm.utils.model import reparameterize_model
 from torch import nn
 
 from fullstride.latency import Operators, traced
-from fullstride.latency.fitting import FILLED, PRIORS
+from fullstride.latency.fitting import FULL_BATCH, PRIORS
 from fullstride.latency.roofline import Machine
 from fullstride.measure.cost.operators import KIND, NAMES
 from fullstride.storage import atomic_write
@@ -59,17 +59,17 @@ TURING = "NVIDIA T4 data sheet: 65 TFLOPS fp16, 130 TOPS int8, 320 GB/s"
 AMPERE = "NVIDIA GA102 white paper: RTX 3090, 71 TFLOPS fp16 with fp32 accumulate, dense; 936 GB/s"
 ADA = "NVIDIA Ada white paper: RTX 4090, 165.2 TFLOPS fp16 with fp32 accumulate, dense; 1008 GB/s"
 V100 = Machine(
-    engine="eager",
+    runtime="eager",
     peak_tflops=112,
     bandwidth_gb_s=900,
     folded=True,
     split_silu=True,
     silu_launches=2,
 )  # PyTorch before 1.7 had no SiLU
-T4 = Machine(engine="tensorrt", peak_tflops=65, bandwidth_gb_s=320, folded=True, split_silu=True)
+T4 = Machine(runtime="tensorrt", peak_tflops=65, bandwidth_gb_s=320, folded=True, split_silu=True)
 T4_INT8 = replace(T4, peak_tflops=130, bytes_per_element=1)
-RTX3090 = Machine(engine="eager", peak_tflops=71, bandwidth_gb_s=936)
-RTX4090 = Machine(engine="eager", peak_tflops=165.2, bandwidth_gb_s=1008)
+RTX3090 = Machine(runtime="eager", peak_tflops=71, bandwidth_gb_s=936)
+RTX4090 = Machine(runtime="eager", peak_tflops=165.2, bandwidth_gb_s=1008)
 # Data sheets of NVIDIA: dense fp16 tensor TFLOPS with fp32 accumulate, GB/s
 SHEETS = {
     "a100": ("NVIDIA A100 SXM 80 GB", 312, 2039),
@@ -149,46 +149,46 @@ TABLES = (
     ),
     Table(
         profile="rtx3090", title="RTX 3090 nhwc", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FILLED, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
+        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
         file="infer-amp-nhwc-pt240-cu124-rtx3090.csv", note=ASSUMED,
     ),
     Table(
         profile="rtx3090-nchw", title="RTX 3090 nchw", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
+        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
         file="infer-amp-nchw-pt240-cu124-rtx3090.csv", note=ASSUMED,
     ),
     Table(
         profile="rtx4090", title="RTX 4090 nhwc", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
-        names=(*FILLED, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
+        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
         file="infer-amp-nhwc-pt240-cu124-rtx4090.csv", note=ASSUMED,
     ),
     Table(
         profile="", title="RTX 4090 nchw, torch 2.4", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
-        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
+        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
         file="infer-amp-nchw-pt240-cu124-rtx4090.csv", note=ASSUMED,
     ),
     Table(
         profile="rtx4090-nchw", title="RTX 4090 nchw, torch 2.9", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
-        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
+        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
         software="torch 2.9.1, CUDA 12.8, timm's benchmark", goal=11, rank=0.985,
         file="infer-amp-nchw-pt291-cu128-4090.csv", fused=True, note=ASSUMED,
     ),
     Table(
         profile="rtx4090-compiled", title="RTX 4090 compiled", device="NVIDIA RTX 4090",
-        machine=replace(RTX4090, engine="compiled"), sheet=ADA, names=FILLED, priors=PRIORS, layout="nchw",
+        machine=replace(RTX4090, runtime="compiled"), sheet=ADA, names=FULL_BATCH, priors=PRIORS, layout="nchw",
         precision=AMP, software="torch 2.9.1, CUDA 12.8, timm's benchmark with torch.compile", goal=14,
         file="infer-amp-nchw-pt291-cu128-4090-dynamo.csv", fused=True,
         note="only full batches were timed: small batches are extrapolated, and host time is unknown",
     ),
     Table(
         profile="rtx3090", title="RTX 3090 training, nchw", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FILLED, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
+        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
         software="torch 1.12, CUDA 11.3, timm's benchmark, nchw", goal=12,
         file="train-amp-nchw-pt112-cu113-rtx3090.csv", training=True,
     ),
     Table(
         profile="", title="RTX 3090 training, nhwc", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FILLED, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP,
+        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP,
         software="torch 1.12, CUDA 11.3, timm's benchmark, nhwc", goal=12,
         file="train-amp-nhwc-pt112-cu113-rtx3090.csv", training=True,
     ),

@@ -163,14 +163,19 @@ def slow_calculator() -> Profile:
         "launch_us": 1e-6,
     }
     about = dict(
-        error=9.0, apart=1.2, networks=3, source="by hand", software="none", date="2026-11-21"
+        error=9.0,
+        resolvable_ratio=1.2,
+        networks=3,
+        source="by hand",
+        software="none",
+        date="2026-11-21",
     )
     return Profile(
         name="slow",
         device="calculator",
         layout="nchw",
         precision="fp16",
-        machine=Machine(engine="tensorrt", peak_tflops=1e-3, bandwidth_gb_s=1e6),
+        machine=Machine(runtime="tensorrt", peak_tflops=1e-3, bandwidth_gb_s=1e6),
         sheet="by hand",
         inference=Fit(numbers=numbers, low=0.8, high=1.25, **about),
     )

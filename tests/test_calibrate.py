@@ -10,23 +10,23 @@ from fullstride import cli
 from fullstride.latency import calibrate, estimate, load_profile
 from fullstride.latency.calibrate import (
     Plan,
-    Sample,
+    Timing,
     by_sheet,
+    fit_profile,
     measure,
     peaks,
-    ready,
-    report,
+    prepare_step,
 )
-from fullstride.latency.microbenchmarks import WHOLE, Design, designs
+from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, all_microbenchmarks
 from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
-from fullstride.measure.cost.operators import KINDS, traced
+from fullstride.measure.cost.operators import OPERATOR_KINDS, traced
 from fullstride.measure.protocols import Protocol
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import zoo
 
 CPU = torch.device("cpu")
 QUICK = Protocol(name="throughput", batch=1, warmup_s=0.0, rounds=2, round_s=1e-4)
-MADE = Machine(engine="eager", peak_tflops=0.1, bandwidth_gb_s=20, bytes_per_element=4)
+MADE = Machine(runtime="eager", peak_tflops=0.1, bandwidth_gb_s=20, bytes_per_element=4)
 TRUE = {
     **{"dense": 0.6, "1x1": 0.5, "depthwise": 0.1, "group_channels": 20.0},
     **{"convolution": 0.7, "elementwise": 0.9, "norm": 0.7, "statistics": 0.4, "gather": 0.6},
@@ -37,7 +37,7 @@ TRUE = {
 def plan(**changes) -> Plan:
     given = dict(
         device=CPU,
-        engines=("eager",),
+        runtimes=("eager",),
         batches=(1, 8),
         resolution=64,
         precision="float32",
@@ -48,7 +48,7 @@ def plan(**changes) -> Plan:
 
 @pytest.fixture(scope="module")
 def networks():
-    return {design: traced(design.build, 64) for design in designs()}
+    return {design: traced(design.build, 64) for design in all_microbenchmarks()}
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def samples(networks):
     ]
     took = times(prepare([o for _, o, _ in cases], [b for *_, b in cases], MADE), TRUE).total_s
     return [
-        Sample(
-            network=d.name, family=d.family, operators=o, engine="eager", batch=b, seconds=float(s)
+        Timing(
+            network=d.name, family=d.family, operators=o, runtime="eager", batch=b, seconds=float(s)
         )
         for (d, o, b), s in zip(cases, took, strict=True)
     ]
@@ -72,12 +72,12 @@ def test_some_forty_networks_have_every_kind_of_operator_and_every_class_in_two_
     assert len({design.name for design in networks}) == len(networks)
     families: dict[object, set[str]] = {}
     for design, operators in designed.items():
-        for kind in {KINDS[k] for k in operators.kind}:
+        for kind in {OPERATOR_KINDS[k] for k in operators.kind}:
             families.setdefault(kind, set()).add(design.family)
             if kind in ARITHMETIC_OF:
                 families.setdefault((ARITHMETIC_OF[kind], "arithmetic"), set()).add(design.family)
             families.setdefault((MEMORY_OF[kind], "memory"), set()).add(design.family)
-    assert set(KINDS) - {"product"} == {
+    assert set(OPERATOR_KINDS) - {"product"} == {
         key for key in families if isinstance(key, str)
     }  # attention is not ours
     assert all(len(found) >= 2 for key, found in families.items() if isinstance(key, tuple))
@@ -93,7 +93,7 @@ def test_every_designed_network_runs(networks):
 def test_where_the_model_is_right_its_numbers_are_found_and_families_left_out_are_estimated_well(
     samples,
 ):
-    found = report(samples, plan(), MADE, "", "here")
+    found = fit_profile(samples, plan(), MADE, "", "here")
     for name, value in TRUE.items():
         assert found.profile.inference.numbers[name] == pytest.approx(value, rel=0.1), name
     assert found.left_out < 6
@@ -104,23 +104,26 @@ def test_where_the_model_is_right_its_numbers_are_found_and_families_left_out_ar
 
 def test_the_error_is_that_of_whole_networks_which_are_never_fitted(samples):
     slow = [
-        s if s.family != WHOLE else Sample(**{**s.__dict__, "seconds": 2 * s.seconds})
+        s if s.family != WHOLE else Timing(**{**s.__dict__, "seconds": 2 * s.seconds})
         for s in samples
     ]
-    found, right = report(slow, plan(), MADE, "", "here"), report(samples, plan(), MADE, "", "here")
+    found, right = (
+        fit_profile(slow, plan(), MADE, "", "here"),
+        fit_profile(samples, plan(), MADE, "", "here"),
+    )
     assert found.profile.inference.numbers == right.profile.inference.numbers
     assert found.profile.inference.error == pytest.approx(50, abs=2)
     assert found.profile.inference.low < 2 < found.profile.inference.high
-    alone = report([s for s in slow if s.family != WHOLE], plan(), MADE, "", "here")
+    alone = fit_profile([s for s in slow if s.family != WHOLE], plan(), MADE, "", "here")
     assert alone.profile.inference.error == alone.left_out == right.left_out
     assert "families left out" in alone.profile.note
 
 
 def test_too_few_times_are_refused(samples):
     with pytest.raises(ValueError, match="more minutes"):
-        report(samples[:20], plan(), MADE, "", "here")
+        fit_profile(samples[:20], plan(), MADE, "", "here")
     with pytest.raises(ValueError, match="of 1 families"):
-        report(
+        fit_profile(
             [s for s in samples if s.family == WHOLE] * 2 + samples[:1], plan(), MADE, "", "here"
         )
 
@@ -141,7 +144,7 @@ class Waits(torch.nn.Module):
 
 def test_measured_times_are_of_a_batch():
     builds = {"s": lambda: zoo.create("genet_tiny"), "w": Waits}
-    asked = [Design(name=name, family=name, build=build) for name, build in builds.items()]
+    asked = [Microbenchmark(name=name, family=name, build=build) for name, build in builds.items()]
     took = {(s.network, s.batch): s.seconds for s in measure(plan(), asked)}
     assert set(took) == {(name, batch) for name in "sw" for batch in (1, 8)}
     assert all(took["w", batch] >= Waits.IMAGE_S * batch for batch in (1, 8))
@@ -149,9 +152,9 @@ def test_measured_times_are_of_a_batch():
 
 
 def test_what_takes_too_long_or_comes_too_late_is_left_out(monkeypatch):
-    asked = designs()[:3]
+    asked = all_microbenchmarks()[:3]
     assert not list(measure(plan(minutes=1e-9), asked))
-    monkeypatch.setattr(calibrate, "LONGEST_S", 1e-9)
+    monkeypatch.setattr(calibrate, "MAX_CALL_S", 1e-9)
     assert not list(measure(plan(), asked))
 
 
@@ -185,8 +188,8 @@ def test_peaks_are_above_what_a_product_and_a_copy_reach():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_graph_puts_out_what_the_network_does():
-    asked = plan(device=torch.device("cuda"), engines=("cuda graph",), precision="float16")
-    replay = ready(designs()[0], asked, "cuda graph", 2)
+    asked = plan(device=torch.device("cuda"), runtimes=("cuda graph",), precision="float16")
+    replay = prepare_step(all_microbenchmarks()[0], asked, "cuda graph", 2)
     assert replay is not None
     step, kept = replay()
     torch.testing.assert_close(kept, step())
@@ -195,10 +198,10 @@ def test_a_cuda_graph_puts_out_what_the_network_does():
 def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch, capsys):
     few = [
         design
-        for design in designs()
+        for design in all_microbenchmarks()
         if design.family in ("3x3", "depthwise", "elements", "other norms")
     ]
-    monkeypatch.setattr(calibrate, "designs", lambda: few)
+    monkeypatch.setattr(calibrate, "all_microbenchmarks", lambda: few)
     out = tmp_path / "mine.json"
     words = [
         "--device",
@@ -217,7 +220,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
     said = capsys.readouterr().out
     assert "% off for designed networks of a family left out" in said
     profile = load_profile(out)
-    assert (profile.name, profile.machine.engine, profile.inference.networks) == (
+    assert (profile.name, profile.machine.runtime, profile.inference.networks) == (
         "mine",
         "eager",
         len(few),

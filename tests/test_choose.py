@@ -15,9 +15,9 @@ from fullstride.latency.select import (
     choose,
     front,
     genet_paper,
+    options_tie,
     price,
     published_times,
-    tied,
 )
 from fullstride.report.selection_plot import choice_figure
 from fullstride.tables import Published, published
@@ -32,9 +32,16 @@ def known():
     return {printed: list(price(genet_paper(), profile, 64, printed)) for printed in (True, False)}
 
 
-def option(name: str, top1: float, ms: float, by="estimated", apart=1.1) -> Option:
+def option(name: str, top1: float, ms: float, by="estimated", resolvable_ratio=1.1) -> Option:
     times = dict(ms_per_image=ms, low=0.8 * ms, high=1.3 * ms, device_ms=ms, host_ms=0.0)
-    one = Estimate(profile="p", work="inference", batch=1, bound="memory", apart=apart, **times)
+    one = Estimate(
+        profile="p",
+        work="inference",
+        batch=1,
+        bound="memory",
+        resolvable_ratio=resolvable_ratio,
+        **times,
+    )
     printed = ms if by == "published" else None
     return Option(
         network=Published(name, 224, top1, "", ""), estimate=one, published_ms=printed, by=by
@@ -118,13 +125,13 @@ def test_the_runner_up_is_another_network_and_a_looser_budget_buys_the_next_poin
 
 def test_what_the_model_cannot_tell_apart_is_a_tie():
     a, b, c = option("a", 70, 1.0), option("b", 71, 1.05), option("c", 72, 1.2)
-    assert tied(a, b)
-    assert not tied(a, c)
+    assert options_tie(a, b)
+    assert not options_tie(a, c)
     assert choose([a, b, c], 1.0).near == (b,)
     printed = option("p", 70, 1.0, "published"), option("q", 70, 1.05, "published")
-    assert not tied(*printed)
-    assert tied(printed[0], c)  # 1.0 is inside of 0.96 to 1.56
-    assert not tied(printed[0], option("d", 70, 1.3))
+    assert not options_tie(*printed)
+    assert options_tie(printed[0], c)  # 1.0 is inside of 0.96 to 1.56
+    assert not options_tie(printed[0], option("d", 70, 1.3))
     assert choose(printed, 1.0).near == ()
 
 

@@ -15,21 +15,21 @@ from fullstride.latency import (
     Operators,
     estimate,
     estimates,
+    is_tie,
     load_profile,
     profile_names,
     save_profile,
-    tie,
     traced,
 )
 from fullstride.latency.fitting import (
-    FILLED,
+    FULL_BATCH,
     PRIORS,
-    apart,
-    covered,
+    coverage,
     error,
     fit,
     interval,
     left_out,
+    resolvable_ratio,
 )
 from fullstride.latency.roofline import Machine, prepare, times
 from fullstride.measure.cost.flops import cost
@@ -38,7 +38,7 @@ from fullstride.measure.cost.operators import (
     ALONE,
     IN_CHAIN,
     JOINING,
-    KINDS,
+    OPERATOR_KINDS,
     convolution,
     elementwise,
     linear,
@@ -49,7 +49,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tables import latencies
 
-GPU = Machine(engine="eager", peak_tflops=100, bandwidth_gb_s=1000)
+GPU = Machine(runtime="eager", peak_tflops=100, bandwidth_gb_s=1000)
 TRUE = {
     "dense": 0.6,
     "1x1": 0.5,
@@ -116,7 +116,12 @@ def same(a: Operators, b: Operators) -> bool:
 def test_a_small_network_runs_what_one_counts_by_hand():
     found = traced(Small(), 16)
     assert same(found, small_by_hand())
-    assert [KINDS[kind] for kind in found.kind[:4]] == ["dense", "batch_norm", "activation", "1x1"]
+    assert [OPERATOR_KINDS[kind] for kind in found.kind[:4]] == [
+        "dense",
+        "batch_norm",
+        "activation",
+        "1x1",
+    ]
     assert found.total_macs == 64 * 8 * (27 + 8 + 36) + 80
     assert found.total_weights == 216 + 64 + 288 + 90
 
@@ -158,7 +163,7 @@ def obvious(net: Operators, batch: int, machine: Machine, numbers: dict[str, flo
     """Seconds of a batch on an eager engine, operator by operator."""
     total = launches = 0.0
     for i in range(len(net)):
-        kind = KINDS[net.kind[i]]
+        kind = OPERATOR_KINDS[net.kind[i]]
         rate = numbers["dense"]
         if kind in ("1x1", "linear"):
             rate = numbers["1x1"]
@@ -197,7 +202,7 @@ def test_the_time_is_what_a_loop_over_operators_gives():
 def test_engines_join_what_follows_a_convolution():
     net = small_by_hand()
     launches = {
-        engine: prepare([net], [1], replace(GPU, engine=engine, folded=engine == "tensorrt"))
+        engine: prepare([net], [1], replace(GPU, runtime=engine, folded=engine == "tensorrt"))
         for engine in ("eager", "compiled", "tensorrt")
     }
     counts = {engine: (work.launches * work.count).sum() for engine, work in launches.items()}
@@ -230,7 +235,7 @@ def several() -> tuple[list[Operators], list[int], np.ndarray]:
 def test_a_fit_finds_the_numbers_that_made_the_times(several):
     nets, batches, _ = several
     work = prepare(nets, batches, GPU)
-    found = fit(work, times(work, TRUE).total_s, FILLED)
+    found = fit(work, times(work, TRUE).total_s, FULL_BATCH)
     assert error(times(work, found).total_s, times(work, TRUE).total_s) < 1
     for name in ("1x1", "elementwise", "launch_us"):
         assert found[name] == pytest.approx(TRUE[name], rel=0.1), name
@@ -241,8 +246,8 @@ def test_what_is_left_out_does_not_teach(several):
     work = prepare(nets, batches, GPU)
     seconds = times(work, TRUE).total_s
     odd = families == "resnet50"
-    straight = left_out(work, seconds, families, FILLED)
-    bent = left_out(work, np.where(odd, 3 * seconds, seconds), families, FILLED)
+    straight = left_out(work, seconds, families, FULL_BATCH)
+    bent = left_out(work, np.where(odd, 3 * seconds, seconds), families, FULL_BATCH)
     assert np.array_equal(straight[odd], bent[odd])
     assert not np.allclose(straight[~odd], bent[~odd], rtol=1e-3)
 
@@ -254,14 +259,14 @@ def test_intervals_cover_nine_of_ten_of_families_with_shared_errors():
     low, high = interval(np.ones(1000), measured, families)
     assert 0.7 < low < 0.85
     assert 1.18 < high < 1.4
-    assert 85 <= covered(np.ones(1000), measured, families) <= 95
+    assert 85 <= coverage(np.ones(1000), measured, families) <= 95
 
 
 def test_networks_are_apart_where_their_order_is_right():
     random = np.random.default_rng(0)
     estimated = np.exp(random.uniform(0, 1, 400))
-    assert apart(estimated, estimated) == 1
-    noisy = apart(estimated, estimated * np.exp(random.normal(0, 0.1, 400)))
+    assert resolvable_ratio(estimated, estimated) == 1
+    noisy = resolvable_ratio(estimated, estimated * np.exp(random.normal(0, 0.1, 400)))
     # the difference of two errors has a deviation of 0.14, and 0.84 of it is exceeded in two cases of ten
     assert 1.07 < noisy < 1.2
 
@@ -311,7 +316,7 @@ def changed(**changes) -> str:
         (changed(color="red"), "'color' is no field"),
         (changed(device=7), "device is 7: give one line of text"),
         (changed(device=None), "lacks .*device"),
-        (changed(machine__engine="magic"), "machine.engine is 'magic': give 'eager' or"),
+        (changed(machine__engine="magic"), "machine.runtime is 'magic': give 'eager' or"),
         (
             changed(machine__peak_tflops=-1),
             "machine.peak_tflops is -1: give a finite number above 0",
@@ -383,12 +388,12 @@ def with_ms(found: Estimate, ms: float) -> Estimate:
 
 
 def test_near_estimates_tie():
-    found = replace(estimate(small_by_hand(), load_profile("rtx3090"), 8), apart=1.1)
-    assert tie(with_ms(found, 1.0), with_ms(found, 1.09))
-    assert not tie(with_ms(found, 1.0), with_ms(found, 1.11))
-    assert not tie(with_ms(found, 1.11), with_ms(found, 1.0))
+    found = replace(estimate(small_by_hand(), load_profile("rtx3090"), 8), resolvable_ratio=1.1)
+    assert is_tie(with_ms(found, 1.0), with_ms(found, 1.09))
+    assert not is_tie(with_ms(found, 1.0), with_ms(found, 1.11))
+    assert not is_tie(with_ms(found, 1.11), with_ms(found, 1.0))
     with pytest.raises(ValueError, match="estimates of one profile"):
-        tie(found, replace(found, profile="rtx4090"))
+        is_tie(found, replace(found, profile="rtx4090"))
 
 
 def test_the_v100_orders_networks_as_the_papers_table_does():
@@ -430,5 +435,5 @@ def test_numbers_of_priors_suffice_for_any_engine():
     net = small_by_hand()
     numbers = {name: value for name, (value, _) in PRIORS.items()}
     for engine in ("eager", "cuda graph", "compiled", "tensorrt"):
-        took = times(prepare([net], [1], replace(GPU, engine=engine)), numbers).total_s
+        took = times(prepare([net], [1], replace(GPU, runtime=engine)), numbers).total_s
         assert took[0] > 0

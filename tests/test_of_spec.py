@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from fullstride.latency import estimate
+from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine
-from fullstride.latency.spec_operators import Estimator, operators_of
-from fullstride.measure.cost.operators import NAMES, Operators, traced
+from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.cost.operators import Operators, traced
 from fullstride.nets.blocks import (
     SE,
     Basic,
@@ -44,7 +45,7 @@ FIT = Fit(
     error=10,
     low=0.8,
     high=1.2,
-    apart=1.1,
+    resolvable_ratio=1.1,
     networks=9,
     source="made up",
     software="none",
@@ -52,11 +53,11 @@ FIT = Fit(
 )
 MACHINES = {
     "eager": Machine(
-        engine="eager", peak_tflops=100, bandwidth_gb_s=900, folded=True, silu_launches=2
+        runtime="eager", peak_tflops=100, bandwidth_gb_s=900, folded=True, silu_launches=2
     ),
-    "compiled": Machine(engine="compiled", peak_tflops=100, bandwidth_gb_s=900),
+    "compiled": Machine(runtime="compiled", peak_tflops=100, bandwidth_gb_s=900),
     "tensorrt": Machine(
-        engine="tensorrt", peak_tflops=130, bandwidth_gb_s=320, bytes_per_element=1, folded=True
+        runtime="tensorrt", peak_tflops=130, bandwidth_gb_s=320, bytes_per_element=1, folded=True
     ),
 }
 
@@ -118,7 +119,7 @@ def of_module(spec: NetSpec, resolution: int | None = None) -> Operators:
 
 
 def equal(a: Operators, b: Operators) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in NAMES)
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in COLUMNS)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -177,8 +178,8 @@ def test_what_an_estimator_knows_already_changes_no_time(monkeypatch):
     ask = Estimator(place, 8)
     one_by_one = [ask(spec) for spec in reversed(specs)][::-1]
     np.testing.assert_allclose(ask.many(specs), one_by_one, rtol=1e-12)
-    monkeypatch.setattr("fullstride.latency.spec_operators.AT_ONCE", 7)
-    monkeypatch.setattr("fullstride.latency.spec_operators.MOST_KNOWN", 50)
+    monkeypatch.setattr("fullstride.latency.estimator.CHUNK", 7)
+    monkeypatch.setattr("fullstride.latency.estimator.MAX_CACHED", 50)
     np.testing.assert_allclose(Estimator(place, 8).many(specs), one_by_one, rtol=1e-12)
     assert len(ask.many([])) == 0
 

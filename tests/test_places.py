@@ -4,8 +4,8 @@ import pytest
 
 from fullstride import cli
 from fullstride.latency import load_profile
-from fullstride.latency.by_name import named_operators
 from fullstride.latency.roofline import unfitted
+from fullstride.latency.spec_operators import operators_by_name
 from fullstride.storage import atomic_write
 
 
@@ -57,7 +57,7 @@ def test_a_resolution_of_nothing_has_one_line(capsys):
     ],
 )
 def test_what_a_profile_was_not_fitted_on_is_named(name, strange):
-    operators, _ = named_operators(name, 224)
+    operators, _ = operators_by_name(name, 224)
     assert unfitted(operators, load_profile("v100-fp16").inference.numbers) == strange
     tables_of_timm = load_profile("rtx4090").inference.numbers
     assert unfitted(operators, tables_of_timm) == []

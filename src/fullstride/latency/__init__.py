@@ -1,16 +1,8 @@
-"""How long will it take, where nobody has timed it? Estimates from a network's operators and a profile of a device."""
+"""How long does a network take on a device that is not here? Estimates from operators and a profile."""
 
-from fullstride.latency.profiles import (
-    Estimate,
-    Profile,
-    estimate,
-    estimates,
-    load_profile,
-    profile_names,
-    save_profile,
-    tie,
-)
-from fullstride.latency.spec_operators import Estimator, operators_of
+from fullstride.latency.estimator import Estimate, Estimator, estimate, estimates, is_tie
+from fullstride.latency.profiles import Profile, load_profile, profile_names, save_profile
+from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.cost.operators import Operators, traced
 
 __all__ = [
@@ -20,10 +12,10 @@ __all__ = [
     "Profile",
     "estimate",
     "estimates",
+    "is_tie",
     "load_profile",
     "operators_of",
     "profile_names",
     "save_profile",
-    "tie",
     "traced",
 ]

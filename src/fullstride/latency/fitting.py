@@ -1,4 +1,4 @@
-"""Which numbers of a device explain measured times, and how wrong are they for a family of networks never seen?"""
+"""Which numbers of a device explain measured times, and how wrong are they for unseen families?"""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,10 +6,10 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from fullstride.latency.roofline import MEMORY, SHARES, Work, times
+from fullstride.latency.roofline import MEMORY, SHARES, PeakTimes, times
 
-# What is believed before any measurement: the median, and the spread of its logarithm. Weak, but where no network at
-# hand has such an operator nothing else speaks.
+# Median, and standard deviation of the logarithm, before any measurement. They are weak, but decide
+# where none of the fitted networks has such an operator.
 PRIORS: dict[str, tuple[float, float]] = {
     "dense": (0.5, 0.5),
     "1x1": (0.4, 0.5),
@@ -25,54 +25,48 @@ PRIORS: dict[str, tuple[float, float]] = {
     "start_us": (400, 1.0),
     "image_us": (30, 0.5),
 }
-FILLED = (
-    "dense",
-    "1x1",
-    "depthwise",
-    "group_channels",
-    *MEMORY,
-    "launch_us",
-)  # where only full batches were timed
-LARGEST_SHARE = 1.3  # a clock can exceed the data sheet's, and caches help; more is a wrong sheet
+# The numbers that times of full batches alone determine.
+FULL_BATCH = ("dense", "1x1", "depthwise", "group_channels", *MEMORY, "launch_us")
+MAX_SHARE = 1.3  # a clock can exceed the data sheet's, and caches help; more is a wrong sheet
 NOISE = 0.1  # of the logarithm of a time: errors beyond it count linearly
 
 
 def fit(
-    work: Work,
+    work: PeakTimes,
     seconds: np.ndarray,
     names: Sequence[str],
     priors: Mapping[str, tuple[float, float]] = PRIORS,
 ) -> dict[str, float]:
-    """The numbers `names` with which `work` takes `seconds` (of a batch) most closely; the rest stays unset."""
+    """The numbers `names` with which `work` takes most nearly `seconds` (of a batch)."""
     if len(work) != len(seconds):
         raise ValueError(f"{len(seconds)} times for {len(work)} networks: give one for each")
     prior = np.log([priors[name][0] for name in names])
-    spread = np.array([priors[name][1] for name in names])
-    largest = np.array([np.log(LARGEST_SHARE) if name in SHARES else np.inf for name in names])
+    deviation = np.array([priors[name][1] for name in names])
+    upper = np.array([np.log(MAX_SHARE) if name in SHARES else np.inf for name in names])
     measured = np.log(seconds)
 
     def errors(x: np.ndarray) -> np.ndarray:
-        took = times(work, dict(zip(names, np.exp(x), strict=True))).total_s
-        return np.concatenate([(np.log(took) - measured) / NOISE, (x - prior) / spread])
+        estimated = times(work, dict(zip(names, np.exp(x), strict=True))).total_s
+        return np.concatenate([(np.log(estimated) - measured) / NOISE, (x - prior) / deviation])
 
-    found = least_squares(errors, prior, loss="soft_l1", bounds=(-np.inf, largest), max_nfev=100)
-    return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
+    result = least_squares(errors, prior, loss="soft_l1", bounds=(-np.inf, upper), max_nfev=100)
+    return {name: float(value) for name, value in zip(names, np.exp(result.x), strict=True)}
 
 
 def left_out(
-    work: Work,
+    work: PeakTimes,
     seconds: np.ndarray,
     families: np.ndarray,
     names: Sequence[str],
     priors: Mapping[str, tuple[float, float]] = PRIORS,
 ) -> np.ndarray:
     """The times of each network by numbers that were fitted without its family."""
-    found = np.empty(len(work))
+    estimated = np.empty(len(work))
     for family in np.unique(families):
         own = families == family
-        numbers = fit(work.of(~own), seconds[~own], names, priors)
-        found[own] = times(work.of(own), numbers).total_s
-    return found
+        numbers = fit(work.select(~own), seconds[~own], names, priors)
+        estimated[own] = times(work.select(own), numbers).total_s
+    return estimated
 
 
 def error(estimated: np.ndarray, measured: np.ndarray) -> float:
@@ -83,10 +77,11 @@ def error(estimated: np.ndarray, measured: np.ndarray) -> float:
 def interval(
     estimated: np.ndarray, measured: np.ndarray, families: np.ndarray
 ) -> tuple[float, float]:
-    """measured / estimate: nine of ten networks of a family never seen should lie between.
+    """Bounds of measured / estimate for nine of ten networks of a family that was not fitted.
 
-    Errors of a family go together, so it is families that count and not networks: the spread between their means, as
-    few as they are, and the spread within them add up, with Student's t for one degree of freedom less than families.
+    Errors within a family are correlated, so families are the samples: the variance between their
+    means, corrected for their number, is added to the variance within them, and Student's t has
+    one degree of freedom less than families.
     """
     errors = np.log(measured / estimated)
     names, place = np.unique(families, return_inverse=True)
@@ -95,13 +90,13 @@ def interval(
     within = np.bincount(place, weights=(errors - means[place]) ** 2) / size
     weight = size / size.sum()
     middle = float(weight @ means)
-    few = (len(names) + 1) / max(len(names) - 1, 1)  # a new draw around a mean of few
-    spread = float(np.sqrt(weight @ (few * (means - middle) ** 2 + within)))
-    reach = spread * float(student.ppf(0.95, max(len(names) - 1, 1)))
+    correction = (len(names) + 1) / max(len(names) - 1, 1)  # a new draw around a mean of few
+    deviation = float(np.sqrt(weight @ (correction * (means - middle) ** 2 + within)))
+    reach = deviation * float(student.ppf(0.95, max(len(names) - 1, 1)))
     return float(np.exp(middle - reach)), float(np.exp(middle + reach))
 
 
-def covered(estimated: np.ndarray, measured: np.ndarray, families: np.ndarray) -> float:
+def coverage(estimated: np.ndarray, measured: np.ndarray, families: np.ndarray) -> float:
     """Percent of times inside of the 90 % interval that the errors of the other families give."""
     inside = np.empty(len(measured), dtype=bool)
     for family in np.unique(families):
@@ -112,10 +107,13 @@ def covered(estimated: np.ndarray, measured: np.ndarray, families: np.ndarray) -
     return float(inside.mean() * 100)
 
 
-def apart(estimated: np.ndarray, measured: np.ndarray, groups: np.ndarray | None = None) -> float:
-    """The ratio of two estimates from which the order of the measured times is right in eight cases of ten.
+def resolvable_ratio(
+    estimated: np.ndarray, measured: np.ndarray, groups: np.ndarray | None = None
+) -> float:
+    """The ratio of two estimates above which the order of the measured times is right 8 times of 10.
 
-    Pairs are of one group (a batch size); those with ratios within 5 % of r count, for r in steps of 2 % up to 2.
+    Pairs are of one group (a batch size). For a ratio r, from 1 to 2 in steps of 0.02, pairs with
+    ratios within 5 % of r are counted.
     """
     groups = np.zeros(len(estimated)) if groups is None else groups
     gaps, right = [], []

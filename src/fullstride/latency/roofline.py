@@ -1,13 +1,14 @@
-"""How long does a network take? From its operators and about ten numbers of a device and an engine.
+"""How long does a network take? A roofline: its operators and about ten numbers of a device.
 
-An operator takes as long as its arithmetic or its memory traffic, whichever is slower, joined smoothly as the root of
-the sum of squares. Each launch costs time on the device. An eager engine pays for each launch on the host as well,
-which runs beside the device: the slower of the two counts, smoothly again.
+An operator takes as long as its arithmetic or its memory traffic, whichever is slower, combined
+smoothly as the root of the sum of squares. Each launch costs time on the device. An eager runtime
+pays for each launch on the host as well, which runs beside the device: the slower of the two
+counts, combined smoothly again.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from fullstride.measure.cost.operators import (
     IN_CHAIN,
     JOINING,
     KIND,
-    KINDS,
+    OPERATOR_KINDS,
     PRODUCTS,
     Operators,
-    joined,
+    concatenate,
 )
+from fullstride.storage import Bounds, check_bounds
 
-Engine = Literal["eager", "cuda graph", "compiled", "tensorrt"]
+Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt"]
 
 ARITHMETIC = ("dense", "1x1", "depthwise", "grouped")
 ARITHMETIC_OF = {"dense": 0, "1x1": 1, "linear": 1, "product": 1, "depthwise": 2, "grouped": 3}
@@ -34,13 +36,14 @@ MEMORY_OF = {
     **dict.fromkeys(("group_norm", "statistics"), 3),
     **dict.fromkeys(("pool", "copy"), 4),
 }
+# A class of memory traffic -> the class whose number it takes where a profile has none for it.
 WIDER = {
     "elementwise": "convolution",
     "norm": "elementwise",
     "statistics": "elementwise",
     "gather": "elementwise",
 }
-UNUSUAL = {  # what not every ConvNet has
+UNUSUAL = {  # operators that not every ConvNet has
     "norm": "batch norms apart from convolutions",
     "group_norm": "group norms",
     "statistics": "layer norms or softmax",
@@ -48,63 +51,68 @@ UNUSUAL = {  # what not every ConvNet has
 }
 SPLIT_SILU = 2.5  # a sigmoid and a product read 3 maps and write 2; one pass reads 1 and writes 1
 
-# What is fitted. Shares are of the data sheet's rates; a clock above the sheet's makes them exceed 1.
+# The numbers of a fit. Shares are of the data sheet's rates; a clock above it lets them exceed 1.
 NUMBERS = {
     "dense": "share of peak arithmetic",
     "1x1": "share of peak arithmetic, linear layers too",
     "depthwise": "share of peak arithmetic",
-    "group_channels": "channels of a group at which grouped convolutions reach half of the share of dense ones",
+    "group_channels": "channels of a group at which grouped convolutions reach half the dense share",
     "convolution": "share of bandwidth of convolutions and linear layers",
     "elementwise": "share of bandwidth",
     "norm": "share of bandwidth of batch norms",
     "statistics": "share of bandwidth of layer and group norms",
-    "gather": "share of bandwidth of pooling, padding and joining",
+    "gather": "share of bandwidth of pooling, padding and concatenation",
     "launch_us": "device time of a launch",
     "host_us": "host time of a launch",
-    "start_us": "time of a batch, whatever is in it",
-    "image_us": "time of an image, whatever is done with it: its copy to the device",
+    "start_us": "time of a batch, independent of the network",
+    "image_us": "time of an image, independent of the network: its copy to the device",
 }
-SHARES = ("dense", "1x1", "depthwise", *MEMORY)  # of a rate
-NEEDED = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launch_us")
+ARITHMETIC_SHARES = ("dense", "1x1", "depthwise")
+SHARES = (*ARITHMETIC_SHARES, *MEMORY)
+REQUIRED = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launch_us")
+
+Positive = Annotated[float, Bounds(ge=1e-12, le=1e12)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What is known before anything is fitted: the data sheet, and what the engine does with operators."""
+    """The data sheet of a device, and how a runtime executes operators: nothing that is fitted."""
 
-    engine: Engine
-    peak_tflops: float  # dense, at the precision that is timed; 2 FLOPs are a multiply-add
-    bandwidth_gb_s: float
-    bytes_per_element: float = 2
+    runtime: Runtime
+    peak_tflops: Positive  # dense, at the precision of the profile; 2 FLOPs are a multiply-add
+    bandwidth_gb_s: Positive
+    bytes_per_element: Positive = 2
     folded: bool = False  # batch norms behind convolutions are part of them
-    silu_launches: int = 1  # 2: sigmoid and product are launched apart
-    split_silu: bool = False  # and pass over the map apart
+    silu_launches: Annotated[int, Bounds(ge=1, le=2)] = 1  # 2: sigmoid and product apart
+    split_silu: bool = False  # and each passes over the map
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
-class Work:
-    """Many networks in the units of one machine: a row per operator, in order of the networks."""
+class PeakTimes:
+    """The operators of many networks, in seconds at the data sheet's rates: a row per operator."""
 
     starts: np.ndarray  # the first row of each network
-    batch: np.ndarray  # images at once, of each network
+    batch: np.ndarray  # images of each network
     arithmetic: np.ndarray  # into ARITHMETIC
     arithmetic_s: np.ndarray  # at the data sheet's peak
     group_channels: np.ndarray  # channels of a group of a grouped convolution
     memory: np.ndarray  # into MEMORY
-    memory_s: np.ndarray  # at the data sheet's bandwidth; below 0: saves traffic of another row
+    memory_s: np.ndarray  # at the data sheet's bandwidth; below 0: spares traffic of another row
     launches: np.ndarray
-    count: np.ndarray  # how often it runs
+    count: np.ndarray  # repetitions
 
     def __len__(self) -> int:
         return len(self.batch)
 
-    def of(self, which: np.ndarray) -> "Work":
-        """The networks where the mask `which` is true."""
+    def select(self, mask: np.ndarray) -> "PeakTimes":
+        """The networks where `mask` is true."""
         sizes = np.diff(np.append(self.starts, len(self.count)))
-        rows = np.repeat(which, sizes)
-        starts = first_rows(sizes[which])
-        rest = {field.name: getattr(self, field.name)[rows] for field in fields(self)[2:]}
-        return Work(starts=starts, batch=self.batch[which], **rest)
+        rows = np.repeat(mask, sizes)
+        columns = {field.name: getattr(self, field.name)[rows] for field in fields(self)[2:]}
+        return PeakTimes(starts=first_rows(sizes[mask]), batch=self.batch[mask], **columns)
 
 
 def first_rows(sizes: np.ndarray) -> np.ndarray:
@@ -117,10 +125,11 @@ def prepare(
     machine: Machine,
     *,
     training: bool = False,
-) -> Work:
-    """The work of each network at the batch size beside it."""
+) -> PeakTimes:
+    """The operators of each network at its entry of `batches`."""
     sizes = np.array([len(net) for net in networks])
-    return prepare_rows(joined(networks), sizes, np.array(batches), machine, training=training)
+    rows = concatenate(networks)
+    return prepare_rows(rows, sizes, np.array(batches), machine, training=training)
 
 
 def prepare_rows(
@@ -130,8 +139,8 @@ def prepare_rows(
     machine: Machine,
     *,
     training: bool = False,
-) -> Work:
-    """`rows`: of all networks, one after the other; `sizes`: rows of each; `batches`: images of each."""
+) -> PeakTimes:
+    """`rows`: of all networks in order; `sizes`: rows of each; `batches`: images of each."""
     kind, chain = rows.kind, rows.chain
     images = np.repeat(np.asarray(batches, dtype=np.float64), sizes)
     read, written, weights = rows.read, rows.written, rows.weights
@@ -140,35 +149,31 @@ def prepare_rows(
     silu = kind == KIND["silu"]
     launches[silu] = machine.silu_launches
     if machine.split_silu:
-        read, written = (
-            np.where(silu, SPLIT_SILU * read, read),
-            np.where(silu, SPLIT_SILU * written, written),
-        )
+        read = np.where(silu, SPLIT_SILU * read, read)
+        written = np.where(silu, SPLIT_SILU * written, written)
 
-    gone = np.zeros(
-        len(kind), dtype=bool
-    )  # part of the operator before it: only other operands are read
-    if machine.engine == "compiled":  # one kernel a chain
-        gone = chain >= IN_CHAIN
-    elif machine.engine == "tensorrt":  # the last step of the convolution itself
+    # Operators that are part of the one before: only their other operands are read.
+    merged = np.zeros(len(kind), dtype=bool)
+    if machine.runtime == "compiled":  # one kernel for a chain
+        merged = chain >= IN_CHAIN
+    elif machine.runtime == "tensorrt":  # the epilogue of the convolution
         last = (kind == KIND["activation"]) | (kind == KIND["add"])
-        gone = last & ((chain == AFTER_PRODUCT) | (chain == IN_CHAIN) | (chain == JOINING))
-        alone = ~gone & (MEMORY_INDEX[kind] > 0)
+        merged = last & ((chain == AFTER_PRODUCT) | (chain == IN_CHAIN) | (chain == JOINING))
+        alone = ~merged & (MEMORY_INDEX[kind] > 0)
         element[alone] = np.maximum(element[alone], 2)  # int8 is for convolutions
-    read = np.where(gone, np.maximum(read - written, 0), read)
-    if machine.engine == "compiled":  # the other chain need not write what is read at once
+    read = np.where(merged, np.maximum(read - written, 0), read)
+    if machine.runtime == "compiled":  # the other chain need not write an operand of this one
         read = np.where(chain == JOINING, -written, read)
         launches[chain == JOINING] = 0
-    written = np.where(gone, 0, written)
-    launches[gone] = 0
-    kept = np.ones(len(kind))
+    written = np.where(merged, 0, written)
+    launches[merged] = 0
+    repeats = np.ones(len(kind))
     if machine.folded:
-        kept[kind == KIND["batch_norm"]] = 0
-    passes = (
-        3.0 if training else 1.0
-    )  # backward is two products for each one, and about twice the traffic
+        repeats[kind == KIND["batch_norm"]] = 0
+    # Backward computes two products for each one of forward and moves about twice as much.
+    passes = 3.0 if training else 1.0
     moved = passes * (read + written) * images * element + weights * machine.bytes_per_element
-    return Work(
+    return PeakTimes(
         starts=first_rows(sizes),
         batch=np.asarray(batches, dtype=np.float64),
         arithmetic=ARITHMETIC_INDEX[kind],
@@ -177,12 +182,12 @@ def prepare_rows(
         memory=MEMORY_INDEX[kind],
         memory_s=moved * (1e-9 / machine.bandwidth_gb_s),
         launches=launches * passes,
-        count=rows.count * kept,
+        count=rows.count * repeats,
     )
 
 
-ARITHMETIC_INDEX = np.array([ARITHMETIC_OF.get(kind, 0) for kind in KINDS])
-MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in KINDS])
+ARITHMETIC_INDEX = np.array([ARITHMETIC_OF.get(kind, 0) for kind in OPERATOR_KINDS])
+MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in OPERATOR_KINDS])
 
 
 @dataclass(frozen=True)
@@ -194,37 +199,38 @@ class Times:
     host_s: np.ndarray
     launch_s: np.ndarray  # of `device_s`: launches and the start
     arithmetic_s: np.ndarray  # of all operators, were memory infinitely fast
-    memory_s: np.ndarray  # and the other way round
+    memory_s: np.ndarray  # of all operators, were arithmetic infinitely fast
 
 
 def share(numbers: Mapping[str, float], name: str) -> float:
-    """A profile without a number for a class of memory traffic takes that of a wider class."""
+    """The number of a class of memory traffic, else that of a wider class."""
     while name not in numbers:
         name = WIDER[name]
     return numbers[name]
 
 
 def unfitted(
-    operators: Operators, numbers: Mapping[str, float], *, designed: bool = False
+    operators: Operators, numbers: Mapping[str, float], *, microbenchmarks: bool = False
 ) -> list[str]:
-    """What a network runs that none did whose times gave these numbers, in words; empty where all is known.
+    """Operators of a network that none of the fitted networks had, in words.
 
-    Norms that were fitted have a number of their own. Tables of networks with layer norms have attention too, but
-    `designed` networks have none.
+    Norms that were fitted have a number. Tables of networks with layer norms have attention too,
+    but `microbenchmarks` have none.
     """
-    known = {
+    fitted = {
         "norm": "norm" in numbers,
         **dict.fromkeys(("group_norm", "statistics"), "statistics" in numbers),
+        "product": "statistics" in numbers and not microbenchmarks,
     }
-    known["product"] = known["statistics"] and not designed
     return [
-        UNUSUAL[kind]
-        for kind in UNUSUAL
-        if not known[kind] and (operators.kind == KIND[kind]).any()
+        description
+        for kind, description in UNUSUAL.items()
+        if not fitted[kind] and (operators.kind == KIND[kind]).any()
     ]
 
 
-def times(work: Work, numbers: Mapping[str, float]) -> Times:
+def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
+    """The times of each network of `work` on a device with these `numbers`."""
     dense = numbers["dense"]
     rates = np.array([dense, numbers["1x1"], numbers["depthwise"], dense])
     arithmetic = work.arithmetic_s / rates[work.arithmetic]
@@ -239,10 +245,15 @@ def times(work: Work, numbers: Mapping[str, float]) -> Times:
     device_s = np.add.reduceat(slower * work.count, work.starts) + launch_s + image_s
     host_s = 1e-6 * launches * numbers.get("host_us", 0.0)
     return Times(
-        total_s=np.sqrt(np.hypot(device_s**2, host_s**2)),
+        total_s=total_seconds(device_s, host_s),
         device_s=device_s,
         host_s=host_s,
         launch_s=launch_s,
         arithmetic_s=np.add.reduceat(arithmetic * work.count, work.starts),
         memory_s=np.add.reduceat(memory * work.count, work.starts) + image_s,
     )
+
+
+def total_seconds(device_s: np.ndarray, host_s: np.ndarray) -> np.ndarray:
+    """The slower of two that run beside each other, smoothly: the fourth root of fourth powers."""
+    return np.sqrt(np.hypot(device_s**2, host_s**2))

@@ -1,6 +1,6 @@
-"""Which network for a budget of time? Published accuracies beside times on one device: the front, the best, and ties.
+"""Which network for a latency budget? Published accuracies and estimated times: the Pareto front and the best.
 
-Times are estimates. Where GENet's authors printed one for that very device and batch, it stands beside the estimate
+Where GENet's authors published a time for the same device and batch, it stands beside the estimate
 under its own label, and may decide in its place.
 """
 
@@ -12,20 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fullstride.latency.by_name import spec_operators
-from fullstride.latency.profiles import Estimate, Profile, estimates, tie
+from fullstride.latency.estimator import Estimate, estimates, is_tie
+from fullstride.latency.profiles import Profile
+from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.cost.operators import Operators
 from fullstride.nets import families, zoo
 from fullstride.tables import Published, latencies, published, speeds
 from fullstride.tables.names import PRINTED
 
 # Profiles that were fitted to one of GENet's tables -> that table.
-TIMED: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
+GENET_TABLES: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
     "v100-fp16": "v100_fp16",
     "t4-fp16": "t4_fp16",
     "t4-int8": "t4_int8",
 }
-LARGEST_FILE = 10_000_000  # bytes; timm's table of 1,300 networks has 0.1 million
+MAX_BYTES = 10_000_000  # of a CSV file; timm's table of 1,300 networks has 0.1 million
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,37 +35,36 @@ class Option:
 
     network: Published
     estimate: Estimate
-    published_ms: float | None  # per image, printed for this device and batch
+    published_ms: float | None  # per image, published for this device and batch
     by: Literal["estimated", "published"]  # which of the two times decides
 
     @property
     def ms(self) -> float:
         """Per image."""
-        return (
-            self.published_ms
-            if self.by == "published" and self.published_ms
-            else self.estimate.ms_per_image
-        )
+        if self.by == "published" and self.published_ms:
+            return self.published_ms
+        return self.estimate.ms_per_image
 
     @property
-    def says(self) -> str:
+    def label(self) -> str:
         return f"{self.network.name} at {self.network.resolution} x {self.network.resolution}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
+    """The most accurate network within a budget, and its neighbours."""
+
     budget_ms: float  # per image
     best: Option
     runner_up: Option | None  # the most accurate other network, or resolution, within the budget
-    next: Option | None  # the next point on the front: what a looser budget would buy
-    near: tuple[
-        Option, ...
-    ]  # more accurate than the best, and slower than the budget by less than can be told
-    front: tuple[Option, ...]  # nothing is both as fast and more accurate; the fastest first
+    next: Option | None  # the next point on the front: the gain of a looser budget
+    # More accurate than the best, and above the budget by less than the resolvable ratio.
+    near: tuple[Option, ...]
+    front: tuple[Option, ...]  # no other is as fast and more accurate; the fastest first
 
 
 def genet_paper() -> list[Published]:
-    """Networks of GENet's Table 7 that can be built here, with its accuracies; of 34 it has 21."""
+    """The 21 of 34 networks of GENet's Table 7 that can be built here, with its accuracies."""
     sides = {row.line: row.resolution for row in speeds() if row.table.startswith("GENet")}
     return [
         Published(PRINTED[row.name], sides[row.name], row.top1, "arXiv:2006.14090 Table 7", "")
@@ -73,57 +73,61 @@ def genet_paper() -> list[Published]:
     ]
 
 
+def timm_published() -> list[Published]:
+    genet = (row for row in genet_paper() if row.name.startswith("timm/"))
+    return [*published("timm"), *genet]
+
+
 SOURCES: dict[str, Callable[[], list[Published]]] = {
     "ours": published,
-    "timm": lambda: [
-        *published("timm"),
-        *(row for row in genet_paper() if row.name.startswith("timm/")),
-    ],
+    "timm": timm_published,
     "genet_paper": genet_paper,
 }
 
 
 def find_source(name: str) -> Callable[[], list[Published]]:
-    """One of `SOURCES`, or a CSV file as `from_file` reads it."""
+    """One of `SOURCES`, or a CSV file for `from_file`."""
     if name in SOURCES:
         return SOURCES[name]
     if Path(name).suffix == ".csv":
         return partial(from_file, Path(name))
     raise ValueError(
-        f"no source of accuracies named {name!r}: choose from {', '.join(SOURCES)}, or give a .csv file"
+        f"no source of accuracies named {name!r}: choose from {', '.join(SOURCES)}, or give a "
+        ".csv file"
     )
 
 
 def from_file(path: Path) -> list[Published]:
-    """Accuracies from a CSV file with the columns model, img_size and top1 (%), as timm publishes its own.
+    """Accuracies from a CSV file with the columns model, img_size and top1 (%), as timm's has.
 
     Names are those of the zoo, else timm's, with or without the tag of the weights.
     """
-    if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(f"{path} has more than {LARGEST_FILE:,} bytes: give a table of accuracies")
-    found: list[Published] = []
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes: give a table of accuracies")
+    rows: list[Published] = []
     try:
         for row in csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()):
             name, side, top1 = row["model"], int(row["img_size"]), float(row["top1"])
             if not (name and side > 0 and 0 <= top1 <= 100):
                 raise ValueError(f"{name!r}, {side}, {top1}")
-            whole = name if name in families.SPECS or name.startswith("timm/") else f"timm/{name}"
-            found.append(Published(whole, side, top1, path.name, ""))
+            is_full = name in families.SPECS or name.startswith("timm/")
+            rows.append(Published(name if is_full else f"timm/{name}", side, top1, path.name, ""))
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
-            f"{path}, line {len(found) + 2}: {error}: give columns model, img_size (pixels) and top1 (percent)"
+            f"{path}, line {len(rows) + 2}: {error}: give columns model, img_size (pixels) and "
+            "top1 (percent)"
         ) from None
-    return found
+    return rows
 
 
 def published_times(profile: Profile, batch: int) -> dict[tuple[str, int], float]:
-    """Milliseconds per image by name and resolution, as GENet's authors printed them for that device; {} for others."""
-    if profile.name not in TIMED:
+    """Milliseconds per image by name and resolution from GENet's table for the device, if any."""
+    if profile.name not in GENET_TABLES:
         return {}
     sides = {row.name: row.resolution for row in genet_paper()}
     times = {
         PRINTED.get(row.name): row.ms_per_image
-        for row in latencies(TIMED[profile.name])
+        for row in latencies(GENET_TABLES[profile.name])
         if row.batch == batch
     }
     return {(name, sides[name]): ms for name, ms in times.items() if name in sides}
@@ -133,50 +137,55 @@ def price(
     networks: Iterable[Published],
     profile: Profile,
     batch: int,
-    printed: bool = False,
+    prefer_published: bool = False,
     left_out: dict[str, str] | None = None,
 ) -> Iterator[Option]:
-    """The time of each network at its own resolution. `printed`: published times decide where there are any.
+    """The time of each network at its own resolution.
 
-    With `left_out`, those that cannot be built or take no such image are put there with the reason, else it is raised.
+    `prefer_published`: published times decide where they exist. Networks that cannot be built, or
+    take no such image, are recorded in `left_out` with the reason; without it ValueError is raised.
     """
-    known: dict[tuple[str, int], Operators] = {}
+    operators: dict[tuple[str, int], Operators] = {}
     times = published_times(profile, batch)
     for network in networks:
         key = network.name, network.resolution
-        if key not in known:
+        if key not in operators:
             try:
-                known[key] = spec_operators(zoo.spec(network.name), network.resolution)
+                operators[key] = operators_of(zoo.spec(network.name), network.resolution)
             except ValueError as error:
                 if left_out is None:
                     raise
                 left_out[f"{network.name} at {network.resolution}"] = str(error)
                 continue
-        (estimate,) = estimates([known[key]], profile, [batch])
-        by = "published" if printed and key in times else "estimated"
+        (estimate,) = estimates([operators[key]], profile, [batch])
+        by = "published" if prefer_published and key in times else "estimated"
         yield Option(network=network, estimate=estimate, published_ms=times.get(key), by=by)
 
 
-def tied(a: Option, b: Option) -> bool:
-    """Whether it cannot be told which of the two is faster."""
+def options_tie(a: Option, b: Option) -> bool:
+    """Whether the order of two times is uncertain.
+
+    A published time is uncertain against an estimate where it lies in the estimate's interval.
+    """
     if a.by == b.by == "estimated":
-        return tie(a.estimate, b.estimate)
+        return is_tie(a.estimate, b.estimate)
     if a.by == b.by:
         return a.ms == b.ms
-    known, guess = (a, b.estimate) if a.by == "published" else (b, a.estimate)
-    return guess.low <= known.ms <= guess.high
+    exact, estimate = (a, b.estimate) if a.by == "published" else (b, a.estimate)
+    return estimate.low <= exact.ms <= estimate.high
 
 
 def front(options: Sequence[Option]) -> list[Option]:
-    found: list[Option] = []
+    """The Pareto front, the fastest first."""
+    points: list[Option] = []
     for option in sorted(options, key=lambda option: (option.ms, -option.network.top1)):
-        if not found or option.network.top1 > found[-1].network.top1:
-            found.append(option)
-    return found
+        if not points or option.network.top1 > points[-1].network.top1:
+            points.append(option)
+    return points
 
 
 def choose(options: Sequence[Option], budget_ms: float) -> Choice:
-    """The most accurate network within `budget_ms` per image, and what stands around it."""
+    """The most accurate network within `budget_ms` per image, and its neighbours."""
     check_budget(budget_ms)
     if not options:
         raise ValueError("no networks to choose from: name a source")
@@ -184,20 +193,18 @@ def choose(options: Sequence[Option], budget_ms: float) -> Choice:
     inside = [option for option in options if option.ms <= budget_ms]
     if not inside:
         raise ValueError(
-            f"nothing fits {budget_ms:g} ms an image: the fastest is {line[0].says} with {line[0].ms:.3g} ms"
+            f"nothing fits {budget_ms:g} ms an image: the fastest is {line[0].label} with "
+            f"{line[0].ms:.3g} ms"
         )
     inside.sort(key=lambda option: (-option.network.top1, option.ms))
     best = inside[0]
-    place = best.network.name, best.network.resolution
-    others = (
-        option for option in inside if (option.network.name, option.network.resolution) != place
-    )
+    others = (option for option in inside if option.label != best.label)
     slower = [option for option in line if option.ms > budget_ms]
-    near = (
-        o
-        for o in options
-        if o.ms > budget_ms and o.network.top1 > best.network.top1 and within(o, budget_ms)
-    )
+    near = [
+        option
+        for option in options
+        if option.network.top1 > best.network.top1 and may_fit(option, budget_ms)
+    ]
     return Choice(
         budget_ms=budget_ms,
         best=best,
@@ -213,6 +220,7 @@ def check_budget(budget_ms: float) -> None:
         raise ValueError(f"a budget of {budget_ms:g} ms an image: give a time above 0")
 
 
-def within(option: Option, budget_ms: float) -> bool:
-    """Whether it cannot be told that the time is above the budget."""
-    return option.by == "estimated" and option.ms / budget_ms < option.estimate.apart
+def may_fit(option: Option, budget_ms: float) -> bool:
+    """Whether an estimate is above the budget by less than the resolvable ratio."""
+    ratio = option.ms / budget_ms
+    return option.by == "estimated" and 1 < ratio < option.estimate.resolvable_ratio

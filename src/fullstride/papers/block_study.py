@@ -161,7 +161,7 @@ def measured(
 
 def estimated(profile: "Profile", batch: int) -> Timer:
     """Estimate by the latency model, with its 90 % interval."""
-    from fullstride.latency.profiles import estimate
+    from fullstride.latency.estimator import estimate
 
     def time(nets: Mapping[str, nn.Module], channels: int, side: int) -> dict[str, Interval]:
         results = {

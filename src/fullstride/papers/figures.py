@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from fullstride.latency.by_name import named_operators
-from fullstride.latency.profiles import Profile, estimates
+from fullstride.latency.estimator import estimates
+from fullstride.latency.profiles import Profile
+from fullstride.latency.spec_operators import operators_by_name
 from fullstride.measure.cost.operators import Operators
 from fullstride.papers.block_study import BlockTime, estimated, stacks, study
 from fullstride.papers.measured import QUANTITIES, TRAINING, Bench, Timed
@@ -117,7 +118,7 @@ class Line:
 
 @cache
 def operators(name: str, resolution: int) -> Operators:
-    return named_operators(name, resolution)[0]
+    return operators_by_name(name, resolution)[0]
 
 
 def lines(plan: Plan) -> list[Line]:
@@ -220,7 +221,7 @@ def dots(plan: Plan, profiles: Sequence[Profile], bench: Bench) -> Iterator[Dot]
 
 
 def place_of(profile: Profile) -> str:
-    return f"{profile.device}, {profile.machine.engine}, {profile.precision}, batch {BATCH}"
+    return f"{profile.device}, {profile.machine.runtime}, {profile.precision}, batch {BATCH}"
 
 
 def first_with(profiles: Sequence[Profile], quantity: str) -> Profile | None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from fullstride.latency.profiles import positive
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.papers.block_study import BlockTime
@@ -46,7 +46,7 @@ class Timed:
     way: str  # a description of the whole measurement
 
     def __post_init__(self) -> None:
-        if not positive(self.value):
+        if not 0 < self.value < inf:
             raise ValueError(f"{self.value!r} {self.quantity}: expected a number above 0")
 
 

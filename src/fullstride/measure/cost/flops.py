@@ -1,11 +1,11 @@
-"""What does a network ask for, whatever the device? Parameters, multiply-adds and activations of its module.
+"""What does a network cost on any device? Parameters, multiply-adds (MACs) and activations.
 
-MACs are multiply-adds, FLOPs are 2 x MACs. TResNet and GENet print MACs under the name FLOPs, ResNet-RS
-prints 2 x MACs.
+FLOPs are 2 x MACs. TResNet and GENet print MACs under the name FLOPs, ResNet-RS prints 2 x MACs.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,9 @@ COUNTED = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 class Cost:
     """Of one image through a whole network."""
 
-    params: int  # of all layers; running statistics and fixed filters are none
-    macs: int  # multiply-adds of convolutions and matrix products, fixed blur filters included; FLOPs are twice this
-    activations: (
-        int  # elements put out by convolutions and linear layers: what memory traffic grows with
-    )
+    params: int  # of all layers, without running statistics and fixed filters
+    macs: int  # of convolutions and matrix products, fixed blur filters included; FLOPs are 2 x
+    activations: int  # output elements of convolutions and linear layers; memory traffic grows so
     resolution: int  # pixels a side of the image
 
 
@@ -36,13 +34,14 @@ class LayerCost:
     shape_out: tuple[int, ...]
     params: int
     macs: int  # multiply-adds
-    activations: int  # elements put out
+    activations: int  # output elements
 
 
 def cost(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3) -> Cost:
-    """The cost of a network, or of what a function builds. Nothing is computed: it runs on the meta device.
+    """The cost of a network, or of the network that a function builds, for one square image.
 
-    MACs are multiply-adds, FLOPs are 2 x MACs.
+    It runs on the meta device, so that nothing is computed. FLOPs are 2 x MACs. Raises ValueError
+    for an image that the network does not take.
     """
     net = on_meta(net)
     with FlopCounterMode(display=False) as counter:
@@ -60,16 +59,16 @@ def layer_costs(
 ) -> list[LayerCost]:
     """One row per call of a convolution or linear layer, in the order of the forward pass.
 
-    Their MACs add up to those of `cost` but for fixed filters (the blurs of TResNet) and products of two
-    activations (attention), which are no layers.
+    Their MACs add up to those of `cost` except for fixed filters (the blurs of TResNet) and products
+    of two activations (attention), which are not layers.
     """
     return run(on_meta(net), resolution, in_channels)
 
 
 def on_meta(net: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    """A copy of the network, ready to be run, whose tensors have shapes and no memory."""
+    """A copy of the network on the meta device, in evaluation mode."""
     if isinstance(net, nn.Module):
-        # deepcopy takes what the memo holds instead of copying it: no weight is duplicated on the way
+        # deepcopy takes tensors from the memo instead of copying them: no weight is duplicated
         memo: dict[int, object] = {
             id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in net.parameters()
         }
@@ -82,32 +81,30 @@ def on_meta(net: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 def run(net: nn.Module, resolution: int, in_channels: int) -> list[LayerCost]:
     rows: list[LayerCost] = []
 
-    def note(name: str, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear) -> None:
+    def watch(name: str, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear) -> None:
         def hook(_layer, inputs, out):
+            shapes = tuple(inputs[0].shape[1:]), tuple(out.shape[1:])
             params = sum(p.numel() for p in layer.parameters())
             macs = out.numel() * layer.weight[0].numel()
-            rows.append(
-                LayerCost(
-                    name,
-                    tuple(inputs[0].shape[1:]),
-                    tuple(out.shape[1:]),
-                    params,
-                    macs,
-                    out.numel(),
-                )
-            )
+            rows.append(LayerCost(name, *shapes, params, macs, out.numel()))
 
         layer.register_forward_hook(hook)
 
     for name, layer in net.named_modules():
         if isinstance(layer, COUNTED):
-            note(name, layer)
-    try:
-        with torch.inference_mode():
-            net(torch.empty(1, in_channels, resolution, resolution, device="meta"))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        why = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"the network takes no {in_channels} x {resolution} x {resolution} image: {why}"
-        ) from None
+            watch(name, layer)
+    image = torch.empty(1, in_channels, resolution, resolution, device="meta")
+    with unfit_image(image), torch.inference_mode():
+        net(image)
     return rows
+
+
+@contextmanager
+def unfit_image(image: torch.Tensor) -> Iterator[None]:
+    """Turn the error of a network that does not take `image` into a ValueError of one line."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, ValueError) as error:
+        shape = " x ".join(map(str, image.shape[1:]))
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the network takes no {shape} image: {reason}") from None

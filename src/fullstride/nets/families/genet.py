@@ -72,23 +72,26 @@ SPECS["profilingnet_132"] = NetSpec(
     init=init.genet,
 )
 
-# The kinds of block that the paper's tables name by letters, with the ratios of the hand-made nets.
-KINDS = {
+# The blocks that the paper's tables call by letters, with the ratios of the hand-made networks.
+MASTERNET_STAGES = {
     "X": Stage(block=Basic, depth=1, width=1, kernel=5),
     "B": Stage(block=Bottleneck, depth=1, width=4, kernel=5, ratio=1 / 4),
     "D": Stage(block=Bottleneck, depth=1, width=1, kernel=5, ratio=6, group_width=1),
 }
 
 
-def masternet(row: int, kinds: str, stem: int, head: int, *sizes: tuple[int, int, int]) -> NetSpec:
-    """A net that the authors made by hand before their search; `sizes` are (depth, width, stride) of its stages.
+def masternet(
+    row: int, letters: str, stem: int, head: int, *sizes: tuple[int, int, int]
+) -> NetSpec:
+    """A network that the authors designed by hand before their search.
 
-    The paper prints neither kernels nor ratios. Inferred: 5 x 5 inside, a 3 x 3 stem and a 1 x 1 head,
-    ratio 1/4 in bottlenecks and 6 in depthwise blocks.
+    `sizes` are (depth, width, stride) of its stages. The paper prints neither kernels nor ratios.
+    Inferred: 5 x 5 inside, a 3 x 3 stem and a 1 x 1 head, ratio 1/4 in bottlenecks and 6 in
+    depthwise blocks.
     """
     stages = tuple(
-        replace(KINDS[kind], depth=depth, width=width, stride=stride)
-        for kind, (depth, width, stride) in zip(kinds, sizes, strict=True)
+        replace(MASTERNET_STAGES[letter], depth=depth, width=width, stride=stride)
+        for letter, (depth, width, stride) in zip(letters, sizes, strict=True)
     )
     source = f"arXiv:2006.14090 Table 6, row Net{row}; kernels and ratios inferred"
     return NetSpec(
