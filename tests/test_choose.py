@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride import cli, zoo
+from fullstride import cli, tables, zoo
 from fullstride.latency import Estimate, load_profile
 from fullstride.latency import select as choosing
 from fullstride.latency.select import (
@@ -22,7 +22,7 @@ from fullstride.latency.select import (
 from fullstride.report.selection_plot import choice_figure
 from fullstride.tables import Published, published
 
-TABLE = Path(choosing.__file__).parent / "tables" / "latency_v100_fp16.csv"
+TABLE = Path(tables.__file__).parent / "latency_v100_fp16.csv"
 
 
 @pytest.fixture(scope="module")

@@ -309,31 +309,25 @@ def changed(**changes) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "is no JSON"),
-        ("[" * 50_000, "is no JSON"),
-        ("[]", "no table"),
+        ("{", "bad.json"),
+        ("[" * 50_000, "bad.json"),
+        ("[]", r"bad.json is \[\]"),
         ("x" * 200_000, "100,000 bytes"),
-        (changed(color="red"), "'color' is no field"),
-        (changed(device=7), "device is 7: give one line of text"),
-        (changed(device=None), "lacks .*device"),
-        (changed(machine__engine="magic"), "machine.runtime is 'magic': give 'eager' or"),
-        (
-            changed(machine__peak_tflops=-1),
-            "machine.peak_tflops is -1: give a finite number above 0",
-        ),
-        (changed(inference__numbers__dense=float("nan")), "inference.numbers.dense is nan"),
-        (changed(inference__numbers__dense=None), "give dense too"),
+        (changed(color="red"), "'color'"),
+        (changed(device=7), "device is 7"),
+        (changed(device=None), "lacks device"),
+        (changed(machine__engine="magic"), "machine.runtime is 'magic': use .*'eager'"),
+        (changed(machine__peak_tflops=-1), "machine.peak_tflops is -1"),
+        (changed(inference__numbers__dense=float("nan")), "inference.numbers.*dense.* is nan"),
+        (changed(inference__numbers__dense=None), "inference.*lack dense"),
         (changed(inference__numbers__speed=1), "speed"),
         (changed(inference__error=1e400), "inference.error is inf"),
-        (
-            changed(inference__error=1e-320),
-            "inference.error is 1e-320: give a finite number above 0",
-        ),
-        (changed(inference__low=5), r"inference.low to high is \(5, .*: give the lower one first"),
-        (changed(inference__apart=0.5), "inference.apart is 0.5: give a ratio from 1"),
-        (changed(layout="chw"), "layout is 'chw': give 'nchw' or 'nhwc'"),
-        (changed(name="a\nb"), r"name is 'a\\nb': give one line of text"),
-        (changed(measured=1), "measured is 1: give true or false"),
+        (changed(inference__error=1e-320), "inference.error is 1e-320"),
+        (changed(inference__low=5), "inference.*low 5 .*high"),
+        (changed(inference__apart=0.5), "resolvable_ratio is 0.5: use .* at least 1"),
+        (changed(layout="chw"), "layout is 'chw': use .*'nchw'.*'nhwc'"),
+        (changed(name="a\nb"), r"name 'a\\nb'"),
+        (changed(measured=1), "measured is 1"),
     ],
 )
 def test_a_bad_profile_is_one_line(tmp_path, text: str, says: str):
@@ -377,7 +371,7 @@ def test_training_is_slower_and_only_where_it_was_measured():
         estimate(net, profile, 256, training=True).ms_per_image
         > 2 * estimate(net, profile, 256).ms_per_image
     )
-    with pytest.raises(ValueError, match="v100-fp16 knows no training steps"):
+    with pytest.raises(ValueError, match="v100-fp16 has no training steps"):
         estimate(net, load_profile("v100-fp16"), 64, training=True)
     with pytest.raises(ValueError, match="batch 0: use"):
         estimate(net, profile, 0)

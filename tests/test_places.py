@@ -61,7 +61,7 @@ def test_what_a_profile_was_not_fitted_on_is_named(name, strange):
     assert unfitted(operators, load_profile("v100-fp16").inference.numbers) == strange
     tables_of_timm = load_profile("rtx4090").inference.numbers
     assert unfitted(operators, tables_of_timm) == []
-    assert unfitted(operators, tables_of_timm, designed=True) == [
+    assert unfitted(operators, tables_of_timm, microbenchmarks=True) == [
         word for word in strange if word == "attention"
     ]
 

@@ -16,7 +16,7 @@ from fullstride.console import complain, console
 
 if TYPE_CHECKING:
     from fullstride.latency import Estimate, Profile
-    from fullstride.latency.calibrate import Plan, Sample
+    from fullstride.latency.calibrate import Plan, Timing
     from fullstride.latency.select import Choice, Option
 
 Place = Annotated[
@@ -42,26 +42,26 @@ def estimate(
         train: The time of a training step instead, where the profile knows it.
         json: One JSON object instead of words.
     """
-    from fullstride.latency import estimates, load_profile, tie
-    from fullstride.latency.by_name import named_operators
+    from fullstride.latency import estimates, is_tie, load_profile
     from fullstride.latency.roofline import unfitted
+    from fullstride.latency.spec_operators import operators_by_name
 
     known = load_profile(profile)
     if not models:
         raise ValueError("nothing to estimate: name one or more networks or runs")
-    networks = [named_operators(name, resolution) for name in models]
+    networks = [operators_by_name(name, resolution) for name in models]
     found = estimates(
         [operators for operators, _ in networks], known, [batch] * len(models), training=train
     )
     fit = known.training if train and known.training else known.inference
     designed = fit.source.startswith("fullstride calibrate")
     strange = {
-        name: unfitted(operators, fit.numbers, designed=designed)
+        name: unfitted(operators, fit.numbers, microbenchmarks=designed)
         for name, (operators, _) in zip(models, networks, strict=True)
     }
     sides = (side for _, side in networks)
     rows = sorted(zip(models, sides, found, strict=True), key=lambda row: row[2].ms_per_image)
-    ties = [[i for i, (_, _, other) in enumerate(rows) if tie(row[2], other)] for row in rows]
+    ties = [[i for i, (_, _, other) in enumerate(rows) if is_tie(row[2], other)] for row in rows]
     if json:
         told = [
             dict(
@@ -74,7 +74,7 @@ def estimate(
             )
             for number, ((name, side, one), near) in enumerate(zip(rows, ties, strict=True))
         ]
-        print(dumps(dict(profile=asdict(known), estimates=told)))
+        print(dumps(dict(profile=known.to_dict(), estimates=told)))
         return
     if len(rows) == 1:
         ((name, side, one),) = rows
@@ -100,7 +100,7 @@ def estimate(
             f"batch {batch}, {rows[0][2].work}; device and host ms are of a batch; ties are lines closer than a ratio"
         )
         print(
-            f"of {rows[0][2].apart:g}, from which on the order of two networks is right in eight cases of ten"
+            f"of {rows[0][2].resolvable_ratio:g}, from which on the order of two networks is right in eight cases of ten"
         )
     for name, kinds in strange.items():
         if kinds:
@@ -114,7 +114,7 @@ def about(profile: "Profile", train: bool = False) -> str:
     """Where a profile is from and how wrong it was, in one line."""
     fit = profile.training if train and profile.training else profile.inference
     place = ", ".join(
-        filter(None, (profile.device, profile.machine.engine, profile.layout, profile.precision))
+        filter(None, (profile.device, profile.machine.runtime, profile.layout, profile.precision))
     )
     made = f"{fit.networks} networks of {fit.source}; {fit.software}; fitted {fit.date}"
     note = f"; {profile.note}" if profile.note else ""
@@ -166,7 +166,7 @@ def calibrate(
     )
     plan = calibrating.Plan(
         device=place,
-        engines=tuple("cuda graph" if engine == "graph" else engine for engine in chosen),
+        runtimes=tuple("cuda graph" if engine == "graph" else engine for engine in chosen),
         batches=tuple(dict.fromkeys(batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
         resolution=(224 if gpu else 128) if resolution is None else resolution,
         precision=find_precision(precision or ("fp16" if gpu else "fp32")),
@@ -174,7 +174,7 @@ def calibrate(
         minutes=minutes,
     )
     here = Environment.here(place)
-    peaks = {engine: calibrating.machine(place, plan.precision, engine) for engine in plan.engines}
+    peaks = {engine: calibrating.machine(place, plan.precision, engine) for engine in plan.runtimes}
     samples = watched(plan)
     if samples:
         unrest = sorted(sample.spread for sample in samples)[len(samples) // 2]
@@ -182,8 +182,11 @@ def calibrate(
             f"a network's rounds spread by {unrest:.0%}, in the median: above 5 % the machine was not quiet"
         )
     if times:
-        kept = ("network", "family", "engine", "batch", "seconds", "spread")
-        rows = [{key: getattr(sample, key) for key in kept} for sample in samples]
+        keys = ("network", "family", "batch", "seconds", "spread")
+        rows = [
+            {"engine": sample.runtime, **{key: getattr(sample, key) for key in keys}}
+            for sample in samples
+        ]
         told = dict(
             environment=asdict(here),
             resolution=plan.resolution,
@@ -194,11 +197,11 @@ def calibrate(
             beside.write_text(dumps({**told, "times": rows}, indent=1))
     failures = []
     for engine, (machine, sheet) in peaks.items():
-        own = [sample for sample in samples if sample.engine == engine]
+        own = [sample for sample in samples if sample.runtime == engine]
         suffix = "" if len(peaks) == 1 else f"-{engine.replace(' ', '-')}"
         path = out.with_stem(out.stem + suffix)
         try:
-            report = calibrating.report(own, plan, machine, sheet, name + suffix)
+            report = calibrating.fit_profile(own, plan, machine, sheet, name + suffix)
         except ValueError as error:  # the other engines' times are still good
             failures.append(f"no profile for {engine}: {error}")
             continue
@@ -233,15 +236,15 @@ def check_writable(path: Path) -> None:
         pass
 
 
-def watched(plan: "Plan") -> "Sequence[Sample]":
+def watched(plan: "Plan") -> "Sequence[Timing]":
     """All times, with a line for each engine and batch size as it is done."""
     from itertools import groupby
 
     from fullstride.latency.calibrate import measure
 
-    found: list[Sample] = []
+    found: list[Timing] = []
     for (engine, batch), rows in groupby(
-        measure(plan), key=lambda sample: (sample.engine, sample.batch)
+        measure(plan), key=lambda sample: (sample.runtime, sample.batch)
     ):
         before = len(found)
         found.extend(rows)
@@ -302,7 +305,7 @@ def choose(
         print(
             dumps(
                 dict(
-                    profile=asdict(known),
+                    profile=known.to_dict(),
                     batch=batch,
                     budget_ms=budget_ms,
                     **single,
@@ -312,7 +315,7 @@ def choose(
             )
         )
         return
-    show(found, choosing.tied)
+    show(found, choosing.options_tie)
     print(about(known))
     if out:
         print(out)
@@ -352,7 +355,7 @@ def show(found: "Choice", tied: Any) -> None:
     console().print(table)
 
     def say(option: Option) -> str:
-        return f"{option.says}, {option.network.top1:g} %, {digits(option.ms)} ms ({option.by})"
+        return f"{option.label}, {option.network.top1:g} %, {digits(option.ms)} ms ({option.by})"
 
     best = found.best
     print(f"best within {found.budget_ms:g} ms an image: {say(best)}")

@@ -29,9 +29,9 @@ from fullstride.measure.cost.operators import (
 )
 from fullstride.measure.cost.operators import convolution as convolution_of_pixels
 from fullstride.nets import zoo
-from fullstride.nets.network import Network
+from fullstride.nets.backbone import Spec
+from fullstride.nets.bundle import build
 from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, check_range
-from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec
 
 # What decides which operators run (the name of the walk first), and the sizes. Numbers and names
 # only: the garbage collector looks at tuples of these once, and at others again and again, which
@@ -50,15 +50,15 @@ def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operato
     return operators_of(spec, side), side
 
 
-def operators_of(spec: NetSpec | TimmSpec, resolution: int | None = None) -> Operators:
+def operators_of(spec: Spec, resolution: int | None = None) -> Operators:
     """The operators of one image at `resolution`, by default the spec's own.
 
     Equal to `traced(Network(spec), resolution)`, row by row. Raises ValueError for a spec that
     cannot be built.
     """
-    if isinstance(spec, TimmSpec):
+    if not isinstance(spec, NetSpec):
         side = spec.resolution if resolution is None else resolution
-        return traced(partial(TimmNetwork, spec), side, spec.in_channels)
+        return traced(partial(build, spec), side, spec.in_channels)
     rows: list[OperatorRow] = []
     for (walk, sizes), count in parts(spec, resolution):
         rows += rows_of(walk, sizes) * count
@@ -109,7 +109,7 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
 
 def network(spec: NetSpec, side: int) -> list[OperatorRow]:
     """A network with a stem or a block that has no walk."""
-    return traced(partial(Network, spec), side, spec.in_channels).rows()
+    return traced(partial(build, spec), side, spec.in_channels).rows()
 
 
 def halved(side: Size, stride: int) -> Size:
