@@ -209,7 +209,7 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
         ),
         (
             lambda: replace(DIGITS, int8_maps=True),
-            "recipe.int8_maps is of lean training: set recipe.efficiency to",
+            "recipe.int8_maps is not available for recipe.efficiency plain",
         ),
         (
             lambda: Learner(

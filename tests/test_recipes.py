@@ -1,4 +1,4 @@
-"""Recipes as data: what they refuse, how long they last, how they are saved, found again and explained."""
+"""Recipes as data: bounds, lengths, JSON, old names and the help of their fields."""
 
 import json
 from dataclasses import asdict, fields, replace
@@ -6,13 +6,25 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 from fullstride.cli import find_recipe, run, take_recipe
-from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.train.recipe import RENAMED, Recipe, field_help, saved_recipe, with_current_flags
 from fullstride.train.recipes import (
     FINETUNE,
     RECIPES,
     RESNET_RS_SIZES,
     resnet_rs,
     scaling,
+)
+
+OLD = (  # names of version 0.1, the names of today, and a value that is no default
+    ("views", "distinct_views", 2),
+    ("turn", "rotation_degrees", 10.0),
+    ("flip", "hflip_prob", 0.25),
+    ("erase", "random_erasing_prob", 0.3),
+    ("accumulate", "grad_accum_steps", 4),
+    ("decoupled", "decoupled_weight_decay", True),
+    ("patience", "early_stop_patience", 5),
+    ("padded", "pad_channels", True),
+    ("engine", "decoder", "opencv"),
 )
 
 
@@ -48,32 +60,68 @@ def test_the_recipe_of_a_run_a_bundle_or_a_file_is_found_and_its_fields_can_be_c
     assert "epoch   1/1 " in capsys.readouterr().out
 
 
+def test_a_recipe_with_the_field_names_of_an_earlier_version_is_read():
+    current = replace(FINETUNE, **{new: value for _, new, value in OLD})
+    saved = asdict(FINETUNE)
+    for old, new, value in OLD:
+        del saved[new]
+        saved[old] = value
+    assert saved_recipe(json.loads(json.dumps(saved)), "it") == current
+    assert {old: new for old, new, _ in OLD} == RENAMED
+
+
+def test_flags_of_an_earlier_version_are_read_with_a_warning_for_each(capsys):
+    words = ["train", "digits", "--recipe.turn", "3", "--recipe.flip=0", "--recipe.no-padded"]
+    current = ["--recipe.rotation-degrees", "3", "--recipe.hflip-prob=0"]
+    current += ["--recipe.no-pad-channels", "--recipe.lr", "1", "--out", "turn"]
+    assert with_current_flags([*words, *current[4:]]) == [*words[:2], *current]
+    warnings = capsys.readouterr().err.splitlines()
+    assert [warning.split()[1] for warning in warnings] == [
+        "--recipe.turn",
+        "--recipe.flip",
+        "--recipe.no-padded",
+    ]
+
+
+def test_the_help_of_a_field_has_the_bounds_of_its_type():
+    text = field_help()
+    assert text["momentum"].endswith("(at least 0 and below 1)")
+    assert text["milestones"].endswith("(above 0 and below 1)")
+    assert "(" not in text["seed"].removesuffix("(at least 0)")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "mine.json holds no recipe: give the JSON of one"),
-        ('{"recipe": 3}', "mine.json holds no recipe"),
-        ('{"epochs": 3, "batch": 8}', "mine.json lacks lr: a recipe needs these three"),
+        ("[1]", "mine.json has no recipe: give the JSON"),
+        ('{"recipe": 3}', "mine.json has no recipe"),
+        ('{"epochs": 3, "batch": 8}', "mine.json lacks lr"),
         (
             '{"epochs": 3, "batch": 8, "lr": 1, "lable_smoothing": 0}',
             "did you mean 'label_smoothing'",
         ),
-        ('{"epochs": 3, "batch": 8.5, "lr": 1}', "recipe.batch 8.5 is not of the kind"),
-        ('{"epochs": 3, "batch": true, "lr": 1}', "recipe.batch True is not of the kind int"),
-        ('{"epochs": 3, "batch": 8, "lr": "high"}', "recipe.lr 'high' is not of the kind"),
+        ('{"epochs": 3, "batch": 8.5, "lr": 1}', "mine.json: batch is 8.5: use a whole number"),
+        ('{"epochs": 3, "batch": true, "lr": 1}', "mine.json: batch is True: use a whole number"),
+        ('{"epochs": 3, "batch": 8, "lr": "high"}', "mine.json: lr is 'high': use"),
         (
             '{"epochs": 3, "batch": 8, "lr": 1, "optimizer": "lion"}',
-            "recipe.optimizer 'lion' is not of the kind",
+            "mine.json: optimizer is 'lion': use 'sgd' or",
         ),
         (
             '{"epochs": 3, "batch": 8, "lr": 1, "scale": [1]}',
-            r"recipe.scale \[1\] is not of the kind",
+            r"mine.json: scale is \[1\]: use a list of 2",
         ),
-        ('{"epochs": 3, "batch": 0, "lr": 1}', "recipe.batch 0: use 1 or more"),
-        ('{"epochs": Infinity, "batch": 8, "lr": 1}', "recipe.epochs inf: use numbers up to 1e"),
+        (
+            '{"epochs": 3, "batch": 0, "lr": 1}',
+            "mine.json: batch is 0: use a whole number, at least 1",
+        ),
+        (
+            '{"epochs": Infinity, "batch": 8, "lr": 1}',
+            "mine.json: epochs is inf: use a finite number",
+        ),
         (
             '{"epochs": 3, "batch": 8, "lr": 1' + 400 * "0" + "}",
-            "recipe.lr 10000000000000000000: use numbers up to",
+            "mine.json: lr is 10000000.*: use a finite number",
         ),
         ('{"epochs": 3', "is not whole JSON"),
     ],
@@ -137,7 +185,7 @@ def test_a_duration_in_steps_or_images_is_one_in_epochs():
         replace(FINETUNE, steps=30, warmup_epochs=1, schedule="one_cycle").in_epochs(60).epochs
         == 0.5
     )
-    with pytest.raises(ValueError, match=r"warmup_epochs 1 leaves nothing of 0.5 epochs: .*=0.05"):
+    with pytest.raises(ValueError, match=r"warmup_epochs 1 must be less .* 0.5: .*=0.05"):
         replace(FINETUNE, steps=30, warmup_epochs=1).in_epochs(60)
 
 
@@ -180,22 +228,25 @@ def test_regularisation_grows_with_the_network():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(epochs=0), "recipe.epochs 0: use a number above 0"),
-        (dict(lr=-1), "recipe.lr -1: use a number above 0"),
-        (dict(batch=0), "recipe.batch 0: use 1 or more"),
-        (dict(steps=0), "recipe.steps 0: use 1 or more"),
-        (dict(steps=5, images=5), "recipe.steps 5 and recipe.images 5 both say how long: keep one"),
-        (dict(momentum=1.0), "recipe.momentum 1.0: use a number from 0"),
+        (dict(epochs=0), "recipe.epochs 0: use a finite number, above 0"),
+        (dict(lr=-1), "recipe.lr -1: use a finite number, above 0"),
+        (dict(batch=0), "recipe.batch 0: use a whole number, at least 1"),
+        (dict(steps=0), "recipe.steps 0: use a whole number, at least 1"),
+        (dict(steps=5, images=5), "recipe.steps 5 and recipe.images 5 both set the length"),
+        (dict(momentum=1.0), "recipe.momentum 1.0: use .* below 1"),
         (
             dict(warmup_epochs=30),
-            r"recipe.warmup_epochs 30 leaves nothing of 20 epochs: .*set recipe.warmup_epochs=2",
+            r"recipe.warmup_epochs 30 must be less .* 20: .*set recipe.warmup_epochs=2",
         ),
         (dict(weight_decay=-1.0), "recipe.weight_decay -1.0"),
         (dict(weight_decay=float("nan")), "recipe.weight_decay nan: use numbers up to 1e"),
         (dict(seed=10**19), "recipe.seed 10000000000000000000: use numbers up to"),
         (dict(scale=(0.1, float("inf"))), "use numbers up to"),
-        (dict(epochs=1e6), "recipe.epochs 1e.06: use up to 100,000"),
-        (dict(grow_share=1.5), "recipe.grow_share 1.5: use a share from 0 to 1"),
+        (dict(epochs=1e6), "recipe.epochs 1000000.0: use .* at most 100,000"),
+        (dict(grow_share=1.5), "recipe.grow_share 1.5: use .* at most 1"),
+        (dict(milestones=(0.5, 0.25)), "recipe.milestones .* use increasing"),
+        (dict(batch=10, grad_accum_steps=4), "recipe.batch 10 is not divisible by .* 4"),
+        (dict(int8_maps=True), "recipe.int8_maps is not available for recipe.efficiency plain"),
         (dict(triplet=1.0), "recipe.triplet 1 compares .* set recipe.per_class to 2 or more"),
         (dict(triplet=1.0, per_class=4, mixup=0.2), "recipe.mixup and recipe.cutmix to 0"),
     ],

@@ -1,8 +1,6 @@
 """The roof: how do words become a command? What goes wrong becomes one line."""
 
-import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
@@ -17,7 +15,7 @@ import tyro
 import fullstride
 from fullstride.commands import COMMANDS
 from fullstride.console import complain, unboxed
-from fullstride.train.recipe import Recipe, saved_recipe, with_current_flags
+from fullstride.train.recipe import Recipe, field_help, saved_recipe, with_current_flags
 from fullstride.train.recipes import RECIPES
 
 ABOUT = "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, ready to ship."
@@ -155,10 +153,9 @@ def find_recipe(name: str) -> Recipe:
 
 
 def explain(recipe: Recipe) -> None:
-    """Each field of a recipe with its value and, from the comment beside it, what it is and in which unit."""
-    said = re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Recipe), re.MULTILINE)
-    for name, what in said:
+    """Print each field of a recipe with its value and its help."""
+    for name, text in field_help().items():
         value = getattr(recipe, name)
         if isinstance(value, tuple):
             value = " ".join(f"{number:.4g}" for number in value)
-        print(f"--recipe.{name.replace('_', '-'):16} {value!s:>21}  {what}")
+        print(f"--recipe.{name.replace('_', '-'):22} {value!s:>21}  {text}")

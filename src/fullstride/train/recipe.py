@@ -1,17 +1,17 @@
-"""What says how a network is trained? A recipe: frozen data, from a name, from JSON, or changed field by field."""
+"""What hyperparameters is a network trained with? A recipe: frozen data, by name or from JSON."""
 
+import inspect
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-LARGEST, LONGEST = (
-    1e12,
-    100_000,
-)  # any number, and epochs: beyond them is a slip, and some would take for ever
+from fullstride.storage import Bounds, check_bounds, from_json
 
+# Larger numbers are typing errors, and some would make a loop endless.
+MAX_NUMBER, MAX_EPOCHS = 1e12, 100_000
 
 # Fields that had another name in version 0.1. Saved recipes and flags with the old name are read.
 RENAMED = {
@@ -26,250 +26,227 @@ RENAMED = {
     "engine": "decoder",
 }
 
+Count = Annotated[int, Bounds(ge=0)]
+PositiveInt = Annotated[int, Bounds(ge=1)]
+NonNegative = Annotated[float, Bounds(ge=0)]
+Positive = Annotated[float, Bounds(gt=0)]
+Probability = Annotated[float, Bounds(ge=0, le=1)]
+BelowOne = Annotated[float, Bounds(ge=0, lt=1)]
+OpenUnitInterval = Annotated[float, Bounds(gt=0, lt=1)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train. The comment beside a field is its help on the command line."""
+    """The hyperparameters of a training run. The comment on a field is its command-line help."""
 
-    epochs: float  # passes over the training images; the last one may be a part of one
-    batch: int  # images per step
-    lr: float  # learning rate at that batch, at its highest
+    # passes over the training images; the last one may be partial
+    epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS)]
+    batch: PositiveInt  # images per optimizer step, over all processes
+    lr: Positive  # peak learning rate for this batch size
 
-    steps: int | None = None  # how long to train, in place of epochs
-    images: int | None = None  # how many images to show, in place of epochs
-    early_stop_patience: int = 0  # epochs without a better minival after which training stops, with the best weights; 0: never
+    steps: PositiveInt | None = None  # length of training in optimizer steps, instead of epochs
+    images: PositiveInt | None = None  # length of training in images, instead of epochs
+    # epochs without a better validation score before training stops with the best weights; 0: off
+    early_stop_patience: Count = 0
 
-    optimizer: Literal["sgd", "rmsprop", "adamw"] = (
-        "sgd"  # rmsprop: in TensorFlow's form, as EfficientNet
-    )
-    momentum: float = 0.9  # of sgd and rmsprop
-    nesterov: bool = True  # of sgd
-    weight_decay: float = 4e-5  # per step, times the learning rate
-    decoupled_weight_decay: bool = (
-        False  # sgd: shrink the weights directly instead of through gradient and momentum
-    )
-    decay_on: Literal["weights", "all_but_norms", "all"] = (
-        "weights"  # weights: no biases and no batch norms
-    )
-    clip_norm: float = 0.0  # longest gradient, over all parameters; 0: any
+    # sgd, rmsprop in TensorFlow's form (as for EfficientNet), or adamw
+    optimizer: Literal["sgd", "rmsprop", "adamw"] = "sgd"
+    momentum: BelowOne = 0.9  # of sgd and rmsprop
+    nesterov: bool = True  # Nesterov momentum for sgd
+    weight_decay: NonNegative = 4e-5  # per step, multiplied by the learning rate
+    # for sgd, decay the weights directly and not through the gradient (as in AdamW)
+    decoupled_weight_decay: bool = False
+    # parameters that decay; weights: no biases and no normalization layers
+    decay_on: Literal["weights", "all_but_norms", "all"] = "weights"
+    clip_norm: NonNegative = 0.0  # maximum norm of the gradient of all parameters; 0: no clipping
 
-    schedule: Literal["cosine", "one_cycle", "steps", "exponential"] = (
-        "cosine"  # of the learning rate
-    )
-    warmup_epochs: float = (
-        5.0  # the learning rate first rises from zero; one_cycle has a rise of its own
-    )
-    milestones: tuple[float, ...] = (
-        1 / 3,
-        2 / 3,
-        8 / 9,
-    )  # steps: shares of training after which lr takes the factor
-    factor: float = 0.1  # steps and exponential: what the learning rate is multiplied by
-    factor_epochs: float = 2.4  # exponential: epochs from one factor to the next
+    # learning rate schedule
+    schedule: Literal["cosine", "one_cycle", "steps", "exponential"] = "cosine"
+    warmup_epochs: NonNegative = 5.0  # linear warmup from 0; one_cycle has a warmup of its own
+    # for steps: fractions of training at which the learning rate is multiplied by factor
+    milestones: tuple[OpenUnitInterval, ...] = (1 / 3, 2 / 3, 8 / 9)
+    factor: Positive = 0.1  # for steps and exponential: multiplier of the learning rate
+    factor_epochs: Positive = 2.4  # for exponential: epochs between multiplications
 
-    label_smoothing: float = 0.1  # probability taken from the true class and spread over all
-    mixup: float = 0.0  # parameter of the Beta distribution of the share; 0: off
-    cutmix: float = 0.0  # the same; with both set, each batch gets one of the two
-    drop_path: float = 0.0  # probability to leave out the last block's branch; earlier ones less
-    drop_path_by: Literal["block", "stage"] = (
-        "block"  # how that probability grows; stage: as ResNet-RS's code
-    )
-    dropout: float = 0.0  # probability to leave out a number that the classifier sees
-    ema_decay: float = (
-        0.9999  # per step, of the average of weights and batch-norm statistics; 0: no average
-    )
-    teacher: str = ""  # a run, bundle, file or name whose probabilities are learned from too
-    teacher_share: float = 0.5  # of the loss
-    triplet: float = 0.0  # weight of the triplet loss with soft margin, beside the other; 0: off
-    per_class: int = (
-        0  # images of each class in a batch, as the triplet loss needs; 0: as they come
-    )
+    label_smoothing: BelowOne = 0.1  # probability moved from the true class to all classes
+    mixup: NonNegative = 0.0  # alpha of mixup's Beta distribution; 0: off
+    cutmix: NonNegative = 0.0  # alpha of CutMix; with mixup set too, each batch gets one of them
+    drop_path: BelowOne = 0.0  # stochastic depth: drop probability of the last block
+    # stochastic depth grows linearly by block, or by stage as in the ResNet-RS code
+    drop_path_by: Literal["block", "stage"] = "block"
+    dropout: BelowOne = 0.0  # drop probability before the classifier
+    # decay per step of the exponential moving average of weights and batch statistics; 0: off
+    ema_decay: BelowOne = 0.9999
+    teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
+    teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
+    triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
+    per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
 
-    resolution: int | None = None  # pixels a side; the network's own where not given
-    grow_from: int | None = (
-        None  # pixels a side in the first epoch, rising evenly to the resolution
-    )
-    grow_share: float = 0.8  # of training, until the resolution is reached
-    distinct_views: int = (
-        0  # different views of each image, after which they come again; 0: a new one in every epoch
-    )
-    crop: float | None = (
-        None  # when scoring, kept side / shorter side of a picture; the network's own where not given
-    )
-    fit: Literal["crop", "squish"] | None = (
-        None  # when scoring, cut or bend to a square; None: as the network wants
-    )
-    scale: tuple[float, float] = (
-        0.08,
-        1.0,
-    )  # random resized crop: share of the area; above 1 it lies on black
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # random resized crop: width / height
-    rotation_degrees: float = 0.0  # degrees, at most, by which a picture is turned to either side
-    hflip_prob: float = (
-        0.5  # probability of a left-right flip; no effect where mirrored images change class
-    )
-    rand_layers: int = 0  # RandAugment: operations on each picture
-    rand_magnitude: float = 10.0  # RandAugment: their strength, 0 to 30
-    rand_increasing: bool = False  # RandAugment: every operation stronger with the magnitude
-    rand_std: float = 0.0  # RandAugment: standard deviation of the magnitude
-    rand_probability: float = 1.0  # RandAugment: of each operation
-    auto_augment: bool = False  # AutoAugment's policy for ImageNet
-    cutout: float = 0.0  # side of a blank square / side of the picture
-    random_erasing_prob: float = 0.0  # probability that a part becomes noise, pixel by pixel
+    resolution: PositiveInt | None = None  # pixels per side; None: the network's default
+    # progressive resizing: pixels per side in the first epoch, growing linearly to resolution
+    grow_from: PositiveInt | None = None
+    grow_share: Probability = 0.8  # fraction of training in which the resolution grows
+    distinct_views: Count = 0  # augmented views per image, repeated in turn; 0: new every epoch
+    # for evaluation: center crop / shorter side; None: the network's default
+    crop: Positive | None = None
+    # for evaluation: crop or squish to a square; None: the network's default
+    fit: Literal["crop", "squish"] | None = None
+    # random resized crop: range of the area fraction; above 1 the image is padded with black
+    scale: tuple[Positive, Positive] = (0.08, 1.0)
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # random resized crop: width / height
+    # random rotation by up to this angle in either direction
+    rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
+    # probability of a horizontal flip; not applied where a mirrored image changes its class
+    hflip_prob: Probability = 0.5
+    rand_layers: Count = 0  # RandAugment: operations per image; 0: off
+    rand_magnitude: Annotated[float, Bounds(ge=0, le=30)] = 10.0  # RandAugment: magnitude
+    # RandAugment: every operation gets stronger with the magnitude (inc1 in timm)
+    rand_increasing: bool = False
+    rand_std: NonNegative = 0.0  # RandAugment: standard deviation of the magnitude
+    rand_probability: Probability = 1.0  # RandAugment: probability of each operation
+    auto_augment: bool = False  # AutoAugment with the ImageNet policy
+    cutout: Probability = 0.0  # side of the gray square / side of the image; 0: off
+    random_erasing_prob: Probability = 0.0  # probability of random erasing with noise
 
-    decoder: Literal["pillow", "opencv"] = (
-        "pillow"  # of training pictures; opencv is faster, its pixels differ a little
-    )
-    precision: Literal["float32", "tf32", "bf16", "fp16"] = (
-        "float32"  # of activations; weights stay float32
-    )
-    channels_last: bool = False  # memory layout of images and activations
-    efficiency: Literal["plain", "lean", "compiled", "auto"] = (
-        "plain"  # of steps; auto: the fastest here
-    )
-    int8_maps: bool = (
-        False  # lean and compiled: what only batch norms need is kept in a byte a value
-    )
-    pad_channels: bool = False  # learn with channels of zeros up to multiples of 8: the same numbers, whole tiles on a GPU
-    grad_accum_steps: int = (
-        1  # parts that a step's batch is cut into, one after the other, to save memory
-    )
-    deterministic: bool = False  # the same bits from run to run on a GPU too, at some cost of time
-    seed: int = 0  # of the weights, the order and every random draw
+    # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
+    decoder: Literal["pillow", "opencv"] = "pillow"
+    # of activations; weights are float32
+    precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"
+    channels_last: bool = False  # memory format of images and activations
+    # implementation of training steps; auto: the fastest one on this device
+    efficiency: Literal["plain", "lean", "compiled", "auto"] = "plain"
+    # for lean and compiled: store batch-norm inputs as int8 for the backward pass
+    int8_maps: bool = False
+    # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
+    pad_channels: bool = False
+    grad_accum_steps: PositiveInt = 1  # forward and backward passes per optimizer step
+    deterministic: bool = False  # use deterministic algorithms on a GPU, which are slower
+    seed: Count = 0  # of initialization, shuffling and all other random draws
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, int | float) and not -LARGEST <= number <= LARGEST:
-                    raise ValueError(
-                        f"recipe.{field.name} {str(value)[:20]}: use numbers up to {LARGEST:g}"
-                    )
-        for name in ("batch", "grad_accum_steps", "steps", "images", "grow_from"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"recipe.{name} {value}: use 1 or more")
-        for name in ("epochs", "lr", "factor", "factor_epochs"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"recipe.{name} {getattr(self, name)}: use a number above 0")
-        for name in ("momentum", "label_smoothing", "ema_decay", "drop_path", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"recipe.{name} {getattr(self, name)}: use a number from 0 up to but without 1"
-                )
-        for name in (
-            "weight_decay",
-            "seed",
-            "clip_norm",
-            "mixup",
-            "cutmix",
-            "early_stop_patience",
-            "triplet",
-            "per_class",
-            "distinct_views",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"recipe.{name} {getattr(self, name)}: use 0 or more")
-        for name in ("teacher_share", "grow_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"recipe.{name} {getattr(self, name)}: use a share from 0 to 1")
-        if list(self.milestones) != sorted(self.milestones) or not all(
-            0 < m < 1 for m in self.milestones
-        ):
-            raise ValueError(
-                f"recipe.milestones {self.milestones}: use rising shares of training between 0 and 1"
-            )
+        check_size(self)
+        check_bounds(self, "recipe.")
+        if list(self.milestones) != sorted(self.milestones):
+            raise ValueError(f"recipe.milestones {self.milestones}: use increasing fractions")
         if self.batch % self.grad_accum_steps:
             raise ValueError(
-                f"recipe.batch {self.batch} does not divide into recipe.grad_accum_steps {self.grad_accum_steps} parts"
+                f"recipe.batch {self.batch} is not divisible by recipe.grad_accum_steps "
+                f"{self.grad_accum_steps}: change one of them"
             )
         if self.triplet and (self.per_class < 2 or self.mixup or self.cutmix):
             raise ValueError(
-                f"recipe.triplet {self.triplet:g} compares whole images of the same class within a batch: set "
+                f"recipe.triplet {self.triplet:g} compares unmixed images of one class: set "
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
         if self.int8_maps and self.efficiency == "plain":
             raise ValueError(
-                "recipe.int8_maps is of lean training: set recipe.efficiency to lean, compiled or auto, or leave it out"
+                "recipe.int8_maps is not available for recipe.efficiency plain: "
+                "use lean, compiled or auto, or leave it out"
             )
         if self.steps and self.images:
             raise ValueError(
-                f"recipe.steps {self.steps} and recipe.images {self.images} both say how long: keep one"
+                f"recipe.steps {self.steps} and recipe.images {self.images} both set the length of "
+                "training: use one of them"
             )
-        if self.epochs > LONGEST:
-            raise ValueError(f"recipe.epochs {self.epochs:g}: use up to {LONGEST:,}")
-        # Where steps or images are given, `in_epochs` looks again; 1-cycle has a rise of its own.
-        open_end = self.steps or self.images or self.schedule == "one_cycle"
-        if self.warmup_epochs < 0 or not (open_end or self.warmup_epochs < self.epochs):
+        # With steps or images, `in_epochs` checks again; one_cycle does not use the warmup.
+        unknown_length = self.steps or self.images or self.schedule == "one_cycle"
+        if not (unknown_length or self.warmup_epochs < self.epochs):
             raise ValueError(
-                f"recipe.warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs:g} epochs: "
-                f"train longer or set recipe.warmup_epochs={self.epochs / 10:.2g}"
+                f"recipe.warmup_epochs {self.warmup_epochs:g} must be less than recipe.epochs "
+                f"{self.epochs:g}: train longer or set recipe.warmup_epochs={self.epochs / 10:.2g}"
             )
 
     def at_batch(self, batch: int) -> "Recipe":
-        """The same recipe for another batch, by the linear scaling rule (arXiv:1706.02677)."""
+        """The recipe for another batch size, by the linear scaling rule (arXiv:1706.02677)."""
         return replace(self, batch=batch, lr=self.lr * batch / self.batch)
 
     def with_efficiency(self, efficiency: str) -> "Recipe":
-        """The same recipe, which said auto. Plain training keeps no codes."""
+        """The recipe with `efficiency` instead of auto. Plain training has no int8 activations."""
         return replace(
             self, efficiency=efficiency, int8_maps=self.int8_maps and efficiency != "plain"
         )
 
     def in_epochs(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
-        """The same recipe with its length in epochs that are whole steps, also where it says steps or images.
+        """The recipe with its length in epochs, rounded to whole steps.
 
-        `images_per_step` is for sets smaller than a batch.
+        Args:
+            steps_per_epoch: Batches in a pass over the training images.
+            images_per_step: Default: `batch`. Less for a data set that is smaller than a batch.
         """
-        steps = (
-            math.ceil(self.images / (images_per_step or self.batch)) if self.images else self.steps
-        )
+        steps = self.steps
+        if self.images:
+            steps = math.ceil(self.images / (images_per_step or self.batch))
         steps = steps or max(1, round(self.epochs * steps_per_epoch))
         return replace(self, epochs=steps / steps_per_epoch, steps=None, images=None)
 
     def resolutions(self, resolution: int) -> tuple[int, ...]:
-        """Pixels a side in each epoch until `resolution` is reached, in eights, so that maps halve evenly."""
+        """Pixels per side of each epoch before `resolution` is reached, in multiples of 8.
+
+        Raises ValueError if `grow_from` is not below `resolution`.
+        """
         if self.grow_from is None:
             return ()
         if self.grow_from >= resolution:
             raise ValueError(
                 f"recipe.grow_from {self.grow_from}: use less than the resolution {resolution}"
             )
-        growing = math.ceil(self.grow_share * self.epochs)
+        epochs = math.ceil(self.grow_share * self.epochs)
+        added = resolution - self.grow_from
         return tuple(
-            max(
-                8, 8 * round((self.grow_from + (resolution - self.grow_from) * epoch / growing) / 8)
-            )
-            for epoch in range(growing)
+            max(8, 8 * round((self.grow_from + added * epoch / epochs) / 8))
+            for epoch in range(epochs)
         )
 
 
+def check_size(recipe: Recipe) -> None:
+    """Raises ValueError for a number beyond `MAX_NUMBER`, infinity or NaN."""
+    for field in fields(recipe):
+        value = getattr(recipe, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not -MAX_NUMBER <= number <= MAX_NUMBER:
+                raise ValueError(
+                    f"recipe.{field.name} {str(value)[:20]}: use numbers up to {MAX_NUMBER:g}"
+                )
+
+
+def field_help() -> dict[str, str]:
+    """The help of each field: the comment beside or above it, and the bounds of its type."""
+    text, comment = {}, ""
+    for line in inspect.getsource(Recipe).splitlines():
+        field = re.match(r"    (\w+): .*?(?:  # (.*))?$", line)
+        if field:
+            text[field[1]], comment = field[2] or comment.strip(), ""
+        elif line.startswith("    # "):
+            comment += line[5:]
+        elif line.startswith("    def "):
+            break
+    for name, hint in get_type_hints(Recipe, include_extras=True).items():
+        if limits := bounds_of(hint):
+            text[name] += f" ({limits[0]})"
+    return text
+
+
+def bounds_of(hint: Any) -> list[Bounds]:
+    if get_origin(hint) is Annotated:
+        return [part for part in get_args(hint) if isinstance(part, Bounds)]
+    return [bounds for part in get_args(hint) for bounds in bounds_of(part)]
+
+
 def saved_recipe(data: Any, where: str) -> Recipe:
-    """A recipe from JSON: its fields alone, or what a run or a bundle has in `recipe`. `where` is for the error."""
-    found = data.get("recipe", data) if isinstance(data, dict) else None
-    if not isinstance(found, dict):
-        raise ValueError(f"{where} holds no recipe: give the JSON of one, or of a run or a bundle")
-    found = with_current_names(found)
-    hints = get_type_hints(Recipe)
-    for name, value in found.items():
-        if name not in hints:
-            close = get_close_matches(name, hints, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "remove it"
-            raise ValueError(f"{where} has a field {name!r}, which recipes lack: {hint}")
-        if not fits(value, hints[name]):
-            kind = Recipe.__annotations__[name]
-            raise ValueError(
-                f"{where}: recipe.{name} {value!r} is not of the kind {getattr(kind, '__name__', kind)}"
-            )
-    values: dict[str, Any] = {
-        k: tuple(value) if isinstance(value, list) else value for k, value in found.items()
-    }
-    try:
-        return Recipe(**values)
-    except TypeError:
-        missing = [name for name in ("epochs", "batch", "lr") if name not in found]
+    """A recipe from parsed JSON: its fields, or the `recipe` of a run or a bundle.
+
+    Args:
+        data: Parsed JSON. Fields may have the names of an earlier version.
+        where: Origin of the data, for error messages.
+
+    Raises ValueError, in one line, for what is not a recipe.
+    """
+    recipe = data.get("recipe", data) if isinstance(data, dict) else None
+    if not isinstance(recipe, dict):
         raise ValueError(
-            f"{where} lacks {', '.join(missing)}: a recipe needs these three"
-        ) from None
+            f"{where} has no recipe: give the JSON file of a recipe, or of a run or a bundle"
+        )
+    return from_json(Recipe, with_current_names(recipe), where)
 
 
 def with_current_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,35 +255,14 @@ def with_current_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_current_flags(words: Sequence[str]) -> list[str]:
-    """Command-line words with `--recipe.OLD` replaced by `--recipe.NEW`, with a warning for each."""
+    """Command-line words with each `--recipe.OLD` replaced by `--recipe.NEW`, and a warning."""
     current = []
     for word in words:
-        flag, equals, value = word.partition("=")
-        prefix, _, name = flag.partition(".")
-        negated, name = name.startswith("no-"), name.removeprefix("no-")
-        if prefix == "--recipe" and name.replace("-", "_") in RENAMED:
-            new = RENAMED[name.replace("-", "_")].replace("_", "-")
-            new_flag = f"--recipe.{'no-' if negated else ''}{new}"
-            print(f"fullstride: {flag} is deprecated, use {new_flag}", file=sys.stderr)
-            word = new_flag + equals + value
+        old = re.fullmatch(r"--recipe\.(no-)?([a-z_-]+)(=.*)?", word)
+        if old and old[2] in RENAMED:
+            flag = f"--recipe.{old[1] or ''}{RENAMED[old[2]].replace('_', '-')}"
+            deprecated = word.partition("=")[0]
+            print(f"fullstride: {deprecated} is deprecated, use {flag}", file=sys.stderr)
+            word = flag + (old[3] or "")
         current.append(word)
     return current
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is of the kind that a field has."""
-    kinds = get_args(hint)
-    if get_origin(hint) is Literal:
-        return value in kinds
-    if get_origin(hint) is tuple:
-        many = Ellipsis in kinds
-        return (
-            isinstance(value, list)
-            and (many or len(value) == len(kinds))
-            and all(fits(v, kinds[0]) for v in value)
-        )
-    if kinds:  # this or None
-        return any(fits(value, kind) for kind in kinds)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is hint
