@@ -529,15 +529,20 @@ def test_sizes_that_a_tar_cannot_have_are_refused(tmp_path):
     ]:
         path.write_bytes(data)
         assert message in refusal(path.parent)
-    for record in (
-        b"99999999 path=x\n",
-        b"0 path=x\n",
-        b"\xff" * 40,
-        b"410 size=" + b"9" * 400 + b"\n",
-        b"11 path=\0\n",
-    ):
+    for record in (b"0 path=x\n", b"410 size=" + b"9" * 400 + b"\n"):
         path.write_bytes(pax(record) + good)
-        open_data(str(path.parent))
+        assert "a.tar' is " in refusal(path.parent)
+    for record in (b"99999999 path=x\n", b"\xff" * 40, b"11 path=\0\n", b"9" * 500):
+        path.write_bytes(pax(record) + good)
+        assert len(labels_of(open_data(str(path.parent)))) >= 3
+
+
+def test_a_header_with_a_bad_checksum_behind_good_ones_is_refused(tmp_path):
+    path = tar(tmp_path / "a.tar", *samples(4))
+    data = bytearray(path.read_bytes())
+    data[2 * 1024 + 100] ^= 1
+    path.write_bytes(data)
+    assert "damaged at byte 2,048" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(

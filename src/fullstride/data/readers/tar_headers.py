@@ -1,8 +1,8 @@
-"""Which samples does a tar file without an index hold? Its headers are read once, and no picture."""
+"""Which samples are in a tar file without an index? Its headers are read, and no image."""
 
+import io
 import json
 import os
-import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,21 +10,13 @@ from typing import NamedTuple
 
 from fullstride.data.readers.folder import SUFFIXES
 
-BLOCK = 512  # bytes; headers and data of a tar file begin at multiples of it
-NOTE = 2**20  # bytes; labels and long names above this are no labels and no names
-PAX_LENGTH = re.compile(rb"(\d{1,8}) ")
-DATALESS = (
-    tarfile.LNKTYPE,
-    tarfile.SYMTYPE,
-    tarfile.CHRTYPE,
-    tarfile.BLKTYPE,
-    tarfile.DIRTYPE,
-    tarfile.FIFOTYPE,
-)
+BLOCK = tarfile.BLOCKSIZE  # bytes; headers and data of a tar file begin at multiples of it
+MAX_TEXT_BYTES = 2**20  # larger labels are ignored, larger file names refused
+TEXT_SUFFIXES = (".cls", ".json")
 
 
 class Member(NamedTuple):
-    """A picture in a shard."""
+    """An image in a shard."""
 
     name: str
     label: str  # the class name
@@ -37,67 +29,60 @@ class Shard(NamedTuple):
     members: list[Member]
 
 
+class ShardError(ValueError):
+    """A tar file that cannot be read as a shard."""
+
+
 def scan(path: Path) -> Shard:
-    """What the headers of a shard tell; the pictures stay unread."""
-    samples: dict[
-        str, dict[str, tuple[int, int]]
-    ] = {}  # by key: the places of its files, by suffix
-    number = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(number).st_size
-        for name, offset, length in _files(path, number, size):
-            key, suffix = _key(name)
-            if suffix in (*SUFFIXES, ".cls", ".json"):
+    """Read the headers and labels of a shard. Raises ValueError for one without labelled images."""
+    samples: dict[str, dict[str, tuple[int, int]]] = {}  # key -> suffix -> (offset, size)
+    members: list[Member] = []
+    unlabelled: list[str] = []
+    with _HeaderFile(path) as file:
+        for name, *location in _files(file, path):
+            key, suffix = _key_and_suffix(name)
+            if suffix in (*SUFFIXES, *TEXT_SUFFIXES):
                 files = samples.setdefault(key, {})
                 if suffix in files:
-                    raise ValueError(f"{str(path)!r} has {name!r} twice: keep one")
-                files[suffix] = offset, length
-        members, unlabelled = [], []
+                    raise ShardError(f"{str(path)!r} has {name!r} twice: keep one")
+                files[suffix] = (location[0], location[1])
         for key, files in samples.items():
-            pictures = [suffix for suffix in files if suffix in SUFFIXES]
-            if len(pictures) > 1:
-                raise ValueError(
-                    f"{str(path)!r} has two pictures for {key!r}, {' and '.join(pictures)}: keep one"
+            images = [suffix for suffix in files if suffix in SUFFIXES]
+            if len(images) > 1:
+                raise ShardError(
+                    f"{str(path)!r} has two pictures for {key!r}, {' and '.join(images)}: keep one"
                 )
-            if pictures:
-                label = _label(number, files)
-                if label:
-                    members.append(
-                        Member(f"{path.name}/{key}{pictures[0]}", label, *files[pictures[0]])
-                    )
-                else:
-                    unlabelled.append(key)
-    finally:
-        os.close(number)
+            if images and (label := _label(file.fileno(), files)):
+                members.append(Member(f"{path.name}/{key}{images[0]}", label, *files[images[0]]))
+            elif images:
+                unlabelled.append(key)
     if unlabelled:
-        raise ValueError(
-            f"{len(unlabelled)} of {len(unlabelled) + len(members)} pictures in {str(path)!r} have no label, the first "
-            f"is {unlabelled[0]!r}: add {unlabelled[0]}.cls, or 'label' to its .json"
+        raise ShardError(
+            f"{len(unlabelled)} of {len(unlabelled) + len(members)} pictures in {str(path)!r} have "
+            f"no label, the first is {unlabelled[0]!r}: add {unlabelled[0]}.cls, or 'label' to its "
+            ".json"
         )
     if not members:
-        raise ValueError(
-            f"{str(path)!r} has no pictures: give shards of {' '.join(SUFFIXES)} with .cls beside them"
+        raise ShardError(
+            f"{str(path)!r} has no pictures: give shards of {' '.join(SUFFIXES)} with a .cls each"
         )
-    return Shard(size, members)
+    return Shard(file.size, members)
 
 
-def _key(name: str) -> tuple[str, str]:
+def _key_and_suffix(name: str) -> tuple[str, str]:
     """webdataset's halves of a name: up to the first dot after the folders, and the rest."""
     folder, slash, file = name.rpartition("/")
     stem, dot, rest = file.partition(".")
     return folder + slash + stem, (dot + rest).lower()
 
 
-def _label(number: int, files: Mapping[str, tuple[int, int]]) -> str:
-    """The class that .cls or the label in .json names; empty where neither does."""
+def _label(descriptor: int, files: Mapping[str, tuple[int, int]]) -> str:
+    """The class in .cls, or the label in .json; "" where neither has one."""
     texts = {}
-    for suffix in (".cls", ".json"):
-        offset, length = files.get(suffix, (0, 0))
-        texts[suffix] = (
-            os.pread(number, length, offset).decode("utf-8", "replace").strip()
-            if length <= NOTE
-            else ""
-        )
+    for suffix in TEXT_SUFFIXES:
+        offset, size = files.get(suffix, (0, 0))
+        data = os.pread(descriptor, size, offset) if size <= MAX_TEXT_BYTES else b""
+        texts[suffix] = data.decode("utf-8", "replace").strip()
     if texts[".cls"] or not texts[".json"]:
         return texts[".cls"]
     try:
@@ -107,73 +92,67 @@ def _label(number: int, files: Mapping[str, tuple[int, int]]) -> str:
     return str(label) if isinstance(label, str | int) and not isinstance(label, bool) else ""
 
 
-def _files(path: Path, number: int, total: int) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and size of each plain file in a tar of `total` bytes. Links, devices and folders are passed over.
+def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and size of each regular file; links, devices and folders are skipped.
 
-    Own steps from header to header, because a declared size must never lead backwards or behind the end.
+    `tarfile` trusts sizes and ends at a damaged header without an error: both are checked here.
     """
-    at, told = 0, {}
-    while len(block := os.pread(number, BLOCK, at)) == BLOCK:
-        if not any(block):
-            return
-        try:
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError:
-            raise ValueError(
-                f"{str(path)!r} is damaged at byte {at:,}, or no plain tar: give an uncompressed one"
-            ) from None
-        if header.type == tarfile.GNUTYPE_SPARSE:
-            raise ValueError(
-                f"{str(path)!r} stores {header.name!r} with holes: write it without --sparse"
-            )
-        start, size = (
-            at + BLOCK,
-            0 if header.type in DATALESS else int(told.get("size", header.size)),
-        )
+    offset = 0
+    try:
+        text = dict(encoding="utf-8", errors="surrogateescape")
+        with tarfile.open(fileobj=file, mode="r:", **text) as tar:
+            while member := tar.next():
+                tar.members = []  # else it collects the headers of all files
+                end = member.offset_data + (member.size if member.isreg() else 0)
+                if member.issparse():
+                    raise ShardError(
+                        f"{str(path)!r} stores {member.name!r} with holes: write it without "
+                        "--sparse"
+                    )
+                if member.size < 0:
+                    raise ShardError(
+                        f"{str(path)!r} is damaged at byte {member.offset:,}, a size below 0: "
+                        "copy it again"
+                    )
+                if end > file.size:
+                    raise _cut_short(
+                        path, f"{member.name!r} ends {end - file.size:,} bytes behind its end"
+                    )
+                if member.isreg():
+                    yield member.name, member.offset_data, member.size
+                offset = tar.offset
+    except ShardError:
+        raise
+    except Exception:  # of a damaged header, tarfile raises almost anything
+        raise _damaged(file, path, offset) from None
+    if any(os.pread(file.fileno(), BLOCK, offset)) or file.size < offset + BLOCK:
+        raise _damaged(file, path, offset)
+
+
+def _damaged(file: "_HeaderFile", path: Path, offset: int) -> ShardError:
+    if file.size < offset + BLOCK:
+        return _cut_short(path, "the mark of its end is missing")
+    return ShardError(
+        f"{str(path)!r} is damaged at byte {offset:,}, or no plain tar: give an uncompressed one"
+    )
+
+
+def _cut_short(path: Path, reason: str) -> ShardError:
+    return ShardError(f"{str(path)!r} is cut short, {reason}: copy it again")
+
+
+class _HeaderFile(io.FileIO):
+    """A file of which only headers and names are read, whatever size a header claims."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.path, self.size = path, os.fstat(self.fileno()).st_size
+
+    def read(self, size: int = -1, /) -> bytes:
         if size < 0:
-            raise ValueError(
-                f"{str(path)!r} is damaged at byte {at:,}, a size below 0: copy it again"
-            )
-        if start + size > total:
-            raise cut_short(
-                path, f"{header.name!r} ends {start + size - total:,} bytes behind its end"
-            )
-        at = start + -(-size // BLOCK) * BLOCK
-        if header.type in (
-            tarfile.GNUTYPE_LONGNAME,
-            tarfile.XHDTYPE,
-        ):  # tells more of the file behind it
-            if size > NOTE:
-                raise ValueError(f"{str(path)!r} has a name of {size:,} bytes: write it again")
-            data = os.pread(number, size, start)
-            told = {
-                **told,
-                **(_pax(data) if header.type == tarfile.XHDTYPE else {"path": _text(data)}),
-            }
-        elif header.type not in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
-            if header.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                yield told.get("path", header.name), start, size
-            told = {}
-    raise cut_short(path, "the mark of its end is missing")
-
-
-def cut_short(path: Path, why: str) -> ValueError:
-    return ValueError(f"{str(path)!r} is cut short, {why}: copy it again")
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode("utf-8", "surrogateescape")
-
-
-def _pax(data: bytes) -> dict[str, str]:
-    """The path and the size of records such as `30 path=...`, each with its own length first and a line break last."""
-    told, at = {}, 0
-    while match := PAX_LENGTH.match(data, at):
-        end = at + int(match[1])
-        if end <= match.end():
-            break
-        key, _, value = data[match.end() : end - 1].partition(b"=")
-        if key == b"path" or (key == b"size" and value.isdigit() and len(value) < 20):
-            told[key.decode()] = _text(value)
-        at = end
-    return told
+            raise ShardError(f"{str(self.path)!r} is damaged, a size below 0: copy it again")
+        if self.tell() + size > self.size + BLOCK:
+            raise _cut_short(self.path, "the name of a file is missing")
+        if size > MAX_TEXT_BYTES:
+            raise ShardError(f"{str(self.path)!r} has a name of {size:,} bytes: write it again")
+        return super().read(size)

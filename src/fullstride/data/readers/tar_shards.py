@@ -8,11 +8,11 @@ Nothing is ever extracted, so that no name in a shard becomes a path.
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.splits import (
@@ -26,9 +26,11 @@ from fullstride.data.readers.splits import (
     listed,
 )
 from fullstride.data.readers.tar_headers import Member, Shard, scan
+from fullstride.storage import Bounds, from_json, read_json
 
 INDEX = "index.json"
-FORMAT = "fullstride shards 1"
+FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
+MAX_INDEX_BYTES = 2**30  # ten million samples
 OPEN = 256  # shards held open by a process; systems allow 1024 files and less
 KINDS = {word: words[0] for words in (TRAIN, (*VAL, "minival"), TEST) for word in words}
 
@@ -38,7 +40,7 @@ class Index:
     """What `index.json` says."""
 
     classes: tuple[str, ...]
-    channels: int
+    channels: Literal[1, 3]
     mirror: bool
     shards: Mapping[str, Shard]  # by file name
 
@@ -230,68 +232,68 @@ def _expanded(pattern: str) -> list[str]:
 def write_index(folder: Path, index: Index) -> None:
     labels = {name: label for label, name in enumerate(index.classes)}
     shards = {
-        name: {
-            "bytes": shard.size,
-            "samples": [[m.name, m.offset, m.size, labels[m.label]] for m in shard.members],
-        }
+        name: _ShardEntry(
+            shard.size, tuple((m.name, m.offset, m.size, labels[m.label]) for m in shard.members)
+        )
         for name, shard in index.shards.items()
     }
-    told = dict(
-        format=FORMAT,
-        classes=index.classes,
-        channels=index.channels,
-        mirror=index.mirror,
-        shards=shards,
-    )
-    (folder / INDEX).write_text(json.dumps(told))
+    data = _IndexFile(FORMAT, index.classes, index.channels, index.mirror, shards)
+    (folder / INDEX).write_text(json.dumps(asdict(data)))
+
+
+_Count = Annotated[int, Bounds(ge=0)]
+
+
+@dataclass(frozen=True)
+class _ShardEntry:
+    bytes: _Count
+    samples: tuple[tuple[str, _Count, _Count, _Count], ...]  # name, offset, size, class
+
+
+@dataclass(frozen=True)
+class _IndexFile:
+    """The content of `index.json`."""
+
+    format: Literal["fullstride shards 1"]
+    classes: tuple[str, ...]
+    channels: Literal[1, 3]
+    mirror: bool
+    shards: Mapping[str, _ShardEntry]
 
 
 def _read_index(path: Path) -> Index:
     try:
-        told = json.loads(path.read_bytes())
-        _need(told["format"] == FORMAT, f"its format is not {FORMAT!r}")
-        classes = told["classes"]
-        _need(all(isinstance(name, str) for name in classes), "a class is no text")
-        _need(len(set(classes)) == len(classes) > 0, "classes are missing or stand twice")
-        _need(told["channels"] in (1, 3), "its channels are not 1 or 3")
-        seen: set[str] = set()
+        file = from_json(_IndexFile, read_json(path, most=MAX_INDEX_BYTES), "index")
+        if not file.classes or len(set(file.classes)) < len(file.classes):
+            raise ValueError("classes are missing or listed twice")
+        names: set[str] = set()
         shards = {
-            name: _read_shard(name, shard, classes, seen) for name, shard in told["shards"].items()
+            name: _read_entry(name, entry, file.classes, names)
+            for name, entry in file.shards.items()
         }
-        return Index(tuple(classes), told["channels"], bool(told["mirror"]), shards)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else error
+    except ValueError as error:
         raise ValueError(
-            f"{str(path)!r} is not what `fullstride pack` writes ({why}): copy it again, or remove it and classes go "
-            f"by number"
+            f"{str(path)!r} is not what `fullstride pack` writes ({error}): copy it again, or "
+            "remove it and class names are numbers"
         ) from None
+    return Index(file.classes, file.channels, file.mirror, shards)
 
 
-def _read_shard(name: str, told: Mapping[str, Any], classes: list[str], seen: set[str]) -> Shard:
-    _need(
-        Path(name).name == name and name.lower().endswith(".tar"),
-        f"{name!r} names no shard beside it",
-    )
-    size, members = told["bytes"], []
-    _need(type(size) is int, f"{name!r} has no size")
-    for sample, offset, length, label in told["samples"]:
-        _need(
-            isinstance(sample, str) and sample not in seen, f"{sample!r} stands twice or is no text"
-        )
-        _need(
-            all(type(n) is int and n >= 0 for n in (offset, length, label)),
-            f"{sample!r} has no place",
-        )
-        _need(offset + length <= size, f"{sample!r} ends behind its shard")
-        _need(label < len(classes), f"{sample!r} has no class")
-        seen.add(sample)
-        members.append(Member(sample, classes[label], offset, length))
-    return Shard(size, members)
-
-
-def _need(true: bool, else_why: str) -> None:
-    if not true:
-        raise ValueError(else_why)
+def _read_entry(shard: str, entry: _ShardEntry, classes: Sequence[str], names: set[str]) -> Shard:
+    """The samples of a shard. Adds their names to `names`."""
+    if Path(shard).name != shard or not shard.lower().endswith(".tar"):
+        raise ValueError(f"{shard!r} is not a file name that ends in .tar")
+    members = []
+    for name, offset, size, label in entry.samples:
+        if name in names:
+            raise ValueError(f"{name!r} is listed twice")
+        if offset + size > entry.bytes:
+            raise ValueError(f"{name!r} ends behind its shard")
+        if label >= len(classes):
+            raise ValueError(f"{name!r} has class {label} of {len(classes)}")
+        names.add(name)
+        members.append(Member(name, classes[label], offset, size))
+    return Shard(entry.bytes, members)
 
 
 def _check_size(path: Path, wanted: int) -> None:
