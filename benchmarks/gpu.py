@@ -34,7 +34,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from fullstride.deploy.fold_batch_norm import folded  # noqa: E402
+from fullstride.deploy.fold_batch_norm import fold_batch_norm  # noqa: E402
 from fullstride.measure.bench import measure_all  # noqa: E402
 from fullstride.measure.environment import Environment, choose_device  # noqa: E402
 from fullstride.measure.memory.max_batch import Trial, largest, predict, search  # noqa: E402
@@ -380,7 +380,7 @@ def runners(
         "timm compiled": (timm, True),
     }
     if work == "inference":
-        fold: Callable[[], nn.Module] = lambda: folded(ours())  # noqa: E731
+        fold: Callable[[], nn.Module] = lambda: fold_batch_norm(ours())  # noqa: E731
         return {
             **found,
             "ours plain": (ours, False),

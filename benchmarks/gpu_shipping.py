@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from fullstride.deploy.fold_batch_norm import folded  # noqa: E402
+from fullstride.deploy.fold_batch_norm import fold_batch_norm  # noqa: E402
 from fullstride.measure.bench import measure_all  # noqa: E402
 from fullstride.measure.environment import Environment  # noqa: E402
 from fullstride.measure.protocols import ONLINE, THROUGHPUT  # noqa: E402
@@ -56,7 +56,7 @@ def main() -> None:
         "rows": [],
     }
     for name, theirs in pairs.items():
-        ours = folded(zoo.create(name)).to(
+        ours = fold_batch_norm(zoo.create(name)).to(
             device, torch.bfloat16, memory_format=torch.channels_last
         )
         timm = (

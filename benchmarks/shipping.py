@@ -24,8 +24,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fullstride.deploy.export import Sample, export
-from fullstride.deploy.exported import Engine, Kind
+from fullstride.deploy.export import ComparisonImages, export
+from fullstride.deploy.exported import ExportedModule, Precision
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement
@@ -39,7 +39,7 @@ PAIRS = {
     "genet_large": "timm/gernet_l",
 }
 SIDE, BATCHES, THREADS = 224, (1, 16), 2
-FILES: tuple[tuple[str, Kind], ...] = (
+FILES: tuple[tuple[str, Precision], ...] = (
     ("openvino", "fp32"),
     ("openvino", "bf16"),
     ("openvino", "int8"),
@@ -87,7 +87,7 @@ def main() -> None:
             beside.write_text(json.dumps({"environment": environment, **found}, indent=1) + "\n")
 
 
-def contest(name: str, files: list[tuple[str, Kind]], rounds: int) -> Iterator[Measurement]:
+def contest(name: str, files: list[tuple[str, Precision]], rounds: int) -> Iterator[Measurement]:
     """timm's network, and each file of ours, measured in turn. A row is named by its file, and timm's by itself."""
     bundle = random_bundle(name)
     with TemporaryDirectory() as scratch:
@@ -96,7 +96,7 @@ def contest(name: str, files: list[tuple[str, Kind]], rounds: int) -> Iterator[M
             label = f"{format} {precision}"
             path = Path(scratch) / f"{format}_{precision}{FORMATS[format].suffix}"
             ship(bundle, path, format, precision)
-            nets[label] = Engine(open_file(path, threads=THREADS, trust=True))
+            nets[label] = ExportedModule(open_file(path, threads=THREADS, trust=True))
         for batch in BATCHES:
             protocol = replace(THROUGHPUT, batch=batch, resolution=SIDE, rounds=rounds)
             yield from bench(nets, protocol, threads=THREADS, reference=PAIRS[name])
@@ -119,13 +119,13 @@ def random_bundle(name: str) -> Bundle:
     )
 
 
-def ship(bundle: Bundle, path: Path, format: str, precision: Kind) -> None:
+def ship(bundle: Bundle, path: Path, format: str, precision: Precision) -> None:
     """Without a limit on top-1: of random weights it says nothing."""
     pictures = smooth_pictures(48)
     export(
         bundle,
         path,
-        Sample(pictures[:16]),
+        ComparisonImages(pictures[:16]),
         format=format,
         precision=precision,
         calibration=pictures[16:] if precision == "int8" else (),

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fullstride.commands.shipping import compared_on, prepare_int8
-from fullstride.deploy.export import Sample, compare, export
+from fullstride.deploy.export import ComparisonImages, compare, export
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import answers, inputs, logits
 from fullstride.measure.environment import Environment
@@ -33,7 +33,7 @@ def main() -> None:
         bundle = zoo.load(run)
         test = fitting_data(run, bundle.classes).test
         found = list(test.readable())
-        sample = Sample(
+        sample = ComparisonImages(
             [picture for _, picture in found], [test.targets[index] for index, _ in found]
         )
         shown = list(inputs("normalised", bundle.preprocessing, sample.pictures))

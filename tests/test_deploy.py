@@ -15,7 +15,7 @@ from fullstride.commands.shipping import spread
 from fullstride.data.dataset import Images, UnreadableImage, open_data
 from fullstride.deploy import export as exporting
 from fullstride.deploy import select
-from fullstride.deploy.export import DIFFERENCE, Check, Sample, export
+from fullstride.deploy.export import DIFFERENCE, Comparison, ComparisonImages, export
 from fullstride.deploy.predict import inputs, predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -53,7 +53,7 @@ def network_input(bundle, pictures) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny", "timm/resnet10t"])
 def test_onnx_runtime_gives_the_logits_of_pytorch_at_any_batch(name, pre, pictures, tmp_path):
     bundle = make(name, pre, scores={"test": {"top1": 99.0}})
-    check = export(bundle, tmp_path / "net.onnx", Sample(pictures)).check
+    check = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures)).check
     assert check.images == check.same_top1 == len(pictures)
     assert check.relative_difference < DIFFERENCE["fp32"]
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
@@ -76,7 +76,7 @@ def test_what_is_exported_has_no_batch_norm_left_and_the_bundle_keeps_its_own(
         "export",
         lambda net, *args, **how: given.append(net) or whole(net, *args, **how),
     )
-    export(bundle, tmp_path / "net.onnx", Sample(pictures))
+    export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures))
     assert not [module for module in given[0].modules() if isinstance(module, torch.nn.BatchNorm2d)]
     assert {name: value.tolist() for name, value in bundle.net.state_dict().items()} == {
         name: value.tolist() for name, value in state.items()
@@ -87,7 +87,7 @@ def test_the_onnx_file_says_what_it_holds(pictures, tmp_path):
     bundle = make(
         "genet_tiny", GRAY, scores={"test": {"top1": 99.0}}, source="a test", licence="ours"
     )
-    export(bundle, tmp_path / "net.onnx", Sample(pictures))
+    export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures))
     told = {p.key: p.value for p in onnx.load(tmp_path / "net.onnx").metadata_props}
     assert json.loads(told["classes"]) == list("0123456789")
     assert json.loads(told["preprocessing"])["mean"] == [0.2]
@@ -106,14 +106,21 @@ def test_a_file_that_answers_differently_is_not_written_and_an_earlier_one_stays
     with pytest.raises(
         ValueError, match=r"was not written: its answers differ from PyTorch's by .*e-0"
     ):
-        export(bundle, path, Sample(pictures), force=True)
+        export(bundle, path, ComparisonImages(pictures), force=True)
     monkeypatch.setattr(exporting, "answers", lambda *args: -answers(*args))
     monkeypatch.setitem(DIFFERENCE, "bf16", 3.0)
     with pytest.raises(
         ValueError,
         match=r"it loses 100.00 points of top-1, 0.2 are allowed \(on 6 images\): .* --max-drop",
     ):
-        export(bundle, path, Sample(pictures), format="openvino", precision="bf16", force=True)
+        export(
+            bundle,
+            path,
+            ComparisonImages(pictures),
+            format="openvino",
+            precision="bf16",
+            force=True,
+        )
     assert path.read_text() == "earlier"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -131,14 +138,18 @@ def test_an_earlier_file_is_kept_unless_forced(pictures, tmp_path):
     with pytest.raises(
         ValueError, match="net.onnx exists: say --force to replace it, or give another --out"
     ):
-        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
+        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", ComparisonImages(pictures))
     assert (tmp_path / "net.onnx").read_text() == "earlier"
-    export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures), force=True)
+    export(make("genet_tiny", GRAY), tmp_path / "net.onnx", ComparisonImages(pictures), force=True)
     assert onnx.load(tmp_path / "net.onnx").graph.node
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
-    bundle, path, sample = make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures)
+    bundle, path, sample = (
+        make("genet_tiny", GRAY),
+        tmp_path / "net.onnx",
+        ComparisonImages(pictures),
+    )
     for how, message in (
         (dict(format="onxx"), "no format named 'onxx': choose from onnx, openvino"),
         (
@@ -147,7 +158,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
         ),
         (dict(precision="int8"), "int8 needs images to take its ranges from"),
         (
-            dict(takes="pictures", any_size=True),
+            dict(input_kind="pictures", any_size=True),
             "a file that takes pictures takes any size as it is",
         ),
         (dict(any_size=True), "any size for a network of 32 pixels: .* 64, 96, 128"),
@@ -155,7 +166,10 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
             dict(format="triton-server", precision="bf16"),
             "triton-server in bf16: use fp32, fp16, int8",
         ),
-        (dict(format="pt2"), "net.onnx would not be recognised: give an --out that ends in .pt2"),
+        (
+            dict(format="pt2"),
+            "net.onnx would not be detect_format: give an --out that ends in .pt2",
+        ),
         (
             dict(backend="openvino"),
             "--backend openvino is for --format triton-server: leave it out",
@@ -166,9 +180,9 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
         with pytest.raises(ValueError, match=message):
             export(bundle, path, sample, **how)
     with pytest.raises(ValueError, match="no images to compare answers on"):
-        export(bundle, path, Sample([]))
+        export(bundle, path, ComparisonImages([]))
     with pytest.raises(ValueError, match="2 labels for 6 pictures: give one for each, or none"):
-        Sample(pictures, [1, 2])
+        ComparisonImages(pictures, [1, 2])
     assert not any(tmp_path.iterdir())
 
 
@@ -185,7 +199,7 @@ def test_answers_that_are_no_numbers_are_refused_in_every_precision_without_a_wa
             export(
                 make("genet_tiny", GRAY),
                 tmp_path / "net.onnx",
-                Sample(pictures, [0] * 6),
+                ComparisonImages(pictures, [0] * 6),
                 precision=precision,
                 calibration=pictures,
                 max_drop=100,
@@ -193,7 +207,7 @@ def test_answers_that_are_no_numbers_are_refused_in_every_precision_without_a_wa
 
 
 def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
-    bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
+    bundle, sample = make("genet_tiny", GRAY), ComparisonImages(pictures)
     run, models = tmp_path / "run", tmp_path / "models"
     run.mkdir()
     (run / "checkpoint.pt").write_text("days of work")
@@ -218,10 +232,10 @@ def test_what_a_library_cannot_write_is_one_line_and_leaves_nothing(
     with pytest.raises(
         ValueError, match="^genet_tiny cannot be written as onnx in fp32: no such operator$"
     ):
-        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
+        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", ComparisonImages(pictures))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(OSError, match="No space left on device"):
-        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures))
+        export(make("genet_tiny", GRAY), tmp_path / "net.onnx", ComparisonImages(pictures))
     assert not any(tmp_path.iterdir())
 
 
@@ -229,15 +243,19 @@ def test_training_for_int8_that_comes_to_nothing_is_said_and_layers_go_back_to_f
     pictures, tmp_path, monkeypatch
 ):
     checks = iter((2, 4, 6))
-    monkeypatch.setattr(exporting, "compare", lambda *_: Check(6, 0.0, 1.0, same_top1=next(checks)))
+    monkeypatch.setattr(
+        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_top1=next(checks))
+    )
 
     def diverge(net):
         raise FloatingPointError("the loss is nan")
 
     said = []
     how = dict(precision="int8", calibration=pictures, finetune=diverge, say=said.append)
-    made = export(make("genet_tiny", GRAY), tmp_path / "net.onnx", Sample(pictures), **how)
-    assert len(made.about.kept_float) == 2
+    made = export(
+        make("genet_tiny", GRAY), tmp_path / "net.onnx", ComparisonImages(pictures), **how
+    )
+    assert len(made.metadata.kept_float) == 2
     assert [count for count, _ in made.tried] == [0, 1, 2]
     assert said[:2] == [
         "layers in float: 0, points of top-1 lost: 66.67",
@@ -341,7 +359,7 @@ def test_the_time_that_decides_is_measured_here():
 
 
 def test_auto_keeps_the_fastest_file_that_passes_within_the_budget(pictures, tmp_path, monkeypatch):
-    bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
+    bundle, sample = make("genet_tiny", GRAY), ComparisonImages(pictures)
     monkeypatch.setattr(
         select,
         "candidates",
@@ -369,15 +387,17 @@ def test_auto_keeps_the_fastest_file_that_passes_within_the_budget(pictures, tmp
 def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(
     pictures, tmp_path, monkeypatch
 ):
-    bundle, sample = make("genet_tiny", GRAY), Sample(pictures)
+    bundle, sample = make("genet_tiny", GRAY), ComparisonImages(pictures)
     monkeypatch.setattr(
         select, "candidates", lambda precision: [("onnx", "int8"), ("openvino", "int8")]
     )
     folded, count, trained = exporting.folded, [], []
-    monkeypatch.setattr(exporting, "folded", lambda net: count.append(net) or folded(net))
+    monkeypatch.setattr(exporting, "folded", lambda net: count.append(net) or fold_batch_norm(net))
     monkeypatch.setattr(select, "measured", lambda paths, _: dict.fromkeys(paths, 1.0))
     checks = iter((5, 6, 5, 6))
-    monkeypatch.setattr(exporting, "compare", lambda *_: Check(6, 0.0, 1.0, same_top1=next(checks)))
+    monkeypatch.setattr(
+        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_top1=next(checks))
+    )
 
     def tune(net):
         trained.append(net)
@@ -397,7 +417,7 @@ def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(
 def test_the_times_of_files_are_measured_in_turn_by_their_own_engines(pictures, tmp_path):
     bundle = make("genet_tiny", GRAY)
     for format, name in (("onnx", "a.onnx"), ("openvino", "b")):
-        export(bundle, tmp_path / name, Sample(pictures), format=format)
+        export(bundle, tmp_path / name, ComparisonImages(pictures), format=format)
     found = select.measured({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
     assert set(found) == {"a", "b"}
     assert min(found.values()) > 0

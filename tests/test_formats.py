@@ -19,16 +19,16 @@ from test_deploy import COLOUR, GRAY, make
 from fullstride import commands
 from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import test_view
-from fullstride.deploy.export import Sample, export
-from fullstride.deploy.exported import About, Engine
+from fullstride.deploy.export import ComparisonImages, export
+from fullstride.deploy.exported import ExportedModule, Metadata
 from fullstride.deploy.formats import (
     FORMATS,
+    detect_format,
     open_file,
-    recognised,
     tensorrt,
     torch_export,
 )
-from fullstride.deploy.job import Job
+from fullstride.deploy.job import ExportJob
 from fullstride.deploy.predict import inputs, probabilities
 from fullstride.deploy.resize import test_views
 from fullstride.measure.bench import bench
@@ -56,7 +56,10 @@ def written(bundle, pictures, tmp_path_factory):
     names = [name for name in FORMATS if name != "aoti"]
     return {
         name: export(
-            bundle, folder / f"{name}{FORMATS[name].suffix}", Sample(pictures), format=name
+            bundle,
+            folder / f"{name}{FORMATS[name].suffix}",
+            ComparisonImages(pictures),
+            format=name,
         ).path
         for name in names
     }
@@ -67,10 +70,10 @@ def test_every_format_gives_the_bundles_probabilities_and_says_what_it_holds(
 ):
     expected = probabilities(bundle, pictures)
     for name, path in written.items():
-        assert recognised(path) == name
+        assert detect_format(path) == name
         shipped = open_file(path, trust=True)
         assert probabilities(shipped, pictures) == pytest.approx(expected, abs=1e-5), name
-        about = shipped.about
+        about = shipped.metadata
         assert (about.name, about.classes, about.preprocessing) == (
             bundle.name,
             bundle.classes,
@@ -91,13 +94,13 @@ def test_a_package_compiled_ahead_of_time_answers_as_the_bundle(
     made = export(
         bundle,
         tmp_path / "net.pt2",
-        Sample(pictures),
+        ComparisonImages(pictures),
         format="aoti",
         precision=precision,
         max_drop=100,
     )
     shipped = open_file(made.path, trust=True)
-    assert recognised(made.path) == "aoti"
+    assert detect_format(made.path) == "aoti"
     for some in (pictures, pictures[:1]):  # which the package has code of its own for
         expected = probabilities(bundle, some)
         assert probabilities(shipped, some) == pytest.approx(
@@ -121,8 +124,8 @@ def test_a_package_is_compiled_where_weights_may_be_frozen_for_any_batch_and_for
         "torch._inductor.package.package.package_aoti",
         lambda archive, files: seen.append(set(files)),
     )
-    about = About(name="a", classes=bundle.classes, preprocessing=COLOUR, scores={})
-    job = Job(bundle.net, about, np.zeros((3, 3, 40, 40), np.float32))
+    about = Metadata(name="a", classes=bundle.classes, preprocessing=COLOUR, scores={})
+    job = ExportJob(bundle.net, about, np.zeros((3, 3, 40, 40), np.float32))
     torch_export.write_aoti(job, tmp_path / "a.pt2")
     assert seen == [(2, True), (1, True), {"model", "one"}]
 
@@ -134,13 +137,13 @@ def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_their
     odd = next(inputs("normalised", GRAY, pictures))
     assert odd.strides[1] != odd.strides[0]  # nobody but a compiled program minds
     plain = (32 * 32, 32 * 32, 32, 1)
-    about = About(name="a", classes=bundle.classes, preprocessing=GRAY, scores={})
+    about = Metadata(name="a", classes=bundle.classes, preprocessing=GRAY, scores={})
     seen = []
     monkeypatch.setattr(
         torch.export, "export", lambda net, args, **how: seen.append(args[0].stride())
     )
     for count in (1, 4):
-        Job(bundle.net, about, odd[:count]).program()
+        ExportJob(bundle.net, about, odd[:count]).program()
     module = lambda x: seen.append(x.stride()) or bundle.net(x)  # noqa: E731
     shipped = torch_export.shipped("a.pt2", json.dumps(about.strings()), module, "graph", 1)
     found = shipped.run(odd)
@@ -158,7 +161,7 @@ def test_short_precisions_answer_nearly_the_same_and_not_exactly(
 ):
     path = tmp_path / f"net{FORMATS[format].suffix}"
     check = export(
-        bundle, path, Sample(pictures), format=format, precision=precision, max_drop=100
+        bundle, path, ComparisonImages(pictures), format=format, precision=precision, max_drop=100
     ).check
     assert 1e-7 < check.relative_difference < 0.05
     assert open_file(path, trust=True).about.precision == precision
@@ -170,24 +173,24 @@ def test_pixels_go_in_and_probabilities_come_out(bundle, pictures, format, takes
     made = export(
         bundle,
         tmp_path / f"net{FORMATS[format].suffix}",
-        Sample(pictures),
+        ComparisonImages(pictures),
         format=format,
-        takes=takes,
+        input_kind=takes,
     )
     shipped = open_file(made.path)
     pixels = [np.asarray(picture.convert("RGB"))[None] for picture in pictures]
-    if takes == "pixels":
+    if input_kind == "pixels":
         pixels = [test_view(picture, COLOUR)[None] for picture in pictures]
     rows = np.concatenate([shipped.run(each) for each in pixels])
     assert rows.sum(1) == pytest.approx(1, abs=1e-5)
     assert rows == pytest.approx(
-        probabilities(bundle, pictures), abs={"pixels": 1e-5, "pictures": 5e-3}[takes]
+        probabilities(bundle, pictures), abs={"pixels": 1e-5, "pictures": 5e-3}[input_kind]
     )
 
 
 def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
     bundle = make("tresnet_tiny", replace(GRAY, resolution=64))
-    path = export(bundle, tmp_path / "net.onnx", Sample(pictures), any_size=True).path
+    path = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures), any_size=True).path
     for height, width in ((64, 64), (128, 64), (96, 160)):
         x = np.random.default_rng(0).standard_normal((3, 1, height, width), np.float32)
         with torch.inference_mode():
@@ -293,10 +296,10 @@ def test_the_server_runs_openvino_or_tensorrt_where_asked(bundle, pictures, tmp_
         made = export(
             bundle,
             tmp_path / backend,
-            Sample(pictures),
+            ComparisonImages(pictures),
             format="triton-server",
             backend=backend,
-            takes="pixels",
+            input_kind="pixels",
         )
         home = made.path / "tresnet_tiny"
         assert sorted(path.name for path in (home / "1").iterdir()) == files
@@ -337,7 +340,10 @@ def test_labels_of_the_server_are_one_line_each_and_odd_names_travel_whole(pictu
     bundle = replace(make("genet_tiny", GRAY), classes=names, name='ü "x"/\n', source="<&>\n")
     for format in ("onnx", "openvino", "triton-server"):
         path = export(
-            bundle, tmp_path / f"{format}{FORMATS[format].suffix}", Sample(pictures), format=format
+            bundle,
+            tmp_path / f"{format}{FORMATS[format].suffix}",
+            ComparisonImages(pictures),
+            format=format,
         ).path
         about = open_file(path).about
         assert (about.classes, about.name, about.source) == (names, bundle.name, bundle.source)
@@ -357,7 +363,7 @@ def test_writing_openvino_reports_nothing_to_anybody(bundle, pictures, tmp_path,
         openvino_telemetry.Telemetry, "start_session", lambda *args, **_: sent.append(args)
     )
     how = dict(format="openvino", precision="int8", calibration=pictures, max_drop=100)
-    export(bundle, tmp_path / "net", Sample(pictures), **how)
+    export(bundle, tmp_path / "net", ComparisonImages(pictures), **how)
     assert not sent
 
 
@@ -389,8 +395,8 @@ def test_signals_arrive_after_files_were_opened_and_left_in_any_order(written):
 def test_of_a_servers_folder_with_two_models_none_is_picked(written, tmp_path):
     for name in ("one", "two"):
         shutil.copytree(written["triton-server"] / "tresnet_tiny", tmp_path / name)
-    assert recognised(tmp_path) is None
-    assert recognised(written["triton-server"]) == "triton-server"
+    assert detect_format(tmp_path) is None
+    assert detect_format(written["triton-server"]) == "triton-server"
 
 
 def test_a_file_whose_numbers_lie_outside_of_its_folder_is_not_opened(written, tmp_path):
@@ -435,7 +441,7 @@ def test_a_program_is_opened_only_with_trust(written):
 
 
 def test_what_a_file_tells_of_itself_is_checked(bundle):
-    about = About(
+    about = Metadata(
         name="a",
         classes=("x", "y"),
         preprocessing=bundle.preprocessing,
@@ -443,7 +449,7 @@ def test_what_a_file_tells_of_itself_is_checked(bundle):
         kept_float=("stem",),
     )
     told = about.strings()
-    assert About.read(told, "file") == about
+    assert Metadata.read(told, "file") == about
     for key, value in (
         ("classes", "3"),
         ("preprocessing", "[]"),
@@ -457,7 +463,7 @@ def test_what_a_file_tells_of_itself_is_checked(bundle):
         ("classes", "[" * 2**20),
     ):
         with pytest.raises(ValueError, match="file was not written by `fullstride export`"):
-            About.read({**told, key: value}, "file")
+            Metadata.read({**told, key: value}, "file")
 
 
 def test_a_missing_engine_is_named_with_its_extra(written, monkeypatch):
@@ -470,7 +476,7 @@ def test_a_missing_engine_is_named_with_its_extra(written, monkeypatch):
 
 def test_a_file_is_measured_by_the_protocols_of_inference_and_no_other(written):
     quick = replace(ONLINE, resolution=40, rounds=2, warmup_s=0, round_s=0.01)
-    engines = {name: Engine(open_file(written[name])) for name in ("onnx", "openvino")}
+    engines = {name: ExportedModule(open_file(written[name])) for name in ("onnx", "openvino")}
     rows = bench(engines, quick)
     assert [row.name for row in rows] == ["onnx", "openvino"]
     assert all(row.ms_p50 > 0 for row in rows)
@@ -505,16 +511,16 @@ def test_a_file_that_is_not_there_is_not_taken_for_a_network(word, pictures, tmp
 
 def test_batches_of_inputs_are_the_same_as_one_by_one(bundle, pictures):
     for takes in ("normalised", "pixels"):
-        whole = np.concatenate(list(inputs(takes, bundle.preprocessing, pictures)))
-        alone = np.concatenate(list(inputs(takes, bundle.preprocessing, pictures, batch=1)))
+        whole = np.concatenate(list(inputs(input_kind, bundle.preprocessing, pictures)))
+        alone = np.concatenate(list(inputs(input_kind, bundle.preprocessing, pictures, batch=1)))
         assert (whole == alone).all()
 
 
 def test_a_zip_archive_of_something_else_is_no_format(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/b", "c")
-    assert recognised(tmp_path / "a.pt2") is None
+    assert detect_format(tmp_path / "a.pt2") is None
     whole = (tmp_path / "a.pt2").read_bytes()
     (tmp_path / "a.pt2").write_bytes(whole.replace(b"PK\1\2", b"PK\1\3"))
     assert zipfile.is_zipfile(tmp_path / "a.pt2")
-    assert recognised(tmp_path / "a.pt2") is None
+    assert detect_format(tmp_path / "a.pt2") is None

@@ -10,7 +10,7 @@ import torchvision
 from networks import randomise
 from torch import Tensor, nn
 
-from fullstride.deploy.fold_batch_norm import fold, folded
+from fullstride.deploy.fold_batch_norm import fold_batch_norm, folding
 from fullstride.nets import zoo
 from fullstride.nets.fused.batch_norm import MagnitudeNorm
 
@@ -75,7 +75,7 @@ def test_a_folded_network_has_no_batch_norm_and_the_same_answers(name, count, ge
     net = make(name, generator)
     state = copy.deepcopy(net.state_dict())
     x = torch.randn(3, 3, 64, 64, generator=generator)
-    fold_ = fold(net, x[:1])
+    fold_ = folding(net, x[:1])
     assert len(norms(net)) == len(fold_.pairs) == count
     assert not norms(fold_.net)
     assert not fold_.left
@@ -83,7 +83,7 @@ def test_a_folded_network_has_no_batch_norm_and_the_same_answers(name, count, ge
     exact = copy.deepcopy(net).double()(x.double())
     # A random ResNet-50 is off by 1e-5 by its own rounding.
     assert error(fold_.net(x), exact) < max(1e-5, 2 * error(net(x), exact))
-    assert error(folded(net.double(), x[:1])(x.double()), exact) < 1e-9
+    assert error(fold_batch_norm(net.double(), x[:1])(x.double()), exact) < 1e-9
 
 
 @torch.no_grad()
@@ -94,12 +94,12 @@ def test_the_magnitude_of_a_gain_is_folded_where_a_norm_takes_its_magnitude(gene
         norm.__class__ = MagnitudeNorm
     expected = net(x)
     assert error(plain, expected) > 0.1
-    assert error(folded(net)(x), expected) < 1e-5
+    assert error(fold_batch_norm(net)(x), expected) < 1e-5
 
 
 def test_a_network_that_learns_lean_is_folded_as_it_evaluates_and_stays_lean_itself(generator):
     net = make("tresnet_tiny", generator).lean().train()
-    copied = folded(net).train().eval()
+    copied = fold_batch_norm(net).train().eval()
     x = torch.randn(2, 3, 64, 64, generator=generator)
     assert net.training
     assert net.saves
@@ -151,7 +151,7 @@ class Odd(nn.Module):
 def test_a_batch_norm_that_does_not_have_a_convolution_for_itself_stays_and_is_told_why(generator):
     net, x = Odd(), torch.randn(2, 4, 8, 8, generator=generator)
     settle(net, x)
-    fold_ = fold(net, x)
+    fold_ = folding(net, x)
     assert fold_.pairs == {"norm.fine": "conv.fine"}
     no_layer = "its input is not the output of a convolution or linear layer"
     assert fold_.left == {
@@ -195,7 +195,7 @@ def test_layers_of_every_dimension_are_folded(before, norm, shape, generator):
     net = nn.Sequential(before, norm)
     x = torch.randn(shape, generator=generator)
     settle(net, x)
-    fold_ = fold(net, x)
+    fold_ = folding(net, x)
     assert fold_.pairs == {"1": "0"}
     assert error(fold_.net(x), net(x)) < 1e-5
 
@@ -213,13 +213,13 @@ def test_a_network_that_answers_differently_is_refused():
         ValueError,
         match=r"answers differently, by 1.0e\+00 of the largest answer where 1e-09 is allowed",
     ):
-        fold(net)
+        folding(net)
 
 
 def test_a_network_in_bf16_is_rounded_once(generator):
     net = make("genet_tiny", generator)
     half = copy.deepcopy(net).bfloat16()
-    weights = folded(half).state_dict()
+    weights = fold_batch_norm(half).state_dict()
     assert {value.dtype for value in weights.values()} == {torch.bfloat16}
-    exact = folded(half.float()).state_dict()
+    exact = fold_batch_norm(half.float()).state_dict()
     assert all(torch.equal(value, exact[key].bfloat16()) for key, value in weights.items())

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fullstride.data.dataset import open_data
 from fullstride.data.loader import Batches, TestView
-from fullstride.deploy.exported import About
-from fullstride.deploy.fold_batch_norm import folded
+from fullstride.deploy.exported import Metadata
+from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import (
     onnx,
     onnx_graph,
@@ -25,19 +25,18 @@ from fullstride.deploy.formats import (
     openvino_int8,
 )
 from fullstride.deploy.int8 import (
-    GENTLE,
+    INT8_FINETUNE,
     Range,
-    finetuned,
+    fall_back_to_float,
+    finetune_int8,
+    int8_logits,
     int8_loss,
     layers,
     logits,
     ranges,
-    release,
-    rounded,
-    rounded_logits,
     sensitivity,
 )
-from fullstride.deploy.job import Job
+from fullstride.deploy.job import ExportJob
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
@@ -63,7 +62,7 @@ def net(digits):
         net, Classify(), Batches(digits.train, TestView(GRAY), batch=64, shuffle=True), recipe
     ):
         pass
-    return folded(net)
+    return fold_batch_norm(net)
 
 
 def views(images, count: int) -> Tensor:
@@ -85,8 +84,8 @@ def pixels(x: Tensor) -> np.ndarray:
     return ((x * 0.5 + 0.2) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> Job:
-    about = About(
+def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> ExportJob:
+    about = Metadata(
         name="a test",
         classes=tuple("0123456789"),
         preprocessing=GRAY,
@@ -95,13 +94,13 @@ def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> Job:
         input="pixels",
         kept_float=kept,
     )
-    return Job(
+    return ExportJob(
         net, about, pixels(images[:4]), calibration=tuple(pixels(part) for part in images.split(32))
     )
 
 
-def keeping(job: Job, *paths: str) -> Job:
-    return replace(job, about=replace(job.about, kept_float=paths))
+def keeping(job: ExportJob, *paths: str) -> ExportJob:
+    return replace(job, metadata=replace(job.metadata, kept_float=paths))
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +152,7 @@ def test_an_int8_file_answers_as_the_network_does(format, job, net, tests, tmp_p
     assert not told.out
     assert "quant" not in told.err.lower()
     shipped = format.open_file(path, 1)
-    assert shipped.about == keeping(job, "head.fc").about
+    assert shipped.metadata == keeping(job, "head.fc").about
     expected = logits(net, tests)
     found = shipped.run(pixels(tests))
     assert same(found, expected) > 0.98
@@ -162,7 +161,7 @@ def test_an_int8_file_answers_as_the_network_does(format, job, net, tests, tmp_p
 
 @pytest.fixture(scope="module")
 def graph(proto, job):
-    return Graph(onnx_int8.quantised(proto, job))
+    return Graph(onnx_int8.quantized(proto, job))
 
 
 class Graph:
@@ -214,7 +213,7 @@ def test_what_makes_the_input_of_pixels_and_the_softmax_are_in_float(graph):
 def test_symmetric_files_round_around_zero_what_layers_read_and_leave_biases_in_float(
     proto, job, net
 ):
-    graph = Graph(onnx_int8.quantised(proto, job, symmetric=True))
+    graph = Graph(onnx_int8.quantized(proto, job, symmetric=True))
     for path, layer in layers(net).items():
         node = graph.node(path)
         for name in node.input[:2]:
@@ -250,7 +249,7 @@ def test_means_over_pixels_become_pools_that_give_the_same():
 
 def test_layers_kept_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, hard_job):
     net = hard_job.net
-    graph = Graph(onnx_int8.quantised(hard_proto, keeping(hard_job, HARD, "stem.conv.conv")))
+    graph = Graph(onnx_int8.quantized(hard_proto, keeping(hard_job, HARD, "stem.conv.conv")))
     for path, layer in layers(net).items():
         node = graph.node(path)
         kept = path in (HARD, "stem.conv.conv")
@@ -267,7 +266,7 @@ def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(
     model = as_openvino(proto, tmp_path)
     depthwise = "stages.3.0.branch.conv2.conv"
     whole, parts = (
-        openvino_int8.quantised(model.clone(), keeping(job, *kept))
+        openvino_int8.quantized(model.clone(), keeping(job, *kept))
         for kept in ((), (depthwise, HARD))
     )
 
@@ -297,11 +296,11 @@ def test_a_layer_that_is_not_there_cannot_be_kept(proto, job, tmp_path):
     with pytest.raises(
         ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
     ):
-        onnx_int8.quantised(proto, keeping(job, "stem.act"))
+        onnx_int8.quantized(proto, keeping(job, "stem.act"))
     with pytest.raises(
         ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
     ):
-        openvino_int8.quantised(as_openvino(proto, tmp_path), keeping(job, "stem.act"))
+        openvino_int8.quantized(as_openvino(proto, tmp_path), keeping(job, "stem.act"))
 
 
 def test_without_nncf_the_extra_is_named(job, monkeypatch):
@@ -309,7 +308,7 @@ def test_without_nncf_the_extra_is_named(job, monkeypatch):
     with pytest.raises(
         ValueError, match=r"^nncf is not installed: pip install 'fullstride\[export\]'$"
     ):
-        openvino_int8.quantised(None, job)
+        openvino_int8.quantized(None, job)
 
 
 def by_hand(
@@ -367,10 +366,10 @@ def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_
         job = keeping(hard_job, *kept)
         if format == "onnx":
             path = tmp_path / "net.onnx"
-            onnx_graph.save(onnx_int8.quantised(hard_proto, job), job.about, path)
+            onnx_graph.save(onnx_int8.quantized(hard_proto, job), job.metadata, path)
             found = onnx.open_file(path, 1).run(pixels(tests))
         else:
-            model = openvino_int8.quantised(as_openvino(hard_proto, tmp_path), job)
+            model = openvino_int8.quantized(as_openvino(hard_proto, tmp_path), job)
             found = openvino.core().compile_model(model, "CPU")([pixels(tests)])[0]
         shares.append(same(found, expected))
     assert shares[0] < 0.9
@@ -382,9 +381,9 @@ def test_ranges_hold_zero_and_all_that_a_layer_is_given():
     x = torch.tensor([[[2.0, 3.0]], [[2.5, 7.0]]])
     assert ranges(net, x) == {"1": Range(0.0, 7.0)}
     assert ranges(net, -x) == {"1": Range(-7.0, 0.0)}
-    assert rounded(torch.tensor([0.0, 7.0, 9.0]), Range(-2.0, 7.0))[:2].tolist() == pytest.approx(
-        [0.0, 7.0], abs=9 / 255
-    )
+    assert fake_quantize(torch.tensor([0.0, 7.0, 9.0]), Range(-2.0, 7.0))[
+        :2
+    ].tolist() == pytest.approx([0.0, 7.0], abs=9 / 255)
 
 
 def test_layers_are_released_one_by_one_until_the_loss_is_small_enough():
@@ -394,20 +393,20 @@ def test_layers_are_released_one_by_one_until_the_loss_is_small_enough():
         seen.append(list(kept))
         return 3.0 - len(kept)
 
-    assert release(drop_with, 1.5, ["a", "b", "c", "d"]) == [(1, 2.0), (2, 1.0)]
+    assert fall_back_to_float(drop_with, 1.5, ["a", "b", "c", "d"]) == [(1, 2.0), (2, 1.0)]
     assert seen == [["a"], ["a", "b"]]
-    assert release(drop_with, -5.0, ["a", "b"]) == [(1, 2.0), (2, 1.0)]
-    assert release(drop_with, 9.0, []) == []
+    assert fall_back_to_float(drop_with, -5.0, ["a", "b"]) == [(1, 2.0), (2, 1.0)]
+    assert fall_back_to_float(drop_with, 9.0, []) == []
 
 
 def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images, tests):
     hard = made_hard(net, 300)
     expected = logits(hard, tests).softmax(1)
-    better = finetuned(hard, GRAY, digits, images)
+    better = finetune_int8(hard, GRAY, digits, images)
     before, after = (int8_loss(each, tests, expected) for each in (hard, better))
     assert after < 0.8 * before
-    assert same(rounded_logits(better, tests, ranges(better, images)).numpy(), expected) > same(
-        rounded_logits(hard, tests, ranges(hard, images)).numpy(), expected
+    assert same(int8_logits(better, tests, ranges(better, images)).numpy(), expected) > same(
+        int8_logits(hard, tests, ranges(hard, images)).numpy(), expected
     )
     assert better.state_dict().keys() == hard.state_dict().keys()
     assert torch.equal(logits(hard, tests).softmax(1), expected)
@@ -415,8 +414,8 @@ def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images,
 
 
 def test_finetuning_that_does_harm_is_not_kept(net, digits, images):
-    wild = replace(GENTLE, lr=0.1, clip_norm=1e6, steps=3)
-    kept = finetuned(net, GRAY, digits, images, recipe=wild)
+    wild = replace(INT8_FINETUNE, lr=0.1, clip_norm=1e6, steps=3)
+    kept = finetune_int8(net, GRAY, digits, images, recipe=wild)
     assert all(
         torch.equal(value, net.state_dict()[name]) for name, value in kept.state_dict().items()
     )

@@ -14,7 +14,7 @@ import pytest
 from test_deploy import GRAY, make
 
 from fullstride.data.dataset import open_data
-from fullstride.deploy.export import Sample, export
+from fullstride.deploy.export import ComparisonImages, export
 from fullstride.deploy.predict import probabilities
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -26,7 +26,7 @@ def served(tmp_path_factory):
     bundle, digits = make("genet_tiny", GRAY), open_data("digits").test
     pictures = [digits.picture(index) for index in range(2)]
     path = tmp_path_factory.mktemp("served") / "model.onnx"
-    export(bundle, path, Sample(pictures))
+    export(bundle, path, ComparisonImages(pictures))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

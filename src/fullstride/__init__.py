@@ -36,7 +36,7 @@ PUBLIC = {
     "evaluate": "fullstride.train.loop",
     "predict": "fullstride.deploy.predict",
     "export": "fullstride.deploy.export",
-    "Sample": "fullstride.deploy.export",
+    "ComparisonImages": "fullstride.deploy.comparison",
     "open_file": "fullstride.deploy.formats",
 }
 

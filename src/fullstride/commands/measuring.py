@@ -174,7 +174,7 @@ def bench(
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
-    from fullstride.deploy.exported import Engine
+    from fullstride.deploy.exported import ExportedModule
     from fullstride.measure.bench import bench_all
     from fullstride.measure.environment import choose_device
     from fullstride.measure.protocols import find_protocol
@@ -210,7 +210,7 @@ def bench(
     if given := [
         f"--{name}"
         for name, value in own.items()
-        if value and all(isinstance(net, Engine) for net in nets.values())
+        if value and all(isinstance(net, ExportedModule) for net in nets.values())
     ]:
         raise ValueError(f"{', '.join(given)}: a file computes as it was exported, leave it out")
     if padded:
@@ -269,18 +269,18 @@ def entrants(
     names: "Sequence[str]", trust: bool
 ) -> "tuple[dict[str, nn.Module], dict[str, int], int]":
     """What is to be measured on the same input, networks and files by name; the resolution of each; the channels."""
-    from fullstride.deploy.exported import Engine
-    from fullstride.deploy.formats import meant, open_file
+    from fullstride.deploy.exported import ExportedModule
+    from fullstride.deploy.formats import is_exported_path, open_file
     from fullstride.nets.zoo import measurable
 
-    files = {name: open_file(name, trust=trust) for name in names if meant(name)}
+    files = {name: open_file(name, trust=trust) for name in names if is_exported_path(name)}
     channels = {name: each.preprocessing.channels for name, each in files.items()}
     nets = measurable([name for name in names if name not in files], channels)
     channels |= {name: net.spec.in_channels for name, net in nets.items()}
     sides = {name: each.preprocessing.resolution for name, each in files.items()}
     sides |= {name: net.spec.resolution for name, net in nets.items()}
     return (
-        {name: nets.get(name) or Engine(files[name]) for name in names},
+        {name: nets.get(name) or ExportedModule(files[name]) for name in names},
         sides,
         channels[names[0]],
     )

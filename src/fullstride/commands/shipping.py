@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fullstride.data.dataset import Images
-    from fullstride.deploy.export import Decoded, Exported, Sample, Tuning
-    from fullstride.deploy.exported import Shipped
+    from fullstride.deploy.export import ComparisonImages, ExportResult, Finetune, LazyImages
+    from fullstride.deploy.exported import ExportedModel
     from fullstride.nets.bundle import Bundle
 
 COMPARED = 500  # images that a file's answers are compared on
@@ -68,12 +68,12 @@ def predict(
         raise ValueError("none of the pictures could be read")
 
 
-def find_model(what: str, trust: bool = False) -> "Bundle | Shipped":
+def find_model(what: str, trust: bool = False) -> "Bundle | ExportedModel":
     """A bundle or an exported file."""
-    from fullstride.deploy.formats import meant, open_file
+    from fullstride.deploy.formats import is_exported_path, open_file
     from fullstride.nets import zoo
 
-    if meant(what):
+    if is_exported_path(what):
         return open_file(what, trust=trust)
     return zoo.load(what)
 
@@ -167,8 +167,10 @@ def export(
             f"{best}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within {budget_ms:g} ms"
         )
     takes = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
-    how: dict[str, Any] = dict(takes=takes, any_size=any_size, backend=backend, max_drop=max_drop)
-    how |= dict(force=force, say=partial(print, flush=True))
+    how: dict[str, Any] = dict(
+        input_kind=takes, any_size=any_size, backend=backend, max_drop=max_drop
+    )
+    how |= dict(force=force, progress=partial(print, flush=True))
     if device != "cpu":
         how["device"] = str(choose_device(device))
     sample = compared_on(best, bundle, data)
@@ -183,21 +185,21 @@ def export(
     show_export(made)
 
 
-def compared_on(where: str, bundle: "Bundle", data: str) -> "Sample":
+def compared_on(where: str, bundle: "Bundle", data: str) -> "ComparisonImages":
     """The minival of the images, at most COMPARED of them, with their classes."""
-    from fullstride.deploy.export import Sample
+    from fullstride.deploy.export import ComparisonImages
     from fullstride.train.run import fitting_data
 
     images = fitting_data(where, bundle.classes, data).minival
     found = spread(images, COMPARED)
     if not found:
         raise ValueError("none of the images to compare on could be read: give others by --data")
-    return Sample(found, [images.targets[index] for index in found.indices])
+    return ComparisonImages(found, [images.targets[index] for index in found.indices])
 
 
-def spread(images: "Images", most: int) -> "Decoded":
+def spread(images: "Images", most: int) -> "LazyImages":
     """At most so many of the images, from all over the set, which may be in the order of its classes."""
-    from fullstride.deploy.export import Decoded
+    from fullstride.deploy.export import LazyImages
 
     count = min(most, len(images))
     places = [place * len(images) // count for place in range(count)]
@@ -206,16 +208,16 @@ def spread(images: "Images", most: int) -> "Decoded":
         names=tuple(images.names[i] for i in places),
         labels=tuple(images.targets[i] for i in places),
     )
-    return Decoded(images, [places[place] for place, _ in chosen.readable()])
+    return LazyImages(images, [places[place] for place, _ in chosen.readable()])
 
 
 def prepare_int8(
     where: str, bundle: "Bundle", data: str, epochs: int
-) -> "tuple[Decoded, Tuning | None]":
+) -> "tuple[LazyImages, Finetune | None]":
     """Training images for the ranges, and what trains the network for int8 if it may."""
     import torch
 
-    from fullstride.deploy.int8 import GENTLE, finetuned
+    from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
     from fullstride.deploy.predict import inputs
     from fullstride.train.run import fitting_data
 
@@ -236,23 +238,23 @@ def prepare_int8(
         )
         with Bar() as bar:
             bar.say(f"int8 loses too much: it is trained with int8 simulated, epochs: {epochs}")
-            return finetuned(
+            return finetune_int8(
                 net,
                 bundle.preprocessing,
                 found,
                 seen,
-                recipe=replace(GENTLE, epochs=epochs),
+                recipe=replace(INT8_FINETUNE, epochs=epochs),
                 watch=bar.watch,
             )
 
     return pictures, tune
 
 
-def show_export(made: "Exported") -> None:
+def show_export(made: "ExportResult") -> None:
     """A table of how the file compares, and what is in it."""
     from rich.table import Table
 
-    check, about = made.check, made.about
+    check, about = made.comparison, made.metadata
     columns = ("images", "difference", "cosine", "same class", "top-1 % PyTorch", "top-1 % file")
     table = Table(*columns, box=None, header_style="bold")
     scores = ("-" if value is None else f"{value:.2f}" for value in (check.top1, check.file_top1))
@@ -261,9 +263,11 @@ def show_export(made: "Exported") -> None:
         str(check.images), f"{check.relative_difference:.1e}", f"{check.cosine:.6f}", same, *scores
     )
     console().print(table)
-    if about.kept_float:
-        print(f"in float: {', '.join(about.kept_float)}")
-    print(f"{made.path}: {made.format}, {about.precision}, {about.input} in, run by {made.runtime}")
+    if about.float_layers:
+        print(f"in float: {', '.join(about.float_layers)}")
+    print(
+        f"{made.path}: {made.format}, {about.precision}, {about.input_kind} in, run by {made.runtime}"
+    )
 
 
 def report(

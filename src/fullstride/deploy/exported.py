@@ -1,139 +1,140 @@
-"""What is in an exported file? What it answers, what it wants to see, and where it came from."""
+"""What is in an exported file? A network, and metadata about its outputs, inputs and source."""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import MAX_JSON_BYTES
+from fullstride.storage import MAX_JSON_BYTES, from_json, parse_json
 
-Input = Literal["normalised", "pixels", "pictures"]
-Kind = Literal["fp32", "bf16", "fp16", "int8"]
+InputKind = Literal["normalised", "pixels", "pictures"]
+Precision = Literal["fp32", "bf16", "fp16", "int8"]
+Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, K)
+
+# Fields of Metadata whose key in a file is another; all others are written by their own name.
+FILE_KEYS = {"input_kind": "input", "float_layers": "kept_float"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """What travels with a file. In the file each field is a string: itself, or its JSON."""
+class Metadata:
+    """The metadata of an exported file. In the file each value is a string: itself, or its JSON."""
 
     name: str
-    classes: tuple[str, ...]  # in the order of the answers
+    classes: tuple[str, ...]  # in the order of the outputs
     preprocessing: Preprocessing
     scores: Mapping[str, Any]  # of the bundle: split -> score -> value
     source: str = ""
     licence: str = ""
-    precision: Kind = "fp32"
-    # normalised: float32 (N, C, H, W) in, logits out. pixels: uint8 (N, H, W, C) of the network's resolution in,
-    # probabilities out. pictures: the same of any one size, which the file resizes.
-    input: Input = "normalised"
-    device: str = "cpu"  # that a program of PyTorch is for; other engines choose
-    kept_float: tuple[str, ...] = ()  # layers of an int8 file that are not int8
+    precision: Precision = "fp32"
+    # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
+    # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any one size, resized in the file.
+    input_kind: InputKind = "normalised"
+    device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
+    float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float
 
-    def strings(self) -> dict[str, str]:
-        told = asdict(self)
+    @classmethod
+    def file_keys(cls) -> dict[str, str]:
+        """The name of each field -> its key in a file."""
+        return {field.name: FILE_KEYS.get(field.name, field.name) for field in fields(cls)}
+
+    def to_strings(self) -> dict[str, str]:
+        keys = self.file_keys()
         return {
-            key: value if isinstance(value, str) else json.dumps(value)
-            for key, value in told.items()
+            keys[name]: value if isinstance(value, str) else json.dumps(value)
+            for name, value in asdict(self).items()
         }
 
     @classmethod
-    def read(cls, told: Mapping[str, str], path: Path) -> "About":
-        """Raises ValueError, in one line, for what `strings` would not have written."""
+    def from_strings(cls, strings: Mapping[str, str], path: Path) -> "Metadata":
+        """Raises ValueError, in one line, for strings that `to_strings` does not write."""
         try:
-            if sum(map(len, told.values())) > MAX_JSON_BYTES:
-                raise ValueError("it says too much of itself")
-            known: dict[str, Any] = {f.name: told[f.name] for f in fields(cls)}
-            for key in ("classes", "preprocessing", "scores", "kept_float"):
-                known[key] = json.loads(known[key])
-            for key in ("classes", "kept_float"):
-                known[key] = tuple(map(str, known[key]))
-            pre = known["preprocessing"]
-            pre |= {key: tuple(map(float, pre[key])) for key in ("mean", "std")}
-            pre |= {"resolution": int(pre["resolution"]), "crop": float(pre["crop"])}
-            about = cls(
-                **{**known, "preprocessing": Preprocessing(**pre), "scores": dict(known["scores"])}
-            )
-            for part in (about, about.preprocessing):
-                for key, kind in get_type_hints(type(part)).items():
-                    if get_origin(kind) is Literal and getattr(part, key) not in get_args(kind):
-                        raise ValueError(f"{key} {getattr(part, key)!r}")
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            if sum(map(len, strings.values())) > MAX_JSON_BYTES:
+                raise ValueError("its metadata is too large")
+            values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
+            for name in ("classes", "preprocessing", "scores", "float_layers"):
+                values[name] = parse_json(values[name], name)
+            return from_json(cls, values, "metadata")
+        except (KeyError, ValueError) as error:
             raise ValueError(
                 f"{path} was not written by `fullstride export`: {type(error).__name__} {error}"
             ) from None
-        return about
-
-
-Run = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """An exported file, ready to answer."""
+class ExportedModel:
+    """An exported file, opened by its runtime."""
 
     path: Path
-    about: About
-    engine: Run
-    runtime: str  # the program that runs it, its version and threads
+    metadata: Metadata
+    infer: Infer
+    runtime: str  # the program that computes, its version and its number of threads
 
     def run(self, images: np.ndarray) -> np.ndarray:
-        """(N, ...) of what `about.input` says -> (N, K) float32. Raises ValueError where that is not what comes out."""
+        """Inputs (N, ...) as `metadata.input_kind` says -> (N, K) float32 logits or probabilities.
+
+        Raises ValueError where the file does not take images of this shape or has another K.
+        """
         shape, side = tuple(images.shape), self.preprocessing.resolution
         try:
-            found = self.engine(images)
-        except Exception as error:  # each engine has kinds of its own
+            outputs = self.infer(images)
+        except Exception as error:  # each runtime has its own types
             raise ValueError(
-                f"{self.path} takes no images of {shape}: it was made for {side} x {side} pixels "
-                f"({type(error).__name__})"
+                f"{self.path} does not take images of {shape}: it was exported for {side} x {side} "
+                f"pixels ({type(error).__name__})"
             ) from error
-        if found.shape != (len(images), len(self.classes)):
+        if outputs.shape != (len(images), len(self.classes)):
             raise ValueError(
-                f"{self.path} answers {shape} with {found.shape}, it has {len(self.classes)} classes"
+                f"{self.path} returns {outputs.shape} for {shape}, "
+                f"but its metadata has {len(self.classes)} classes"
             )
-        return found
+        return outputs
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.about.classes
+        return self.metadata.classes
 
     @property
     def preprocessing(self) -> Preprocessing:
-        return self.about.preprocessing
+        return self.metadata.preprocessing
 
 
-class Engine(nn.Module):
-    """A file where a network is expected that is only measured: it has no parameters, and copies are itself."""
+class ExportedModule(nn.Module):
+    """An exported file as a module, to be measured like a network.
 
-    def __init__(self, shipped: Shipped):
+    It has no parameters, cannot be trained, and a deep copy is the module itself.
+    """
+
+    def __init__(self, model: ExportedModel):
         super().__init__()
-        self.shipped = shipped
-        self.runtime = f"{shipped.runtime}, {shipped.about.precision}"
+        self.model = model
+        self.runtime = f"{model.runtime}, {model.metadata.precision}"
 
     def random_images(self, batch: int, resolution: int) -> Tensor:
-        """What the file takes, of random content, on the CPU."""
-        channels = self.shipped.preprocessing.channels
-        if self.shipped.about.input == "normalised":
+        """Random inputs of the kind that the file takes, on the CPU."""
+        channels = self.model.preprocessing.channels
+        if self.model.metadata.input_kind == "normalised":
             return torch.randn(batch, channels, resolution, resolution)
         return torch.randint(256, (batch, resolution, resolution, channels), dtype=torch.uint8)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.answer(images)  # pyright: ignore[reportCallIssue, reportArgumentType, reportReturnType]
+        return self.infer(images)  # pyright: ignore[reportCallIssue, reportArgumentType, reportReturnType]
 
     @torch.compiler.disable
-    def answer(self, images: Tensor) -> Tensor:
-        return torch.from_numpy(self.shipped.run(images.numpy()))
+    def infer(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.model.run(images.numpy()))
 
-    def train(self, mode: bool = True) -> "Engine":
+    def train(self, mode: bool = True) -> "ExportedModule":
         if mode:
             raise ValueError(
-                f"{self.shipped.path} cannot be trained: measure it by online, throughput or genet"
+                f"{self.model.path} cannot be trained: measure it by online, throughput or genet"
             )
         return super().train(mode)
 
-    def __deepcopy__(self, memo: object) -> "Engine":
+    def __deepcopy__(self, memo: object) -> "ExportedModule":
         return self

@@ -1,4 +1,4 @@
-"""How does a network give the same answers without its batch norms? Each is folded into the convolution before it."""
+"""How does a network compute the same without batch norms? They are folded into convolutions."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,92 +11,92 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fullstride.nets.fused.batch_norm import MagnitudeNorm, gain
 from fullstride.nets.network import Network
 
-TOLERANCE = 1e-9  # largest difference of an answer / largest answer, in float64
+TOLERANCE = 1e-9  # largest difference of an output / largest output, in float64
 
 
 @dataclass(frozen=True)
-class Fold:
-    """A network without the batch norms that could be folded. Layers are named by their paths."""
+class Folding:
+    """A network whose batch norms are folded where that is possible. Modules are named by path."""
 
     net: nn.Module
-    pairs: Mapping[
-        str, str
-    ]  # folded batch norm -> the convolution or linear layer that now does its work
-    left: Mapping[str, str]  # batch norm that stays -> why
+    layers: Mapping[str, str]  # folded batch norm -> its convolution or linear layer
+    skipped: Mapping[str, str]  # batch norm that is still in the network -> the reason
 
 
-def folded(net: nn.Module, images: Tensor | None = None) -> nn.Module:
-    """The network of `fold`."""
-    return fold(net, images).net
+def fold_batch_norm(net: nn.Module, images: Tensor | None = None) -> nn.Module:
+    """The network of `folding`."""
+    return folding(net, images).net
 
 
 @torch.no_grad()
-def fold(net: nn.Module, images: Tensor | None = None) -> Fold:
-    """A copy of `net` for evaluation whose batch norms are folded into what stands before them: equal up to rounding.
+def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
+    """A copy of `net` for evaluation with batch norms folded into the layers before them.
 
-    Which belong together is seen while it runs once on `images` (noise, if none are given): a convolution takes in a
-    batch norm if its output goes there as it is, and nowhere else. So the way through the layers must be the same
-    for all images. All is done in float64, where a mistake cannot pass for rounding, and then rounded once to the
-    type of `net`. Raises ValueError if the copy answers differently.
+    A batch norm is folded if its input is the output of one convolution or linear layer and nothing
+    else reads that output, which is observed in one forward pass of `images` (by default noise). So
+    control flow must not depend on the images. Everything is computed in float64, where an error
+    cannot be mistaken for rounding, and converted to the type of `net` at the end. Raises
+    ValueError if the outputs of the copy differ by more than `TOLERANCE`.
     """
     dtype = next(net.parameters()).dtype
     net = deepcopy(net).eval().double()
     if isinstance(net, Network):
-        net.lean(False)  # training by its operators needs the norms
+        net.lean(False)  # the fused form needs the norms
     images = (noise(net) if images is None else images).to(next(net.parameters()))
-    watch = Watch(net)
-    expected = watch.run(images)
-    left = {name: why for name, norm in watch.norms.items() if (why := watch.why_not(norm))}
-    pairs = {norm: watch.source[norm][0] for name, norm in watch.norms.items() if name not in left}
-    rest = {norm: absorb(conv, norm) for norm, conv in pairs.items()}
+    trace = Trace(net)
+    expected = trace.run(images)
+    skipped = {name: why for name, norm in trace.norms.items() if (why := trace.why_not(norm))}
+    pairs = {
+        norm: trace.source[norm][0] for name, norm in trace.norms.items() if name not in skipped
+    }
+    substitutes = {norm: absorb(layer, norm) for norm, layer in pairs.items()}
     names = {module: name for name, module in net.named_modules()}
     for name, module in list(net.named_modules(remove_duplicate=False)):
-        if module in rest:
-            net.set_submodule(name, rest[module])
+        if module in substitutes:
+            net.set_submodule(name, substitutes[module])
     check(tensors(net.eval()(images)), expected)
-    return Fold(net.to(dtype), {names[norm]: names[conv] for norm, conv in pairs.items()}, left)
+    layers = {names[norm]: names[layer] for norm, layer in pairs.items()}
+    return Folding(net.to(dtype), layers, skipped)
 
 
 def noise(net: nn.Module) -> Tensor:
-    """One image of a size that `net` takes."""
+    """One random image of a size that `net` takes."""
     spec = getattr(net, "spec", None)
     side = 64 if isinstance(net, Network) else spec.resolution if spec else 224
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, spec.in_channels if spec else 3, side, side, generator=generator)
 
 
-def check(found: list[Tensor], expected: list[Tensor]) -> None:
-    for a, b in zip(found, expected, strict=True):
+def check(outputs: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(outputs, expected, strict=True):
         difference = (a - b).abs().max() / b.abs().max().clamp(min=1e-300)
         if not difference <= TOLERANCE:
             raise ValueError(
-                f"with its batch norms folded the network answers differently, by {difference:.1e} of the largest "
-                f"answer where {TOLERANCE:g} is allowed: use it as it is"
+                f"with batch norms folded the outputs differ by {difference:.1e} of the largest, "
+                f"{TOLERANCE:g} is allowed: use the network as it is"
             )
 
 
-def absorb(conv: Any, norm: Any) -> nn.Module:
-    """Make `conv` compute what `norm` makes of it. Returns what else `norm` does."""
+def absorb(layer: Any, norm: Any) -> nn.Module:
+    """Fold `norm` into the weights of `layer`. Returns what replaces it: its activation, if any."""
     scale = (norm.running_var + norm.eps).rsqrt()
     shift = -norm.running_mean * scale
-    factor = gain(norm)
-    if factor is not None:
-        scale, shift = scale * factor, shift * factor + norm.bias
-    if conv.bias is not None:
-        shift += conv.bias * scale
-    conv.weight = nn.Parameter(conv.weight * scale.view(-1, *(1,) * (conv.weight.dim() - 1)))
-    conv.bias = nn.Parameter(shift)
+    if norm.weight is not None:
+        scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
+    if layer.bias is not None:
+        shift += layer.bias * scale
+    layer.weight = nn.Parameter(layer.weight * scale.view(-1, *(1,) * (layer.weight.dim() - 1)))
+    layer.bias = nn.Parameter(shift)
     return nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity()
 
 
-class Watch(TorchDispatchMode):
-    """Sees which layer's output goes into which batch norm, and whether anything else reads either's numbers.
+class Trace(TorchDispatchMode):
+    """Records which layer's output each batch norm reads, and what else reads either's tensors.
 
-    Numbers are known by the address of their memory, so that views count as what they show. Outputs are kept,
-    so that no other tensor gets their address.
+    Tensors are identified by the address of their storage, so that a view counts as its base.
+    Outputs are held in memory, so that their addresses are not used again.
     """
 
     def __init__(self, net: nn.Module):
@@ -104,15 +104,9 @@ class Watch(TorchDispatchMode):
         from timm.layers.conv2d_same import Conv2dSame
         from timm.layers.norm_act import BatchNormAct2d
 
-        # Exactly these: what derives from them may compute otherwise, as convolutions that standardise weights do.
+        # Exactly these: a subclass may compute something else, as in weight standardisation.
         convs = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, Conv2dSame)
-        self.foldable = (
-            nn.BatchNorm1d,
-            nn.BatchNorm2d,
-            nn.BatchNorm3d,
-            MagnitudeNorm,
-            BatchNormAct2d,
-        )
+        self.foldable = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNormAct2d)
         self.net = net
         self.convs = [
             m for m in net.modules() if type(m) in convs and isinstance(m.weight, nn.Parameter)
@@ -121,39 +115,39 @@ class Watch(TorchDispatchMode):
             name: m for name, m in net.named_modules() if hasattr(m, "running_var")
         }
         self.calls: Counter[nn.Module] = Counter()
-        self.made: dict[int, tuple[Any, Tensor]] = {}  # id of an output -> the layer and the output
+        self.outputs: dict[int, tuple[Any, Tensor]] = {}  # id of an output -> its layer and itself
         self.source: dict[nn.Module, tuple[Any, Tensor]] = {}  # batch norm -> the same of its input
         self.watched = set[int]().union(
-            *(addresses(numbers(m)) for m in (*self.convs, *self.norms.values()))
+            *(addresses(parameters_and_buffers(m)) for m in (*self.convs, *self.norms.values()))
         )
-        self.own = set[int]()  # what the layer at work may read
-        self.read = set[int]()  # what anything else has read
+        self.own = set[int]()  # addresses that the current layer may read
+        self.read = set[int]()  # addresses that other operators have read
 
     def run(self, images: Tensor) -> list[Tensor]:
-        """The network's answers."""
-        hooks = [conv.register_forward_hook(self.keep) for conv in self.convs]
+        """The outputs of the network."""
+        hooks = [conv.register_forward_hook(self.record_output) for conv in self.convs]
         for layer in (*self.convs, *self.norms.values()):
-            hooks.append(layer.register_forward_pre_hook(self.start))
-            hooks.append(layer.register_forward_hook(self.stop))
+            hooks.append(layer.register_forward_pre_hook(self.enter))
+            hooks.append(layer.register_forward_hook(self.leave))
         with self:
-            answers = tensors(self.net(images))
+            outputs = tensors(self.net(images))
         for hook in hooks:
             hook.remove()
-        self.read |= addresses(answers)
-        return answers
+        self.read |= addresses(outputs)
+        return outputs
 
-    def start(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def enter(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.calls[layer] += 1
-        self.own = addresses(numbers(layer))
-        if layer in self.norms.values() and inputs and id(inputs[0]) in self.made:
-            self.source[layer] = self.made[id(inputs[0])]
+        self.own = addresses(parameters_and_buffers(layer))
+        if layer in self.norms.values() and inputs and id(inputs[0]) in self.outputs:
+            self.source[layer] = self.outputs[id(inputs[0])]
             self.own |= addresses(tensors(inputs))
 
-    def stop(self, *_: object) -> None:
+    def leave(self, *_: object) -> None:
         self.own = set()
 
-    def keep(self, conv: nn.Module, _: object, output: Tensor) -> None:
-        self.made[id(output)] = conv, output
+    def record_output(self, conv: nn.Module, _: object, output: Tensor) -> None:
+        self.outputs[id(output)] = conv, output
         self.watched |= addresses([output])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -163,9 +157,9 @@ class Watch(TorchDispatchMode):
     def why_not(self, norm: Any) -> str:
         """Why `norm` cannot be folded; "" if it can."""
         if type(norm) not in self.foldable:
-            return f"what a {type(norm).__name__} computes is not known"
+            return f"{type(norm).__name__} is not a known kind of batch norm"
         if norm.running_var is None or norm.training:
-            return "it takes its statistics from the batch"
+            return "it uses the statistics of the batch"
         if self.calls[norm] != 1:
             return f"it is called {self.calls[norm]} times"
         if norm not in self.source:
@@ -178,14 +172,14 @@ class Watch(TorchDispatchMode):
             or sum(conv is other for other, _ in self.source.values()) > 1
         ):
             return "its input is used elsewhere too"
-        if addresses((*numbers(conv), *numbers(norm))) & self.read:
+        if addresses((*parameters_and_buffers(conv), *parameters_and_buffers(norm))) & self.read:
             return "its weights, or those of the layer before it, are used elsewhere too"
         if output.dim() != conv.weight.dim():
             return "its channels are not those of the layer before it"
         return ""
 
 
-def numbers(layer: nn.Module) -> list[Tensor]:
+def parameters_and_buffers(layer: nn.Module) -> list[Tensor]:
     return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
 
 

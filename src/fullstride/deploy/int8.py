@@ -1,4 +1,4 @@
-"""Which layers may be int8? Each is tried alone, the worst are released, and if that is not enough all are trained."""
+"""Which layers may compute in int8? Sensitivity of each layer, fallback to float, fine-tuning."""
 
 import copy
 import math
@@ -23,12 +23,12 @@ from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import FINETUNE
 
-BATCH = 32  # images at once
-TRIED = 32  # images whose logits are compared for each layer
+BATCH = 32  # images per forward pass
+SENSITIVITY_IMAGES = 32  # images whose logits are compared for each layer
 
-# For weights that are good already, and without batch norms to keep them in bounds: small steps, short gradients,
-# pictures nearly as they are when it counts. Ours.
-GENTLE = replace(
+# For trained weights, in a network without batch norms, which would bound its activations: a low
+# learning rate, clipped gradients, little augmentation. The values are our own.
+INT8_FINETUNE = replace(
     FINETUNE,
     epochs=2,
     lr=3e-4,
@@ -43,7 +43,7 @@ GENTLE = replace(
 
 @dataclass(frozen=True)
 class Range:
-    """The least and the largest value that a layer was given; zero is always among them, so that it stays exact."""
+    """The smallest and the largest input of a layer. It includes zero, which int8 then represents."""
 
     low: float = 0.0
     high: float = 0.0
@@ -53,14 +53,14 @@ class Range:
         return Range(min(self.low, low.item()), max(self.high, high.item()))
 
 
-def rounded(x: Tensor, seen: Range) -> Tensor:
-    """What uint8 keeps of a map: 256 even steps over the range that was seen. Gradients pass where it was not cut."""
-    scale = max(seen.high - seen.low, 1e-12) / 255
-    return torch.fake_quantize_per_tensor_affine(x, scale, round(-seen.low / scale), 0, 255)
+def fake_quantize(x: Tensor, limits: Range) -> Tensor:
+    """`x` rounded to uint8: 256 equal steps over `limits`. Gradients pass where it is not clipped."""
+    scale = max(limits.high - limits.low, 1e-12) / 255
+    return torch.fake_quantize_per_tensor_affine(x, scale, round(-limits.low / scale), 0, 255)
 
 
-class RoundedWeight(nn.Module):
-    """What int8 keeps of a weight (C_out, ...): 255 even steps around zero for each output channel."""
+class Int8Weight(nn.Module):
+    """A weight (C_out, ...) rounded to int8: 255 equal steps around zero for each output channel."""
 
     def forward(self, weight: Tensor) -> Tensor:
         scale = weight.detach().abs().flatten(1).amax(1).clamp(min=1e-12) / 127
@@ -68,64 +68,64 @@ class RoundedWeight(nn.Module):
         return torch.fake_quantize_per_channel_affine(weight, scale, zero, 0, -127, 127)
 
 
-def layers(net: nn.Module) -> dict[str, nn.Module]:
-    """The layers that int8 makes faster, by path: convolutions and linear ones."""
+def quantizable_layers(net: nn.Module) -> dict[str, nn.Module]:
+    """The layers that int8 makes faster, by path: convolutions and linear layers."""
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     return {path: module for path, module in net.named_modules() if isinstance(module, kinds)}
 
 
-def ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
-    """What each of `layers(net)` is given when `images` (N, C, H, W) pass; without those that are not called."""
-    seen: dict[str, Range] = {}
+def input_ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
+    """The range of each quantizable layer's inputs for `images` (N, C, H, W), if it is called."""
+    limits: dict[str, Range] = {}
 
-    def look(path: str) -> Callable[..., None]:
+    def observe(path: str) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen[path] = seen.get(path, Range()).including(inputs[0])
+            limits[path] = limits.get(path, Range()).including(inputs[0])
 
         return hook
 
-    hooks = [layer.register_forward_pre_hook(look(path)) for path, layer in layers(net).items()]
+    layers = quantizable_layers(net)
+    hooks = [layer.register_forward_pre_hook(observe(path)) for path, layer in layers.items()]
     try:
         logits(net, images)
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return limits
 
 
 @torch.no_grad()
 def logits(net: nn.Module, images: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-    """(N, K), with some of the weights replaced."""
+    """(N, K), with the parameters in `weights` replaced."""
     return torch.cat(
         [functional_call(net, dict(weights or {}), (part,)) for part in images.split(BATCH)]
     )
 
 
-def rounded_logits(net: nn.Module, images: Tensor, seen: Mapping[str, Range]) -> Tensor:
-    """(N, K), where these layers compute in int8: their weights and what they are given are rounded."""
+def int8_logits(net: nn.Module, images: Tensor, limits: Mapping[str, Range]) -> Tensor:
+    """(N, K), with weights and inputs of the layers in `limits` rounded to int8."""
     weights = {
-        f"{path}.weight": net.get_submodule(path).get_parameter("weight").detach() for path in seen
+        f"{path}.weight": net.get_submodule(path).get_parameter("weight").detach()
+        for path in limits
     }
-    with rounding(net, seen):
-        return logits(
-            net, images, {name: RoundedWeight()(weight) for name, weight in weights.items()}
-        )
+    with int8_inputs(net, limits):
+        return logits(net, images, {name: Int8Weight()(weight) for name, weight in weights.items()})
 
 
 def int8_loss(net: nn.Module, images: Tensor, expected: Tensor) -> float:
-    """How far `net` with all layers in int8 is from the probabilities (N, K): Kullback-Leibler divergence."""
-    given = rounded_logits(net, images, ranges(net, images))
-    return F.kl_div(given.log_softmax(1), expected, reduction="batchmean").item()
+    """Kullback-Leibler divergence of `net` with all layers in int8 from probabilities (N, K)."""
+    rows = int8_logits(net, images, input_ranges(net, images))
+    return F.kl_div(rows.log_softmax(1), expected, reduction="batchmean").item()
 
 
 @contextmanager
-def rounding(net: nn.Module, seen: Mapping[str, Range]) -> Iterator[None]:
-    """Round what these layers are given."""
+def int8_inputs(net: nn.Module, limits: Mapping[str, Range]) -> Iterator[None]:
+    """Round the inputs of the layers in `limits` within the block."""
 
     def hook(path: str) -> Callable[..., Tensor]:
-        return lambda _, inputs: rounded(inputs[0], seen[path])
+        return lambda _, inputs: fake_quantize(inputs[0], limits[path])
 
-    hooks = [net.get_submodule(path).register_forward_pre_hook(hook(path)) for path in seen]
+    hooks = [net.get_submodule(path).register_forward_pre_hook(hook(path)) for path in limits]
     try:
         yield
     finally:
@@ -134,74 +134,78 @@ def rounding(net: nn.Module, seen: Mapping[str, Range]) -> Iterator[None]:
 
 
 def sensitivity(net: nn.Module, images: Tensor) -> list[tuple[str, float]]:
-    """How far int8 in one layer alone moves the logits of `images` (N, C, H, W), the most sensitive layer first.
+    """The change of the logits when a single layer computes in int8, the largest first.
 
-    The mean squared difference as a share of the logits' variance. `net` is in evaluation mode, with its batch norms
-    folded, and stays as it is. No engine is needed. Ranges are those of all images; up to `TRIED` of them, evenly
-    taken, pass once more for each layer.
+    It is the mean squared difference divided by the variance of the logits of `images`
+    (N, C, H, W). `net` is in evaluation mode with batch norms folded and is not modified; no
+    runtime is needed. Ranges are taken from all images. Up to `SENSITIVITY_IMAGES` of them, evenly
+    spaced, pass once more for each layer.
     """
-    seen = ranges(net, images)
-    images = images[:: math.ceil(len(images) / TRIED)]
+    limits = input_ranges(net, images)
+    images = images[:: math.ceil(len(images) / SENSITIVITY_IMAGES)]
     expected = logits(net, images)
-    moved = {path: rounded_logits(net, images, {path: seen[path]}) - expected for path in seen}
-    found = {path: (by.square().mean() / expected.var()).item() for path, by in moved.items()}
-    return sorted(found.items(), key=lambda each: -each[1])
+    changes = {path: int8_logits(net, images, {path: limits[path]}) - expected for path in limits}
+    scores = {
+        path: (change.square().mean() / expected.var()).item() for path, change in changes.items()
+    }
+    return sorted(scores.items(), key=lambda item: -item[1])
 
 
-def release(
-    drop_with: Callable[[Sequence[str]], float], max_drop: float, order: Sequence[str]
+def fall_back_to_float(
+    drop_with: Callable[[Sequence[str]], float], max_drop: float, layers: Sequence[str]
 ) -> list[tuple[int, float]]:
-    """Put one more layer of `order` back into float until no more than `max_drop` points are lost.
+    """Put one more of `layers` back into float until at most `max_drop` points are lost.
 
-    `drop_with` says how many are lost with these layers in float. Returns how many were tried and what each lost.
+    `drop_with` returns the points lost with the given layers in float. Returns the number of layers
+    and the points lost of each attempt.
     """
     tried: list[tuple[int, float]] = []
-    for count in range(1, len(order) + 1):
-        tried.append((count, drop_with(order[:count])))
+    for count in range(1, len(layers) + 1):
+        tried.append((count, drop_with(layers[:count])))
         if tried[-1][1] <= max_drop:
             break
     return tried
 
 
-def finetuned(
+def finetune_int8(
     net: nn.Module,
     pre: Preprocessing,
     data: DataSet,
     images: Tensor,
     *,
-    recipe: Recipe = GENTLE,
+    recipe: Recipe = INT8_FINETUNE,
     device: torch.device | str = "cpu",
     workers: int = 0,
     watch: Callable[[Batches], loop.Batches] = lambda batches: batches,
 ) -> nn.Module:
-    """A copy of `net` on the CPU whose weights bear int8 better, or one as it is where that does not come of it.
+    """A copy of `net` on the CPU that loses less in int8, or an exact copy if training does harm.
 
-    `net` is a `Backbone` with its batch norms folded. With all layers rounded it learns to say what
-    it says without, from the training pictures of `data` but not from their classes, so that it stays the same
-    network. Gradients pass the rounding as if it were not there (arXiv:1712.05877). Ranges are those of `images`
-    (N, C, H, W). `watch` may wrap the batches, to show progress.
+    `net` is a `Backbone` with batch norms folded. With all layers rounded it is distilled from
+    itself in float on the training images of `data`, without labels, so that it stays the same
+    function. Gradients pass the rounding unchanged (straight-through, arXiv:1712.05877). Ranges are
+    those of `images` (N, C, H, W). `watch` may wrap the batches, to show progress.
     """
     images = images.to(device)
     teacher, student = (copy.deepcopy(net).to(device).eval() for _ in range(2))
-    seen, expected = ranges(teacher, images), logits(teacher, images).softmax(1)
+    limits, expected = input_ranges(teacher, images), logits(teacher, images).softmax(1)
     batches = run.training_batches(data, pre, recipe, device, workers, SINGLE_PROCESS)
 
     @torch.no_grad()
-    def answers(x: Tensor, epoch: int, indices: Tensor) -> Tensor:
+    def probabilities(x: Tensor, epoch: int, indices: Tensor) -> Tensor:
         return teacher(x).softmax(1)
 
-    for path in seen:
-        parametrize.register_parametrization(student.get_submodule(path), "weight", RoundedWeight())
-    with rounding(student, seen):
+    for path in limits:
+        parametrize.register_parametrization(student.get_submodule(path), "weight", Int8Weight())
+    with int8_inputs(student, limits):
         for _ in loop.train_epochs(
             cast(Backbone, student),
             Classify(),
             watch(batches),
             recipe,
-            teacher=answers,
+            teacher=probabilities,
         ):
             pass
-    for path in seen:
+    for path in limits:
         parametrize.remove_parametrizations(
             student.get_submodule(path), "weight", leave_parametrized=False
         )

@@ -1,4 +1,4 @@
-"""What leaves PyTorch? The folded network, and if asked for also what stands before and behind it."""
+"""What is exported? The folded network, with preprocessing and softmax in the graph if requested."""
 
 import copy
 from collections.abc import Sequence
@@ -10,71 +10,76 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.data.transforms.crop import to_input
-from fullstride.deploy.exported import About, Input
-from fullstride.deploy.resize import test_views
+from fullstride.deploy.exported import InputKind, Metadata
+from fullstride.deploy.resize import resize_and_crop
 from fullstride.nets.preprocessing import Preprocessing
 
 Backend = Literal["onnx", "openvino", "tensorrt"]
 STRIDE = 32  # pixels: sides of images of any size are multiples of it, at least two
+MAX_SIDE = 16_384  # pixels of a picture that the file resizes
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a format has to write."""
+class ExportJob:
+    """The input of a format's writer."""
 
-    net: (
-        nn.Module
-    )  # float32, in evaluation mode, batch norms folded: (N, C, H, W) normalised -> (N, K) logits
-    about: About
-    inputs: (
-        np.ndarray
-    )  # some real ones, of what the file takes; their sizes are the file's but for the batch
-    any_size: bool = False  # sides may be other multiples of STRIDE
+    # float32, in evaluation mode, batch norms folded: (N, C, H, W) normalised -> (N, K) logits
+    net: nn.Module
+    metadata: Metadata
+    example: np.ndarray  # real inputs of the file; its shapes are theirs, except for the batch
+    any_size: bool = False  # whether sides may be other multiples of STRIDE
     backend: Backend = "onnx"  # of triton-server
-    calibration: Sequence[
-        np.ndarray
-    ] = ()  # for int8: batches of what the file will see, of the user's own images
+    calibration: Sequence[np.ndarray] = ()  # for int8: batches of real inputs of the file
 
-    def module(self, dtype: torch.dtype = torch.float32) -> "Outgoing":
-        """What is to be written, computing in `dtype`."""
-        net = copy.deepcopy(self.net).to(self.about.device, dtype)
-        return Outgoing(net, self.about.preprocessing, self.about.input, dtype).eval()
+    @property
+    def dynamic_sides(self) -> tuple[int, ...]:
+        """The dimensions of an image that may have other sizes than those of `example`."""
+        if self.metadata.input_kind == "pictures":
+            return (0, 1)
+        return () if not self.any_size else (1, 2) if self.normalised else (0, 1)
+
+    @property
+    def normalised(self) -> bool:
+        return self.metadata.input_kind == "normalised"
+
+    def module(self, dtype: torch.dtype = torch.float32) -> "ExportWrapper":
+        """The module to export, computing in `dtype`."""
+        net = copy.deepcopy(self.net).to(self.metadata.device, dtype)
+        return ExportWrapper(
+            net, self.metadata.preprocessing, self.metadata.input_kind, dtype
+        ).eval()
 
     def program(
         self, dtype: torch.dtype = torch.float32, batch: int | None = None
     ) -> torch.export.ExportedProgram:
-        """The same as a graph, for any batch where none is given."""
-        # Of any, 1 image would be taken for a constant. In a fresh array strides are those of other programs' arrays.
-        images = np.resize(self.inputs, (batch or 2, *self.inputs.shape[1:]))
+        """The graph of `module`, for images in batches of `batch`; None: of any number."""
+        # torch.export would take a batch of 1 for a constant. A fresh array has plain strides.
+        images = np.resize(self.example, (batch or 2, *self.example.shape[1:]))
         sizes: dict[int, Any] = {} if batch else {0: torch.export.Dim("batch")}
-        if self.about.input == "pictures":
-            sizes |= {
-                1: torch.export.Dim("height", max=16_384),
-                2: torch.export.Dim("width", max=16_384),
-            }
-        elif self.any_size:
-            first = 2 if self.about.input == "normalised" else 1
-            sides = (
-                STRIDE * torch.export.Dim(name, min=2, max=512) for name in ("rows", "columns")
-            )
-            sizes |= dict(enumerate(sides, first))
+        for dim, name in zip(self.dynamic_sides, ("height", "width"), strict=False):
+            if self.metadata.input_kind == "pictures":
+                sizes[dim + 1] = torch.export.Dim(name, max=MAX_SIDE)
+            else:
+                sizes[dim + 1] = STRIDE * torch.export.Dim(name, min=2, max=MAX_SIDE // STRIDE)
         with torch.no_grad():
-            example = torch.from_numpy(images).to(self.about.device)
+            example = torch.from_numpy(images).to(self.metadata.device)
             return torch.export.export(self.module(dtype), (example,), dynamic_shapes=(sizes,))
 
 
-class Outgoing(nn.Module):
-    """A network as it is in a file: see `About.input` for what goes in and comes out."""
+class ExportWrapper(nn.Module):
+    """A network with its preprocessing and softmax, as `input_kind` says (see `Metadata`)."""
 
-    def __init__(self, net: nn.Module, pre: Preprocessing, takes: Input, dtype: torch.dtype):
+    def __init__(
+        self, net: nn.Module, pre: Preprocessing, input_kind: InputKind, dtype: torch.dtype
+    ):
         super().__init__()
-        self.net, self.pre, self.takes, self.dtype = net, pre, takes, dtype
+        self.net, self.pre, self.input_kind, self.dtype = net, pre, input_kind, dtype
 
     def forward(self, images: Tensor) -> Tensor:
         x = images
-        if self.takes == "pictures":
-            x = test_views(x, self.pre)
-        if self.takes != "normalised":
+        if self.input_kind == "pictures":
+            x = resize_and_crop(x, self.pre)
+        if self.input_kind != "normalised":
             x = to_input(x, self.pre)
         logits = self.net(x.to(self.dtype)).float()
-        return logits if self.takes == "normalised" else logits.softmax(1)
+        return logits if self.input_kind == "normalised" else logits.softmax(1)

@@ -1,4 +1,4 @@
-"""What is in these pictures? The answers of a bundle or of an exported file, with its own preprocessing."""
+"""Which classes do these pictures show? Predictions of a bundle or of an exported file."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from PIL import Image
 
 from fullstride.data.dataset import UnreadableImage, decode
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
-from fullstride.deploy.exported import Input, Shipped
+from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -32,16 +32,17 @@ class Prediction:
 
 
 def predict(
-    model: Bundle | Shipped,
+    model: Bundle | ExportedModel,
     paths: Sequence[Path],
     *,
     top: int = 5,
     batch: int = 32,
     device: torch.device | str = "cpu",
 ) -> Iterator[Prediction]:
-    """One `Prediction` for each path, in order. A picture that cannot be read is named and the others go on.
+    """One `Prediction` for each path, in order, with the `top` most probable classes.
 
-    A file computes where it was opened to; `device` is for bundles.
+    An unreadable picture yields a `Prediction` with the reason. `device` is for bundles: an
+    exported file computes on the device that it was opened for.
     """
     for start in range(0, len(paths), batch):
         reasons: dict[Path, str] = {}
@@ -65,53 +66,58 @@ def predict(
 
 
 def probabilities(
-    model: Bundle | Shipped, pictures: Sequence[Image.Image], device: torch.device | str = "cpu"
+    model: Bundle | ExportedModel,
+    pictures: Sequence[Image.Image],
+    device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """(N, K) float32, each row summing to 1, of pictures of any sizes."""
     if not pictures:
         return np.empty((0, len(model.classes)), np.float32)
-    if isinstance(model, Shipped):
-        found = answers(model, inputs(model.about.input, model.preprocessing, pictures))
-        return softmax(found) if model.about.input == "normalised" else found
-    return softmax(logits(model, inputs("normalised", model.preprocessing, pictures), device))
+    if isinstance(model, Bundle):
+        return softmax(logits(model, inputs("normalised", model.preprocessing, pictures), device))
+    kind = model.metadata.input_kind
+    rows = outputs(model, inputs(kind, model.preprocessing, pictures))
+    return softmax(rows) if kind == "normalised" else rows
 
 
 def logits(
     bundle: Bundle, batches: Iterable[np.ndarray], device: torch.device | str = "cpu"
 ) -> np.ndarray:
-    """(N, K) float32 of a bundle's network, of normalised `inputs`."""
+    """(N, K) float32 of a bundle's network, for `inputs` of the kind normalised."""
     net = bundle.net.eval().to(device)
     with torch.inference_mode():
         rows = [net(torch.from_numpy(x).to(device)) for x in batches]
     return torch.cat(rows).float().cpu().numpy()
 
 
-def answers(shipped: Shipped, batches: Iterable[np.ndarray]) -> np.ndarray:
-    """(N, K) float32 of a file, of `inputs` as it takes them: logits or probabilities, see `About.input`."""
-    return np.concatenate([shipped.run(x) for x in batches])
+def outputs(model: ExportedModel, batches: Iterable[np.ndarray]) -> np.ndarray:
+    """(N, K) float32 of an exported file: logits if its inputs are normalised, or probabilities."""
+    return np.concatenate([model.run(x) for x in batches])
 
 
 def inputs(
-    takes: Input, pre: Preprocessing, pictures: Sequence[Image.Image], batch: int = 32
+    kind: InputKind, pre: Preprocessing, pictures: Sequence[Image.Image], batch: int = 32
 ) -> Iterator[np.ndarray]:
-    """Pictures as a file takes them (see `About.input`), up to `batch` at a time; of any size one by one."""
-    if takes == "pictures":
+    """Pictures as inputs of a file (see `Metadata.input_kind`), in batches of up to `batch`.
+
+    Inputs of the kind pictures keep their size and come one by one.
+    """
+    if kind == "pictures":
         for picture in pictures:
             pixels = np.asarray(in_mode(picture, pre.channels))
             yield pixels.reshape(1, *pixels.shape[:2], pre.channels)
         return
     for start in range(0, len(pictures), batch):
         pixels = np.stack([test_view(picture, pre) for picture in pictures[start : start + batch]])
-        yield (
-            pixels
-            if takes == "pixels"
-            else to_input(torch.from_numpy(pixels), pre).contiguous().numpy()
-        )
+        if kind == "pixels":
+            yield pixels
+        else:
+            yield to_input(torch.from_numpy(pixels), pre).contiguous().numpy()
 
 
 @dataclass(frozen=True)
-class WholePictures(Sequence[np.ndarray]):
-    """`inputs` of whole pictures, again and again, and none of them kept: of photographs few fit in memory."""
+class FullSizeInputs(Sequence[np.ndarray]):
+    """`inputs` of the kind pictures, computed at each access: few photographs fit in memory."""
 
     pre: Preprocessing
     pictures: Sequence[Image.Image]
@@ -119,8 +125,8 @@ class WholePictures(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def __getitem__(self, place: Any) -> Any:
-        return next(inputs("pictures", self.pre, [self.pictures[place]]))
+    def __getitem__(self, index: Any) -> Any:
+        return next(inputs("pictures", self.pre, [self.pictures[index]]))
 
 
 def softmax(rows: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How is a picture resized inside a file as Pillow resizes it outside? By two products with matrices of weights."""
+"""How does a file resize pictures as Pillow does? By two products with matrices of weights."""
 
 import math
 
@@ -23,37 +23,25 @@ def lanczos(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 3, torch.sinc(x) * torch.sinc(x / 3), torch.zeros_like(x))
 
 
-KERNELS = {
-    "bilinear": (bilinear, 1),
-    "bicubic": (bicubic, 2),
-    "lanczos": (lanczos, 3),
-}  # and half their widths
+# Each kernel with half its width.
+KERNELS = {"bilinear": (bilinear, 1), "bicubic": (bicubic, 2), "lanczos": (lanczos, 3)}
 
 
-def test_views(pixels: Tensor, pre: Preprocessing) -> Tensor:
-    """uint8 (N, H, W, C) of any one size -> float32 (N, resolution, resolution, C) with whole values from 0 to 255.
+def resize_and_crop(pixels: Tensor, pre: Preprocessing) -> Tensor:
+    """uint8 (N, H, W, C) -> float32 (N, resolution, resolution, C) with integers from 0 to 255.
 
-    What `data.views.augment.test_view` sees of each picture, but for a level of brightness here and there. Written
-    with tensors only, also for the sizes, so that a graph of it holds for all of them. Pillow rounds after each of its
-    two passes, and so does this. Rows come first, as in Pillow up to 12; later ones start with the columns where that
-    is less work, which shows at hard edges of tall pictures that are bent to a square.
+    The result is that of `data.transforms.crop.test_view`, except that a few values differ by one
+    level of brightness. Only tensor operations are used, also for sizes, so that an exported graph
+    holds for all of them. Values are rounded after each of the two passes, and rows come first, as
+    in Pillow up to version 12; later versions start with the columns where that is less work, which
+    is visible at hard edges of tall pictures that are squished to a square.
     """
     height, width = count(pixels, 1), count(pixels, 2)
     rows, columns = new_sizes(height, width, pre)
-    x = pixels.float()
-    x = (
-        torch.einsum("sw,nhwc->nhsc", weights(width, columns, pixels.shape[2], pre), x)
-        .round()
-        .clamp(0, 255)
-    )
-    return (
-        torch.einsum("sh,nhwc->nswc", weights(height, rows, pixels.shape[1], pre), x)
-        .round()
-        .clamp(0, 255)
-    )
-
-
-test_views.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # its name makes pytest take it for a test
+    across = weights(width, columns, pixels.shape[2], pre)
+    down = weights(height, rows, pixels.shape[1], pre)
+    x = torch.einsum("sw,nhwc->nhsc", across, pixels.float()).round().clamp(0, 255)
+    return torch.einsum("sh,nhwc->nswc", down, x).round().clamp(0, 255)
 
 
 def count(pixels: Tensor, dim: int) -> Tensor:
@@ -62,7 +50,7 @@ def count(pixels: Tensor, dim: int) -> Tensor:
 
 
 def new_sizes(height: Tensor, width: Tensor, pre: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the whole picture after resizing, before the middle is cut out."""
+    """Rows and columns of the whole picture after resizing, before the center crop."""
     if pre.fit == "squish":
         side = torch.full_like(height, pre.resolution)
         return side, side
@@ -72,7 +60,10 @@ def new_sizes(height: Tensor, width: Tensor, pre: Preprocessing) -> tuple[Tensor
 
 
 def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> Tensor:
-    """(resolution, length) float32: what each pixel of the middle takes of each pixel of a side of `size`, `length`."""
+    """(resolution, length) float32: the weight of each input pixel in each pixel of the center crop.
+
+    `size` and `length` are the same number of input pixels, `new_size` is that before the crop.
+    """
     kernel, half = KERNELS[pre.kernel]
     first = ((new_size - pre.resolution) / 2).round()
     scale = size / new_size
@@ -80,9 +71,9 @@ def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> 
     positions = torch.arange(pre.resolution, device=size.device).double()
     centres = (positions + first + 0.5) * scale
     pixels = torch.arange(length, device=size.device).double()
-    # Pillow looks from the rounded start of the kernel to its rounded end and nowhere else.
+    # Pillow evaluates the kernel from its rounded start to its rounded end and nowhere else.
     start = (centres - half * wide + 0.5).floor().clamp(min=0)
     end = torch.minimum((centres + half * wide + 0.5).floor(), size)
-    seen = (pixels >= start[:, None]) & (pixels < end[:, None])
-    value = torch.where(seen, kernel((pixels + 0.5 - centres[:, None]) / wide), 0.0)
+    inside = (pixels >= start[:, None]) & (pixels < end[:, None])
+    value = torch.where(inside, kernel((pixels + 0.5 - centres[:, None]) / wide), 0.0)
     return (value / value.sum(1, keepdim=True)).float()

@@ -1,4 +1,4 @@
-"""Which of several trained networks should ship, and as which file? What answers in time, and best or fastest."""
+"""Which network should be exported, and to which format? The most accurate or the fastest one."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,47 +7,50 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import (
-    Exported,
-    Sample,
-    Say,
-    Tuning,
+    ExportResult,
+    Finetune,
+    Progress,
     check_free,
     export,
-    original_of,
+    make_reference,
 )
-from fullstride.deploy.exported import Engine, Input, Kind
+from fullstride.deploy.exported import ExportedModule, InputKind, Precision
 from fullstride.deploy.formats import FORMATS, open_file, tensorrt
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.bundle import Bundle
 from fullstride.storage import atomic_write
 
+CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
+
 
 def most_accurate(
     bundles: Mapping[str, Bundle], budget_ms: float | None
 ) -> tuple[str, Bundle, float | None]:
-    """The bundle with the best test top-1 among those whose median latency of one image, here, is within the budget.
+    """The name and the bundle with the best test top-1 within the budget, and its latency in ms.
 
-    Without a budget nothing is measured and the third value is None. Raises ValueError, with the
-    times, where none fits, and where several are to be compared of which one has no test score or other classes.
+    Latency is the median of one image, measured here; without a budget it is not measured and None.
+    Raises ValueError, with the latencies, if no bundle fits, and if one of several has no test
+    score or other classes.
     """
     if len({bundle.classes for bundle in bundles.values()}) > 1:
-        raise ValueError(f"{', '.join(bundles)} know different classes: export each alone")
+        raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
     fit, ms = dict(bundles), {}
     if budget_ms is not None:
         for name, bundle in bundles.items():
             pre = bundle.preprocessing
-            measured = bench(
+            rows = bench(
                 {name: bundle.net},
                 replace(ONLINE, resolution=pre.resolution),
                 in_channels=pre.channels,
             )
-            ms[name] = measured[0].ms_p50
+            ms[name] = rows[0].ms_p50
         fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget_ms}
         if not fit:
             times = ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
-            raise ValueError(f"nothing answers within {budget_ms:g} ms: {times}")
+            raise ValueError(f"no network runs within {budget_ms:g} ms: {times}")
     if len(fit) > 1:
         for name, bundle in fit.items():
             if "top1" not in bundle.scores.get("test", {}):
@@ -59,78 +62,86 @@ def most_accurate(
 def fastest(
     bundle: Bundle,
     out: Path,
-    sample: Sample,
+    images: ComparisonImages,
     *,
-    precision: Kind | None = None,
-    takes: Input = "normalised",
-    finetune: Tuning | None = None,
+    precision: Precision | None = None,
+    input_kind: InputKind = "normalised",
+    finetune: Finetune | None = None,
     budget_ms: float | None = None,
-    say: Say = lambda line: None,
+    progress: Progress = lambda line: None,
     force: bool = False,
-    **how: Any,
-) -> Exported:
-    """Export `bundle` to all that runs here, in `precision` or each there is, and keep what answers one image fastest.
+    **options: Any,
+) -> ExportResult:
+    """Export `bundle` to each format that runs here and keep the file with the lowest latency.
 
-    They are timed in turn by the online protocol. `out` gets the suffix of the winner's format if it has none; `how`
-    is passed to `export`. Raises ValueError, with the times, if none passes its comparison or fits the budget.
+    Files are in `precision`, or in each precision if None, and are measured in turn by the online
+    protocol. `out` gets the suffix of the chosen format; `options` are passed to `export`. Raises
+    ValueError, with the latencies, if no file passes its comparison or fits the budget.
     """
-    made: dict[str, Exported] = {}
-    kinds = candidates(precision)
-    for suffix in {FORMATS[name].suffix for name, _ in kinds}:
-        check_free(ending(out, suffix), force, suffix)
-    original = original_of(bundle, sample, takes)
-    once = cache(finetune) if finetune else None
+    candidates = available(precision)
+    for suffix in {FORMATS[name].suffix for name, _ in candidates}:
+        check_free(with_suffix(out, suffix), force, suffix)
+    shared: dict[str, Any] = dict(
+        input_kind=input_kind,
+        finetune=cache(finetune) if finetune else None,
+        reference=make_reference(bundle, images, input_kind),
+    )
+    results: dict[str, ExportResult] = {}
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        for name, kind in kinds:
-            label, path = f"{name} {kind}", Path(scratch) / f"{name}_{kind}{FORMATS[name].suffix}"
+        for name, each in candidates:
+            label, path = f"{name} {each}", Path(scratch) / f"{name}_{each}{FORMATS[name].suffix}"
             try:
-                each: dict[str, Any] = dict(
-                    format=name, precision=kind, takes=takes, finetune=once, original=original
+                results[label] = export(
+                    bundle,
+                    path,
+                    images,
+                    format=name,
+                    precision=each,
+                    progress=lambda line, label=label: progress(f"{label}: {line}"),
+                    **shared,
+                    **options,
                 )
-                each["say"] = lambda line, label=label: say(f"{label}: {line}")
-                made[label] = export(bundle, path, sample, **each, **how)
             except ValueError as error:
-                say(f"{label}: {str(error).removeprefix(f'{path} ')}")
-        if not made:
+                progress(f"{label}: {str(error).removeprefix(f'{path} ')}")
+        if not results:
             raise ValueError(f"{out} was not written: no format of those that run here passed")
-        times = measured({label: each.path for label, each in made.items()}, bundle)
-        for label, ms in sorted(times.items(), key=lambda item: item[1]):
-            say(f"{label}: {ms:.3f} ms an image, {made[label].check.drop:.2f} points lost")
-        best = min(times, key=lambda label: times[label])
-        if budget_ms is not None and times[best] > budget_ms:
+        ms = latencies({label: each.path for label, each in results.items()}, bundle)
+        for label in sorted(ms, key=lambda label: ms[label]):
+            drop = results[label].comparison.drop
+            progress(f"{label}: {ms[label]:.3f} ms an image, {drop:.2f} points lost")
+        best = min(ms, key=lambda label: ms[label])
+        if budget_ms is not None and ms[best] > budget_ms:
             raise ValueError(
-                f"{out} was not written: {best} is the fastest with {times[best]:.3f} ms an image, "
+                f"{out} was not written: {best} is the fastest with {ms[best]:.3f} ms an image, "
                 f"the budget is {budget_ms:g} ms"
             )
-        final = ending(out, FORMATS[made[best].format].suffix)
-        with atomic_write(final) as beside:
-            made[best].path.rename(beside)
-    return replace(made[best], path=final)
+        final = with_suffix(out, FORMATS[results[best].format].suffix)
+        with atomic_write(final) as temporary:
+            results[best].path.rename(temporary)
+    return replace(results[best], path=final)
 
 
-def ending(out: Path, suffix: str) -> Path:
+def with_suffix(out: Path, suffix: str) -> Path:
     return out if out.suffix == suffix else out.with_name(out.name + suffix)
 
 
-def candidates(precision: Kind | None) -> list[tuple[str, Kind]]:
+def available(precision: Precision | None) -> list[tuple[str, Precision]]:
     """Formats and precisions that can be written and run on this machine."""
-    names = [
-        name for name in ("openvino", "onnx", "aoti", "tensorrt") if not FORMATS[name].missing()
-    ]
+    names = [name for name in CANDIDATES if not FORMATS[name].missing()]
     if tensorrt.engine_missing() and "tensorrt" in names:
         names.remove("tensorrt")
     return [
-        (name, kind)
+        (name, each)
         for name in names
-        for kind in FORMATS[name].precisions
-        if precision in (None, kind)
+        for each in FORMATS[name].precisions
+        if precision in (None, each)
     ]
 
 
-def measured(paths: Mapping[str, Path], bundle: Bundle) -> dict[str, float]:
-    """The median milliseconds of one image of each file, in turn."""
-    engines = {label: Engine(open_file(path, trust=True)) for label, path in paths.items()}
+def latencies(paths: Mapping[str, Path], bundle: Bundle) -> dict[str, float]:
+    """The median latency of one image, in ms, of each file, measured in turn."""
+    modules = {label: ExportedModule(open_file(path, trust=True)) for label, path in paths.items()}
     protocol = replace(ONLINE, resolution=bundle.preprocessing.resolution)
-    rows = bench(engines, protocol, in_channels=bundle.preprocessing.channels)
+    rows = bench(modules, protocol, in_channels=bundle.preprocessing.channels)
     return {row.name: row.ms_p50 for row in rows if row.ms_p50 is not None}

@@ -1,4 +1,4 @@
-"""Which formats are there? Each is one file here; this is the table of them."""
+"""Which formats are there? Each is one file in this folder; this is the table of them."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fullstride.deploy.exported import Shipped
+from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.formats import (
     onnx,
     openvino,
@@ -16,7 +16,7 @@ from fullstride.deploy.formats import (
 )
 from fullstride.deploy.formats.base import Format
 
-# ONNX Runtime (from 1.29 on, when imported) and NNCF report their use to their makers, which nobody here agreed to.
+# ONNX Runtime (from 1.29 on, when imported) and NNCF send telemetry unless these are set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("NNCF_CI", "1")
 
@@ -33,32 +33,36 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def recognised(path: Path) -> str | None:
-    """The name of the format that `path` seems to be of."""
-    return next((name for name, each in FORMATS.items() if each.recognises(path)), None)
+def detect_format(path: Path) -> str | None:
+    """The name of the format that `path` seems to have."""
+    return next((name for name, each in FORMATS.items() if each.detect(path)), None)
 
 
-def meant(word: str) -> bool:
-    """Whether `word` can only mean an exported file, be it a good one or not."""
-    return recognised(Path(word)) is not None or Path(word).suffix in (".onnx", ".xml", ".pt2")
+def is_exported_path(word: str) -> bool:
+    """Whether `word` names an exported file rather than a network, whether or not it can be read."""
+    return detect_format(Path(word)) is not None or Path(word).suffix in (".onnx", ".xml", ".pt2")
 
 
-def open_file(path: str | Path, *, threads: int | None = None, trust: bool = False) -> Shipped:
-    """An exported file, ready to answer on `threads` of the CPU, None: as many as PyTorch takes.
+def open_file(
+    path: str | Path, *, threads: int | None = None, trust: bool = False
+) -> ExportedModel:
+    """Open an exported file of any format, to compute on CPU `threads` (None: PyTorch's number).
 
-    Raises ValueError, in one line, for any other file. Files of the formats pt2 and aoti are programs: loading one may
-    run whatever its author put in, so they are opened only with `trust`.
+    Files of the formats pt2 and aoti are programs: loading one may run any code, so they are opened
+    only with `trust`. Raises ValueError, in one line, for any other file.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-    name = recognised(path)
+    name = detect_format(path)
     if name is None:
         raise ValueError(
-            f"{path} is not an exported file, or cut short: `fullstride export` writes {', '.join(FORMATS)}"
+            f"{path} is not an exported file, or is incomplete: "
+            f"`fullstride export` writes {', '.join(FORMATS)}"
         )
     if FORMATS[name].runs_code and not trust:
         raise ValueError(
-            f"{path} is a program of PyTorch, and opening it runs what is in it: say --trust if it is yours"
+            f"{path} is a program of PyTorch, and opening it runs its code: "
+            f"add --trust if you trust its author"
         )
     return FORMATS[name].open(path, threads or torch.get_num_threads())

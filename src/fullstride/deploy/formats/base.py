@@ -1,4 +1,4 @@
-"""What does a format of files have to say and do?"""
+"""What does a format define? How its files are written, detected and opened."""
 
 import logging
 import warnings
@@ -7,35 +7,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullstride.deploy.exported import Kind, Shipped
-from fullstride.deploy.job import Job
+from fullstride.deploy.exported import ExportedModel, Precision
+from fullstride.deploy.job import ExportJob
 
 
 @dataclass(frozen=True)
 class Format:
     name: str
-    suffix: str  # of its files; "" where it is a folder
-    precisions: tuple[Kind, ...]
-    write: Callable[[Job, Path], None]
-    open: Callable[[Path, int], Shipped]  # with a number of threads; raises ValueError in one line
-    recognises: Callable[[Path], bool]  # by a look at names and first bytes
-    missing: Callable[[], str]  # why it cannot be written or run here, in one line; "" where it can
-    runs_code: bool = False  # loading a file may run what its author put in
+    suffix: str  # of its files; "" for a folder
+    precisions: tuple[Precision, ...]
+    write: Callable[[ExportJob, Path], None]
+    open: Callable[[Path, int], ExportedModel]  # with a number of threads; ValueError in one line
+    detect: Callable[[Path], bool]  # by names and first bytes
+    missing: Callable[[], str]  # why it cannot be written or run here, in one line; "" if it can
+    runs_code: bool = False  # whether opening a file may run code in it
 
 
-def needs(package: str, extra: str = "export") -> ValueError:
+def missing_package(package: str, extra: str = "export") -> ValueError:
     return ValueError(f"{package} is not installed: pip install 'fullstride[{extra}]'")
 
 
-def whole_file(path: Path, error: Exception) -> ValueError:
-    """What is said of a file that its runtime cannot read."""
+def unreadable_file(path: Path, error: Exception) -> ValueError:
+    """The error for a file that its runtime cannot read."""
     return ValueError(
-        f"{path} cannot be read, it may be cut short or come from another program: {last_line(error)}"
+        f"{path} cannot be read, it may be incomplete or come from another program: "
+        f"{last_line(error)}"
     )
 
 
 def last_line(error: Exception) -> str:
-    """What an engine or a compiler says went wrong, which may be pages, in short."""
+    """The last line of the message of a runtime or a compiler, which may be pages."""
     lines = str(error).split("\n")
     return next(
         (line.strip()[:200] for line in reversed(lines) if line.strip()), type(error).__name__
@@ -44,11 +45,11 @@ def last_line(error: Exception) -> str:
 
 @contextmanager
 def quiet(library: str) -> Iterator[None]:
-    """Without a library's warnings and what it logs below what stops a program; "" is what goes to the root logger."""
+    """Suppress a library's warnings and log records below CRITICAL; "" is the root logger."""
     logger, handler = logging.getLogger(library), logging.NullHandler()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    logger.addHandler(handler)  # a root logger without one would be given one for good
+    logger.addHandler(handler)  # logging would add a permanent one to a root logger without any
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

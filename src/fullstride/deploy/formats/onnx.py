@@ -1,25 +1,75 @@
-"""How does ONNX Runtime run a network? From one file, in float or int8."""
+"""How does ONNX Runtime run a network? From one .onnx file, in float or int8."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from fullstride.deploy.exported import About, Run, Shipped
-from fullstride.deploy.formats.base import Format, needs, whole_file
-from fullstride.deploy.formats.onnx_graph import model, save
-from fullstride.deploy.formats.onnx_int8 import quantised
-from fullstride.deploy.job import Job
+from fullstride.deploy.exported import ExportedModel, Infer, Metadata
+from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
+from fullstride.deploy.formats.onnx_int8 import quantize
+from fullstride.deploy.job import ExportJob
+
+OPSET = 20
+INPUT = "images"
+OUTPUT = {"normalised": "logits", "pixels": "probabilities", "pictures": "probabilities"}
 
 
-def write(job: Job, path: Path) -> None:
-    found = model(job)
-    save(quantised(found, job) if job.about.precision == "int8" else found, job.about, path)
+def write(job: ExportJob, path: Path) -> None:
+    model = convert(job)
+    save(quantize(model, job) if job.metadata.precision == "int8" else model, job.metadata, path)
 
 
-def open_file(path: Path, threads: int) -> Shipped:
-    if why := missing():
-        raise ValueError(why)
+def convert(job: ExportJob) -> Any:
+    """An `onnx.ModelProto` whose nodes have the names of the network's layers, for any batch size.
+
+    In fp16 inputs and outputs are float32, and the network computes in float16.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401  torch.onnx needs it
+    except ImportError as error:
+        raise missing_package(str(error.name)) from None
+    with quiet("torch.onnx"):  # its warnings are about itself; the comparison judges the file
+        program = torch.onnx.export(
+            job.program(torch.float16 if job.metadata.precision == "fp16" else torch.float32),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT[job.metadata.input_kind]],
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    name_layers(model)
+    return model
+
+
+def name_layers(model: Any) -> None:
+    """Name each node after its layer, "net.head.fc"; later calls get "/2", "/3", ..."""
+    calls = Counter[str]()
+    for node in model.graph.node:
+        path = next(
+            (name.removesuffix(".weight") for name in node.input[1:2] if name.endswith(".weight")),
+            "",
+        )
+        if path.startswith("net."):
+            calls[path] += 1
+            node.name = path if calls[path] == 1 else f"{path}/{calls[path]}"
+
+
+def save(model: Any, metadata: Metadata, path: Path) -> None:
+    import onnx
+
+    onnx.helper.set_model_props(model, metadata.to_strings())
+    onnx.save(model, path)
+
+
+def open_file(path: Path, threads: int) -> ExportedModel:
+    if reason := missing():
+        raise ValueError(reason)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -29,24 +79,24 @@ def open_file(path: Path, threads: int) -> Shipped:
     providers = ["CUDAExecutionProvider"] * gpu + ["CPUExecutionProvider"]
     try:
         session = onnxruntime.InferenceSession(path, options, providers=providers)
-        told, run = session.get_modelmeta().custom_metadata_map, runner(session)
-    except Exception as error:  # of several kinds, none of which stands in its documentation
-        raise whole_file(path, error) from None
-    about = About.read(told, path)
-    place = "the GPU" if gpu else f"{threads} threads"
-    return Shipped(path, about, run, f"ONNX Runtime {onnxruntime.__version__}, {place}")
+        strings, infer = session.get_modelmeta().custom_metadata_map, inference(session)
+    except Exception as error:  # of several types, which its documentation does not name
+        raise unreadable_file(path, error) from None
+    metadata = Metadata.from_strings(strings, path)
+    device = "the GPU" if gpu else f"{threads} threads"
+    return ExportedModel(path, metadata, infer, f"ONNX Runtime {onnxruntime.__version__}, {device}")
 
 
-def runner(session: Any) -> Run:
-    (takes,), (gives,) = session.get_inputs(), session.get_outputs()
+def inference(session: Any) -> Infer:
+    (source,), (result,) = session.get_inputs(), session.get_outputs()
 
-    def run(images: np.ndarray) -> np.ndarray:
-        return session.run([gives.name], {takes.name: images})[0]
+    def infer(images: np.ndarray) -> np.ndarray:
+        return session.run([result.name], {source.name: images})[0]
 
-    return run
+    return infer
 
 
-def recognises(path: Path) -> bool:
+def detect(path: Path) -> bool:
     return path.is_file() and path.suffix == ".onnx"
 
 
@@ -54,8 +104,8 @@ def missing() -> str:
     try:
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        return str(needs(str(error.name)))
+        return str(missing_package(str(error.name)))
     return ""
 
 
-ONNX = Format("onnx", ".onnx", ("fp32", "fp16", "int8"), write, open_file, recognises, missing)
+ONNX = Format("onnx", ".onnx", ("fp32", "fp16", "int8"), write, open_file, detect, missing)

@@ -1,4 +1,4 @@
-"""How does ONNX Runtime compute a network in int8? Weights and maps are rounded; pairs of nodes in the file say how."""
+"""How does ONNX Runtime compute in int8? The file has pairs of quantize and dequantize nodes."""
 
 from collections.abc import Collection, Iterable
 from itertools import chain
@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.deploy.formats.base import needs, quiet
-from fullstride.deploy.job import Job
+from fullstride.deploy.formats.base import missing_package, quiet
+from fullstride.deploy.job import ExportJob
 
-BATCH = (
-    2  # images of calibration at once: twice as fast as 32 for TResNet-M, with 0.7 GB in place of 3
-)
+# Calibration images per batch: twice as fast as 32 for TResNet-M, with 0.7 GB in place of 3.
+BATCH = 2
 
 
-def quantised(proto: Any, job: Job, *, symmetric: bool = False) -> Any:
-    """The ONNX model `proto` of `onnx_model.model` in int8, but for `job.about.kept_float`; `proto` stays as it is.
+def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
+    """A copy of the `onnx.ModelProto` in int8, except for the layers `job.metadata.float_layers`.
 
-    Weights are int8 with a scale for each output channel. What passes between layers is uint8, which an x86 processor
-    multiplies with int8 several times as fast as int8 with int8. Its range is that of the calibration images, from the
-    least to the largest value: histograms that cut outliers off need all maps of all images in memory. `symmetric` is
-    for TensorRT: int8 around zero, only where a layer reads, and biases in float; it fuses what lies between itself.
+    Weights are int8 with a scale for each output channel. Activations are uint8, which x86
+    processors multiply with int8 several times as fast as int8 with int8. Their range is from the
+    smallest to the largest value in calibration: histograms, which would clip outliers, need the
+    activations of all images in memory. `symmetric` is for TensorRT, which has no zero points:
+    activations are int8 around zero, only at the inputs of layers, and biases are float.
     """
     try:
         import onnx
@@ -33,8 +33,8 @@ def quantised(proto: Any, job: Job, *, symmetric: bool = False) -> Any:
             quantize_static,
         )
     except ImportError as error:
-        raise needs(str(error.name)) from None
-    kept = layer_nodes(proto, job.about.kept_float)
+        raise missing_package(str(error.name)) from None
+    in_float = layer_nodes(model, job.metadata.float_layers)
     if symmetric:
         types = ["Conv", "Gemm", "MatMul"]
         options = {
@@ -43,31 +43,33 @@ def quantised(proto: Any, job: Job, *, symmetric: bool = False) -> Any:
             "OpTypesToExcludeOutputQuantization": types,
         }
     else:
-        types = None  # all that ONNX Runtime can compute in int8, but the logits: with 256 levels they would tie
+        types = (
+            None  # every operator with an int8 kernel; logits stay in float: 256 levels would tie
+        )
         options = {"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]}
-    with TemporaryDirectory() as scratch, quiet(""):  # its words go to the root logger
+    with TemporaryDirectory() as scratch, quiet(""):  # it logs to the root logger
         before, after = Path(scratch, "float.onnx"), Path(scratch, "int8.onnx")
-        onnx.save(pooling(proto), before)
+        onnx.save(means_to_pools(model), before)
         quantize_static(
             before,
             after,
-            Reader(proto.graph.input[0].name, job.calibration),  # pyright: ignore[reportArgumentType]
+            Reader(model.graph.input[0].name, job.calibration),  # pyright: ignore[reportArgumentType]
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=types,
             per_channel=True,
             activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
-            nodes_to_exclude=[*kept, *outside(proto)],
+            nodes_to_exclude=[*in_float, *outside_network(model)],
             extra_options=options,
         )
         result = onnx.load(after)
-    unround(result, proto, kept)
+    restore_float_inputs(result, model, in_float)
     return result
 
 
 class Reader:
-    """Batches as ONNX Runtime asks for them, in parts of `BATCH` images."""
+    """Calibration data in the interface of ONNX Runtime, `BATCH` images at a time."""
 
     def __init__(self, name: str, batches: Iterable[np.ndarray]):
         self.rest = (
@@ -78,16 +80,16 @@ class Reader:
         return next(self.rest, None)
 
 
-def pooling(proto: Any) -> Any:
-    """The same with the means over all pixels as pools, which ONNX Runtime has in int8 and means not.
+def means_to_pools(model: Any) -> Any:
+    """A copy with means over all pixels as global average pools, which have an int8 kernel.
 
-    In ResNet-RS-50 with its gates that is 1.6 times as fast at batch 1, one thread of a Zen 5.
+    For ResNet-RS-50 with squeeze-excite that is 1.6 times as fast at batch 1, one thread of a Zen 5.
     """
     from onnx import ModelProto, numpy_helper
 
     copied = ModelProto()
-    copied.CopyFrom(proto)
-    small = [each for each in proto.graph.initializer if list(each.dims) == [2]]
+    copied.CopyFrom(model)
+    small = [each for each in model.graph.initializer if list(each.dims) == [2]]
     axes = {each.name for each in small if numpy_helper.to_array(each).tolist() == [2, 3]}
     for node in copied.graph.node:
         flat = any(each.name == "keepdims" and not each.i for each in node.attribute)
@@ -97,54 +99,57 @@ def pooling(proto: Any) -> Any:
     return copied
 
 
-def layer_nodes(proto: Any, paths: Collection[str]) -> list[str]:
-    """The nodes that compute the layers `paths`. Raises ValueError where one is not in the graph."""
-    found: dict[str, list[str]] = {path: [] for path in paths}
-    for node in proto.graph.node:
+def layer_nodes(model: Any, paths: Collection[str]) -> list[str]:
+    """The nodes that compute the layers `paths`. Raises ValueError for a path without any."""
+    nodes: dict[str, list[str]] = {path: [] for path in paths}
+    for node in model.graph.node:
         path = node.name.split("/")[0].removeprefix("net.")
-        if path in found:
-            found[path].append(node.name)
-    for path, nodes in found.items():
-        if not nodes:
+        if path in nodes:
+            nodes[path].append(node.name)
+    for path, names in nodes.items():
+        if not names:
             raise ValueError(
-                f"{path} cannot be kept in float, the graph has no such layer: name a layer with weights"
+                f"{path} cannot stay in float, the graph has no such layer: "
+                f"name a layer with weights"
             )
-    return list(chain(*found.values()))
+    return list(chain(*nodes.values()))
 
 
-def outside(proto: Any) -> list[str]:
-    """Nodes before the network, which make its input of pixels, and the softmax behind it."""
-    seen = {weights.name for weights in proto.graph.initializer if weights.name.startswith("net.")}
+def outside_network(model: Any) -> list[str]:
+    """Nodes of the preprocessing before the network, and the softmax after it."""
+    inside = {each.name for each in model.graph.initializer if each.name.startswith("net.")}
     names = []
-    for node in proto.graph.node:
-        if node.op_type != "Softmax" and seen.intersection(node.input):
-            seen.update(node.output)
+    for node in model.graph.node:
+        if node.op_type != "Softmax" and inside.intersection(node.input):
+            inside.update(node.output)
         else:
             names.append(node.name)
     return names
 
 
-def unround(proto: Any, original: Any, kept: Collection[str]) -> None:
-    """Give the nodes `kept` their inputs as they were before they were rounded for other nodes.
+def restore_float_inputs(model: Any, original: Any, in_float: Collection[str]) -> None:
+    """Let the nodes `in_float` read their inputs as they were before rounding for other nodes.
 
-    A ReLU is gone where rounding to unsigned numbers cuts at zero anyway; then they get one of their own.
+    A ReLU is removed where rounding to unsigned integers clips at zero anyway: then it is restored.
     """
     from onnx import helper
 
-    nodes, was = producers(proto), producers(original)
-    for node in [node for node in proto.graph.node if node.name in kept]:
-        back = nodes.get(node.input[0])
-        if back is None or back.op_type != "DequantizeLinear":
+    nodes, original_nodes = producers(model), producers(original)
+    for node in [node for node in model.graph.node if node.name in in_float]:
+        dequantize = nodes.get(node.input[0])
+        if dequantize is None or dequantize.op_type != "DequantizeLinear":
             continue
-        name = nodes[back.input[0]].input[0]
-        if name in was and was[name].op_type == "Relu" and nodes[name].op_type != "Relu":
-            proto.graph.node.insert(
-                list(proto.graph.node).index(node),
+        name = nodes[dequantize.input[0]].input[0]
+        was_relu = name in original_nodes and original_nodes[name].op_type == "Relu"
+        if was_relu and nodes[name].op_type != "Relu":
+            model.graph.node.insert(
+                list(model.graph.node).index(node),
                 helper.make_node("Relu", [name], [f"{node.name}/input"]),
             )
             name = f"{node.name}/input"
         node.input[0] = name
 
 
-def producers(proto: Any) -> dict[str, Any]:
-    return {name: node for node in proto.graph.node for name in node.output}
+def producers(model: Any) -> dict[str, Any]:
+    """The node that computes each tensor, by the tensor's name."""
+    return {name: node for node in model.graph.node for name in node.output}

@@ -1,10 +1,10 @@
-"""What does TensorRT take? An ONNX file without reflecting pads, and beside it the engine, where one can be built.
+"""How does TensorRT run a network? From an engine, which is built from an ONNX file for one GPU.
 
-A folder of model.onnx and, where TensorRT and a GPU are here, model.engine. The ONNX file is strongly typed: TensorRT
-computes each layer in the type that stands there. An engine is of one GPU and one version of TensorRT.
+A folder of model.onnx and, if TensorRT and a GPU are available and images have one size,
+model.engine. The ONNX file is strongly typed: TensorRT computes each layer in the type of the file.
+An engine works on one kind of GPU and with one version of TensorRT.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,93 +12,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullstride.deploy.exported import Run, Shipped
-from fullstride.deploy.formats import onnx, onnx_graph
-from fullstride.deploy.formats.base import Format, needs, whole_file
-from fullstride.deploy.formats.onnx_int8 import quantised
-from fullstride.deploy.job import Job
+from fullstride.deploy.exported import ExportedModel, Infer
+from fullstride.deploy.formats import onnx
+from fullstride.deploy.formats.base import Format, missing_package, unreadable_file
+from fullstride.deploy.formats.onnx_int8 import quantize
+from fullstride.deploy.job import ExportJob
 
 MODEL, ENGINE = "model.onnx", "model.engine"
-MOST_IMAGES = 256  # of a batch that an engine takes
+MAX_BATCH = 256
+BATCHES = (1, 8, MAX_BATCH)  # the smallest, the one that TensorRT optimises for, the largest
 
 
-def write(job: Job, folder: Path) -> None:
-    model = onnx_graph.model(job)
-    if job.about.precision == "int8":
-        model = quantised(model, job, symmetric=True)  # TensorRT knows no zero points
-    unreflect(model)
+def write(job: ExportJob, folder: Path) -> None:
+    model = onnx.convert(job)
+    if job.metadata.precision == "int8":
+        model = quantize(model, job, symmetric=True)
     folder.mkdir()
-    onnx_graph.save(model, job.about, folder / MODEL)
-    if not engine_missing():
-        (folder / ENGINE).write_bytes(build(folder / MODEL, job.inputs.shape[1:]))
-
-
-def unreflect(model: Any) -> None:
-    """Say every reflecting pad of an ONNX model by slices and concatenations: TensorRT has no such pad."""
-    import onnx
-
-    known = {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
-    known |= {
-        n.output[0]: onnx.numpy_helper.to_array(n.attribute[0].t)
-        for n in model.graph.node
-        if is_constant(n)
-    }
-    nodes = []
-    for node in model.graph.node:
-        mode = next((a.s for a in node.attribute if a.name == "mode"), b"constant")
-        if node.op_type != "Pad" or mode != b"reflect":
-            nodes.append(node)
-            continue
-        pads = known[node.input[1]].tolist()
-        named = len(node.input) > 3 and node.input[3]
-        axes = known[node.input[3]].tolist() if named else list(range(len(pads) // 2))
-        wide = {
-            axis: (pads[i], pads[i + len(axes)])
-            for i, axis in enumerate(axes)
-            if pads[i] or pads[i + len(axes)]
-        }
-        nodes.extend(reflection(node, wide, model.graph.initializer))
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-
-
-def is_constant(node: Any) -> bool:
-    return (
-        node.op_type == "Constant"
-        and len(node.attribute) == 1
-        and node.attribute[0].name == "value"
-    )
-
-
-def reflection(node: Any, wide: dict[int, tuple[int, int]], constants: Any) -> Iterator[Any]:
-    """Nodes that do what a reflecting pad does: `wide` is how far it goes at either end of each axis."""
-    import onnx
-
-    made = source = node.input[0]
-    for place, (axis, (before, after)) in enumerate(wide.items()):
-        source = made
-        lines = [*range(before, 0, -1), None, *range(-2, -2 - after, -1)]  # None: all that is there
-        parts = []
-        for number, line in enumerate(lines):
-            if line is None:
-                parts.append(source)
-                continue
-            name = f"reflected/{node.output[0]}/{axis}/{number}"
-            ends = {"starts": line, "ends": line + 1, "axes": axis}
-            for end, value in ends.items():
-                constants.append(
-                    onnx.numpy_helper.from_array(np.array([value], np.int64), f"{name}/{end}")
-                )
-            yield onnx.helper.make_node(
-                "Slice", [source, *(f"{name}/{end}" for end in ends)], [name], name=name
-            )
-            parts.append(name)
-        made = node.output[0] if place == len(wide) - 1 else f"reflected/{node.output[0]}/{axis}"
-        yield onnx.helper.make_node("Concat", parts, [made], name=f"{made}/join", axis=axis)
+    onnx.save(model, job.metadata, folder / MODEL)
+    if not engine_missing() and not job.dynamic_sides:
+        (folder / ENGINE).write_bytes(build(folder / MODEL, job.example.shape[1:]))
 
 
 def build(path: Path, shape: tuple[int, ...]) -> bytes:
-    """The engine for this GPU, for 1 to MOST_IMAGES images."""
+    """The engine of an ONNX file for this GPU, for 1 to `MAX_BATCH` images of `shape`."""
     import tensorrt as trt  # pyright: ignore[reportMissingImports]
 
     logger = trt.Logger(trt.Logger.ERROR)
@@ -107,47 +43,54 @@ def build(path: Path, shape: tuple[int, ...]) -> bytes:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(path.read_bytes()):
         raise ValueError(
-            f"TensorRT {trt.__version__} does not take {path.name}: {parser.get_error(0).desc()}"
+            f"TensorRT {trt.__version__} cannot read {path.name}: {parser.get_error(0).desc()}"
         )
     profile = builder.create_optimization_profile()
-    profile.set_shape("images", *((count, *shape) for count in (1, 8, MOST_IMAGES)))
+    profile.set_shape(onnx.INPUT, *((count, *shape) for count in BATCHES))
     config = builder.create_builder_config()
     config.add_optimization_profile(profile)
-    return bytes(builder.build_serialized_network(network, config))
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        raise ValueError(f"TensorRT {trt.__version__} could not build an engine of {path.name}")
+    return bytes(engine)
 
 
-def open_file(folder: Path, threads: int) -> Shipped:
-    """By TensorRT where it is here and the engine too, else by ONNX Runtime."""
-    shipped = onnx.open_file(folder / MODEL, threads)
+def open_file(folder: Path, threads: int) -> ExportedModel:
+    """The engine, if there is one and TensorRT is available; else ONNX Runtime runs the ONNX file."""
+    model = onnx.open_file(folder / MODEL, threads)
     if engine_missing() or not (folder / ENGINE).exists():
-        return replace(shipped, path=folder)
+        return replace(model, path=folder)
     import tensorrt as trt  # pyright: ignore[reportMissingImports]
 
-    engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(
-        (folder / ENGINE).read_bytes()
-    )
+    runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    engine = runtime.deserialize_cuda_engine((folder / ENGINE).read_bytes())
     if engine is None:
-        raise whole_file(
-            folder / ENGINE, ValueError("an engine is of one GPU and one version: export it again")
+        raise unreadable_file(
+            folder / ENGINE,
+            ValueError("an engine works on one kind of GPU and one version: export it again"),
         )
-    run = runner(engine, len(shipped.classes))
-    return replace(shipped, path=folder, run=run, runtime=f"TensorRT {trt.__version__}")
+    return ExportedModel(
+        folder,
+        model.metadata,
+        inference(engine, len(model.classes)),
+        f"TensorRT {trt.__version__}",
+    )
 
 
-def runner(engine: Any, classes: int) -> Run:
+def inference(engine: Any, classes: int) -> Infer:
     context = engine.create_execution_context()
-    gives = engine.get_tensor_name(1)
+    output = engine.get_tensor_name(1)
 
-    def run(images: np.ndarray) -> np.ndarray:
+    def infer(images: np.ndarray) -> np.ndarray:
         x = torch.from_numpy(images).cuda()
-        out = torch.empty(len(x), classes, device="cuda")
-        context.set_input_shape("images", tuple(x.shape))
-        context.set_tensor_address("images", x.data_ptr())
-        context.set_tensor_address(gives, out.data_ptr())
+        y = torch.empty(len(x), classes, device="cuda")
+        context.set_input_shape(onnx.INPUT, tuple(x.shape))
+        context.set_tensor_address(onnx.INPUT, x.data_ptr())
+        context.set_tensor_address(output, y.data_ptr())
         context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
-        return out.cpu().numpy()
+        return y.cpu().numpy()
 
-    return run
+    return infer
 
 
 def engine_missing() -> str:
@@ -155,8 +98,8 @@ def engine_missing() -> str:
     try:
         import tensorrt  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
-        return str(needs("tensorrt", "tensorrt"))
-    return "" if torch.cuda.is_available() else "TensorRT runs on a GPU, and there is none here"
+        return str(missing_package("tensorrt", "tensorrt"))
+    return "" if torch.cuda.is_available() else "TensorRT needs a GPU, and none is available"
 
 
 TENSORRT = Format(
@@ -165,6 +108,6 @@ TENSORRT = Format(
     precisions=("fp32", "fp16", "int8"),
     write=write,
     open=open_file,
-    recognises=lambda path: (path / MODEL).is_file(),
+    detect=lambda path: (path / MODEL).is_file(),
     missing=onnx.missing,
 )

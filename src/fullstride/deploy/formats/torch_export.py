@@ -1,4 +1,4 @@
-"""How does a network leave Python but not PyTorch? As a graph (pt2), or compiled for this machine (aoti)."""
+"""How is a network exported for PyTorch? As a graph (pt2), or compiled for this machine (aoti)."""
 
 import json
 import zipfile
@@ -11,105 +11,104 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.deploy.exported import About, Shipped
-from fullstride.deploy.formats.base import Format, quiet, whole_file
-from fullstride.deploy.job import Job
+from fullstride.deploy.exported import ExportedModel, Metadata
+from fullstride.deploy.formats.base import Format, quiet, unreadable_file
+from fullstride.deploy.job import ExportJob
 from fullstride.measure.timing import cpu_threads
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-ABOUT = "about.json"
-BATCHES = {
-    "model": None,
-    "one": 1,
-}  # in an aoti package; the first name is what other programs look for
+METADATA = "about.json"  # in the archive
+# Models in an aoti package and their batch sizes; other programs load the first name.
+BATCHES = {"model": None, "one": 1}
 
 
-def write_pt2(job: Job, path: Path) -> None:
-    extra = {ABOUT: json.dumps(job.about.strings())}
-    archive = BytesIO()  # into a file PyTorch would end the program where the disk is full
-    torch.export.save(job.program(TYPES[job.about.precision]), archive, extra_files=extra)
+def write_pt2(job: ExportJob, path: Path) -> None:
+    extra = {METADATA: json.dumps(job.metadata.to_strings())}
+    archive = BytesIO()  # writing to a file, PyTorch aborts the process when the disk is full
+    torch.export.save(job.program(TYPES[job.metadata.precision]), archive, extra_files=extra)
     path.write_bytes(archive.getbuffer())
 
 
-def open_pt2(path: Path, threads: int) -> Shipped:
-    extra = {ABOUT: ""}
+def open_pt2(path: Path, threads: int) -> ExportedModel:
+    extra = {METADATA: ""}
     try:
-        with quiet("torch"):  # it would show how it failed on the terminal
+        with quiet("torch"):  # it would log the failure to the terminal
             module = torch.export.load(path, extra_files=extra).module()
-    except Exception as error:  # of many kinds
-        raise whole_file(path, error) from None
-    return shipped(path, extra[ABOUT], module, "graph", threads)
+    except Exception as error:  # of many types
+        raise unreadable_file(path, error) from None
+    return exported_model(path, extra[METADATA], module, "graph", threads)
 
 
-def write_aoti(job: Job, path: Path) -> None:
-    """Compiled for the processor, or the GPU, of this machine; weights are laid out as its convolutions like them.
+def write_aoti(job: ExportJob, path: Path) -> None:
+    """Compile for the CPU, or the GPU, of this machine, with weights in its preferred layout.
 
-    Twice, each with its weights: code for any batch takes up to twice as long for one image as code for one.
+    The package has two models, each with its weights: code for any batch size takes up to twice as
+    long for one image as code for one.
     """
     from torch._inductor.package.package import package_aoti
 
-    about = {ABOUT: json.dumps(job.about.strings())}
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "freezing": True,
         "aot_inductor.package": True,
-        "aot_inductor.metadata": about,
+        "aot_inductor.metadata": {METADATA: json.dumps(job.metadata.to_strings())},
     }
     archive, compiled = BytesIO(), {}
-    with quiet("torch"), torch.no_grad():  # else weights would not be frozen, without a word
+    with quiet("torch"), torch.no_grad():  # with gradients, freezing is silently skipped
         for name, batch in BATCHES.items():
-            program = job.program(TYPES[job.about.precision], batch)
+            program = job.program(TYPES[job.metadata.precision], batch)
             assert program.example_inputs is not None
             images, _ = program.example_inputs
             compiled[name] = torch._inductor.aot_compile(
-                program.module(check_guards=False), images, options=how
+                program.module(check_guards=False), images, options=options
             )
         package_aoti(archive, compiled)
     path.write_bytes(archive.getbuffer())
 
 
-def open_aoti(path: Path, threads: int) -> Shipped:
+def open_aoti(path: Path, threads: int) -> ExportedModel:
     from torch._inductor.package.package import load_package
 
     try:
         with quiet("torch"):
             any_batch, one = (load_package(str(path), name) for name in BATCHES)
-        told = any_batch.get_metadata().get(ABOUT, "")
+        strings = any_batch.get_metadata().get(METADATA, "")
     except Exception as error:
-        raise whole_file(path, error) from None
+        raise unreadable_file(path, error) from None
 
     def module(images: Tensor) -> Tensor:
         return (one if len(images) == 1 else any_batch)(images)
 
-    return shipped(path, told, module, "AOTInductor", threads)
+    return exported_model(path, strings, module, "AOTInductor", threads)
 
 
-def shipped(
-    path: Path, told: str, module: Callable[[Tensor], Tensor], how: str, threads: int
-) -> Shipped:
+def exported_model(
+    path: Path, metadata_json: str, module: Callable[[Tensor], Tensor], backend: str, threads: int
+) -> ExportedModel:
     try:
-        strings = json.loads(told)
+        strings = json.loads(metadata_json)
     except ValueError:
         strings = {}
-    about = About.read(strings if isinstance(strings, dict) else {}, path)
+    metadata = Metadata.from_strings(strings if isinstance(strings, dict) else {}, path)
 
-    def run(images: np.ndarray) -> np.ndarray:
+    def infer(images: np.ndarray) -> np.ndarray:
         with cpu_threads(threads), torch.no_grad():
-            return module(rows_of(images).to(about.device)).cpu().numpy()
+            return module(contiguous(images).to(metadata.device)).cpu().numpy()
 
-    place = f"{threads} threads" if about.device == "cpu" else about.device
-    return Shipped(path, about, run, f"PyTorch {torch.__version__} {how}, {place}")
+    device = f"{threads} threads" if metadata.device == "cpu" else metadata.device
+    return ExportedModel(path, metadata, infer, f"PyTorch {torch.__version__} {backend}, {device}")
 
 
-def rows_of(images: np.ndarray) -> Tensor:
-    """One image after the other in memory, with strides that say so: compiled code believes those of its example.
+def contiguous(images: np.ndarray) -> Tensor:
+    """A tensor with the strides of a fresh one, which compiled code relies on.
 
-    Of images with one channel its stride may be anything, and PyTorch and NumPy call them contiguous all the same.
+    A dimension of size 1, such as one channel, may have any stride, and PyTorch and NumPy call the
+    array contiguous all the same.
     """
     return torch.from_numpy(images).flatten().view(images.shape)
 
 
-def holds(path: Path, folder: str) -> bool:
-    """Whether `path` is one of PyTorch's archives with such a folder in it."""
+def has_folder(path: Path, folder: str) -> bool:
+    """Whether `path` is an archive of PyTorch with this folder in it."""
     if path.suffix != ".pt2" or not path.is_file():
         return False
     try:
@@ -125,9 +124,7 @@ def compiler_missing() -> str:
     try:
         get_cpp_compiler()
     except Exception:
-        return (
-            "no C++ compiler is here: aoti needs one to write its files, the other formats do not"
-        )
+        return "aoti needs a C++ compiler, and none is available: use another format"
     return ""
 
 
@@ -137,7 +134,7 @@ AOTI = Format(
     precisions=("fp32", "bf16"),
     write=write_aoti,
     open=open_aoti,
-    recognises=lambda path: holds(path, "aotinductor"),
+    detect=lambda path: has_folder(path, "aotinductor"),
     missing=compiler_missing,
     runs_code=True,
 )
@@ -147,7 +144,7 @@ PT2 = Format(
     precisions=("fp32", "bf16", "fp16"),
     write=write_pt2,
     open=open_pt2,
-    recognises=lambda path: holds(path, "models"),
+    detect=lambda path: has_folder(path, "models"),
     missing=lambda: "",
     runs_code=True,
 )

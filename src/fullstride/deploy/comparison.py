@@ -1,0 +1,114 @@
+"""Does an exported file compute what PyTorch does? Outputs are compared on the same images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fullstride.data.dataset import Images
+from fullstride.deploy.exported import InputKind, Precision
+
+# Tolerances of a file. The largest difference of an output / the largest output shows a file that
+# computes in another precision than it says; the drop, in points of top-1, is what users notice.
+MAX_DIFFERENCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.2, "int8": float("inf")}
+MAX_DROP = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.2, "int8": 0.5}
+# At least these for files that resize, where a pixel may be rounded to the next level of brightness.
+RESIZE_MAX_DIFFERENCE, RESIZE_MAX_DROP = 0.05, 0.2
+
+
+@dataclass(frozen=True)
+class LazyImages(Sequence[Image.Image]):
+    """The images at `indices` of a split, decoded at each access: few photographs fit in memory."""
+
+    images: Images
+    indices: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            return [self.images.picture(index) for index in self.indices[item]]
+        return self.images.picture(self.indices[item])
+
+
+@dataclass(frozen=True)
+class ComparisonImages:
+    """Real images to compare outputs on, with their labels if these are available."""
+
+    pictures: Sequence[Image.Image]
+    labels: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.labels) not in (0, len(self.pictures)):
+            raise ValueError(
+                f"{len(self.labels)} labels for {len(self.pictures)} pictures: "
+                f"use one for each, or none"
+            )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the outputs of a file differ from PyTorch's on the same images."""
+
+    images: int
+    relative_difference: float  # largest absolute difference of an output / largest absolute output
+    cosine: float  # between the two outputs of an image, mean over images
+    same_top1: int  # images for which both predict the same class
+    top1: float | None = None  # percent of images, PyTorch; None: without labels
+    file_top1: float | None = None  # percent of images, the file
+
+    @property
+    def drop(self) -> float:
+        """Points of top-1 that the file loses; without labels, percent of changed predictions."""
+        if self.top1 is None or self.file_top1 is None:
+            return 100 * (1 - self.same_top1 / self.images)
+        return max(0.0, self.top1 - self.file_top1)
+
+
+def compare(outputs: np.ndarray, expected: np.ndarray, labels: Sequence[int] = ()) -> Comparison:
+    """`outputs` of a file and PyTorch's `expected`, both (N, K); `labels` are the true classes."""
+    same = outputs.argmax(1) == expected.argmax(1)
+    scores = [
+        float(100 * (rows.argmax(1) == np.array(labels)).mean()) if labels else None
+        for rows in (expected, outputs)
+    ]
+    with np.errstate(all="ignore"):  # outputs that are not finite are refused later
+        norms = np.linalg.norm(outputs, axis=1) * np.linalg.norm(expected, axis=1)
+        difference = float(np.abs(outputs - expected).max() / np.abs(expected).max())
+        cosine = float(((outputs * expected).sum(1) / norms).mean())
+    return Comparison(
+        images=len(expected),
+        relative_difference=difference,
+        cosine=cosine,
+        same_top1=int(same.sum()),
+        top1=scores[0],
+        file_top1=scores[1],
+    )
+
+
+def tolerances(precision: Precision, input_kind: InputKind) -> tuple[float, float]:
+    """The largest relative difference of an output, and the largest drop in points."""
+    difference, drop = MAX_DIFFERENCE[precision], MAX_DROP[precision]
+    if input_kind == "pictures":
+        return max(difference, RESIZE_MAX_DIFFERENCE), max(drop, RESIZE_MAX_DROP)
+    return difference, drop
+
+
+def check(path: Path, comparison: Comparison, max_difference: float, max_drop: float) -> None:
+    """Raises ValueError where the file that was to be written to `path` is off by more."""
+    difference, drop = comparison.relative_difference, comparison.drop
+    if not difference <= max_difference:  # also where it is not a number
+        raise ValueError(
+            f"{path} was not written: its outputs differ from PyTorch's by {difference:.1e} of the "
+            f"largest, {max_difference:g} is allowed (on {comparison.images} images)"
+        )
+    if not drop <= max_drop:
+        raise ValueError(
+            f"{path} was not written: it loses {drop:.2f} points of top-1, {max_drop:g} are "
+            f"allowed (on {comparison.images} images): use another --precision, or allow more "
+            f"by --max-drop"
+        )
