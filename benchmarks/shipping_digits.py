@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from fullstride.commands.shipping import compared_on, prepare_int8
 from fullstride.deploy.export import ComparisonImages, compare, export
 from fullstride.deploy.formats import FORMATS, open_file
-from fullstride.deploy.predict import answers, inputs, logits
+from fullstride.deploy.predict import inputs, logits, outputs
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.storage import atomic_write
@@ -47,7 +47,7 @@ def main() -> None:
                         format=format, precision=precision, calibration=calibration, max_drop=100
                     )
                     export(bundle, path, minival, **how)
-                    found_answers = answers(open_file(path, trust=True), shown)
+                    found_answers = outputs(open_file(path, trust=True), shown)
                 check = compare(found_answers, expected, sample.labels)
                 rows.append(
                     {

@@ -15,7 +15,8 @@ from fullstride.commands.shipping import spread
 from fullstride.data.dataset import Images, UnreadableImage, open_data
 from fullstride.deploy import export as exporting
 from fullstride.deploy import select
-from fullstride.deploy.export import DIFFERENCE, Comparison, ComparisonImages, export
+from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonImages
+from fullstride.deploy.export import export
 from fullstride.deploy.predict import inputs, predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -53,9 +54,9 @@ def network_input(bundle, pictures) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny", "timm/resnet10t"])
 def test_onnx_runtime_gives_the_logits_of_pytorch_at_any_batch(name, pre, pictures, tmp_path):
     bundle = make(name, pre, scores={"test": {"top1": 99.0}})
-    check = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures)).check
+    check = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures)).comparison
     assert check.images == check.same_top1 == len(pictures)
-    assert check.relative_difference < DIFFERENCE["fp32"]
+    assert check.relative_difference < MAX_DIFFERENCE["fp32"]
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     for count in (1, 3, 6):
         x = network_input(bundle, pictures[:count])
@@ -100,15 +101,13 @@ def test_a_file_that_answers_differently_is_not_written_and_an_earlier_one_stays
 ):
     path = tmp_path / "net.onnx"
     path.write_text("earlier")
-    answers = exporting.answers
-    monkeypatch.setattr(exporting, "answers", lambda *args: answers(*args) * 1.001)
+    answers = exporting.outputs
+    monkeypatch.setattr(exporting, "outputs", lambda *args: answers(*args) * 1.001)
     bundle = make("genet_tiny", GRAY)
-    with pytest.raises(
-        ValueError, match=r"was not written: its answers differ from PyTorch's by .*e-0"
-    ):
+    with pytest.raises(ValueError, match=r"net.onnx was not written: .* 1.0e-03 .* 0.0001 "):
         export(bundle, path, ComparisonImages(pictures), force=True)
-    monkeypatch.setattr(exporting, "answers", lambda *args: -answers(*args))
-    monkeypatch.setitem(DIFFERENCE, "bf16", 3.0)
+    monkeypatch.setattr(exporting, "outputs", lambda *args: -answers(*args))
+    monkeypatch.setitem(MAX_DIFFERENCE, "bf16", 3.0)
     with pytest.raises(
         ValueError,
         match=r"it loses 100.00 points of top-1, 0.2 are allowed \(on 6 images\): .* --max-drop",
@@ -190,7 +189,7 @@ def test_answers_that_are_no_numbers_are_refused_in_every_precision_without_a_wa
     pictures, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        exporting, "answers", lambda *args: np.full((len(pictures), 10), np.nan, np.float32)
+        exporting, "outputs", lambda *args: np.full((len(pictures), 10), np.nan, np.float32)
     )
     for precision in ("fp32", "fp16", "int8"):
         with pytest.raises(
@@ -251,11 +250,11 @@ def test_training_for_int8_that_comes_to_nothing_is_said_and_layers_go_back_to_f
         raise FloatingPointError("the loss is nan")
 
     said = []
-    how = dict(precision="int8", calibration=pictures, finetune=diverge, say=said.append)
+    how = dict(precision="int8", calibration=pictures, finetune=diverge, progress=said.append)
     made = export(
         make("genet_tiny", GRAY), tmp_path / "net.onnx", ComparisonImages(pictures), **how
     )
-    assert len(made.metadata.kept_float) == 2
+    assert len(made.metadata.float_layers) == 2
     assert [count for count, _ in made.tried] == [0, 1, 2]
     assert said[:2] == [
         "layers in float: 0, points of top-1 lost: 66.67",
@@ -362,14 +361,14 @@ def test_auto_keeps_the_fastest_file_that_passes_within_the_budget(pictures, tmp
     bundle, sample = make("genet_tiny", GRAY), ComparisonImages(pictures)
     monkeypatch.setattr(
         select,
-        "candidates",
+        "available",
         lambda precision: [("onnx", "fp32"), ("openvino", "fp32"), ("pt2", "bf16")],
     )
     monkeypatch.setattr(
-        select, "measured", lambda paths, _: {"onnx fp32": 2.0, "openvino fp32": 1.0}
+        select, "latencies", lambda paths, _: {"onnx fp32": 2.0, "openvino fp32": 1.0}
     )
     said = []
-    made = select.fastest(bundle, tmp_path / "net", sample, budget_ms=5, say=said.append)
+    made = select.fastest(bundle, tmp_path / "net", sample, budget_ms=5, progress=said.append)
     assert (made.format, made.path) == ("openvino", tmp_path / "net")
     assert (tmp_path / "net" / "model.xml").is_file()
     assert said[-2:] == [
@@ -389,11 +388,11 @@ def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(
 ):
     bundle, sample = make("genet_tiny", GRAY), ComparisonImages(pictures)
     monkeypatch.setattr(
-        select, "candidates", lambda precision: [("onnx", "int8"), ("openvino", "int8")]
+        select, "available", lambda precision: [("onnx", "int8"), ("openvino", "int8")]
     )
-    folded, count, trained = exporting.folded, [], []
-    monkeypatch.setattr(exporting, "folded", lambda net: count.append(net) or fold_batch_norm(net))
-    monkeypatch.setattr(select, "measured", lambda paths, _: dict.fromkeys(paths, 1.0))
+    fold, count, trained = exporting.fold_batch_norm, [], []
+    monkeypatch.setattr(exporting, "fold_batch_norm", lambda net: count.append(net) or fold(net))
+    monkeypatch.setattr(select, "latencies", lambda paths, _: dict.fromkeys(paths, 1.0))
     checks = iter((5, 6, 5, 6))
     monkeypatch.setattr(
         exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_top1=next(checks))
@@ -405,7 +404,7 @@ def test_auto_folds_once_trains_once_and_refuses_at_once_where_a_file_stands(
 
     said = []
     select.fastest(
-        bundle, tmp_path / "net", sample, finetune=tune, calibration=pictures, say=said.append
+        bundle, tmp_path / "net", sample, finetune=tune, calibration=pictures, progress=said.append
     )
     assert (len(count), len(trained)) == (1, 1)
     assert "onnx int8: layers in float: 0, points of top-1 lost: 16.67" in said
@@ -418,6 +417,6 @@ def test_the_times_of_files_are_measured_in_turn_by_their_own_engines(pictures, 
     bundle = make("genet_tiny", GRAY)
     for format, name in (("onnx", "a.onnx"), ("openvino", "b")):
         export(bundle, tmp_path / name, ComparisonImages(pictures), format=format)
-    found = select.measured({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
+    found = select.latencies({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
     assert set(found) == {"a", "b"}
     assert min(found.values()) > 0

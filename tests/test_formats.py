@@ -25,12 +25,11 @@ from fullstride.deploy.formats import (
     FORMATS,
     detect_format,
     open_file,
-    tensorrt,
     torch_export,
 )
 from fullstride.deploy.job import ExportJob
 from fullstride.deploy.predict import inputs, probabilities
-from fullstride.deploy.resize import test_views
+from fullstride.deploy.resize import resize_and_crop
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.preprocessing import Preprocessing
@@ -145,7 +144,9 @@ def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_their
     for count in (1, 4):
         ExportJob(bundle.net, about, odd[:count]).program()
     module = lambda x: seen.append(x.stride()) or bundle.net(x)  # noqa: E731
-    shipped = torch_export.shipped("a.pt2", json.dumps(about.strings()), module, "graph", 1)
+    shipped = torch_export.exported_model(
+        "a.pt2", json.dumps(about.to_strings()), module, "graph", 1
+    )
     found = shipped.run(odd)
     assert seen == [plain] * 3
     with torch.no_grad():
@@ -168,14 +169,14 @@ def test_short_precisions_answer_nearly_the_same_and_not_exactly(
 
 
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
-@pytest.mark.parametrize("takes", ["pixels", "pictures"])
-def test_pixels_go_in_and_probabilities_come_out(bundle, pictures, format, takes, tmp_path):
+@pytest.mark.parametrize("input_kind", ["pixels", "pictures"])
+def test_pixels_go_in_and_probabilities_come_out(bundle, pictures, format, input_kind, tmp_path):
     made = export(
         bundle,
         tmp_path / f"net{FORMATS[format].suffix}",
         ComparisonImages(pictures),
         format=format,
-        input_kind=takes,
+        input_kind=input_kind,
     )
     shipped = open_file(made.path)
     pixels = [np.asarray(picture.convert("RGB"))[None] for picture in pictures]
@@ -207,55 +208,9 @@ def test_resizing_in_a_file_is_pillows_but_for_a_level_here_and_there(kernel, fi
     for width, height in ((150, 100), (65, 60), (27, 29), (40, 70) if fit == "crop" else (70, 40)):
         pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
         expected = test_view(Image.fromarray(pixels), pre).astype(float)
-        found = test_views(torch.from_numpy(pixels)[None], pre)[0].numpy()
+        found = resize_and_crop(torch.from_numpy(pixels)[None], pre)[0].numpy()
         assert np.abs(found - expected).max() <= 2  # Pillow rounds twice
         assert (found != expected).mean() < 0.1
-
-
-def test_the_file_for_tensorrt_says_reflection_without_a_reflecting_pad(written):
-    model = onnx.load(written["tensorrt"] / tensorrt.MODEL)
-    modes = [
-        a.s
-        for node in model.graph.node
-        if node.op_type == "Pad"
-        for a in node.attribute
-        if a.name == "mode"
-    ]
-    assert b"reflect" not in modes
-    plain = onnx.load(written["onnx"])
-    assert [
-        a.s
-        for node in plain.graph.node
-        if node.op_type == "Pad"
-        for a in node.attribute
-        if a.name == "mode"
-    ]
-
-
-@pytest.mark.parametrize("pads", [(1, 1, 1, 1), (2, 0, 0, 3), (0, 3, 0, 0)])
-def test_reflection_by_slices_is_numpys_to_the_last_bit(pads):
-    top, left, bottom, right = pads
-    whole = onnx.helper.make_tensor(
-        "pads", onnx.TensorProto.INT64, [8], [0, 0, top, left, 0, 0, bottom, right]
-    )
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Pad", ["x", "pads"], ["y"], mode="reflect")],
-        "pad",
-        [value("x", onnx.TensorProto.FLOAT, [None, 2, 5, 6])],
-        [value("y", onnx.TensorProto.FLOAT, None)],
-        [whole],
-    )
-    model = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10
-    )
-    tensorrt.unreflect(model)
-    assert not [node for node in model.graph.node if node.op_type == "Pad"]
-    x = np.random.default_rng(0).standard_normal((3, 2, 5, 6), np.float32)
-    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
-    assert (
-        found == np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), mode="reflect")
-    ).all()
 
 
 def test_the_servers_folder_has_settings_labels_and_a_version(written, bundle):
@@ -446,10 +401,10 @@ def test_what_a_file_tells_of_itself_is_checked(bundle):
         classes=("x", "y"),
         preprocessing=bundle.preprocessing,
         scores={},
-        kept_float=("stem",),
+        float_layers=("stem",),
     )
-    told = about.strings()
-    assert Metadata.read(told, "file") == about
+    told = about.to_strings()
+    assert Metadata.from_strings(told, "file") == about
     for key, value in (
         ("classes", "3"),
         ("preprocessing", "[]"),
@@ -463,7 +418,7 @@ def test_what_a_file_tells_of_itself_is_checked(bundle):
         ("classes", "[" * 2**20),
     ):
         with pytest.raises(ValueError, match="file was not written by `fullstride export`"):
-            Metadata.read({**told, key: value}, "file")
+            Metadata.from_strings({**told, key: value}, "file")
 
 
 def test_a_missing_engine_is_named_with_its_extra(written, monkeypatch):
@@ -510,7 +465,7 @@ def test_a_file_that_is_not_there_is_not_taken_for_a_network(word, pictures, tmp
 
 
 def test_batches_of_inputs_are_the_same_as_one_by_one(bundle, pictures):
-    for takes in ("normalised", "pixels"):
+    for input_kind in ("normalised", "pixels"):
         whole = np.concatenate(list(inputs(input_kind, bundle.preprocessing, pictures)))
         alone = np.concatenate(list(inputs(input_kind, bundle.preprocessing, pictures, batch=1)))
         assert (whole == alone).all()

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fullstride.deploy.fold_batch_norm import fold_batch_norm, folding
 from fullstride.nets import zoo
-from fullstride.nets.fused.batch_norm import MagnitudeNorm
 
 COUNTS = {
     "tresnet_m": 60,
@@ -76,25 +75,14 @@ def test_a_folded_network_has_no_batch_norm_and_the_same_answers(name, count, ge
     state = copy.deepcopy(net.state_dict())
     x = torch.randn(3, 3, 64, 64, generator=generator)
     fold_ = folding(net, x[:1])
-    assert len(norms(net)) == len(fold_.pairs) == count
+    assert len(norms(net)) == len(fold_.layers) == count
     assert not norms(fold_.net)
-    assert not fold_.left
+    assert not fold_.skipped
     assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
     exact = copy.deepcopy(net).double()(x.double())
     # A random ResNet-50 is off by 1e-5 by its own rounding.
     assert error(fold_.net(x), exact) < max(1e-5, 2 * error(net(x), exact))
     assert error(fold_batch_norm(net.double(), x[:1])(x.double()), exact) < 1e-9
-
-
-@torch.no_grad()
-def test_the_magnitude_of_a_gain_is_folded_where_a_norm_takes_its_magnitude(generator):
-    net = make("tresnet_tiny", generator)
-    plain = net(x := torch.randn(2, 3, 64, 64, generator=generator))
-    for norm in norms(net):
-        norm.__class__ = MagnitudeNorm
-    expected = net(x)
-    assert error(plain, expected) > 0.1
-    assert error(fold_batch_norm(net)(x), expected) < 1e-5
 
 
 def test_a_network_that_learns_lean_is_folded_as_it_evaluates_and_stays_lean_itself(generator):
@@ -152,9 +140,9 @@ def test_a_batch_norm_that_does_not_have_a_convolution_for_itself_stays_and_is_t
     net, x = Odd(), torch.randn(2, 4, 8, 8, generator=generator)
     settle(net, x)
     fold_ = folding(net, x)
-    assert fold_.pairs == {"norm.fine": "conv.fine"}
+    assert fold_.layers == {"norm.fine": "conv.fine"}
     no_layer = "its input is not the output of a convolution or linear layer"
-    assert fold_.left == {
+    assert fold_.skipped == {
         "norm.shared": "the layer before it is called 2 times",
         "norm.forked": "its input is used elsewhere too",
         "norm.returned": "its input is used elsewhere too",
@@ -196,7 +184,7 @@ def test_layers_of_every_dimension_are_folded(before, norm, shape, generator):
     x = torch.randn(shape, generator=generator)
     settle(net, x)
     fold_ = folding(net, x)
-    assert fold_.pairs == {"1": "0"}
+    assert fold_.layers == {"1": "0"}
     assert error(fold_.net(x), net(x)) < 1e-5
 
 

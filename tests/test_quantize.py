@@ -17,23 +17,19 @@ from fullstride.data.dataset import open_data
 from fullstride.data.loader import Batches, TestView
 from fullstride.deploy.exported import Metadata
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
-from fullstride.deploy.formats import (
-    onnx,
-    onnx_graph,
-    onnx_int8,
-    openvino,
-    openvino_int8,
-)
+from fullstride.deploy.formats import onnx as onnx_format
+from fullstride.deploy.formats import onnx_int8, openvino
 from fullstride.deploy.int8 import (
     INT8_FINETUNE,
     Range,
+    fake_quantize,
     fall_back_to_float,
     finetune_int8,
+    input_ranges,
     int8_logits,
     int8_loss,
-    layers,
     logits,
-    ranges,
+    quantizable_layers,
     sensitivity,
 )
 from fullstride.deploy.job import ExportJob
@@ -91,8 +87,8 @@ def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> Expo
         preprocessing=GRAY,
         scores={},
         precision="int8",
-        input="pixels",
-        kept_float=kept,
+        input_kind="pixels",
+        float_layers=kept,
     )
     return ExportJob(
         net, about, pixels(images[:4]), calibration=tuple(pixels(part) for part in images.split(32))
@@ -100,7 +96,7 @@ def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> Expo
 
 
 def keeping(job: ExportJob, *paths: str) -> ExportJob:
-    return replace(job, metadata=replace(job.metadata, kept_float=paths))
+    return replace(job, metadata=replace(job.metadata, float_layers=paths))
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +122,12 @@ def hard_job(net, images):
 
 @pytest.fixture(scope="module")
 def proto(job):
-    return onnx_graph.model(job)
+    return onnx_format.convert(job)
 
 
 @pytest.fixture(scope="module")
 def hard_proto(hard_job):
-    return onnx_graph.model(hard_job)
+    return onnx_format.convert(hard_job)
 
 
 def as_openvino(proto, folder: Path):
@@ -144,9 +140,9 @@ def same(found: np.ndarray, expected: Tensor) -> float:
     return (found.argmax(1) == expected.argmax(1).numpy()).mean().item()
 
 
-@pytest.mark.parametrize("format", [onnx, openvino], ids=["onnx", "openvino"])
+@pytest.mark.parametrize("format", [onnx_format, openvino], ids=["onnx", "openvino"])
 def test_an_int8_file_answers_as_the_network_does(format, job, net, tests, tmp_path, capfd):
-    path = tmp_path / ("net.onnx" if format is onnx else "net")
+    path = tmp_path / ("net.onnx" if format is onnx_format else "net")
     format.write(keeping(job, "head.fc"), path)
     told = capfd.readouterr()
     assert not told.out
@@ -161,7 +157,7 @@ def test_an_int8_file_answers_as_the_network_does(format, job, net, tests, tmp_p
 
 @pytest.fixture(scope="module")
 def graph(proto, job):
-    return Graph(onnx_int8.quantized(proto, job))
+    return Graph(onnx_int8.quantize(proto, job))
 
 
 class Graph:
@@ -186,7 +182,7 @@ class Graph:
 
 
 def test_weights_are_int8_for_each_output_channel_and_what_layers_read_is_unsigned(graph, net):
-    for path, layer in layers(net).items():
+    for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
         _, scale, zero = graph.numbers(node.input[0])
         assert zero.dtype == np.uint8
@@ -213,15 +209,17 @@ def test_what_makes_the_input_of_pixels_and_the_softmax_are_in_float(graph):
 def test_symmetric_files_round_around_zero_what_layers_read_and_leave_biases_in_float(
     proto, job, net
 ):
-    graph = Graph(onnx_int8.quantized(proto, job, symmetric=True))
-    for path, layer in layers(net).items():
+    graph = Graph(onnx_int8.quantize(proto, job, symmetric=True))
+    for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
         for name in node.input[:2]:
             zero = graph.numbers(name)[2]
             assert zero.dtype == np.int8
             assert not zero.any()
         assert np.array_equal(graph.constant[node.input[2]], layer.bias.detach())
-    assert sum(node.op_type == "QuantizeLinear" for node in graph.nodes) <= len(layers(net))
+    assert sum(node.op_type == "QuantizeLinear" for node in graph.nodes) <= len(
+        quantizable_layers(net)
+    )
 
 
 def test_means_over_pixels_become_pools_that_give_the_same():
@@ -234,7 +232,7 @@ def test_means_over_pixels_become_pools_that_give_the_same():
     proto = onnx.helper.make_model(
         onnx.helper.make_graph(nodes, "means", [x], y, [axes]), ir_version=10
     )
-    pooled = onnx_int8.pooling(proto)
+    pooled = onnx_int8.means_to_pools(proto)
     assert [node.op_type for node in pooled.graph.node] == ["GlobalAveragePool", "ReduceMean"]
     assert [node.op_type for node in proto.graph.node] == ["ReduceMean", "ReduceMean"]
     images = np.random.default_rng(0).standard_normal((2, 3, 4, 5), np.float32)
@@ -249,8 +247,8 @@ def test_means_over_pixels_become_pools_that_give_the_same():
 
 def test_layers_kept_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, hard_job):
     net = hard_job.net
-    graph = Graph(onnx_int8.quantized(hard_proto, keeping(hard_job, HARD, "stem.conv.conv")))
-    for path, layer in layers(net).items():
+    graph = Graph(onnx_int8.quantize(hard_proto, keeping(hard_job, HARD, "stem.conv.conv")))
+    for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
         kept = path in (HARD, "stem.conv.conv")
         assert bool(graph.numbers(node.input[0])) != kept
@@ -266,8 +264,7 @@ def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(
     model = as_openvino(proto, tmp_path)
     depthwise = "stages.3.0.branch.conv2.conv"
     whole, parts = (
-        openvino_int8.quantized(model.clone(), keeping(job, *kept))
-        for kept in ((), (depthwise, HARD))
+        openvino.quantize(model.clone(), keeping(job, *kept)) for kept in ((), (depthwise, HARD))
     )
 
     def makers(model, path: str) -> list[str]:
@@ -276,7 +273,7 @@ def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(
         )
         return [each.get_source_output().get_node().get_type_name() for each in layer.inputs()]
 
-    for path in layers(job.net):
+    for path in quantizable_layers(job.net):
         given, weight = makers(whole, path)
         assert given == "FakeQuantize"
         assert weight != "Constant"  # int8 and what makes floats of it
@@ -286,7 +283,7 @@ def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(
 
 def test_what_makes_the_input_of_pixels_is_left_alone_in_an_openvino_file(proto, tmp_path):
     model = as_openvino(proto, tmp_path)
-    names = openvino_int8.left_alone(model, ())
+    names = openvino.float_operations(model, ())
     found = {op.get_type_name() for op in model.get_ops() if op.get_friendly_name() in names}
     assert {"Convert", "Transpose"} <= found
     assert not found & {"Convolution", "GroupConvolution", "MatMul", "Relu", "Softmax"}
@@ -296,11 +293,11 @@ def test_a_layer_that_is_not_there_cannot_be_kept(proto, job, tmp_path):
     with pytest.raises(
         ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
     ):
-        onnx_int8.quantized(proto, keeping(job, "stem.act"))
+        onnx_int8.quantize(proto, keeping(job, "stem.act"))
     with pytest.raises(
         ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
     ):
-        openvino_int8.quantized(as_openvino(proto, tmp_path), keeping(job, "stem.act"))
+        openvino.quantize(as_openvino(proto, tmp_path), keeping(job, "stem.act"))
 
 
 def test_without_nncf_the_extra_is_named(job, monkeypatch):
@@ -308,7 +305,7 @@ def test_without_nncf_the_extra_is_named(job, monkeypatch):
     with pytest.raises(
         ValueError, match=r"^nncf is not installed: pip install 'fullstride\[export\]'$"
     ):
-        openvino_int8.quantized(None, job)
+        openvino.quantize(None, job)
 
 
 def by_hand(
@@ -352,7 +349,7 @@ def test_the_layer_that_was_made_hard_comes_first_and_the_network_stays_as_it_is
     found = sensitivity(hard, images)
     assert found[0][0] == HARD
     assert found[0][1] > 100 * found[1][1]
-    assert {path for path, _ in found} == set(layers(net))
+    assert {path for path, _ in found} == set(quantizable_layers(net))
     assert all(torch.equal(value, state[name]) for name, value in hard.state_dict().items())
     assert torch.equal(logits(hard, images), before)
 
@@ -366,10 +363,10 @@ def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_
         job = keeping(hard_job, *kept)
         if format == "onnx":
             path = tmp_path / "net.onnx"
-            onnx_graph.save(onnx_int8.quantized(hard_proto, job), job.metadata, path)
-            found = onnx.open_file(path, 1).run(pixels(tests))
+            onnx_format.save(onnx_int8.quantize(hard_proto, job), job.metadata, path)
+            found = onnx_format.open_file(path, 1).run(pixels(tests))
         else:
-            model = openvino_int8.quantized(as_openvino(hard_proto, tmp_path), job)
+            model = openvino.quantize(as_openvino(hard_proto, tmp_path), job)
             found = openvino.core().compile_model(model, "CPU")([pixels(tests)])[0]
         shares.append(same(found, expected))
     assert shares[0] < 0.9
@@ -379,8 +376,8 @@ def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_
 def test_ranges_hold_zero_and_all_that_a_layer_is_given():
     net = nn.Sequential(nn.Identity(), nn.Conv1d(1, 1, 1))
     x = torch.tensor([[[2.0, 3.0]], [[2.5, 7.0]]])
-    assert ranges(net, x) == {"1": Range(0.0, 7.0)}
-    assert ranges(net, -x) == {"1": Range(-7.0, 0.0)}
+    assert input_ranges(net, x) == {"1": Range(0.0, 7.0)}
+    assert input_ranges(net, -x) == {"1": Range(-7.0, 0.0)}
     assert fake_quantize(torch.tensor([0.0, 7.0, 9.0]), Range(-2.0, 7.0))[
         :2
     ].tolist() == pytest.approx([0.0, 7.0], abs=9 / 255)
@@ -405,8 +402,8 @@ def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images,
     better = finetune_int8(hard, GRAY, digits, images)
     before, after = (int8_loss(each, tests, expected) for each in (hard, better))
     assert after < 0.8 * before
-    assert same(int8_logits(better, tests, ranges(better, images)).numpy(), expected) > same(
-        int8_logits(hard, tests, ranges(hard, images)).numpy(), expected
+    assert same(int8_logits(better, tests, input_ranges(better, images)).numpy(), expected) > same(
+        int8_logits(hard, tests, input_ranges(hard, images)).numpy(), expected
     )
     assert better.state_dict().keys() == hard.state_dict().keys()
     assert torch.equal(logits(hard, tests).softmax(1), expected)

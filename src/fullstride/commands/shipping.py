@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fullstride.data.dataset import Images
-    from fullstride.deploy.export import ComparisonImages, ExportResult, Finetune, LazyImages
+    from fullstride.deploy.comparison import ComparisonImages, LazyImages
+    from fullstride.deploy.export import ExportResult, Finetune
     from fullstride.deploy.exported import ExportedModel
     from fullstride.nets.bundle import Bundle
 
@@ -187,7 +188,7 @@ def export(
 
 def compared_on(where: str, bundle: "Bundle", data: str) -> "ComparisonImages":
     """The minival of the images, at most COMPARED of them, with their classes."""
-    from fullstride.deploy.export import ComparisonImages
+    from fullstride.deploy.comparison import ComparisonImages
     from fullstride.train.run import fitting_data
 
     images = fitting_data(where, bundle.classes, data).minival
@@ -199,7 +200,7 @@ def compared_on(where: str, bundle: "Bundle", data: str) -> "ComparisonImages":
 
 def spread(images: "Images", most: int) -> "LazyImages":
     """At most so many of the images, from all over the set, which may be in the order of its classes."""
-    from fullstride.deploy.export import LazyImages
+    from fullstride.deploy.comparison import LazyImages
 
     count = min(most, len(images))
     places = [place * len(images) // count for place in range(count)]
