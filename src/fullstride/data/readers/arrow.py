@@ -1,38 +1,37 @@
-"""How is a picture read from arrow files? Mapped into memory by each process for itself, one cell at a time."""
+"""How is an image read from arrow files? As an undecoded row of `datasets`, in each process anew."""
 
 import os
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from fullstride.data.readers.decode import UnreadableImage
 
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; one cut between two batches is read without a word otherwise
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; without it a shorter one is read silently
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Gives a picture's bytes, or its file below `folder`, by its name. Each process maps the files for itself."""
+class Rows:
+    """Function from an image's name to its bytes, or to its file below `folder`.
+
+    Each process maps the files into memory when it reads its first row.
+    """
 
     folder: Path
     files: tuple[str, ...]
     column: str
-    rows: Mapping[str, int] = field(repr=False)  # by name, counted through all files
-    _open: list["_Column"] = field(default_factory=list, repr=False, compare=False)
+    numbers: Mapping[str, int] = field(repr=False)  # name -> row, counted through all files
+    _open: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, name: str) -> bytes | Path:
         try:
             if not self._open:
-                self._open.append(
-                    _Column([batch[self.column] for file in self.files for batch in batches(file)])
-                )
-            cell = self._open[0][self.rows[name]]
-            data, path = (
-                (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
-            )
+                self._open.append(open_arrow(self.files, self.column))
+            cell = self._open[0][self.numbers[name]][self.column]
+            data, path = cell, None
+            if isinstance(cell, dict):
+                data, path = cell.get("bytes"), cell.get("path")
             if isinstance(data, bytes):
                 return data
             if not path:
@@ -42,35 +41,37 @@ class Cells:
                 raise ValueError("its cell is a path to a file outside of the dataset's folder")
             if not file.is_file():
                 raise ValueError("its cell is a path to no file")
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # RuntimeError: a link that leads back to itself
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a circular link
             raise UnreadableImage(name, reason(error)) from error
         return file
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Cells, (self.folder, self.files, self.column, self.rows)
+        return Rows, (self.folder, self.files, self.column, self.numbers)
 
 
-class _Column:
-    """The cells of arrow arrays one behind the other."""
+def open_arrow(files: tuple[str, ...], *columns: str) -> Any:
+    """A `datasets.Dataset` of arrow files, mapped into memory; images stay undecoded."""
+    from datasets import Dataset, Image, concatenate_datasets
 
-    def __init__(self, arrays: list[Any]):
-        self.arrays, self.starts = arrays, [0, *accumulate(map(len, arrays))]
-
-    def __getitem__(self, row: int) -> Any:
-        number = bisect_right(self.starts, row) - 1
-        return self.arrays[number][row - self.starts[number]].as_py()
+    for file in files:
+        with Path(file).open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - len(END)))
+            if opened.read() != END:
+                raise ValueError(f"{file} is cut short")
+    dataset = concatenate_datasets([Dataset.from_file(file) for file in files])
+    dataset = dataset.select_columns(list(columns))
+    for name, feature in dataset.features.items():
+        if isinstance(feature, Image):
+            dataset = dataset.cast_column(name, Image(decode=False))
+    return dataset
 
 
 def sizes_and_paths(column: Any) -> list[tuple[int, str | None]]:
-    """How many bytes each cell has, -1 for none, and its path."""
+    """The number of bytes of each cell of an arrow column, -1 for none, and its path."""
     import pyarrow as pa
     from pyarrow import compute as functions
 
-    compute: Any = functions  # made when it is imported, which type checkers cannot see
+    compute: Any = functions  # generated on import, which type checkers cannot see
     data, paths = column, [None] * len(column)
     if pa.types.is_struct(column.type):
         data = compute.struct_field(column, "bytes")
@@ -78,17 +79,6 @@ def sizes_and_paths(column: Any) -> list[tuple[int, str | None]]:
             paths = compute.struct_field(column, "path").to_pylist()
     sizes = compute.binary_length(data).to_pylist()
     return [(-1 if size is None else size, path) for size, path in zip(sizes, paths, strict=True)]
-
-
-def batches(file: str) -> list[Any]:
-    import pyarrow as pa
-
-    with Path(file).open("rb") as opened:
-        opened.seek(max(0, opened.seek(0, os.SEEK_END) - len(END)))
-        if opened.read() != END:
-            raise ValueError(f"{file} is cut short")
-    with pa.memory_map(file) as source:  # what is read stays mapped
-        return list(pa.ipc.open_stream(source))
 
 
 def reason(error: BaseException) -> str:

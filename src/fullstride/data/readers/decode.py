@@ -1,24 +1,16 @@
 """What does the file show? `decode` gives an upright 8-bit gray or RGB picture, or says why it cannot."""
 
 import warnings
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 # PIL's other readers stay shut: EPS starts a program, and none is needed for the suffixes that folders are read by.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 EXIF_ORIENTATION = 0x0112
-UPRIGHT = {  # by the value of that tag; 1 is upright
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 class UnreadableImage(ValueError):  # noqa: N818
@@ -64,11 +56,11 @@ def _reason(source: Path | bytes, error: Exception) -> str:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        turn = UPRIGHT.get(image.getexif().get(EXIF_ORIENTATION, 1))
-    except Exception:  # the pixels are whole even where the EXIF block is nonsense
-        return image
-    return image if turn is None else image.transpose(turn)
+    # The pixels are whole even where the EXIF block is damaged. Where only writing it without the
+    # orientation fails, the pixels are upright already.
+    with suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:

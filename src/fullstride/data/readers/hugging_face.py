@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from fullstride.data.readers.arrow import Cells, batches, reason, sizes_and_paths
+from fullstride.data.readers.arrow import Rows, open_arrow, reason, sizes_and_paths
 from fullstride.data.readers.csv_table import SPLITS
 from fullstride.data.readers.folder import SUFFIXES
 from fullstride.data.readers.splits import Parts, Sample, divide, in_order, listed
@@ -66,7 +66,7 @@ def holds_dataset(folder: Path) -> bool:
 
 def read_dataset(
     folder: Path, choice: Mapping[str, str], minival: float | None
-) -> tuple[tuple[str, ...], Parts, Cells]:
+) -> tuple[tuple[str, ...], Parts, Rows]:
     """Class names, the samples of each part, and their bytes.
 
     Splits are told by their names: of saved splits the subfolder's, of parquet files what stands before their number
@@ -89,11 +89,9 @@ def read_dataset(
     cells: dict[str, list[tuple[int, str | None]]] = {}
     for split, group in files.items():
         with _through_library(folder):
-            found = [batch for file in group for batch in batches(file)]
-            values[split] = [value for batch in found for value in batch[columns.label].to_pylist()]
-            cells[split] = [
-                cell for batch in found for cell in sizes_and_paths(batch[columns.image])
-            ]
+            table = open_arrow(tuple(group), columns.image, columns.label).data
+            values[split] = table.column(columns.label).to_pylist()
+            cells[split] = sizes_and_paths(table.column(columns.image))
         if not cells[split]:
             raise _no_rows(folder, split)
     classes, labels = _labels(folder, columns, values)
@@ -109,7 +107,7 @@ def read_dataset(
     rows = {
         sample.name: row for row, sample in enumerate(s for part in samples.values() for s in part)
     }
-    reader = Cells(
+    reader = Rows(
         folder, tuple(file for group in files.values() for file in group), columns.image, rows
     )
     return classes, divide(samples.pop("train"), samples, minival), reader
