@@ -13,7 +13,6 @@ from fullstride.nets import zoo
 from fullstride.train import mix
 from fullstride.train.optimizer import (
     Average,
-    DecoupledSGD,
     RMSProp,
     build_optimizer,
     lr_at,
@@ -109,12 +108,23 @@ def moved(optimizer_of, steps=5):
     return weight.detach()
 
 
-def test_decoupled_decay_equals_timms_sgdw():
-    group = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.3, "nesterov": True}
-    ours = moved(lambda w: DecoupledSGD([w], **group))
-    theirs = moved(lambda w: timm.optim.SGDW([w], **group))
-    assert torch.allclose(ours, theirs, rtol=1e-6)
-    assert not torch.allclose(ours, moved(lambda w: torch.optim.SGD([w], **group)), rtol=1e-3)
+def one_step(recipe, gradient):
+    """A layer's weights before and after a step with that gradient everywhere."""
+    net = nn.Linear(3, 2, bias=False)
+    before = net.weight.detach().clone()
+    net.weight.grad = torch.full_like(net.weight, gradient)
+    optimizer = build_optimizer(net, recipe)
+    optimizer.step()
+    return before, net.weight.detach(), optimizer.state[net.weight]
+
+
+def test_decoupled_weight_decay_does_not_pass_through_gradient_and_momentum():
+    recipe = replace(FINETUNE, lr=0.1, weight_decay=0.3, decoupled_weight_decay=True)
+    before, after, state = one_step(recipe, 0.0)
+    assert torch.allclose(after, before * (1 - 0.1 * 0.3))
+    assert not state["momentum_buffer"].any()
+    before, _, state = one_step(replace(recipe, decoupled_weight_decay=False), 0.0)
+    assert torch.allclose(state["momentum_buffer"], 0.3 * before)
 
 
 def test_rmsprop_equals_timms_of_tensorflow():

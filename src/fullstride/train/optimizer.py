@@ -4,6 +4,7 @@ import copy
 import math
 from bisect import bisect_right
 
+import timm.optim
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +25,8 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
         return RMSProp(groups, lr=recipe.lr, momentum=recipe.momentum)
-    kind = DecoupledSGD if recipe.decoupled_weight_decay else torch.optim.SGD
-    return kind(
+    sgd = timm.optim.SGDW if recipe.decoupled_weight_decay else torch.optim.SGD
+    return sgd(
         groups,
         lr=recipe.lr,
         momentum=recipe.momentum,
@@ -42,27 +43,6 @@ def decays(module: nn.Module, name: str, recipe: Recipe) -> bool:
     if recipe.decay_on == "all_but_norms":
         return not isinstance(module, NORMS)
     return name == "weight" and not isinstance(module, NORMS)
-
-
-class DecoupledSGD(torch.optim.SGD):
-    """SGD whose weight decay shrinks the weights by lr * weight_decay and does not pass through the momentum.
-
-    TResNet calls it true weight decay. Source: arXiv:1711.05101, as PyTorch's AdamW has it.
-    """
-
-    @torch.no_grad()
-    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        decays = [group["weight_decay"] for group in self.param_groups]
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            moved = [p for p in group["params"] if p.grad is not None]
-            if decay and moved:
-                torch._foreach_mul_(moved, 1 - group["lr"] * decay)  # pyright: ignore[reportPrivateImportUsage]
-            group["weight_decay"] = 0.0
-        try:
-            return super().step(closure)
-        finally:
-            for group, decay in zip(self.param_groups, decays, strict=True):
-                group["weight_decay"] = decay
 
 
 class RMSProp(torch.optim.Optimizer):
