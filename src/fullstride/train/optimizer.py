@@ -3,10 +3,11 @@
 import copy
 import math
 from bisect import bisect_right
+from typing import Any
 
 import timm.optim
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.train.recipe import Recipe
 
@@ -24,7 +25,12 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
-        return RMSProp(groups, lr=recipe.lr, momentum=recipe.momentum)
+        # TensorFlow's form, with the constants of EfficientNet (arXiv:1905.11946) and its TPU code
+        rmsprop = timm.optim.RMSpropTF(
+            groups, lr=recipe.lr, alpha=0.9, eps=1e-3, momentum=recipe.momentum
+        )
+        rmsprop.register_load_state_dict_pre_hook(with_current_rmsprop_names)
+        return rmsprop
     sgd = timm.optim.SGDW if recipe.decoupled_weight_decay else torch.optim.SGD
     return sgd(
         groups,
@@ -45,32 +51,24 @@ def decays(module: nn.Module, name: str, recipe: Recipe) -> bool:
     return name == "weight" and not isinstance(module, NORMS)
 
 
-class RMSProp(torch.optim.Optimizer):
-    """RMSProp in TensorFlow's form, as EfficientNet is trained: the square root is of average + eps.
-
-    PyTorch adds eps outside of the root, and multiplies the learning rate into the momentum only when
-    it moves; the average starts at one here, as in TensorFlow. Source: arXiv:1905.11946 and its TPU code.
-    """
-
-    def __init__(self, params, lr: float, momentum: float, decay: float = 0.9, eps: float = 1e-3):
-        super().__init__(
-            params, dict(lr=lr, momentum=momentum, decay=decay, eps=eps, weight_decay=0.0)
-        )
-
-    @torch.no_grad()
-    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                gradient: Tensor = p.grad.add(p, alpha=group["weight_decay"])
-                state = self.state[p]
-                if not state:
-                    state["square"], state["velocity"] = torch.ones_like(p), torch.zeros_like(p)
-                state["square"].lerp_(gradient.square(), 1 - group["decay"])
-                step = gradient / (state["square"] + group["eps"]).sqrt()
-                state["velocity"].mul_(group["momentum"]).add_(step, alpha=group["lr"])
-                p.sub_(state["velocity"])
+def with_current_rmsprop_names(optimizer: torch.optim.Optimizer, state_dict: Any) -> Any:
+    """Hook for `load_state_dict`: the state of RMSProp in checkpoints of version 0.1, as timm's."""
+    if all("decay" not in group for group in state_dict["param_groups"]):
+        return None
+    current = optimizer.param_groups
+    groups = [
+        {**now, "params": old["params"], "lr": old["lr"], "momentum": old["momentum"]}
+        for old, now in zip(state_dict["param_groups"], current, strict=True)
+    ]
+    state = {
+        index: {
+            "step": torch.tensor(0.0),
+            "square_avg": old["square"],
+            "momentum_buffer": old["velocity"],
+        }
+        for index, old in state_dict["state"].items()
+    }
+    return {"state": state, "param_groups": groups}
 
 
 # 1-cycle, arXiv:1803.09820, with the numbers of PyTorch's OneCycleLR; TResNet does not print its own.
