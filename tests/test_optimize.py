@@ -1,12 +1,12 @@
-"""What moves the weights, each piece against an independent one: optimizers, schedules, mixing, the average."""
+"""Optimizers, schedules, mixing and the average, each against something independent."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torchvision.transforms import v2
 
 from fullstride.nets import zoo
 from fullstride.train import mix
@@ -124,24 +124,45 @@ def test_rmsprop_has_the_form_of_tensorflow():
     assert torch.allclose(after, before - velocity, rtol=1e-5)
 
 
-def test_mixup_and_cutmix_equal_torchvisions_with_the_same_share():
-    x, labels = torch.rand(4, 3, 10, 12), torch.tensor([0, 2, 1, 2])
-    images, targets = mix.mixed_up(x, labels, 3, share=0.3)
-    expected = v2.MixUp(num_classes=3)
-    assert torch.allclose(
-        images, expected.transform(x, dict(lam=0.3, labels=labels, batch_size=4)), rtol=1e-6
-    )
-    assert targets.sum(1).tolist() == pytest.approx([1.0] * 4)
-    assert targets[1].tolist() == pytest.approx(
-        [0.7, 0.0, 0.3]
-    )  # 0.3 of itself, the rest of the one before
-    cut, soft = mix.cut_and_mixed(x, labels, 3, share=0.75, at=(0.5, 0.5))
-    box = (3, 3, 9, 7)  # half of each side: 6 x 5, cut down to whole pixels around (6, 5)
-    reference = v2.CutMix(num_classes=3)
-    assert torch.equal(
-        cut, reference.transform(x, dict(box=box, lam_adjusted=0.8, labels=labels, batch_size=4))
-    )
-    assert soft[1].tolist() == pytest.approx([0.2, 0.0, 0.8])
+def batch_mixed(seed, **alphas):
+    x, labels = torch.rand(6, 3, 10, 12), torch.tensor([0, 2, 1, 2, 0, 1])
+    draws = np.random.default_rng(seed)
+    images, targets = mix.mix(x, labels, 3, **alphas, rng=draws)
+    share = targets[1, 2]  # of image 1, whose predecessor has class 0
+    previous = nn.functional.one_hot(labels.roll(1), 3)
+    expected = share * nn.functional.one_hot(labels, 3) + (1 - share) * previous
+    assert torch.allclose(targets, expected, atol=1e-6)
+    return x, images, share.item()
+
+
+def test_mixup_blends_each_image_with_the_previous_one_as_its_target_says():
+    for seed in range(5):
+        x, images, share = batch_mixed(seed, mixup=0.4, cutmix=0.0)
+        assert share == pytest.approx(np.random.default_rng(seed).beta(0.4, 0.4), abs=1e-6)
+        assert torch.allclose(images, share * x + (1 - share) * x.roll(1, 0), atol=1e-6)
+
+
+def test_cutmix_pastes_one_box_of_the_previous_image_whose_area_is_in_the_target():
+    for seed in range(20):
+        x, images, share = batch_mixed(seed, mixup=0.0, cutmix=1.0)
+        pasted = images == x.roll(1, 0)
+        assert torch.equal(images, torch.where(pasted, x.roll(1, 0), x))
+        rows, columns = pasted[0, 0].any(1).sum(), pasted[0, 0].any(0).sum()
+        assert pasted.sum() == rows * columns * 6 * 3  # the same rectangle in each
+        assert share == pytest.approx(1 - rows.item() * columns.item() / 120, abs=1e-6)
+
+
+def test_the_box_has_the_area_that_was_drawn_and_is_clipped_at_the_border():
+    assert mix.box_of(0.75, 0.5, 0.5, 10, 12) == (3, 3, 9, 7)
+    assert mix.box_of(0.75, 0.0, 0.99, 10, 12) == (8, 0, 12, 2)
+
+
+def test_with_both_each_batch_gets_one_of_the_two():
+    blended = []
+    for seed in range(40):
+        x, images, _ = batch_mixed(seed, mixup=0.4, cutmix=1.0)
+        blended.append(not bool(((images == x) | (images == x.roll(1, 0))).all()))
+    assert 8 < sum(blended) < 32
 
 
 def test_the_average_equals_pytorchs_at_a_constant_decay_and_covers_batch_norm_statistics():

@@ -1,9 +1,10 @@
-"""What happens to a whole batch by chance? Images and targets are mixed in pairs: mixup and CutMix."""
+"""How are images and targets of a batch mixed? Mixup and CutMix, with draws from a generator."""
+
+from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torchvision.transforms import v2
 
 
 def mix(
@@ -15,40 +16,49 @@ def mix(
     cutmix: float,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Mix every image (N, C, H, W) with the one before it, and their targets alike: -> images, targets (N, K).
+    """Mix every image (N, C, H, W) and its target with the previous one of the batch.
 
-    `mixup` and `cutmix` are the parameters of the Beta distribution that the share is drawn from, 0 for
-    never; where both are set, one of the two is chosen for each batch, with equal probability.
+    Args:
+        x: Images.
+        labels: Class indices (N,).
+        classes: Number of classes K.
+        mixup: Alpha of the Beta distribution for mixup (arXiv:1710.09412), 0 for never.
+        cutmix: Alpha for CutMix (arXiv:1905.04899), 0 for never. If both are set, one of the two is
+            chosen for each batch, with equal probability.
+        rng: The source of all draws: the same state gives the same batch.
+
+    Returns: images and targets (N, K).
     """
     if mixup and (not cutmix or rng.random() < 0.5):
-        return mixed_up(x, labels, classes, share=float(rng.beta(mixup, mixup)))
-    share = float(rng.beta(cutmix, cutmix))
-    return cut_and_mixed(x, labels, classes, share, at=(rng.random(), rng.random()))
+        return apply(v2.MixUp(num_classes=classes), x, labels, lam=float(rng.beta(mixup, mixup)))
+    share, height, width = float(rng.beta(cutmix, cutmix)), *x.shape[2:]
+    box = box_of(share, rng.random(), rng.random(), height, width)
+    x1, y1, x2, y2 = box
+    visible = 1 - (x2 - x1) * (y2 - y1) / (width * height)
+    return apply(v2.CutMix(num_classes=classes), x, labels, box=box, lam_adjusted=visible)
 
 
-def mixed_up(x: Tensor, labels: Tensor, classes: int, share: float) -> tuple[Tensor, Tensor]:
-    """`share` of each image and the rest of its neighbour, pixel by pixel. Source: mixup, arXiv:1710.09412."""
-    return torch.lerp(x.roll(1, 0), x, share), mixed_targets(labels, classes, share)
-
-
-def cut_and_mixed(
-    x: Tensor, labels: Tensor, classes: int, share: float, at: tuple[float, float]
+def apply(
+    transform: v2.Transform, x: Tensor, labels: Tensor, **params: Any
 ) -> tuple[Tensor, Tensor]:
-    """A rectangle of the neighbour, 1 - `share` of the area before it is cut at the border, in each image.
+    """Run a transform with our parameters in place of those that its `make_params` would draw."""
+    params |= {"labels": labels, "batch_size": len(x)}
+    return transform.transform(x, params), transform.transform(labels, params)
 
-    `at` is its middle, as shares of height and width; targets follow the area that is really covered.
-    Source: CutMix, arXiv:1905.04899.
+
+def box_of(
+    share: float, middle_y: float, middle_x: float, height: int, width: int
+) -> tuple[int, int, int, int]:
+    """The box x1, y1, x2, y2 with 1 - `share` of the area around a point, clipped to the image.
+
+    The point is given as fractions of height and width.
     """
-    h, w = x.shape[2:]
     half = 0.5 * (1 - share) ** 0.5
-    middle_y, middle_x = int(at[0] * h), int(at[1] * w)
-    top, bottom = max(middle_y - int(half * h), 0), min(middle_y + int(half * h), h)
-    left, right = max(middle_x - int(half * w), 0), min(middle_x + int(half * w), w)
-    mixed = x.clone()
-    mixed[:, :, top:bottom, left:right] = x.roll(1, 0)[:, :, top:bottom, left:right]
-    return mixed, mixed_targets(labels, classes, 1 - (bottom - top) * (right - left) / (h * w))
-
-
-def mixed_targets(labels: Tensor, classes: int, share: float) -> Tensor:
-    own = F.one_hot(labels, classes).float()
-    return torch.lerp(own.roll(1, 0), own, share)
+    x, y = int(middle_x * width), int(middle_y * height)
+    half_width, half_height = int(half * width), int(half * height)
+    return (
+        max(x - half_width, 0),
+        max(y - half_height, 0),
+        min(x + half_width, width),
+        min(y + half_height, height),
+    )
