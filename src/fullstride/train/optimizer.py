@@ -1,4 +1,4 @@
-"""How do weights move? Optimizers and what decays, the learning rate of every step, the average of the weights."""
+"""How are the weights updated? Optimizer and weight decay, learning rate schedule, average."""
 
 import copy
 import math
@@ -11,13 +11,15 @@ from torch import nn
 
 from fullstride.train.recipe import Recipe
 
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
 
 def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over two groups of parameters: those that decay, then those that do not."""
+    """The recipe's optimizer with two parameter groups: with weight decay, and without."""
     decayed, free = [], []
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            (decayed if decays(module, name, recipe) else free).append(parameter)
+            (decayed if has_weight_decay(module, name, recipe) else free).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": recipe.weight_decay},
         {"params": free, "weight_decay": 0.0},
@@ -40,10 +42,8 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     )
 
 
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-
-
-def decays(module: nn.Module, name: str, recipe: Recipe) -> bool:
+def has_weight_decay(module: nn.Module, name: str, recipe: Recipe) -> bool:
+    """Whether the parameter `name` of `module` decays, by `recipe.decay_on`."""
     if recipe.decay_on == "all":
         return True
     if recipe.decay_on == "all_but_norms":
@@ -52,13 +52,12 @@ def decays(module: nn.Module, name: str, recipe: Recipe) -> bool:
 
 
 def with_current_rmsprop_names(optimizer: torch.optim.Optimizer, state_dict: Any) -> Any:
-    """Hook for `load_state_dict`: the state of RMSProp in checkpoints of version 0.1, as timm's."""
+    """Hook for `load_state_dict`: RMSProp in checkpoints of version 0.1 had other names."""
     if all("decay" not in group for group in state_dict["param_groups"]):
         return None
-    current = optimizer.param_groups
     groups = [
-        {**now, "params": old["params"], "lr": old["lr"], "momentum": old["momentum"]}
-        for old, now in zip(state_dict["param_groups"], current, strict=True)
+        {**current, "params": old["params"], "lr": old["lr"], "momentum": old["momentum"]}
+        for old, current in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
     ]
     state = {
         index: {
@@ -71,17 +70,14 @@ def with_current_rmsprop_names(optimizer: torch.optim.Optimizer, state_dict: Any
     return {"state": state, "param_groups": groups}
 
 
-# 1-cycle, arXiv:1803.09820, with the numbers of PyTorch's OneCycleLR; TResNet does not print its own.
-RISE, START, END = (
-    0.3,
-    1 / 25,
-    1 / 25e4,
-)  # share of training that rises; first and last lr / highest lr
-MOMENTUM_SPAN = 0.1  # momentum falls by this while the learning rate is high
+# 1-cycle (arXiv:1803.09820) with the defaults of PyTorch's OneCycleLR; TResNet does not state its.
+RISE = 0.3  # fraction of training in which the learning rate rises
+START, END = 1 / 25, 1 / 25e4  # first and last learning rate / the highest
+MOMENTUM_RANGE = 0.1  # how far the momentum falls while the learning rate rises
 
 
 def lr_at(epoch: float, recipe: Recipe) -> float:
-    """The learning rate at a moment of training; `epoch` counts fractions, from 0."""
+    """The learning rate at a time of training, in epochs with fractions, from 0."""
     if recipe.schedule == "one_cycle":
         return recipe.lr * one_cycle(epoch / recipe.epochs, START, 1.0, END)
     if epoch < recipe.warmup_epochs:
@@ -90,45 +86,47 @@ def lr_at(epoch: float, recipe: Recipe) -> float:
         return recipe.lr * recipe.factor ** bisect_right(recipe.milestones, epoch / recipe.epochs)
     if recipe.schedule == "exponential":
         return recipe.lr * recipe.factor ** (epoch // recipe.factor_epochs)
-    done = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
-    return recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
+    progress = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
+    return recipe.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def momentum_at(epoch: float, recipe: Recipe) -> float:
-    """The momentum at a moment of training: with 1-cycle it is lowest where the learning rate is highest."""
+    """The momentum at a time of training; with 1-cycle it is lowest at the peak learning rate."""
     if recipe.schedule != "one_cycle":
         return recipe.momentum
-    low = max(recipe.momentum - MOMENTUM_SPAN, 0.0)
+    low = max(recipe.momentum - MOMENTUM_RANGE, 0.0)
     return one_cycle(epoch / recipe.epochs, recipe.momentum, low, recipe.momentum)
 
 
-def one_cycle(done: float, first: float, middle: float, last: float) -> float:
-    """Half a cosine from `first` to `middle` while training rises, then half a cosine to `last`."""
-    a, b, share = (
-        (first, middle, done / RISE) if done < RISE else (middle, last, (done - RISE) / (1 - RISE))
-    )
+def one_cycle(progress: float, first: float, middle: float, last: float) -> float:
+    """Half a cosine from `first` to `middle` until `RISE`, then half a cosine to `last`."""
+    if progress < RISE:
+        a, b, share = first, middle, progress / RISE
+    else:
+        a, b, share = middle, last, (progress - RISE) / (1 - RISE)
     return b + (a - b) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
 class Average:
-    """Exponential moving average of weights and of batch-norm statistics; counters are copied.
+    """Exponential moving average of weights and batch statistics; integer buffers are copied.
 
-    The decay warms up as min(decay, (1 + step) / (10 + step)), TensorFlow's rule, so that a short run
-    forgets its first weights. Without the statistics the average would see activations it does not fit.
+    The decay warms up as min(decay, (1 + step) / (10 + step)), as in TensorFlow, so that the first
+    weights have no weight in the average of a short run. Batch statistics are averaged because
+    those of the last step do not match the activations of averaged weights.
     """
 
     def __init__(self, net: nn.Module, decay: float):
         self.decay = decay
         self.net = copy.deepcopy(net).eval().requires_grad_(False)
         pairs = list(zip(self.net.state_dict().values(), net.state_dict().values(), strict=True))
-        self.moving = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         self.copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in what the network's weights are after `step`, counted from 0."""
-        keep = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
-        ours, theirs = [a for a, _ in self.moving], [b for _, b in self.moving]
-        torch._foreach_lerp_(ours, theirs, 1 - keep)  # pyright: ignore[reportPrivateImportUsage]  # one launch for all
+        """Add the weights after `step`, counted from 0, to the average."""
+        decay = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
+        averages, weights = [a for a, _ in self.averaged], [b for _, b in self.averaged]
+        torch._foreach_lerp_(averages, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
         for a, b in self.copied:
             a.copy_(b)
