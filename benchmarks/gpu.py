@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, TESTS = ROOT / "src", ROOT / "tests"
+SOURCE, TESTS = ROOT / "src", ROOT / "tests" / "fused"
 sys.path[:0] = [str(SOURCE), str(TESTS)]
 
 import numpy as np  # noqa: E402
@@ -40,7 +40,7 @@ from fullstride.measure.environment import Environment, choose_device  # noqa: E
 from fullstride.measure.memory.max_batch import Trial, largest, predict, search  # noqa: E402
 from fullstride.measure.protocols import THROUGHPUT  # noqa: E402
 from fullstride.measure.workload import Step, compiling, exact_float32  # noqa: E402
-from fullstride.nets import zoo  # noqa: E402
+from fullstride.nets import fused_form, zoo  # noqa: E402
 from fullstride.nets.fused import reference  # noqa: E402
 from fullstride.nets.fused.dispatch import choose  # noqa: E402
 from fullstride.nets.fused.reference import Affine, Slopes  # noqa: E402
@@ -144,7 +144,9 @@ def gradients(asked: Asked, name: str, side: int, precision: str, layout: str) -
         assert isinstance(twin, Network)
         x = images.to(asked.device, kind).contiguous(memory_format=FORMATS[layout])
         with torch.autocast(asked.device.type, torch.bfloat16, enabled=half):
-            loss = F.cross_entropy(twin.lean(lean)(x).to(kind), labels.to(asked.device))
+            loss = F.cross_entropy(
+                (fused_form.fused(twin) if lean else twin)(x).to(kind), labels.to(asked.device)
+            )
         loss.backward()
         return [p.grad.double().flatten() for p in twin.parameters() if p.grad is not None]
 

@@ -21,6 +21,7 @@ from fullstride.nets.fused.compile import (
     costly,
     gradient_error,
 )
+from fullstride.nets.fused.network import to_fused
 from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
@@ -96,7 +97,7 @@ def test_a_step_that_recomputes_is_the_plain_one_and_keeps_a_map_for_each_convol
     wanted = step(plain, plain, x, masks)
     watched = Watched()
     assert (
-        step(cut(net.lean(lean), watched), net, x, masks) - wanted
+        step(cut(to_fused(net) if lean else net, watched), net, x, masks) - wanted
     ).norm() <= 1e-9 * wanted.norm()
     maps = [
         v
@@ -117,7 +118,7 @@ def test_of_blocks_in_a_row_every_fourth_result_is_kept_and_no_number_changes(in
     found, kept = [], []
     for segment in (compile.SEGMENT, 100):
         monkeypatch.setattr(compile, "SEGMENT", segment)
-        watched, own = Watched(), copy.deepcopy(net).lean(int8=int8)
+        watched, own = Watched(), to_fused(copy.deepcopy(net), int8=int8)
         found.append(step(cut(own, watched), own, x, masks))
         kept.append(
             [
@@ -213,7 +214,7 @@ def test_a_network_compiled_for_training_is_right_and_leaves_settings_and_random
     wanted = step(plain, plain, x, masks)
     settings, chance = torch._functorch.config.get_config_copy(), torch.get_rng_state()
     compile.recompute_is_safe.cache_clear()
-    call, mode, reason = compiled_for_training(net.lean())
+    call, mode, reason = compiled_for_training(to_fused(net))
     assert (mode, reason) == ("recompute", "")
     assert (step(call, net, x, masks) - wanted).norm() <= 1e-9 * wanted.norm()
     assert torch._functorch.config.get_config_copy() == settings

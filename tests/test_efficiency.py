@@ -122,7 +122,7 @@ def test_a_way_whose_batch_does_not_fit_is_left_out(monkeypatch, cache):
 def test_a_network_of_timm_has_no_lean_form():
     timm = zoo.create("timm/test_resnet", in_channels=1)
     with pytest.raises(
-        ValueError, match="has no lean form: set recipe.efficiency to plain or compiled"
+        ValueError, match="has no fused form: set recipe.efficiency to plain or compiled"
     ):
         list(train_epochs(timm, Classify(), [None], replace(SHORT, efficiency="lean")))
 
@@ -132,7 +132,7 @@ def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     before = {name: value.clone() for name, value in net.state_dict().items()}
     assert autotune.rate(replace(SHORT, efficiency="lean"), net, GRAY, torch.device("cpu"), 8) > 0
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert net.saves == []
+    assert not net.is_fused
 
 
 def test_a_run_goes_on_in_the_way_that_it_began(few_digits, tmp_path, rates, cache):

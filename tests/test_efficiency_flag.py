@@ -29,6 +29,7 @@ from fullstride.measure.workload import Step
 from fullstride.nets.families import SPECS
 from fullstride.nets.fused import compile
 from fullstride.nets.fused.compile import RECOMPUTE
+from fullstride.nets.fused.network import to_fused
 from fullstride.nets.network import Network
 
 CPU = torch.device("cpu")
@@ -51,7 +52,7 @@ def test_a_lean_step_is_the_plain_one_and_leaves_the_network_that_was_given_plai
     net = tiny()
     plain = Step(net, "training", 4, 32, CPU)
     lean = Step(net, "training", 4, 32, CPU, efficiency="lean")
-    assert (plain.efficiency, lean.efficiency, net.lean_group) == ("plain", "lean", None)
+    assert (plain.efficiency, lean.efficiency, net.is_fused) == ("plain", "lean", False)
     lean.images = plain.images
     plain()
     lean.targets = plain.targets
@@ -74,7 +75,7 @@ def test_a_step_of_efficiency_compiled_is_a_lean_network_compiled_as_a_recipe_do
     asked: list[tuple[str | None, dict]] = []
 
     def compile_ours(net: Network, **how: object) -> compile.Compiled:
-        asked.append((net.lean_group, how))
+        asked.append((net.is_fused, how))
         return compile.Compiled(net, "recompute", "")
 
     monkeypatch.setattr(compile, "compiled_for_training", compile_ours)
@@ -105,7 +106,7 @@ def test_lean_and_plain_have_their_turn_together_and_each_row_says_which_it_is()
 
 
 def test_a_network_that_is_lean_already_says_so_where_it_trains_and_is_plain_where_it_answers():
-    nets = {"net": tiny().lean()}
+    nets = {"net": to_fused(tiny())}
     answering = Protocol(name="throughput", **SHORT)
     assert [bench(nets, part, threads=1)[0].efficiency for part in (TRAINING, answering)] == [
         "lean",
@@ -115,9 +116,9 @@ def test_a_network_that_is_lean_already_says_so_where_it_trains_and_is_plain_whe
 
 def test_inference_and_networks_of_others_have_no_lean_form():
     answering = Protocol(name="throughput", **SHORT)
-    with pytest.raises(ValueError, match="a, lean: inference has no lean form"):
+    with pytest.raises(ValueError, match="a, lean: inference has no fused form"):
         bench({"a": tiny()}, answering, efficiency={"a": "lean"})
-    with pytest.raises(ValueError, match="b has no lean form: use efficiency plain"):
+    with pytest.raises(ValueError, match="b has no fused form: use efficiency plain"):
         bench(
             {"a": tiny(), "b": nn.Conv2d(3, 8, 3)},
             TRAINING,
@@ -159,11 +160,11 @@ def test_a_prediction_for_lean_steps_is_of_the_bytes_that_lean_networks_keep(pre
     image = 0 if precision == "float32" else 3 * 64 * 64 * 4
     assert (
         lean.bytes_per_image
-        == saved(tiny("tresnet_tiny").lean(), 64, precision).bytes_per_image + image
+        == saved(to_fused(tiny("tresnet_tiny")), 64, precision).bytes_per_image + image
     )
     assert lean.bytes_per_image < 0.7 * plain.bytes_per_image
     assert lean.batch > plain.batch
-    assert net.lean_group is None
+    assert not net.is_fused
 
 
 def kept_for_backward(net: Network, images: int, side: int) -> float:
@@ -193,7 +194,7 @@ def kept_for_backward(net: Network, images: int, side: int) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("lean", [False, True])
 def test_the_bytes_of_a_compiled_step_are_those_that_autograd_is_handed(lean):
-    net = one_block().lean(lean).train()
+    net = (to_fused(one_block()) if lean else one_block()).train()
     assert compiled_bytes(net, 48, "float32") == kept_for_backward(net, 5, 48)
 
 
@@ -206,7 +207,7 @@ def test_a_prediction_for_compiled_steps_knows_what_they_keep():
     )
     assert (
         both.bytes_per_image
-        == compiled_bytes(one_block().lean(), 32) + 3 * 32 * 32 * 4
+        == compiled_bytes(to_fused(one_block()), 32) + 3 * 32 * 32 * 4
         < lean.bytes_per_image
     )
     assert both.bytes_per_image <= alone.bytes_per_image
@@ -255,7 +256,7 @@ def test_bench_times_lean_beside_plain_of_the_same_network_in_the_table_and_the_
     out = capsys.readouterr().out
     assert "genet_tiny lean" in out
     assert "eager" in out
-    assert out.endswith("inference has no lean form: measure it without --efficiency\n")
+    assert out.endswith("inference has no fused form: measure it without --efficiency\n")
     rows = [
         Measurement.from_json(json.dumps(row))
         for row in json.loads((tmp_path / "b.json").read_text())
@@ -293,15 +294,15 @@ def test_the_command_predicts_more_images_for_lean_steps(capsys):
     [
         (
             ["bench", "genet_tiny", "--efficiency", "lean"],
-            "inference has no lean form, use --protocol tresnet",
+            "inference has no fused form, use --protocol tresnet",
         ),
         (
             ["bench", "genet_tiny", "--protocol", "genet", "--efficiency", "lean"],
-            "inference has no lean form",
+            "inference has no fused form",
         ),
         (
             ["bench", "timm/resnet18", "--protocol", "resnet_rs", "--efficiency", "lean"],
-            "timm/resnet18 has no lean form: use efficiency plain, or a network that `fullstride zoo` lists",
+            "timm/resnet18 has no fused form: use efficiency plain, or a network that `fullstride zoo` lists",
         ),
         (
             [

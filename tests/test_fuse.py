@@ -11,7 +11,7 @@ from networks import randomise
 from torch import Tensor, nn
 
 from fullstride.deploy.fold_batch_norm import fold_batch_norm, folding
-from fullstride.nets import zoo
+from fullstride.nets import fused_form, zoo
 
 COUNTS = {
     "tresnet_m": 60,
@@ -85,12 +85,12 @@ def test_a_folded_network_has_no_batch_norm_and_the_same_answers(name, count, ge
     assert error(fold_batch_norm(net.double(), x[:1])(x.double()), exact) < 1e-9
 
 
-def test_a_network_that_learns_lean_is_folded_as_it_evaluates_and_stays_lean_itself(generator):
-    net = make("tresnet_tiny", generator).lean().train()
+def test_a_fused_network_is_folded_as_it_evaluates_and_stays_fused_itself(generator):
+    net = fused_form.fused(make("tresnet_tiny", generator)).train()
     copied = fold_batch_norm(net).train().eval()
     x = torch.randn(2, 3, 64, 64, generator=generator)
     assert net.training
-    assert net.saves
+    assert net.saved_tensor_choices()
     assert error(copied(x), net.eval()(x)) < 1e-5
 
 

@@ -335,9 +335,9 @@ def test_a_network_is_made_lean_by_a_word_where_it_can_be():
     lean, plain = (zoo.create("genet_tiny", efficiency=way) for way in ("lean", "plain"))
     assert isinstance(lean, Network)
     assert isinstance(plain, Network)
-    assert lean.saves
-    assert not plain.saves
-    with pytest.raises(ValueError, match="timm/resnet18 has no lean form: use efficiency plain"):
+    assert lean.is_fused
+    assert not plain.is_fused
+    with pytest.raises(ValueError, match="timm/resnet18 has no fused form: use efficiency plain"):
         zoo.create("timm/resnet18", efficiency="lean")
     with pytest.raises(
         ValueError, match="efficiency 'auto' of a network: use plain or lean; compiled and auto are"

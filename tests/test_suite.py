@@ -76,9 +76,9 @@ def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
             p.numel() for p in ours.parameters()
         )
         assert isinstance(fused, Network)
-        assert fused.saves
+        assert fused.is_fused
         assert isinstance(ours, Network)
-        assert not ours.saves
+        assert not ours.is_fused
 
 
 def test_the_refinements_of_tresnet_come_one_by_one():

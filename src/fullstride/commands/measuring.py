@@ -179,7 +179,7 @@ def bench(
     from fullstride.measure.environment import choose_device
     from fullstride.measure.protocols import find_protocol
     from fullstride.measure.workload import find_precision
-    from fullstride.nets.fused.padding import padded_form
+    from fullstride.nets import fused_form
     from fullstride.storage import atomic_write
 
     if not models:
@@ -198,7 +198,7 @@ def bench(
         }
         if not all(parts.values()):
             raise ValueError(
-                f"--efficiency {efficiency}: inference has no lean form, use --protocol tresnet or resnet_rs"
+                f"--efficiency {efficiency}: inference has no fused form, use --protocol tresnet or resnet_rs"
             )
     if reference is None and protocol:
         reference = REFERENCE
@@ -215,7 +215,7 @@ def bench(
         raise ValueError(f"{', '.join(given)}: a file computes as it was exported, leave it out")
     if padded:
         own_side |= {f"{name} padded": own_side[name] for name in models}
-        wide = {f"{name} padded": padded_form(nets[name], name) for name in models}
+        wide = {f"{name} padded": fused_form.padded(nets[name], name) for name in models}
         nets, models = (
             {**({} if reference is None else {reference: nets[reference]}), **wide},
             tuple(wide),
@@ -257,7 +257,7 @@ def bench(
     where = f"{here.device}, {here.threads} threads, torch {here.torch}"
     print(f"{sizes} x {channels}, {made}, {layout}, {ways}, {where}")
     if efficiency != "plain" and "tresnet" in parts:
-        print("inference has no lean form: measure it without --efficiency")
+        print("inference has no fused form: measure it without --efficiency")
     for told in dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime):
         print(told)
     if out:

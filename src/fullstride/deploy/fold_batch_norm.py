@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fullstride.nets import fused_form
 from fullstride.nets.network import Network
 
 TOLERANCE = 1e-9  # largest difference of an output / largest output, in float64
@@ -41,9 +42,7 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
     ValueError if the outputs of the copy differ by more than `TOLERANCE`.
     """
     dtype = next(net.parameters()).dtype
-    net = deepcopy(net).eval().double()
-    if isinstance(net, Network):
-        net.lean(False)  # the fused form needs the norms
+    net = fused_form.plain(deepcopy(net)).eval().double()  # the fused form needs its norms
     images = (noise(net) if images is None else images).to(next(net.parameters()))
     trace = Trace(net)
     expected = trace.run(images)

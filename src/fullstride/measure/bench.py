@@ -84,7 +84,7 @@ def bench(
     for name in (name for name, way in trains.items() if way != "plain"):
         if protocol.work == "inference":
             raise ValueError(
-                f"{name}, {trains[name]}: inference has no lean form, leave its efficiency out"
+                f"{name}, {trains[name]}: inference has no fused form, leave its efficiency out"
             )
         lean_form(nets[name], name)
     if reference is not None and reference not in nets:

@@ -116,7 +116,7 @@ class Measurement:
     precision: Precision
     layout: Layout
     compiled: bool
-    efficiency: Efficiency = "plain"  # of training; what only answers has no lean form
+    efficiency: Efficiency = "plain"  # of training; what only answers has no fused form
     runtime: str = ""  # what runs an exported file, and the precision of that; "" is PyTorch
     environment: Environment
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 
@@ -34,12 +35,10 @@ def find_precision(word: str) -> Precision:
 
 def lean_form(net: nn.Module, name: str = "this network") -> Network:
     """A copy that trains lean. Raises ValueError for a network that is not ours."""
-    if not isinstance(net, Network):
-        raise ValueError(
-            f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists"
-        )
     copied = copy.deepcopy(net)
-    return copied if copied.lean_group is not None else copied.lean()
+    if isinstance(copied, Network) and copied.is_fused:
+        return copied
+    return fused_form.fused(copied, name)
 
 
 class Step:
@@ -90,7 +89,7 @@ class Step:
 
     @property
     def efficiency(self) -> Efficiency:
-        if not (self.trains and isinstance(self.net, Network)) or self.net.lean_group is None:
+        if not (self.trains and isinstance(self.net, Network)) or not self.net.is_fused:
             return "plain"
         return "compiled" if self.is_compiled else "lean"
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -79,6 +79,11 @@ class Backbone(nn.Module, ABC):
 
     def draw(self, images: int) -> Masks | None:
         """Masks for one training step of `images` images; None if the layers draw their own."""
+        return None
+
+    @property
+    def custom_operators(self) -> Any:
+        """The operators of `nets.fused` for the compiler; None for PyTorch's own alone."""
         return None
 
     def saved_tensor_choices(self) -> list[str]:

@@ -66,14 +66,14 @@ def released(name: str):
 class TimmNetwork(Backbone):
     """A network of timm: (N, in_channels, H, W) -> (N, K) logits. It accepts the sizes that timm's accepts."""
 
-    spec: TimmSpec  # pyright: ignore[reportIncompatibleVariableOverride]
+    spec: TimmSpec
     root = "net"
 
     def __init__(self, spec: TimmSpec):
         import timm
 
         super().__init__()
-        self.spec = spec
+        self.spec = spec  # pyright: ignore[reportIncompatibleVariableOverride]
         self.net: Any = timm.create_model(
             spec.name.split(".")[0],
             pretrained=False,

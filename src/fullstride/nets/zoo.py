@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fullstride.nets import checkpoints, families
+from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build
-from fullstride.nets.fused.padding import padded_form
-from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec, timm_spec
@@ -63,14 +61,10 @@ def create(
         replace(base, **{key: value for key, value in changes.items() if value is not None})
     )
     if padded:
-        net = padded_form(net, name)
+        net = fused_form.padded(net, name)
     if efficiency == "plain":
         return net
-    if not isinstance(net, Network):
-        raise ValueError(
-            f"{name} has no lean form: use efficiency plain, or a network that `fullstride zoo` lists"
-        )
-    return net.lean(int8=int8)
+    return fused_form.fused(net, name, int8=int8)
 
 
 def load(what: str | Path, name: str | None = None) -> Bundle:

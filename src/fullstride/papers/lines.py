@@ -21,6 +21,7 @@ from torch import nn
 
 from fullstride.measure.protocols import PROTOCOLS, Protocol
 from fullstride.measure.workload import Layout, Precision
+from fullstride.nets import fused_form
 from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
@@ -58,7 +59,8 @@ class Entry:
     def build(self) -> nn.Module:
         if self.spec is None:
             return TimmNetwork(timm_spec(self.name.removeprefix("timm/")))
-        return Network(self.spec).lean(self.kind == "fused")
+        net = Network(self.spec)
+        return fused_form.fused(net) if self.kind == "fused" else net
 
 
 @dataclass(frozen=True, kw_only=True)

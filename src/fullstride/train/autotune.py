@@ -1,7 +1,7 @@
 """Which way of training is fastest here? Each is tried once with a few real steps, and the answer is remembered.
 
 plain: PyTorch's modules. lean: the fused operators of `nets/fused/batch_norm.py`, which keep less memory. compiled: those by
-torch.compile. A network of timm has no lean form, and a CPU is not asked to compile.
+torch.compile. A network of timm has no fused form, and a CPU is not asked to compile.
 """
 
 import copy

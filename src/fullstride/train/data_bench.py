@@ -14,7 +14,7 @@ from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batch, Batches
 from fullstride.measure.environment import find_device
 from fullstride.measure.timing import timed_calls
-from fullstride.nets.fused.padding import padded_form
+from fullstride.nets import fused_form
 from fullstride.tasks.classify import Classify
 from fullstride.train.autotune import BLOCK_S, LEAST_SAMPLES, choose_efficiency, timed_steps
 from fullstride.train.distributed import SINGLE_PROCESS
@@ -137,7 +137,7 @@ def balance(
     device = find_device(device)
     net, pre = beginning(model, data, recipe, "")
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    net = padded_form(net, model) if recipe.pad_channels else net
+    net = fused_form.padded(net, model) if recipe.pad_channels else net
     per_epoch = len(training_batches(data, pre, recipe, device, workers, SINGLE_PROCESS))
     recipe = choose_efficiency(recipe.in_epochs(per_epoch), net, pre, device)
     learner = Learner(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, Masks
 from fullstride.nets.network import Network
 from fullstride.tasks.metric_learning import weighted_triplet
@@ -152,14 +153,15 @@ class Learner:
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         if recipe.channels_last:
             net.to(memory_format=torch.channels_last)
-        if isinstance(net, Network):
-            net.lean(recipe.efficiency in ("lean", "compiled"), int8=recipe.int8_maps)
-        elif recipe.efficiency == "lean":
-            raise ValueError(
-                f"{net.spec.source} has no lean form: set recipe.efficiency to plain or compiled"
-            )
-        elif recipe.int8_maps:
-            raise ValueError(f"{net.spec.source} has no lean form: leave recipe.int8_maps out")
+        compiled = recipe.efficiency == "compiled"
+        if (
+            recipe.efficiency == "lean"
+            or compiled
+            and (isinstance(net, Network) or recipe.int8_maps)
+        ):
+            fused_form.fused(net, net.spec.source, int8=recipe.int8_maps)
+        else:
+            fused_form.plain(net)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")

@@ -13,13 +13,10 @@ from fullstride.data.dataset import DataSet, Images, open_data
 from fullstride.data.loader import Batches, TestView, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.measure.environment import Environment
-from fullstride.nets import zoo
+from fullstride.nets import fused_form, zoo
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.bundle import Bundle, copy_weights
-from fullstride.nets.fused.padding import padded_form, unpadded
-from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.spec import NetSpec
 from fullstride.storage import read_json
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, run_folder
@@ -57,7 +54,7 @@ def train(
         )
     net, pre = beginning(model, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    spec, net = net.spec, padded_form(net, model) if recipe.pad_channels else net
+    spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
     training_batches(
         data, pre, recipe, device, workers, context
     )  # says what cannot be before anything is measured
@@ -163,7 +160,7 @@ def train(
 
 def without_padding(net: Backbone, spec: Spec) -> Backbone:
     """The network of `spec` that may have learned padded."""
-    return unpadded(net, spec) if isinstance(net, Network) and isinstance(spec, NetSpec) else net
+    return fused_form.unpadded(net, spec)
 
 
 def lasting_on(data: DataSet, recipe: Recipe) -> Recipe:

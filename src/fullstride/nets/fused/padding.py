@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.nets.blocks import DeepStem
+from fullstride.nets.fused.network import FusedNetwork, fused_layers, to_fused
 from fullstride.nets.network import Network
 from fullstride.nets.spec import MOST_CHANNELS, NetSpec, Stage, check_range
 
@@ -36,15 +37,6 @@ def padded(net: Network, multiple: int = 8) -> Network:
         state[name].fill_(name.endswith(ONES))
         corner(state[name], value).copy_(value)
     return wide
-
-
-def padded_form(net: nn.Module, name: str) -> Network:
-    """`padded` by eights. Raises ValueError for a network that is not ours."""
-    if not isinstance(net, Network):
-        raise ValueError(
-            f"{name} has no padded form: leave padded out, or use a network that `fullstride zoo` lists"
-        )
-    return padded(net)
 
 
 def unpadded(net: Network, spec: NetSpec) -> Network:
@@ -129,7 +121,7 @@ def twin(net: Network, spec: NetSpec) -> Network:
     for old, new in zip(net.modules(), other.modules(), strict=True):
         new.training = old.training
         if isinstance(old, nn.BatchNorm2d) and isinstance(new, nn.BatchNorm2d):
-            new.__class__, new.eps, new.momentum = type(old), old.eps, old.momentum
+            new.eps, new.momentum = old.eps, old.momentum
         if (
             isinstance(old, nn.Conv2d)
             and isinstance(new, nn.Conv2d)
@@ -145,8 +137,9 @@ def twin(net: Network, spec: NetSpec) -> Network:
     for old, new in zip(net.parameters(), other.parameters(), strict=True):
         new.requires_grad_(old.requires_grad)
     other.drop_paths, other.dropout = net.drop_paths, net.dropout
-    other.lean_group, other.int8_maps = net.lean_group, net.int8_maps
-    other.choose_saves(net.saves)
+    if isinstance(net, FusedNetwork):
+        for old, new in zip(fused_layers(net), fused_layers(to_fused(other)), strict=True):
+            new.saved, new.group, new.int8 = old.saved, old.group, old.int8
     return other
 
 

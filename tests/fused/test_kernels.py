@@ -75,7 +75,7 @@ def test_every_kernel_compiles_for_hopper_without_spills_and_reads_and_writes_ma
     from fullstride.nets.fused.triton import passes
 
     run(
-        str(HERE.parent / "benchmarks" / "compile_kernels.py"),
+        str(HERE.parents[1] / "benchmarks" / "compile_kernels.py"),
         "--out",
         str(tmp_path / "found.json"),
     )

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fullstride.nets.families import SPECS
+from fullstride.nets.fused.network import to_fused
 from fullstride.nets.network import Network
 
 
@@ -26,7 +27,7 @@ def main(out: str) -> None:
         share = (
             x[:4] if dist.get_rank() == 0 else x[4:]
         )  # uneven: statistics are of values, not of processes
-        lean = DistributedDataParallel(net.lean(group=dist.group.WORLD))
+        lean = DistributedDataParallel(to_fused(net, dist.group.WORLD))
         y = lean(share)
         (y.sin().sum() * 2).backward()  # DDP halves the sum
         gradients = [p.grad for p in net.parameters()]

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fullstride.nets.families import SPECS
 from fullstride.nets.fused import batch_norm
-from fullstride.nets.layers import BlurPool, ConvNorm, SqueezeExcite, average_pool
+from fullstride.nets.fused.network import fused_layers, se_weights, to_fused, to_plain
+from fullstride.nets.layers import BlurPool, SqueezeExcite, average_pool
 from fullstride.nets.network import Masks, Network
 
 N, C = 3, 5
@@ -70,9 +71,9 @@ def tail(gated: bool, kept: bool, shortcut: str, slope: float | None, save) -> O
     def ours(m: Parts, x: Tensor, other: Tensor, keep: Tensor) -> Tensor:
         given = None if shortcut == "none" else other
         norm = m.shortcut_norm if shortcut == "normed" else None
-        weights = m.se.weights if gated else ()
-        return batch_norm.tail(
-            x, m.norm, given, norm, se=weights, keep=keep if kept else None, slope=slope, save=save
+        weights = se_weights(m.se) if gated else ()
+        return batch_norm.bn_add_relu(
+            x, m.norm, given, norm, se=weights, mask=keep if kept else None, slope=slope, saved=save
         )
 
     def plain(m: Parts, x: Tensor, other: Tensor, keep: Tensor) -> Tensor:
@@ -86,8 +87,8 @@ def tail(gated: bool, kept: bool, shortcut: str, slope: float | None, save) -> O
 
 
 def gated_blur(m: Parts, x: Tensor) -> Tensor:
-    y, means = batch_norm.abn_blur(x, m.norm, 1e-2)
-    return m.se(y, means)
+    y, means = batch_norm.bn_act_blur(x, m.norm, 1e-2)
+    return y * m.se.gate(means[..., None, None])
 
 
 TAILS = {
@@ -107,30 +108,30 @@ TAILS = {
 }
 ACTIVATED: dict[str, Operator] = {
     f"abn {slope} {save}": (
-        lambda m, x, *_, slope=slope, save=save: batch_norm.abn(x, m.norm, slope, save=save),
+        lambda m, x, *_, slope=slope, saved=save: batch_norm.bn_act(x, m.norm, slope, saved=save),
         lambda m, x, *_, slope=slope: act(m.norm(x), slope),
     )
     for slope, save in ((0.0, "both"), (0.0, "input"), (1e-2, "input"), (None, "both"))
 }
 INVERTED: dict[str, Operator] = {
     f"abn {slope} output": (
-        lambda m, x, *_, slope=slope: batch_norm.abn(x, m.norm, slope, save="output"),
+        lambda m, x, *_, slope=slope: batch_norm.bn_act(x, m.norm, slope, saved="output"),
         lambda m, x, *_, slope=slope: act(m.norm(x), slope),
     )
     for slope in (1e-3, 0.3, None)
 } | {
     "abn_se": (
-        lambda m, x, *_: batch_norm.abn_se(x, m.norm, m.se.weights, 1e-2),
+        lambda m, x, *_: batch_norm.bn_act_se(x, m.norm, se_weights(m.se), 1e-2),
         lambda m, x, *_: m.se(act(m.norm(x), 1e-2)),
     )
 }
 CONVOLVED: dict[str, Operator] = {
     "abn_conv": (
-        lambda m, x, *_: batch_norm.abn_conv(x, m.norm, 0.0, m.conv),
+        lambda m, x, *_: batch_norm.bn_act_conv(x, m.norm, 0.0, m.conv),
         lambda m, x, *_: m.conv(act(m.norm(x), 0.0)),
     ),
     "abn_conv grouped": (
-        lambda m, x, *_: batch_norm.abn_conv(x, m.norm, 0.1, m.grouped),
+        lambda m, x, *_: batch_norm.bn_act_conv(x, m.norm, 0.1, m.grouped),
         lambda m, x, *_: m.grouped(act(m.norm(x), 0.1)),
     ),
     "pool_conv": (
@@ -142,7 +143,7 @@ CONVOLVED: dict[str, Operator] = {
         lambda m, x, *_: m.se(m.blur(act(m.norm(x), 1e-2))),
     ),
     "abn_blur relu": (
-        lambda m, x, *_: batch_norm.abn_blur(x, m.norm, 0.0)[0],
+        lambda m, x, *_: batch_norm.bn_act_blur(x, m.norm, 0.0)[0],
         lambda m, x, *_: m.blur(act(m.norm(x), 0.0)),
     ),
 }
@@ -342,7 +343,7 @@ def relative(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 def check_whole(net: Network, px: int, images: int = 3) -> None:
     net.double().regularise(drop_path=0.5, dropout=0.3)
-    lean = copy.deepcopy(net).lean()
+    lean = to_fused(copy.deepcopy(net))
     x, masks = torch.rand(images, 3, px, px, dtype=torch.float64), doubled(net.draw(images))
     assert relative(step(lean, x, masks), step(net, x, masks)) < 1e-9
     net.eval()
@@ -396,7 +397,7 @@ def check_rounding(net: Network, x: Tensor) -> None:
     for norm in net.modules():
         if isinstance(norm, nn.BatchNorm2d):
             nn.init.uniform_(norm.weight, 0.2, 1.2)
-    lean = copy.deepcopy(net).lean()
+    lean = to_fused(copy.deepcopy(net))
     exact = gradients(net, x, enabled=False)
     with rounding():
         found = gradients(lean, x, enabled=False)
@@ -416,7 +417,7 @@ def test_under_autocast_a_lean_network_is_as_near_to_the_truth_as_a_plain_one(na
     net = net_for(name)
     x = torch.rand(8, 3, 64, 64).to(memory_format=layout)
     exact = gradients(copy.deepcopy(net).double(), x.double(), enabled=False)
-    plain, lean = ((gradients(n, x) - exact).norm() for n in (net, copy.deepcopy(net).lean()))
+    plain, lean = ((gradients(n, x) - exact).norm() for n in (net, to_fused(copy.deepcopy(net))))
     assert lean <= 1.25 * plain
 
 
@@ -428,7 +429,7 @@ def test_a_compiled_lean_network_is_one_graph_and_gives_the_same(name):
     x, masks = torch.rand(3, 3, 32, 32, dtype=torch.float64), doubled(net.draw(3))
     wanted = step(copy.deepcopy(net), x, masks)
     torch._dynamo.reset()
-    compiled = torch.compile(net.lean(), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(to_fused(net), fullgraph=True, backend="aot_eager")
     assert relative(step_of(compiled, net, x, masks), wanted) < 1e-9
 
 
@@ -440,7 +441,7 @@ def test_inductor_keeps_the_operators(name):
     x = torch.rand(3, 3, 32, 32, dtype=torch.float64).to(memory_format=torch.channels_last)
     wanted = step(copy.deepcopy(net), x)
     torch._dynamo.reset()
-    compiled = torch.compile(net.lean(), fullgraph=True)
+    compiled = torch.compile(to_fused(net), fullgraph=True)
     assert relative(step_of(compiled, net, x), wanted) < 1e-9
 
 
@@ -457,7 +458,7 @@ def step_of(call: Callable, net: nn.Module, *given) -> list[Tensor]:
 def test_a_checkpointed_copied_network_that_was_loaded_gives_the_same(name):
     torch.manual_seed(0)
     net, x = net_for(name).double(), torch.rand(3, 3, 32, 32, dtype=torch.float64)
-    lean = Network(net.spec).double().lean().train()
+    lean = to_fused(Network(net.spec).double()).train()
     lean.load_state_dict(net.state_dict())
     lean = copy.deepcopy(lean)
     assert lean.state_dict().keys() == net.state_dict().keys()
@@ -480,7 +481,7 @@ def test_a_checkpointed_copied_network_that_was_loaded_gives_the_same(name):
 
 
 def test_no_input_is_moved_and_the_same_step_gives_the_same_bits():
-    net = net_for("tresnet_tiny").lean()
+    net = to_fused(net_for("tresnet_tiny"))
     x = torch.rand(3, 3, 32, 32)
     before, again = x.clone(), copy.deepcopy(net)
     for one, other in zip(step(net, x), step(again, x), strict=True):
@@ -492,7 +493,7 @@ def test_no_input_is_moved_and_the_same_step_gives_the_same_bits():
 def test_frozen_batch_norms_go_on_by_their_running_statistics(which):
     torch.manual_seed(0)
     net = net_for("tresnet_tiny").double()
-    lean = copy.deepcopy(net).lean()
+    lean = to_fused(copy.deepcopy(net))
     x = torch.rand(3, 3, 32, 32, dtype=torch.float64)
     for n in (net, lean):
         n.get_submodule(which).eval()
@@ -501,12 +502,10 @@ def test_frozen_batch_norms_go_on_by_their_running_statistics(which):
 
 @pytest.mark.parametrize(("gain", "bias"), [(-0.1, 0.9), (1e-4, 0.0), (0.0, 0.0)])
 def test_a_norm_with_a_small_gain_keeps_its_input_and_the_choice_is_made_anew_by_train(gain, bias):
-    net = Network(SPECS["tresnet_tiny"]).lean().train()
+    net = to_fused(Network(SPECS["tresnet_tiny"])).train()
 
     def saves() -> list[str]:
-        return [
-            m.lean.save for m in net.modules() if isinstance(m, ConvNorm) and m.lean and m.slope
-        ]
+        return [m.saved for m in fused_layers(net) if m.slope]
 
     assert set(saves()) == {"output"}
     with torch.no_grad():
@@ -514,28 +513,11 @@ def test_a_norm_with_a_small_gain_keeps_its_input_and_the_choice_is_made_anew_by
     assert set(saves()) == {"output"}
     net.train()
     assert saves() == ["both", *["output"] * (len(saves()) - 1)]
-    assert not [m for m in net.lean(False).modules() if isinstance(m, ConvNorm) and m.lean]
-
-
-@pytest.mark.parametrize("sign", [-1, 0, 1])
-def test_a_gain_that_is_a_magnitude_counts_zero_as_positive(sign):
-    torch.manual_seed(0)
-    norm = batch_norm.MagnitudeNorm(1).double()
-    norm.weight.data[:] = sign * 0.5
-    x = random(4, 1, 3, 3)
-    direction = random(4, 1, 3, 3)
-    normal = (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt()
-    of_gain = (direction * normal).sum()
-    for call in (norm, lambda x: batch_norm.abn(x, norm, None)):
-        y = call(x)
-        assert torch.allclose(y, (abs(sign) * 0.5 + 1e-5) * normal, atol=1e-12)
-        (found,) = torch.autograd.grad((y * direction).sum(), norm.weight)
-        assert torch.allclose(found, of_gain * (-1 if sign < 0 else 1), atol=1e-10)
-    assert norm.num_batches_tracked == 2
+    assert not fused_layers(to_plain(net))
 
 
 def test_two_processes_that_share_their_statistics_learn_as_one_does(tmp_path):
-    script = Path(__file__).with_name("two_ranks_lean.py")
+    script = Path(__file__).with_name("two_ranks.py")
     words = [
         sys.executable,
         "-m",
@@ -592,7 +574,7 @@ def test_a_lean_network_keeps_no_more_megabytes_per_image(name, plain, lean):
         return (kept_bytes(net, 3) - kept_bytes(net, 2)) / 1e6
 
     assert per_image() == pytest.approx(plain, abs=0.06)
-    net.lean()
+    to_fused(net)
     assert per_image() <= lean
 
 
@@ -600,38 +582,38 @@ def test_a_lean_network_keeps_no_more_megabytes_per_image(name, plain, lean):
     ("call", "message"),
     [
         (
-            lambda m, x: batch_norm.abn(x, m.norm, 0.0, save="output"),
-            "slope 0.0 cannot be inverted: use save=",
+            lambda m, x: batch_norm.bn_act(x, m.norm, 0.0, saved="output"),
+            "slope 0.0 cannot be inverted: use saved=",
         ),
         (
-            lambda m, x: batch_norm.abn(x, m.norm, -0.1, save="output"),
-            "slope -0.1 cannot be inverted: use save=",
+            lambda m, x: batch_norm.bn_act(x, m.norm, -0.1, saved="output"),
+            "slope -0.1 cannot be inverted: use saved=",
         ),
         (
-            lambda m, x: batch_norm.abn_se(x, m.norm, m.se.weights, 0.0),
-            "slope 0.0 cannot be inverted: use abn and",
+            lambda m, x: batch_norm.bn_act_se(x, m.norm, se_weights(m.se), 0.0),
+            "slope 0.0 cannot be inverted: use bn_act and",
         ),
         (
-            lambda m, x: batch_norm.tail(x.int(), m.norm),
-            "batch norm of a map of torch.int32: give one of floating point",
+            lambda m, x: batch_norm.bn_add_relu(x.int(), m.norm),
+            "batch norm of a map of torch.int32: use a floating-point type",
         ),
         (
-            lambda m, x: batch_norm.tail(x[:1, :, :1, :1], m.norm),
-            "has one value per channel: train with more images",
+            lambda m, x: batch_norm.bn_add_relu(x[:1, :, :1, :1], m.norm),
+            "has one value per channel: use more or larger images",
         ),
         (
-            lambda m, x: batch_norm.tail(x[:, :2], m.norm),
-            r"a map of \(3, 2, 6, 5\): give one of \(N, 5, H, W\)",
+            lambda m, x: batch_norm.bn_add_relu(x[:, :2], m.norm),
+            r"a map of \(3, 2, 6, 5\): use one of \(N, 5, H, W\)",
         ),
         (
-            lambda m, x: batch_norm.abn_blur(x.to("meta"), m.norm, 0.0),
-            "a map on meta and batch norm on cpu: move one",
+            lambda m, x: batch_norm.bn_act_blur(x.to("meta"), m.norm, 0.0),
+            "a map on meta and a batch norm on cpu: use one device",
         ),
         (
-            lambda m, x: batch_norm.tail(x, nn.BatchNorm2d(C, momentum=None)),
-            "no gain, running statistics or momentum",
+            lambda m, x: batch_norm.bn_add_relu(x, nn.BatchNorm2d(C, momentum=None)),
+            "without gain, running statistics or momentum",
         ),
-        (lambda m, x: batch_norm.tail(x, m.norm, x[:, :, 1:]), "do not fit together"),
+        (lambda m, x: batch_norm.bn_add_relu(x, m.norm, x[:, :, 1:]), "use maps of equal shape"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(call, message):

@@ -17,6 +17,7 @@ from fullstride.nets.blocks import Block
 from fullstride.nets.families import SPECS
 from fullstride.nets.fused import compile
 from fullstride.nets.fused.compile import compiled_for_training
+from fullstride.nets.fused.network import fused_layers, to_fused, to_plain
 from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
@@ -70,8 +71,8 @@ def test_a_network_that_keeps_codes_has_the_results_of_a_lean_one_and_gradients_
 ):
     torch.manual_seed(0)
     net, x = shaken(name), torch.rand(8, 3, 64, 64).double()
-    told, exact = step(copy.deepcopy(net).lean(), x)
-    same, found = step(copy.deepcopy(net).lean(int8=True), x)
+    told, exact = step(to_fused(copy.deepcopy(net)), x)
+    same, found = step(to_fused(copy.deepcopy(net), int8=True), x)
     assert torch.equal(same, told)
     assert 0 < relative(found, exact) < 0.01
     assert torch.nn.functional.cosine_similarity(found, exact, 0) > 0.9999
@@ -83,12 +84,12 @@ def test_a_compiled_step_makes_results_again_of_codes_and_its_gradients_are_ten_
 ):
     torch.manual_seed(0)
     net, x = shaken(name), torch.rand(8, 3, 64, 64).double()
-    told, exact = step(copy.deepcopy(net).lean(), x)
+    told, exact = step(to_fused(copy.deepcopy(net)), x)
     short = copy.deepcopy(net).float()
     with torch.autocast("cpu", torch.bfloat16):
         y = short(x.float()).float()
     short_ones = flat(torch.autograd.grad(y.sin().sum(), list(short.parameters()))).double()
-    watched, lean = Watched(), net.lean(int8=True)
+    watched, lean = Watched(), to_fused(net, int8=True)
     same, found = step(lean, x, cut(lean, watched))
     assert relative(same, told) < 1e-12
     assert 0 < relative(found, exact) < 0.1 * relative(short_ones, exact)
@@ -108,8 +109,8 @@ def test_masks_and_dropout_are_those_of_the_step_in_a_compiled_one_too():
     masks = Masks(
         tuple(keep if keep is None else keep.double() for keep in branches), pooled.double()
     )
-    told, exact = step(copy.deepcopy(net).lean(), x, masks=masks)
-    lean = net.lean(int8=True)
+    told, exact = step(to_fused(copy.deepcopy(net)), x, masks=masks)
+    lean = to_fused(net, int8=True)
     same, found = step(lean, x, cut(lean), masks=masks)
     assert relative(same, told) < 1e-12
     assert relative(found, exact) < 0.02
@@ -123,10 +124,10 @@ def test_inductor_keeps_the_operators_that_take_codes():
         shaken(replace(spec, stages=(replace(spec.stages[0], depth=2),))),
         torch.rand(4, 3, 32, 32).double(),
     )
-    told, exact = step(copy.deepcopy(net).lean(int8=True), x)
+    told, exact = step(to_fused(copy.deepcopy(net), int8=True), x)
     torch._dynamo.reset()
     for recompute, near in ((False, 1e-9), (True, 0.02)):
-        lean = copy.deepcopy(net).lean(int8=True)
+        lean = to_fused(copy.deepcopy(net), int8=True)
         same, found = step(lean, x, compiled_for_training(lean, recompute=recompute).call)
         assert relative(same, told) < 1e-9
         assert relative(found, exact) < near
@@ -136,7 +137,7 @@ def test_inductor_keeps_the_operators_that_take_codes():
 def test_a_network_keeps_one_byte_less_for_each_value_that_only_norms_need(name):
     with torch.device("meta"):
         net = Network(SPECS[name])
-    lean, int8 = (saved(net.lean(int8=int8), 224).bytes_per_image for int8 in (False, True))
+    lean, int8 = (saved(to_fused(net, int8=int8), 224).bytes_per_image for int8 in (False, True))
     values: list[int] = []
 
     def count(block: nn.Module, _, y: Tensor) -> None:
@@ -159,14 +160,14 @@ def test_a_compiled_tresnet_m_keeps_no_more_megabytes_an_image_than_its_goal():
 def test_states_copies_and_evaluation_know_nothing_of_codes():
     torch.manual_seed(0)
     net, x = shaken("tresnet_tiny"), torch.rand(2, 3, 32, 32).double()
-    lean = copy.deepcopy(copy.deepcopy(net).lean(int8=True))
-    assert all(m.lean and m.lean.int8 for m in lean.modules() if isinstance(m, ConvNorm))
+    lean = copy.deepcopy(to_fused(copy.deepcopy(net), int8=True))
+    assert all(m.int8 for m in fused_layers(lean))
     assert lean.state_dict().keys() == net.state_dict().keys()
     net.load_state_dict(lean.state_dict())
     assert torch.equal(lean.eval()(x), net.eval()(x))
-    assert all(m.lean and m.lean.int8 for m in lean.train().modules() if isinstance(m, ConvNorm))
-    assert not any(m.lean and m.lean.int8 for m in lean.lean().modules() if isinstance(m, ConvNorm))
-    assert not any(m.lean for m in lean.lean(False, int8=True).modules() if isinstance(m, ConvNorm))
+    assert all(m.int8 for m in fused_layers(lean.train()))
+    assert not any(m.int8 for m in fused_layers(to_fused(lean)))
+    assert not fused_layers(to_plain(lean))
 
 
 @pytest.mark.parametrize("efficiency", ["lean", "compiled"])
@@ -177,7 +178,7 @@ def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
     net = Network(replace(SPECS["tresnet_tiny"], classes=10, in_channels=3))
     recipe = replace(DIGITS, efficiency=efficiency, int8_maps=True, mixup=0.0, cutmix=0.0)
     learner = Learner(net.train(), Classify(), recipe.in_epochs(10), 10, None, SINGLE_PROCESS)
-    assert all(m.lean and m.lean.int8 for m in net.modules() if isinstance(m, ConvNorm))
+    assert all(m.int8 for m in fused_layers(net))
     assert learner.step(torch.rand(4, 3, 32, 32), torch.arange(4), 0).isfinite()
 
 
@@ -205,7 +206,7 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
         ),
         (
             lambda: zoo.create("timm/resnet18", efficiency="lean", int8=True),
-            "timm/resnet18 has no lean form",
+            "timm/resnet18 has no fused form",
         ),
         (
             lambda: replace(DIGITS, int8_maps=True),
@@ -220,7 +221,7 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
                 None,
                 SINGLE_PROCESS,
             ),
-            "resnet18 has no lean form: leave recipe.int8_maps out",
+            "resnet18 has no fused form: leave recipe.int8_maps out",
         ),
     ],
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullstride.nets.fused import batch_norm
+from fullstride.nets.fused.network import se_weights
 from fullstride.nets.layers import SqueezeExcite
 
 STEP = 6 / 127  # deviations between two codes
@@ -46,11 +47,11 @@ class Tail(nn.Module):
         self.double()
 
     def forward(self, x: Tensor, other: Tensor, keep: Tensor, **how) -> Tensor:
-        weights = self.se.weights if self.se else ()
+        weights = se_weights(self.se) if self.se else ()
         given = None if self.shortcut == "none" else other
         norm = self.shortcut_norm if self.shortcut == "normed" else None
-        return batch_norm.tail(
-            x, self.norm, given, norm, se=weights, keep=keep if self.kept else None, **how
+        return batch_norm.bn_add_relu(
+            x, self.norm, given, norm, se=weights, mask=keep if self.kept else None, **how
         )
 
 
@@ -120,7 +121,7 @@ def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -
             for each in (normal, rounded(normal, y))
         )
         weights = reduce, reduce_bias, expand, _ = [
-            p.flatten(1) if p.dim() == 4 else p for p in se.weights
+            p.flatten(1) if p.dim() == 4 else p for p in se_weights(se)
         ]
         totals = [torch.zeros_like(p) for p in weights]
         for i in range(len(x)):
@@ -142,7 +143,7 @@ def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -
             scale = scale.clone()
             scale[i] *= gate[:, None, None]
         names = ("se.reduce.weight", "se.reduce.bias", "se.expand.weight", "se.expand.bias")
-        found |= {n: t.view(p.shape) for n, t, p in zip(names, totals, se.weights, strict=True)}
+        found |= {n: t.view(p.shape) for n, t, p in zip(names, totals, se_weights(se), strict=True)}
     found["x"], found["norm.weight"], found["norm.bias"] = of_norm(
         d * scale, squeezed, x, tail.norm, y
     )
@@ -261,7 +262,7 @@ def test_where_the_result_is_not_kept_no_code_is():
     torch.manual_seed(0)
     tail, given, direction = Tail(True, True, "normed"), inputs(), torch.randn(3, 5, 7, 5).double()
     found, wanted = (
-        outcome(tail, given, direction, int8=int8, save="input") for int8 in (True, False)
+        outcome(tail, given, direction, int8=int8, saved="input") for int8 in (True, False)
     )
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -323,7 +324,7 @@ def test_the_triton_forms_give_the_numbers_of_their_definitions():
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    script = str(Path(__file__).with_name("codes_in_triton.py"))
+    script = str(Path(__file__).with_name("int8_in_triton.py"))
     done = subprocess.run(
         [*words, script], env=inherited | interpret, capture_output=True, text=True
     )

@@ -1,0 +1,68 @@
+"""How is the optional room `nets.fused` reached? By these functions alone; nothing else imports it.
+
+Without it a network trains by PyTorch's modules, and what only the room can do is refused.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.network import Network
+
+FUSED = "fullstride.nets.fused"
+
+
+def fused(
+    net: nn.Module,
+    name: str = "this network",
+    group: "dist.ProcessGroup | None" = None,
+    *,
+    int8: bool = False,
+) -> Network:
+    """Let `net` train by memory-efficient operators, in place (see `nets.fused.network.to_fused`).
+
+    Raises ValueError for a network that is not one of this package; `name` is for its message.
+    """
+    if not isinstance(net, Network):
+        raise ValueError(
+            f"{name} has no fused form: use efficiency plain, or a network that `fullstride zoo` "
+            "lists"
+        )
+    return fused_module("network").to_fused(net, group, int8=int8)
+
+
+def plain(net: nn.Module) -> Any:
+    """Let `net` train by PyTorch's modules again, in place; a plain network stays as it is."""
+    is_fused = isinstance(net, Backbone) and net.is_fused
+    return fused_module("network").to_plain(net) if is_fused else net
+
+
+def padded(net: nn.Module, name: str = "this network") -> Network:
+    """The network with channels padded to multiples of 8 (see `nets.fused.padding.padded`)."""
+    if not isinstance(net, Network):
+        raise ValueError(
+            f"{name} has no padded form: leave pad_channels out, or use a network that "
+            "`fullstride zoo` lists"
+        )
+    return fused_module("padding").padded(net)
+
+
+def unpadded(net: Backbone, spec: Any) -> Backbone:
+    """The network of `spec`, of which `net` is a padded form; `net` itself where it fits."""
+    return net if net.spec == spec else fused_module("padding").unpadded(net, spec)
+
+
+def fused_module(name: str) -> ModuleType:
+    """The module `nets.fused.<name>`. Raises ValueError where the room is not installed."""
+    try:
+        return import_module(f"{FUSED}.{name}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(FUSED):
+            raise
+        raise ValueError(
+            "the fused form is not part of this installation: use efficiency plain"
+        ) from None
