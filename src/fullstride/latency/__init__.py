@@ -1,4 +1,4 @@
-"""How long does a network take on a device that is not here? Estimates from operators and a profile."""
+"""How long does a network take on a device that is not here? Operators, profiles, estimates."""
 
 from fullstride.latency.estimator import Estimate, Estimator, estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile, load_profile, profile_names, save_profile

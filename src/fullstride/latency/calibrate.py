@@ -1,4 +1,4 @@
-"""Which numbers describe the device at hand? Microbenchmarks are timed in turn, and a profile is fitted."""
+"""Which numbers describe the device at hand? A profile is fitted to timed microbenchmarks."""
 
 import math
 import re
@@ -269,8 +269,8 @@ def fit_profile(
     if fitted.sum() < MIN_TIMES or len(np.unique(families[fitted])) < 3:
         raise ValueError(
             f"{fitted.sum()} times of {len(np.unique(families[fitted]))} families in "
-            f"{plan.minutes:g} minutes, where a fit needs {MIN_TIMES} of 3: give more minutes, or a "
-            "smaller resolution"
+            f"{plan.minutes:g} minutes, where a fit needs {MIN_TIMES} of 3: give more minutes, or "
+            "a smaller resolution"
         )
     work = prepare([t.operators for t in timings], [t.batch for t in timings], machine)
     seconds = np.array([timing.seconds for timing in timings])
@@ -310,7 +310,7 @@ def fit_profile(
         machine=machine,
         sheet=sheet,
         inference=inference,
-        note=f"the error is that of {tests}; calls are queued, as if there were always a next batch",
+        note=f"the error is that of {tests}; calls are queued, as if a next batch always waited",
     )
 
     def error_of(mask: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""How long does a network take on a device that is not here? Its operators with the numbers of a profile."""
+"""How long does a network take on a device? Its operators with the numbers of a profile."""
 
 import math
 from collections import defaultdict

@@ -110,7 +110,7 @@ def coverage(estimated: np.ndarray, measured: np.ndarray, families: np.ndarray) 
 def resolvable_ratio(
     estimated: np.ndarray, measured: np.ndarray, groups: np.ndarray | None = None
 ) -> float:
-    """The ratio of two estimates above which the order of the measured times is right 8 times of 10.
+    """The ratio of two estimates above which the measured order is right in eight cases of ten.
 
     Pairs are of one group (a batch size). For a ratio r, from 1 to 2 in steps of 0.02, pairs with
     ratios within 5 % of r are counted.

@@ -1,4 +1,4 @@
-"""Which networks reveal the numbers of a device? Small ones in families, with few classes of operators."""
+"""Which networks reveal the numbers of a device? Small ones, each with few kinds of operators."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -90,7 +90,7 @@ def dense_block(width: int, patch: int, depth: int, kernel: int) -> nn.Sequentia
 
 
 def pooled(width: int, patch: int, pool: type[nn.Module]) -> nn.Sequential:
-    """Convolutions between pools of unchanged size, and a pool beside its input, as in Inception."""
+    """Convolutions and pools of unchanged size, and a pool beside its input, as in Inception."""
     layers = [layer for _ in range(2) for layer in (pool(3, 1, 1), conv_norm_act(width, width))]
     last = ConcatInput(pool(3, 1, 1)), conv_norm_act(2 * width, 128, 1)
     return sequence(width, patch, *layers, *last, out=128)
@@ -117,7 +117,7 @@ def residual(
 
 
 def all_microbenchmarks() -> list[Microbenchmark]:
-    """Some forty networks in families, every number of a profile needed in two or more; and WHOLE."""
+    """Some forty networks; two or more families depend on each number of a profile. And WHOLE."""
     networks: list[Microbenchmark] = []
 
     def add(

@@ -56,7 +56,7 @@ NUMBERS = {
     "dense": "share of peak arithmetic",
     "1x1": "share of peak arithmetic, linear layers too",
     "depthwise": "share of peak arithmetic",
-    "group_channels": "channels of a group at which grouped convolutions reach half the dense share",
+    "group_channels": "channels of a group at which a grouped convolution has half the dense share",
     "convolution": "share of bandwidth of convolutions and linear layers",
     "elementwise": "share of bandwidth",
     "norm": "share of bandwidth of batch norms",

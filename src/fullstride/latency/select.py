@@ -1,4 +1,4 @@
-"""Which network for a latency budget? Published accuracies and estimated times: the Pareto front and the best.
+"""Which network for a latency budget? The Pareto front of published accuracy and estimated time.
 
 Where GENet's authors published a time for the same device and batch, it stands beside the estimate
 under its own label, and may decide in its place.

@@ -1,4 +1,4 @@
-"""Which operators does a network run? From its spec, without building it, for many networks at once.
+"""Which operators does a network run? From its spec, without building it, for many at once.
 
 Stems, blocks and heads are walked as their modules in `nets` run. Every size may be one number or
 an array of numbers, so that all blocks that run the same operators, at whatever sizes and of
@@ -40,10 +40,9 @@ Part = tuple[tuple, tuple]
 
 
 def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operators, int]:
-    """The operators of a network that `fullstride zoo` lists, `timm/NAME`, or the folder of a run
-    or bundle; and the resolution in pixels, by default the network's own.
+    """Operators of a name of the zoo, `timm/NAME`, or the folder of a run or bundle; and pixels.
 
-    Raises ValueError in one line.
+    `resolution` is by default the network's own. Raises ValueError in one line.
     """
     spec = zoo.load(name).net.spec if Path(name).exists() else zoo.spec(name)
     side = spec.resolution if resolution is None else resolution

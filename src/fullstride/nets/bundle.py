@@ -1,4 +1,4 @@
-"""What is a trained network on disk? A folder: `weights.safetensors` and `bundle.json`, and nothing that runs."""
+"""What is a trained network on disk? A folder of `weights.safetensors` and `bundle.json`."""
 
 import json
 from collections.abc import Mapping
@@ -44,37 +44,37 @@ FIELDS = [each.name for each in fields(Metadata) if each.name not in ("format", 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A trained network with all that is needed to use it and to know where it came from."""
+    """A trained network with its metadata: enough to use it, and to know its origin."""
 
     net: Backbone
-    name: str  # what it is called in tables: a network's name, or what the user made of it
+    name: str  # in tables: that of the network, or one that the user chose
     classes: tuple[str, ...]  # in the order of the logits
     preprocessing: Preprocessing
     recipe: Mapping[str, Any] = field(default_factory=dict)  # how it was trained
     scores: Mapping[str, Any] = field(default_factory=dict)  # split -> score -> value
     environment: Mapping[str, Any] = field(default_factory=dict)  # where it was trained
     source: str = ""  # where the weights come from
-    licence: str = ""  # of the weights, as their authors call it; "" where nobody said
+    licence: str = ""  # of the weights, by its authors' name; "" if unknown
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder beside its place and rename it; an earlier bundle there is replaced."""
+        """Write the folder atomically, in place of an earlier bundle."""
         metadata = Metadata(
             format=FORMAT,
             spec=json.loads(self.net.spec.to_json()),
             **{name: getattr(self, name) for name in FIELDS},
         )
-        with atomic_write(Path(folder)) as beside:
-            beside.mkdir()
+        with atomic_write(Path(folder)) as temporary:
+            temporary.mkdir()
             state = {
                 name: value.detach().cpu().contiguous()
                 for name, value in self.net.state_dict().items()
             }
-            save_file(state, beside / "weights.safetensors")
-            (beside / "bundle.json").write_text(storage.to_json(metadata))
+            save_file(state, temporary / "weights.safetensors")
+            (temporary / "bundle.json").write_text(storage.to_json(metadata))
 
     @staticmethod
     def load(folder: str | Path) -> "Bundle":
-        """Raises ValueError, in one line, for a folder that is not a whole bundle."""
+        """Raises ValueError, in one line, for a folder that is not a complete bundle."""
         folder = Path(folder)
         path = folder / "bundle.json"
         data = read_json(path, HINT)
@@ -115,12 +115,11 @@ def load_network(spec_data: Mapping[str, Any], weights: Path) -> Backbone:
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
-    """Take over every weight whose name and shape agree; returns the names of those left as they were."""
-    theirs, ours = source.state_dict(), target.state_dict()
-    left = [
-        name
-        for name, value in ours.items()
-        if name not in theirs or theirs[name].shape != value.shape
+    """Copy every weight whose name and shape agree; returns the names of the others in `target`."""
+    state, old = source.state_dict(), target.state_dict()
+    unchanged = [
+        name for name, value in old.items() if name not in state or state[name].shape != value.shape
     ]
-    target.load_state_dict({name: theirs[name] for name in ours if name not in left}, strict=False)
-    return left
+    weights = {name: state[name] for name in old if name not in unchanged}
+    target.load_state_dict(weights, strict=False)
+    return unchanged

@@ -1,4 +1,4 @@
-"""What pixels does a network want? That travels with the weights: the wrong ones cost accuracy silently."""
+"""How is an image prepared for a network? A wrong preprocessing costs accuracy without an error."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,26 +8,26 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """From a picture to the network's input: fit to a square, scale to 0..1, subtract `mean`, divide by `std`."""
+    """Resize to a square, scale to 0..1, subtract `mean`, divide by `std`."""
 
     resolution: int = 224  # pixels a side
     mean: tuple[float, ...] = IMAGENET_MEAN  # one per channel: 1 is gray, 3 is RGB
     std: tuple[float, ...] = IMAGENET_STD
     kernel: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of the resize, antialiased
-    fit: Literal["crop", "squish"] = (
-        "crop"  # keep the proportions and cut the border, or bend to a square
-    )
-    crop: float = 0.875  # with "crop": side of the square that stays / shorter side of the picture
+    # Keep the aspect ratio and crop the centre, or resize to a square.
+    fit: Literal["crop", "squish"] = "crop"
+    crop: float = 0.875  # with "crop": side of the centre crop / shorter side of the image
 
     def __post_init__(self) -> None:
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std):
             raise ValueError(
-                f"mean {self.mean} and std {self.std}: give 1 number each for gray images or 3 for RGB"
+                f"mean {self.mean} and std {self.std}: give 1 number each for gray images or 3 for "
+                "RGB"
             )
         if not 1 <= self.resolution <= 16_384:
             raise ValueError(f"resolution {self.resolution}: use 1 to 16384 pixels")
         if not 0 < self.crop <= 1:
-            raise ValueError(f"crop {self.crop}: use a share above 0, up to 1")
+            raise ValueError(f"crop {self.crop}: use a ratio above 0, up to 1")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std}: every value must be above 0")
 

@@ -1,4 +1,4 @@
-"""How does a network of timm stand where ours stand? With a spec, `features`, `channels` and `strides` like ours."""
+"""How is a network of timm a `Backbone`? By a wrapper with a spec, `features` and `embed`."""
 
 import json
 import math
@@ -38,23 +38,20 @@ def timm_spec(name: str, **changes: int) -> TimmSpec:
     import timm
 
     base = name.split(".")[0]
-    if not timm.is_model(
-        base
-    ):  # also refuses what timm would fetch or open: "hf-hub:...", "local-dir:..."
+    # This also refuses names that timm would download or open: "hf-hub:...", "local-dir:...".
+    if not timm.is_model(base):
         close = get_close_matches(base, timm.list_models(), n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(f'timm/{c}' for c in close)}?"
-            if close
-            else "see timm.list_models()"
+        near = f"did you mean {' or '.join(f'timm/{name}' for name in close)}?"
+        raise ValueError(
+            f"timm has no network named {base!r}: {near if close else 'see timm.list_models()'}"
         )
-        raise ValueError(f"timm has no network named {base!r}: {hint}")
     config = released(name)
     resolution = config.input_size[1] if config else 224
     return TimmSpec(name=name, **{"resolution": resolution, **changes})
 
 
 def released(name: str):
-    """timm's record of the weights `name` or `name.tag`; None where there are none."""
+    """timm's `PretrainedCfg` of the weights `name` or `name.tag`; None if there are none."""
     import timm
 
     try:
@@ -64,7 +61,7 @@ def released(name: str):
 
 
 class TimmNetwork(Backbone):
-    """A network of timm: (N, in_channels, H, W) -> (N, K) logits. It accepts the sizes that timm's accepts."""
+    """A network of timm: (N, in_channels, H, W) -> (N, K) logits, for sizes that timm accepts."""
 
     spec: TimmSpec
     root = "net"
@@ -88,19 +85,21 @@ class TimmNetwork(Backbone):
         return self.net(x)
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
-        """What the classifier sees: (N, C)."""
+        """The input of the classifier: (N, C)."""
         return self.logits_and_embedding(x)[1]
 
     def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
         """`forward` and `embed` in one pass."""
         if self.training and self.dropout:
-            # some of timm's networks draw it before the embedding and some behind
+            # Some of timm's networks apply it before the embedding and some after it.
             raise ValueError(
-                f"timm/{self.spec.name} mixes its embedding with dropout: set the recipe's dropout to 0"
+                f"timm/{self.spec.name} may apply dropout to its embedding: set the recipe's "
+                "dropout to 0"
             )
         if not self.embeds:
             raise ValueError(
-                f"timm/{self.spec.name} gives no embedding that its logits are made of: choose another"
+                f"timm/{self.spec.name} has no embedding with a linear classifier: choose another "
+                "network"
             )
         return self._parts(x)
 
@@ -110,7 +109,7 @@ class TimmNetwork(Backbone):
 
     @cached_property
     def embeds(self) -> bool:
-        """Whether `_parts` has the logits of `forward`: tried, because some of timm's methods leave out a norm."""
+        """Whether `_parts` gives the logits of `forward`: some methods of timm omit a norm."""
         if not isinstance(getattr(self.net, "get_classifier", lambda: None)(), nn.Linear):
             return False
         weight, side, training = next(self.parameters()), self.spec.resolution, self.training
@@ -132,17 +131,18 @@ class TimmNetwork(Backbone):
         by: Literal["block", "stage"] = "block",
         dropout: float = 0.0,
     ) -> None:
-        """As of our networks, but timm's own layers draw the masks; rates that it decides itself stay its own."""
+        """Set the rates of timm's own layers, which draw the masks; 0 leaves timm's default."""
         import timm
 
         if by == "stage" and drop_path:
             raise ValueError(
-                f"timm/{self.spec.name} drops paths by block only: set the recipe's drop_path_by to block"
+                f"timm/{self.spec.name} drops paths by block only: set the recipe's drop_path_by "
+                "to block"
             )
         self.dropout = dropout
         state = self.net.state_dict()
-        asked: dict[str, Any] = {"drop_path_rate": drop_path, "drop_rate": dropout}
-        rates = {key: rate for key, rate in asked.items() if rate}
+        rates: dict[str, Any] = {"drop_path_rate": drop_path, "drop_rate": dropout}
+        rates = {key: rate for key, rate in rates.items() if rate}
         if rates:
             base = self.spec.name.split(".")[0]
             try:
@@ -151,7 +151,7 @@ class TimmNetwork(Backbone):
                 )
             except TypeError:
                 raise ValueError(
-                    f"timm/{base} knows no {' or '.join(rates)}: set it to 0 in the recipe"
+                    f"timm/{base} has no {' or '.join(rates)}: set it to 0 in the recipe"
                 ) from None
             self.net.load_state_dict(state)
 
@@ -159,7 +159,7 @@ class TimmNetwork(Backbone):
         """The pyramid: the last map at every stride."""
         if not hasattr(self.net, "forward_intermediates"):
             raise ValueError(
-                f"timm/{self.spec.name} gives no intermediate maps: choose a network that does"
+                f"timm/{self.spec.name} has no intermediate maps: choose another network"
             )
         maps = self.net.forward_intermediates(x, intermediates_only=True)
         return tuple({m.shape[2:]: m for m in maps}.values())
@@ -174,7 +174,7 @@ class TimmNetwork(Backbone):
 
     @cached_property
     def sample(self) -> tuple[Tensor, ...]:
-        """The pyramid of one blank image, for its shapes: timm's own list of them is wrong for some networks."""
+        """The pyramid of a blank image, for its shapes, which timm misstates for some networks."""
         weight = next(self.parameters())
         side, training = self.spec.resolution, self.training
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where does a network come from? A name, `timm/NAME`, or a folder becomes a network."""
+"""Where does a network come from? From a name, `timm/NAME`, a folder, or a file of weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -67,22 +67,23 @@ def create(
     return fused_form.fused(net, name, int8=int8)
 
 
-def load(what: str | Path, name: str | None = None) -> Bundle:
+def load(name_or_path: str | Path, name: str | None = None) -> Bundle:
     """A trained network with its preprocessing: `.net` is the network, in evaluation mode.
 
-    `what` is the folder of a bundle or of a run, a file of released weights (see `checkpoints`; `name`
-    says which network it holds where that is not plain), a name that `HUB` lists, a name with
-    timm's tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`. Names need the hub.
+    The argument is the folder of a bundle or of a run, a file of released weights, a name in
+    `weights.hub.HUB`, such a name with timm's tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`.
+    Names are looked up in the hub's cache, then on the hub. `name` is the network of a file whose
+    weights fit several. Raises ValueError in one line.
     """
-    path = Path(what)
+    path = Path(name_or_path)
     if path.is_dir():
-        whole = path / "bundle"
-        if (path / "run.json").exists() and not whole.is_dir():
+        bundle = path / "bundle"
+        if (path / "run.json").exists() and not bundle.is_dir():
             best = f", or give {path / 'best'}" if (path / "best").is_dir() else ""
             raise ValueError(
                 f"{path} is a run that has not ended: train it to its end by the same command{best}"
             )
-        return Bundle.load(whole if whole.is_dir() else path)
+        return Bundle.load(bundle if bundle.is_dir() else path)
     if path.is_file():
         net = checkpoints.load(path, name)
         return Bundle(
@@ -92,29 +93,32 @@ def load(what: str | Path, name: str | None = None) -> Bundle:
             preprocessing=family_preprocessing(net.spec),
             source=path.name,
         )
-    return Bundle(name=str(what), **hub.from_hub(str(what))._asdict())
+    return Bundle(name=str(name_or_path), **hub.from_hub(str(name_or_path))._asdict())
 
 
 def measurable(
-    names: Sequence[str], beside: Mapping[str, int] | None = None
+    names: Sequence[str], others: Mapping[str, int] | None = None
 ) -> dict[str, Backbone]:
-    """Networks to be measured on the same input: runs and bundles as they are, names with fresh weights.
+    """Networks to be measured on the same input: runs and bundles, and names with fresh weights.
 
-    Names are built for the input channels of the first folder, or of what else is measured: `beside` gives those by
-    name. Raises ValueError where they differ.
+    `others` are the input channels of other modules that are measured, by name. Names are built for
+    the channels of the first of `others`, else of the first folder. Raises ValueError if these
+    differ.
     """
     folders = {name: load(name).net for name in names if Path(name).exists()}
-    channels = {**(beside or {}), **{name: net.spec.in_channels for name, net in folders.items()}}
+    channels = {**(others or {}), **{name: net.spec.in_channels for name, net in folders.items()}}
     if len(set(channels.values())) > 1:
-        raise ValueError(
-            f"one input cannot serve all: {', '.join(f'{n} takes {c}' for n, c in channels.items())} channels"
-        )
-    wanted = next(iter(channels.values()), None)
-    return {name: folders.get(name) or create(name, in_channels=wanted) for name in names}
+        counts = ", ".join(f"{name} takes {count}" for name, count in channels.items())
+        raise ValueError(f"the networks need one input: {counts} channels")
+    in_channels = next(iter(channels.values()), None)
+    return {name: folders.get(name) or create(name, in_channels=in_channels) for name in names}
 
 
 def family_preprocessing(spec: Spec) -> Preprocessing:
-    """What the papers feed their networks; ImageNet's mean and deviation for all others. Gray pictures stay in 0..1."""
+    """The paper's preprocessing of a network; of others ImageNet's mean and standard deviation.
+
+    Images without three channels are scaled to 0..1 only.
+    """
     stem = spec.stem if isinstance(spec, NetSpec) else None
     mean, std = IMAGENET_MEAN, IMAGENET_STD
     if spec.in_channels != len(mean) or stem is SpaceToDepthStem:

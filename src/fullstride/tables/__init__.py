@@ -1,11 +1,12 @@
-"""How accurate are our networks, and how fast were they, by their papers? Each number with its source.
+"""How accurate and how fast are the networks by their papers? Published numbers with their sources.
 
-`accuracy.csv` is top-1 on ImageNet-1k, `accuracy_timm.csv` that of timm's networks, as our papers print it, `speed.csv`
-what the papers measured on a V100,
-`latency_*.csv` the times per image of 34 networks by batch size in Tables 7 to 9 of GENet, arXiv:2006.14090.
+`accuracy.csv` is top-1 on ImageNet-1k, `accuracy_timm.csv` that of timm's networks as the three
+papers print it, `speed.csv` the papers' speeds on a V100, `latency_*.csv` the times per image of
+34 networks by batch size in Tables 7 to 9 of GENet, arXiv:2006.14090.
 """
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
@@ -13,44 +14,43 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Published:
-    """One printed number. The same network may have several: other resolutions, other training."""
+    """One accuracy. A network may have several: by resolution and by training."""
 
     name: str  # as `fullstride zoo` lists it, or timm/NAME
-    resolution: int  # pixels a side of the pictures it was evaluated on
+    resolution: int  # pixels a side in evaluation
     top1: float  # per cent
     source: str
-    note: str  # how it was trained and evaluated, where that changes the number
+    note: str  # on training and evaluation, where they change the number
 
 
 def published(of: Literal["zoo", "timm"] = "zoo") -> list[Published]:
-    """Of our networks, or of those of timm that our papers compare theirs with, by the name `timm/NAME`."""
-    text = (
-        resources.files(__name__)
-        .joinpath({"zoo": "accuracy.csv", "timm": "accuracy_timm.csv"}[of])
-        .read_text()
-    )
+    """Accuracies of the zoo's networks, or of the `timm/NAME` that the papers compare with them."""
     return [
         Published(
             row["name"], int(row["resolution"]), float(row["top1"]), row["source"], row["note"]
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in read_csv({"zoo": "accuracy.csv", "timm": "accuracy_timm.csv"}[of])
     ]
+
+
+def read_csv(file: str) -> Iterator[dict[str, str]]:
+    text = resources.files(__name__).joinpath(file).read_text()
+    return csv.DictReader(text.splitlines())
 
 
 @dataclass(frozen=True)
 class Speed:
-    """One printed number of a table that says how fast."""
+    """One number of a table of speeds."""
 
     table: str  # "TResNet 3"
     line: str  # as printed
-    resolution: int  # pixels a side; where a table does not say, what the network is trained at
+    resolution: int  # pixels a side; that of training where the table has none
     quantity: str  # "training images/s"
     value: float
     source: str
 
 
 def speeds() -> list[Speed]:
-    text = resources.files(__name__).joinpath("speed.csv").read_text()
     return [
         Speed(
             row["table"],
@@ -60,13 +60,13 @@ def speeds() -> list[Speed]:
             float(row["value"]),
             row["source"],
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in read_csv("speed.csv")
     ]
 
 
 @dataclass(frozen=True)
 class Latency:
-    """One printed time of GENet's Tables 7 to 9, rounded to 0.01 ms."""
+    """One time of GENet's Tables 7 to 9, rounded to 0.01 ms."""
 
     name: str  # as printed
     top1: float  # per cent, as printed
@@ -76,8 +76,7 @@ class Latency:
 
 
 def latencies(table: Literal["v100_fp16", "t4_fp16", "t4_int8"]) -> list[Latency]:
-    """What GENet's authors measured in 2020: on a V100 with PyTorch, or on a T4 with TensorRT."""
-    text = resources.files(__name__).joinpath(f"latency_{table}.csv").read_text()
+    """Times by GENet's authors of 2020: on a V100 with PyTorch, or on a T4 with TensorRT."""
     source = "arXiv:2006.14090 Tables 7 to 9"
     return [
         Latency(
@@ -87,7 +86,7 @@ def latencies(table: Literal["v100_fp16", "t4_fp16", "t4_int8"]) -> list[Latency
             float(row[column]),
             source,
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in read_csv(f"latency_{table}.csv")
         for column in row
         if column.startswith("ms_b")
     ]

@@ -1,6 +1,6 @@
-"""Which network is meant by the name that a paper prints?"""
+"""Which network has the name that a paper prints?"""
 
-# What the papers print -> ours where there is one, else timm's.
+# Name in the papers -> name in the zoo, or timm/NAME.
 PRINTED = {
     **{f"ResNet-{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
     "ResNet-50-D": "resnet50d",

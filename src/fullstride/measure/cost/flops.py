@@ -59,8 +59,8 @@ def layer_costs(
 ) -> list[LayerCost]:
     """One row per call of a convolution or linear layer, in the order of the forward pass.
 
-    Their MACs add up to those of `cost` except for fixed filters (the blurs of TResNet) and products
-    of two activations (attention), which are not layers.
+    Their MACs add up to those of `cost` except for fixed filters (TResNet's blurs) and products of
+    two activations (attention), which are not layers.
     """
     return run(on_meta(net), resolution, in_channels)
 

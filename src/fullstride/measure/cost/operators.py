@@ -145,7 +145,7 @@ def convolution(
     groups: Size = 1,
     bias: bool = False,
 ) -> OperatorRow:
-    """`kernel`: weights of a pair of channels (9 for 3 x 3); `pixels_in`, `pixels_out`: of the maps.
+    """`kernel`: weights per pair of channels (9 for 3 x 3); `pixels_in`, `pixels_out`: of maps.
 
     A kernel smaller than the stride reads only the pixels that it uses.
     """

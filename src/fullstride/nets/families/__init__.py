@@ -1,4 +1,4 @@
-"""Which networks are known by name? One file per family; `SPECS` holds them all."""
+"""Which networks have a name? One file per family; `SPECS` holds them all."""
 
 from difflib import get_close_matches
 
@@ -14,7 +14,8 @@ def find(name: str) -> NetSpec:
         return SPECS[name]
     if name in (f"masternet_{row}" for row in range(1, 21)):
         raise ValueError(
-            f"no network named {name!r}: of arXiv:2006.14090 Table 6 only masternet_1 and masternet_6 are built in"
+            f"no network named {name!r}: of arXiv:2006.14090 Table 6 only masternet_1 and "
+            "masternet_6 are built in"
         )
     close = get_close_matches(name, SPECS, n=3, cutoff=0.5)
     hint = (

@@ -1,6 +1,7 @@
-"""ResNet (arXiv:1512.03385) and ResNet-50-D (arXiv:1812.01187): the baselines that the three papers compare with.
+"""ResNet (arXiv:1512.03385) and ResNet-50-D (arXiv:1812.01187): the baselines of the three papers.
 
-The stride of a bottleneck is on its 3 x 3 convolution, as in all three papers' baselines and in torchvision.
+The stride of a bottleneck is on its 3 x 3 convolution, as in all three papers' baselines and in
+torchvision.
 """
 
 from dataclasses import replace

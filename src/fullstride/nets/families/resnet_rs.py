@@ -15,7 +15,7 @@ STUDY = "arXiv:2103.07579 section 5, the scaling study"
 
 
 def resnet_rs(source: str, resolution: int, *depths: int) -> NetSpec:
-    """Bottlenecks with squeeze-and-excitation after each; `resolution` is the smallest the paper trains at."""
+    """Bottlenecks with squeeze-and-excitation; `resolution` is the smallest the paper trains at."""
     stages = tuple(
         Stage(
             block=Bottleneck,

@@ -19,7 +19,7 @@ STYLE = Style(slope=1e-3, stem_slope=1e-2, blur=True, average_shortcut=True)
 
 
 def tresnet(source: str, width: int, d1: int, d2: int, d3: int, d4: int) -> NetSpec:
-    """Two stages of basic blocks, two of bottlenecks, the last one without squeeze-and-excitation."""
+    """Two stages of basic blocks, two of bottlenecks; squeeze-and-excitation in the first three."""
     basic = Stage(block=Basic, depth=d1, width=width, se=SE(at="out", ratio=1 / 4, least=64))
     narrow = Stage(block=Bottleneck, depth=d3, width=16 * width, stride=2, ratio=1 / 4)
     stages = (
@@ -39,10 +39,11 @@ def tresnet(source: str, width: int, d1: int, d2: int, d3: int, d4: int) -> NetS
 
 
 def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
-    """Bottlenecks in all four stages. Source: ImageNet-21K Pretraining for the Masses, arXiv:2104.10972.
+    """Bottlenecks in all stages. ImageNet-21K Pretraining for the Masses, arXiv:2104.10972.
 
     Slopes as in that repository and its weights. The TResNet repository's own V2 (its Stanford Cars
-    weights) has 1e-6 everywhere: `replace(spec, style=replace(spec.style, slope=1e-6, stem_slope=1e-6))`.
+    weights) has 1e-6 everywhere:
+    `replace(spec, style=replace(spec.style, slope=1e-6, stem_slope=1e-6))`.
     """
     se = SE(at="inner", ratio=1 / 2, least=64)
     stages = tuple(

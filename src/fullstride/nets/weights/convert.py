@@ -1,4 +1,4 @@
-"""Which network and format does a state dict belong to? Keys are mapped to ours, and names and shapes compared.
+"""Which network and format does a state dict have? Its keys are mapped, names and shapes compared.
 
 Weights are matched by name, never by position. A difference is one line in the file's own names.
 """

@@ -101,7 +101,7 @@ def fullstride(spec: NetSpec) -> Pairs:
 
 
 def timm(spec: NetSpec) -> Pairs:
-    """timm's TResNet, GENet (there `gernet`), ResNet-RS and ResNet; torchvision's ResNet has the same names."""
+    """timm's TResNet, GENet (`gernet`), ResNet-RS and ResNet; torchvision's ResNet too."""
     if spec.stem is SpaceToDepthStem:
         yield from timm_tresnet(spec)
     elif spec.stem is ConvStem:
@@ -180,7 +180,7 @@ def official(spec: NetSpec) -> Pairs:
 
 
 def official_tresnet(spec: NetSpec) -> Pairs:
-    """Alibaba-MIIL/TResNet, ASL, ImageNet21K. A convolution that a blur follows is one level deeper."""
+    """Alibaba-MIIL/TResNet, ASL, ImageNet21K. A convolution before a blur is one level deeper."""
     yield from conv_norm("stem.conv", "body.conv1.0", "body.conv1.1")
     for location in block_locations(spec):
         block = f"body.layer{location.stage + 1}.{location.number}"
@@ -196,7 +196,7 @@ def official_tresnet(spec: NetSpec) -> Pairs:
 
 
 def official_genet(spec: NetSpec) -> Pairs:
-    """idstcv/GPU-Efficient-Networks: one list of modules, in which activations take a number too."""
+    """idstcv/GPU-Efficient-Networks: one list of modules, in which activations are counted."""
     yield from conv_norm("stem.conv", "module_list.0.netblock", "module_list.1.netblock")
     for location in block_locations(spec):
         if location.se:
@@ -221,7 +221,7 @@ def official_genet(spec: NetSpec) -> Pairs:
 
 
 def tf_resnet_rs(spec: NetSpec) -> Pairs:
-    """TensorFlow 1 code of ResNet-RS, tensorflow/tpu@7dc921f: layers are numbered in the order of their creation.
+    """ResNet-RS of tensorflow/tpu@7dc921f, which numbers layers in the order of their creation.
 
     In a block the projection is created first.
     """

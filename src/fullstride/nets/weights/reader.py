@@ -1,4 +1,4 @@
-"""Which tensors are in a file? Reads weights by what the file contains, not by its name, and runs no code from it."""
+"""Which tensors are in a file? The content decides how it is read, and no code in it is run."""
 
 import pickle
 import warnings
@@ -18,8 +18,8 @@ RATIO_LIMIT = 200  # unpacked bytes / bytes of the file; weights hardly compress
 
 WRAPPERS = ("state_dict", "model", "state_dict_ema", "model_ema")
 
-# What comes in the place of weights, by its first bytes.
-OTHERS = {
+# Files that are not weights, by their first bytes.
+NOT_WEIGHTS = {
     b"<": "is a web page and not weights: download the file itself",
     b"version https://git-lfs": "is a pointer of Git LFS and not the weights: run `git lfs pull`",
     b"\x1f\x8b": "is a gzip archive: unpack it and give the file with the weights",
@@ -28,9 +28,9 @@ OTHERS = {
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """Tensors by name from safetensors, from a file of `torch.save`, or from `.npz`.
+    """Tensors by name from a file of safetensors, `torch.save`, or `.npz`.
 
-    Raises ValueError with one line for everything else.
+    Raises ValueError, in one line, for every other file.
     """
     path = Path(path)
     try:
@@ -50,7 +50,7 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 
 def reader(path: Path) -> Callable[[Path], Any]:
-    """The function that reads the file, once it is known to be no trap."""
+    """The function that reads the file. Raises ValueError for a file that is unsafe to read."""
     if path.is_dir():
         raise ValueError("is a directory: give the file with the weights that is in it")
     if path.exists() and not path.is_file():
@@ -70,7 +70,7 @@ def reader(path: Path) -> Callable[[Path], Any]:
         return zip_reader(path)
     if head.startswith(b"\x80"):
         return read_torch
-    for start, wrong in OTHERS.items():
+    for start, wrong in NOT_WEIGHTS.items():
         if head.lstrip().startswith(start):
             raise ValueError(wrong)
     raise ValueError(
@@ -106,9 +106,7 @@ def zip_reader(path: Path) -> Callable[[Path], Any]:
 
 def read_torch(path: Path) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of unusual files, which are checked here or refused by what follows
+        warnings.simplefilter("ignore")  # unusual files are checked by the caller
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -118,31 +116,32 @@ def read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def from_arrays(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
-    """Tensors of the arrays that hold numbers."""
+    """The arrays of numbers, as tensors."""
     state = {}
     for name, array in arrays.items():
         if isinstance(array, Tensor):
             state[name] = array.detach()
-        elif (
-            array := np.array(array)
-        ).dtype.kind in "fiub":  # a copy: PyTorch wants to be able to write
-            state[name] = torch.from_numpy(array)
+        elif (copy := np.array(array)).dtype.kind in "fiub":  # PyTorch requires writable memory
+            state[name] = torch.from_numpy(copy)
     return state
 
 
 def reason(error: Exception) -> str:
     text = str(error)
     if "GLOBAL " in text:
-        needs = text.split("GLOBAL ", 1)[1].split()[0]
-        return f"would run code on loading (it needs {one_line(needs)}): save its weights as safetensors"
+        function = one_line(text.split("GLOBAL ", 1)[1].split()[0])
+        return f"would run code on loading (it needs {function}): save its weights as safetensors"
     if isinstance(error, pickle.UnpicklingError):
-        what = text.partition("WeightsUnpickler error: ")[2] or "a pickle of another kind"
-        return f"is not only weights ({one_line(what)}) and could run code on loading: save its weights as safetensors"
+        content = text.partition("WeightsUnpickler error: ")[2] or "a pickle of another kind"
+        return (
+            f"is not only weights ({one_line(content)}) and could run code on loading: save its "
+            "weights as safetensors"
+        )
     return f"is damaged or incomplete ({one_line(text or type(error).__name__)}): download it again"
 
 
 def unwrap(data: Any) -> dict[str, Tensor]:
-    """The named tensors in `data`, without the dicts and the `module.` prefix that training code puts around them."""
+    """The named tensors in `data`, without dicts and `module.` prefixes around them."""
     for _ in WRAPPERS:
         if isinstance(data, Mapping):
             data = next((data[key] for key in WRAPPERS if isinstance(data.get(key), Mapping)), data)
@@ -168,7 +167,7 @@ def check_plain(name: str, value: Tensor) -> None:
         raise ValueError(
             f"holds {one_line(name)}, which is not a plain tensor: save it dense and not quantized"
         )
-    # With strides of zero a small file could ask for any amount of memory, as soon as something copies the tensor.
+    # With strides of zero, a copy of a tensor in a small file could take any amount of memory.
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise ValueError(
             f"holds {one_line(name)} {tuple(value.shape)} with fewer numbers than its shape needs"
@@ -176,7 +175,7 @@ def check_plain(name: str, value: Tensor) -> None:
 
 
 def one_line(text: str) -> str:
-    """Text from a file, fit for the line of an error."""
+    """Text from a file, printable and short enough for an error."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     return line if len(line) <= 120 else f"{line[:120]}..."
 

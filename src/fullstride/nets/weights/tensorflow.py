@@ -1,4 +1,4 @@
-"""How are the TensorFlow 1 variables of ResNet-RS named and laid out? They become tensors in PyTorch's layout."""
+"""Which variables does the TensorFlow 1 code of ResNet-RS have? By name, in PyTorch's layout."""
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ def variable_name(parameter: str) -> str:
 def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Tensor]:
     """Network variables by `layer/variable`, in PyTorch's layout, without optimizer state.
 
-    `ema`: True selects the averaged copies, False the plain variables, None both (for their names only).
+    `ema`: True selects the averaged copies, False the plain variables, None both, for their names.
     Raises ValueError where two variables have one name, and where averages are missing.
     """
     plain: dict[str, Tensor] = {}
