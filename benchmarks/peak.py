@@ -21,8 +21,8 @@ from torch import Tensor, empty_like
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import compiling
 from fullstride.nets import zoo
+from fullstride.nets.compile import compile_for_training
 from fullstride.nets.fused import reference
-from fullstride.nets.fused.compile import compiled_for_training
 from fullstride.nets.network import Network
 
 FEW, MORE, SIDE = 2, 6, 224
@@ -88,7 +88,7 @@ def peak_bytes(form: dict[str, Any], batch: int) -> int:
         memory_format=torch.channels_last
     )
     with compiling(True):
-        made = compiled_for_training(net, dynamic=False)
+        made = compile_for_training(net, dynamic=False, operators=net.custom_operators)
         assert made.mode == "recompute", made.reason
 
         def step() -> None:

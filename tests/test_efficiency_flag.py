@@ -26,9 +26,9 @@ from fullstride.measure.protocols import (
     compare,
 )
 from fullstride.measure.workload import Step
+from fullstride.nets import compile
+from fullstride.nets.compile import recompute_options
 from fullstride.nets.families import SPECS
-from fullstride.nets.fused import compile
-from fullstride.nets.fused.compile import RECOMPUTE
 from fullstride.nets.fused.network import to_fused
 from fullstride.nets.network import Network
 
@@ -78,7 +78,7 @@ def test_a_step_of_efficiency_compiled_is_a_lean_network_compiled_as_a_recipe_do
         asked.append((net.is_fused, how))
         return compile.Compiled(net, "recompute", "")
 
-    monkeypatch.setattr(compile, "compiled_for_training", compile_ours)
+    monkeypatch.setattr(compile, "compile_for_training", compile_ours)
     step = Step(tiny(), "training", 2, 32, CPU, efficiency="compiled")
     assert (step.efficiency, step.is_compiled, asked) == (
         "compiled",
@@ -171,7 +171,7 @@ def kept_for_backward(net: Network, images: int, side: int) -> float:
     """Bytes an image that autograd is really handed by a compiled step, whose passes PyTorch runs as they are cut."""
 
     def backend(gm, inputs):
-        with config.patch(**RECOMPUTE):
+        with config.patch(**recompute_options(net.custom_operators)):
             return compile_fx(
                 gm, inputs, inner_compile=lambda graph, *_, **__: make_boxed_func(graph)
             )

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_compiled import Watched, cut, schema
+from test_compiled import Recording, cut, schema
 from torch import Tensor, nn
 
 from fullstride import cli
 from fullstride.measure.memory.activation_bytes import saved
 from fullstride.measure.memory.compiled_bytes import compiled_bytes
-from fullstride.nets import zoo
+from fullstride.nets import compile, zoo
 from fullstride.nets.blocks import Block
+from fullstride.nets.compile import compile_for_training
 from fullstride.nets.families import SPECS
-from fullstride.nets.fused import compile
-from fullstride.nets.fused.compile import compiled_for_training
+from fullstride.nets.fused.compile import FUSED
 from fullstride.nets.fused.network import fused_layers, to_fused, to_plain
 from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Masks, Network
@@ -89,13 +89,12 @@ def test_a_compiled_step_makes_results_again_of_codes_and_its_gradients_are_ten_
     with torch.autocast("cpu", torch.bfloat16):
         y = short(x.float()).float()
     short_ones = flat(torch.autograd.grad(y.sin().sum(), list(short.parameters()))).double()
-    watched, lean = Watched(), to_fused(net, int8=True)
-    same, found = step(lean, x, cut(lean, watched))
+    partitioner, lean = Recording(FUSED), to_fused(net, int8=True)
+    same, found = step(lean, x, cut(lean, partitioner))
     assert relative(same, told) < 1e-12
     assert 0 < relative(found, exact) < 0.1 * relative(short_ones, exact)
-    assert sum(schema(target) == "fullstride::rejoin" for target in watched.again) > 1
-    kept = [node.meta["val"] for node in watched.kept]
-    assert sum(value.dtype == torch.int8 for value in kept) == sum(
+    assert sum(schema(target) == "fullstride::rejoin" for target in partitioner.backward) > 1
+    assert sum(value.dtype == torch.int8 for value in partitioner.saved) == sum(
         1 + any(isinstance(m, ConvNorm) for m in block.shortcut.modules()) for block in ending(net)
     )
 
@@ -111,7 +110,7 @@ def test_masks_and_dropout_are_those_of_the_step_in_a_compiled_one_too():
     )
     told, exact = step(to_fused(copy.deepcopy(net)), x, masks=masks)
     lean = to_fused(net, int8=True)
-    same, found = step(lean, x, cut(lean), masks=masks)
+    same, found = step(lean, x, cut(lean, Recording(FUSED)), masks=masks)
     assert relative(same, told) < 1e-12
     assert relative(found, exact) < 0.02
 
@@ -128,7 +127,8 @@ def test_inductor_keeps_the_operators_that_take_codes():
     torch._dynamo.reset()
     for recompute, near in ((False, 1e-9), (True, 0.02)):
         lean = to_fused(copy.deepcopy(net), int8=True)
-        same, found = step(lean, x, compiled_for_training(lean, recompute=recompute).call)
+        compiled = compile_for_training(lean, recompute=recompute, operators=FUSED)
+        same, found = step(lean, x, compiled.call)
         assert relative(same, told) < 1e-9
         assert relative(found, exact) < near
 
@@ -173,7 +173,9 @@ def test_states_copies_and_evaluation_know_nothing_of_codes():
 @pytest.mark.parametrize("efficiency", ["lean", "compiled"])
 def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
     monkeypatch.setattr(
-        compile, "compiled_for_training", lambda net: compile.Compiled(net, "recompute", "")
+        compile,
+        "compile_for_training",
+        lambda net, operators: compile.Compiled(net, "recompute", ""),
     )
     net = Network(replace(SPECS["tresnet_tiny"], classes=10, in_channels=3))
     recipe = replace(DIGITS, efficiency=efficiency, int8_maps=True, mixup=0.0, cutmix=0.0)

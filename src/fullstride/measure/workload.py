@@ -96,12 +96,13 @@ class Step:
     def compiled(self) -> Callable[..., Any]:
         if not (self.trains and isinstance(self.net, Network)):
             return torch.compile(self.net, dynamic=False)
-        from fullstride.nets.fused.compile import compiled_for_training  # takes seconds to import
+        from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-        found = compiled_for_training(self.net, dynamic=False)
-        if found.reason:
-            warnings.warn(f"compiled without recomputing: {found.reason}", stacklevel=2)
-        return found.call
+        operators = self.net.custom_operators
+        result = compile_for_training(self.net, dynamic=False, operators=operators)
+        if result.reason:
+            warnings.warn(f"compiled without recomputation: {result.reason}", stacklevel=2)
+        return result.call
 
     def random_images(self) -> Tensor:
         if own := getattr(

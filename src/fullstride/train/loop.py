@@ -173,14 +173,13 @@ class Learner:
         )
         self.forward: Callable[..., Any] = shared
         if recipe.efficiency == "compiled":
-            from fullstride.nets.fused.compile import (
-                compiled_for_training,  # takes seconds to import
-            )
+            from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-            compiled = compiled_for_training(shared)
+            operators = net.custom_operators
+            compiled = compile_for_training(shared, operators=operators)
             self.forward = compiled.call
             if compiled.reason:
-                warnings.warn(f"compiled without recomputing: {compiled.reason}", stacklevel=2)
+                warnings.warn(f"compiled without recomputation: {compiled.reason}", stacklevel=2)
 
     def step(self, x: Tensor, labels: Tensor, number: int, indices: Tensor | None = None) -> Tensor:
         """One step of the optimizer; returns the loss, on the device: reading it here would stall a GPU.

@@ -1,4 +1,4 @@
-"""What does a compiled training step keep for its backward pass? Bytes per image, and nothing is run."""
+"""How many bytes does a compiled training step save for its backward pass? Nothing is run."""
 
 import copy
 from typing import Any
@@ -10,20 +10,22 @@ from torch.fx import GraphModule, Node
 
 from fullstride.measure.workload import Precision, compiling
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.fused.compile import KeepLittle
+from fullstride.nets.compile import CustomOperators, RecomputePartitioner
 
-BATCH = 7  # images: what is no map and has a first side of 7 is counted too, but is small
+# Images. A tensor counts as one of the batch where its first dimension has this size.
+BATCH = 7
 CONVOLUTIONS = ("aten::convolution", "fullstride::conv", "fullstride::pool")
 
 
-class Told(Exception):  # noqa: N818
-    """Ends a compilation of which all is known."""
+class Counted(Exception):  # noqa: N818
+    """Ends a compilation when its saved tensors have been counted."""
 
 
-class Watch(KeepLittle):
-    """Cuts the passes, as `KeepLittle` or as PyTorch by itself, counts what goes between them, and ends there."""
+class CountingPartitioner(RecomputePartitioner):
+    """Counts the bytes that are saved between the two passes and ends the compilation there."""
 
-    def __init__(self, recompute: bool):
+    def __init__(self, recompute: bool, operators: CustomOperators | None):
+        super().__init__(operators)
         self.recompute = recompute
         self.bytes_per_image: int | None = None
 
@@ -34,22 +36,22 @@ class Watch(KeepLittle):
         forward, backward = cut(gm, joint_inputs, **settings)
         outputs: Any = forward.graph.output_node().args[0]
         self.bytes_per_image = sum(map(size_bytes, outputs[settings["num_fwd_outputs"] :])) // BATCH
-        again = [node for node in backward.graph.nodes if convolution(node)]
-        assert not again, f"computed twice: {again}"
-        raise Told
+        recomputed = [node for node in backward.graph.nodes if is_convolution(node)]
+        assert not recomputed, f"computed twice: {recomputed}"
+        raise Counted
 
     def uuid(self) -> None:
-        """None: nothing of this is kept for other compilations, nor taken from them."""
+        """None, so that nothing is cached for other compilations, nor taken from their cache."""
 
 
 def size_bytes(node: Node) -> int:
-    """Of what there is for each image."""
+    """The size of a tensor that grows with the batch; 0 for any other value."""
     value = node.meta["val"]
     of_batch = isinstance(value, Tensor) and value.dim() > 0 and len(value) == BATCH
     return value.numel() * value.element_size() if of_batch else 0
 
 
-def convolution(node: Node) -> bool:
+def is_convolution(node: Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in CONVOLUTIONS
     )
@@ -63,24 +65,25 @@ def compiled_bytes(
     *,
     recompute: bool = True,
 ) -> int:
-    """What a training step of `net`, lean or not, keeps for an image under torch.compile: the image too, no parameters.
+    """Bytes per image that a compiled training step of `net` saves, with the image, without weights.
 
-    Recomputing as recipes train, or as PyTorch does by itself. As the passes are cut for the CPU, of a network whose
-    parameters have the precision too; takes half a minute for a large one. What either pass makes and needs for a
-    moment is not in.
+    With recomputation as in training, or as PyTorch's default partitioner cuts the graph. Counted on
+    the graph for the CPU, of a network whose parameters have `precision` too; half a minute for a
+    large one. Temporary tensors within either pass are not counted.
     """
-    kind = getattr(torch, precision)
-    net = copy.deepcopy(net).to("cpu", kind).train()
-    watch = Watch(recompute)
-    masks = (net.draw(BATCH),) if isinstance(net, Backbone) else ()
+    dtype = getattr(torch, precision)
+    net = copy.deepcopy(net).to("cpu", dtype).train()
+    backbone = isinstance(net, Backbone)
+    partitioner = CountingPartitioner(recompute, net.custom_operators if backbone else None)
+    masks = (net.draw(BATCH),) if backbone else ()
     with compiling(True):
         call = torch.compile(
-            net, fullgraph=True, dynamic=False, options={"custom_partitioner_fn": watch}
+            net, fullgraph=True, dynamic=False, options={"custom_partitioner_fn": partitioner}
         )
         try:
-            call(torch.empty(BATCH, in_channels, resolution, resolution, dtype=kind), *masks)
-        except RuntimeError:  # torch wraps what ended it
-            if watch.bytes_per_image is None:
+            call(torch.empty(BATCH, in_channels, resolution, resolution, dtype=dtype), *masks)
+        except RuntimeError:  # torch wraps the exception that ended it
+            if partitioner.bytes_per_image is None:
                 raise
-    assert watch.bytes_per_image is not None
-    return watch.bytes_per_image
+    assert partitioner.bytes_per_image is not None
+    return partitioner.bytes_per_image

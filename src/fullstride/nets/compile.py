@@ -1,0 +1,239 @@
+"""How is a network compiled for training with activation recomputation, and when is that safe?
+
+torch.compile can recompute cheap activations in the backward pass instead of saving them. It would
+draw random masks a second time as well, and the gradients would be wrong without a warning
+(observed with torch 2.11 and 2.15). Masks are therefore inputs of a network (`Network.draw`), and a
+probe checks the installed torch before it is relied on.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch._functorch.config
+from torch import Tensor, nn
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fullstride.nets.network import Network
+
+# Relative, of a gradient. Redrawn masks give 0.07, rounding gives 1e-16 (torch 2.11 to 2.15).
+MAX_GRADIENT_ERROR = 1e-5
+# Blocks from one saved result to the next. Of TResNet-M's 11 blocks in a row, two results are
+# saved, and the backward pass holds at most three recomputed ones at once.
+CHECKPOINT_EVERY = 4
+
+
+class Compiled(NamedTuple):
+    call: Callable[..., Any]  # takes what the network takes
+    mode: Literal["recompute", "plain"]
+    reason: str  # why the mode is "plain"; "" for "recompute"
+
+
+@dataclass(frozen=True)
+class CustomOperators:
+    """What the partitioner needs to know about operators that are not PyTorch's own.
+
+    `is_cheap` says whether one may be computed twice. `residual_blocks` maps the end of every
+    residual block to the end of the block that is its identity shortcut (None: no such block).
+    `rewrite` changes the joint graph before it is cut, given the results that are checkpoints.
+    `source` is the file of these functions, a part of the cache key.
+    """
+
+    is_cheap: Callable[[Node], bool]
+    residual_blocks: Callable[[Graph], Mapping[Node, Node | None]]
+    rewrite: Callable[[Graph, Sequence[Node]], None]
+    source: str
+
+
+def compile_for_training(
+    net: nn.Module,
+    *,
+    recompute: bool = True,
+    dynamic: bool | None = None,
+    operators: CustomOperators | None = None,
+) -> Compiled:
+    """Compile `net` so that its backward pass recomputes all but convolutions and products.
+
+    Random draws must be inputs: a network that draws inside its forward pass is compiled without
+    recomputation and warns. Global settings of PyTorch are unchanged. A `Network` is compiled as
+    one graph, or an error says why not.
+
+    Args:
+        net: A network in training mode.
+        recompute: False: let torch.compile decide what is saved.
+        dynamic: As of torch.compile; False makes one graph for each input size.
+        operators: `net.custom_operators`. Operators that they do not list are never computed twice.
+    """
+    device = next(net.parameters()).device
+    reason = why_not_recompute(device) if recompute else "recomputation was not requested"
+    options = None if reason else recompute_options(operators)
+    return Compiled(
+        torch.compile(net, fullgraph=isinstance(net, Network), dynamic=dynamic, options=options),
+        "plain" if reason else "recompute",
+        reason,
+    )
+
+
+def recompute_options(operators: CustomOperators | None = None) -> dict[str, Any]:
+    """The options of torch.compile that select the recomputing partitioner."""
+    return {"custom_partitioner_fn": RecomputePartitioner(operators)}
+
+
+class RecomputePartitioner(CustomPartitionerFn):
+    """Cuts the joint graph into forward and backward pass so that few tensors are saved between the
+    two."""
+
+    def __init__(self, operators: CustomOperators | None = None):
+        self.operators = operators
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **settings: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        nodes = [node for node in gm.graph.nodes if isinstance(node.target, OpOverload)]
+        draws = any(torch.Tag.nondeterministic_seeded in node.target.tags for node in nodes)
+        if draws:
+            warnings.warn(
+                "the network draws random numbers inside the compiled graph: recomputation is off",
+                stacklevel=1,
+            )
+        saved = checkpoints(gm.graph, self.operators)
+        for node in [*filter(self.is_expensive, nodes), *saved]:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        if self.operators and not draws:
+            self.operators.rewrite(gm.graph, saved)
+        with torch._functorch.config.patch(aggressive_recomputation=not draws):
+            return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
+
+    def is_expensive(self, node: Node) -> bool:
+        """Whether an operator must not be computed twice, for a reason that PyTorch's partitioner
+        does not know."""
+        assert isinstance(node.target, OpOverload)
+        if node.target.namespace in ("aten", "prims"):
+            return False
+        return self.operators is None or not self.operators.is_cheap(node)
+
+    def uuid(self) -> bytes | None:
+        return get_hash_for_files((__file__, *([self.operators.source] if self.operators else [])))
+
+
+def checkpoints(graph: Graph, operators: CustomOperators | None = None) -> list[Node]:
+    """The block results to save: every `CHECKPOINT_EVERY`-th in each row of blocks with identity
+    shortcuts.
+
+    The result of such a block is cheap to recompute from the one before. Without checkpoints, the
+    backward pass would recompute the last one from all the others and hold them in memory at once.
+    """
+    previous = {**residual_blocks(graph), **(operators.residual_blocks(graph) if operators else {})}
+    position: dict[Node, int] = {}  # in its row, from 0
+    for node in graph.nodes:
+        if node in previous:
+            before = previous[node]
+            position[node] = 0 if before is None else position[before] + 1
+    return [node for node, number in position.items() if number and number % CHECKPOINT_EVERY == 0]
+
+
+def residual_blocks(graph: Graph) -> dict[Node, Node | None]:
+    """The end relu(branch + shortcut) of each residual block -> the end that is its identity
+    shortcut, if any."""
+    ends: dict[Node, Node | None] = {}
+    for node in graph.nodes:
+        total = without_casts(node.args[0]) if node.target is torch.ops.aten.relu.default else None
+        if total and total.target is torch.ops.aten.add.Tensor:
+            terms = [term for term in total.args if isinstance(term, Node)]
+            # A batch norm adds its bias, which is smaller.
+            if all(term.meta["val"].shape == node.meta["val"].shape for term in terms):
+                shortcuts = [term for term in map(without_casts, terms) if term in ends]
+                ends[node] = shortcuts[0] if shortcuts else None
+    return ends
+
+
+def without_casts(node: Node) -> Node:
+    while node.target is torch.ops.prims.convert_element_type.default:
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node
+
+
+class Probe(nn.Module):
+    """A block with stochastic depth, dropout, and a convolution in whose weight the result is
+    linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Conv2d(4, 4, 3, padding=1)
+        self.last = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+
+    def draw(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        path = torch.empty_like(x[:, :1, :1, :1]).bernoulli_(0.5)
+        return path, torch.empty_like(x).bernoulli_(0.5)
+
+    def forward(
+        self, x: Tensor, weights: Tensor, masks: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Draws its own masks where none are given."""
+        path, dropout = self.draw(x) if masks is None else masks
+        return (self.last((x + self.branch(x).relu() * path).relu() * dropout) * weights).sum()
+
+
+@cache
+def why_not_recompute(device: torch.device) -> str:
+    """The reason why a network must not be compiled with recomputation on `device`; "" where it
+    may.
+
+    Compiles a probe and checks its gradient, which takes seconds, once in a process.
+    """
+    try:
+        error = gradient_error(
+            lambda probe: torch.compile(probe, fullgraph=True, options=recompute_options()), device
+        )
+    except RuntimeError as failure:
+        message = str(failure).partition("\n")[0]
+        return f"torch {torch.__version__} cannot compile recomputation on {device}: {message}"
+    if error <= MAX_GRADIENT_ERROR:
+        return ""
+    return (
+        f"torch {torch.__version__} recomputes wrong gradients on {device}: relative error "
+        f"{error:.0e}"
+    )
+
+
+def gradient_error(
+    compiler: Callable[[nn.Module], Callable[..., Tensor]],
+    device: torch.device,
+    *,
+    draws: Literal["inside", "outside"] = "outside",
+) -> float:
+    """The relative error of a compiled `Probe`'s gradient, with masks drawn inside or outside of
+    its graph.
+
+    A result that is linear in a weight equals that weight times its gradient. With masks from
+    outside, two compiled steps are also compared with an eager one. Computed in float64, so that
+    rounding cannot be confused with an error.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        torch.manual_seed(0)
+        probe = Probe().to(device, torch.float64)
+        x, weights = torch.randn(2, 16, 4, 8, 8, dtype=torch.float64).to(device)
+        masks = [probe.draw(x)] if draws == "outside" else []
+        errors, gradients = [], []
+        compiled = compiler(probe)
+        for call in (compiled, compiled, probe):
+            probe.zero_grad()
+            result = call(x, weights, *masks)
+            result.backward()
+            weight, gradient = probe.last.weight, probe.last.weight.grad
+            assert gradient is not None
+            errors.append((result - (weight * gradient).sum()) / (weight.norm() * gradient.norm()))
+            gradients.append(
+                torch.cat([p.grad.flatten() for p in probe.parameters() if p.grad is not None])
+            )
+        if masks:
+            *steps, eager = gradients
+            errors += [(each - eager).norm() / eager.norm() for each in steps]
+        return max(abs(error.item()) for error in errors)
