@@ -1,4 +1,4 @@
-"""Runs and a bundle that version 0.1 wrote: they resume, load, and end in the weights it reached."""
+"""Runs and a bundle that version 0.1 wrote: they resume, load, and reach the same weights."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Which of several processes is this one, and what do they know together? torchrun makes one for each GPU."""
+"""Which process of a distributed run is this? torchrun starts one process for each GPU."""
 
 import os
 import time
@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from fullstride.console import TOLD
 
-PATIENCE = timedelta(seconds=50)  # until a process that waits for a dead one gives up
+TIMEOUT = timedelta(seconds=50)  # of a process that waits for another one
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """One process of `world`. Alone, everything here hands back what it was given."""
+    """One of `world_size` processes. In a single process every collective is the identity."""
 
     rank: int = 0
     world_size: int = 1
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     @property
@@ -35,42 +35,41 @@ class DistributedContext:
         return self.world_size > 1
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over all processes, the same in each."""
+        """The mean over all processes, in place."""
         if self.is_distributed:
             dist.all_reduce(value)
             value /= self.world_size
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """What each process gave, in their order, in every process."""
+        """The values of all processes, ordered by rank, in every process."""
         if not self.is_distributed:
             return [value]
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
-    def on_rank_zero(self, work: Callable[..., None], *args: Any) -> None:
-        """Work that one process does for all. What goes wrong is raised in every one, so that none waits in vain."""
-        failed = None
+    def on_rank_zero(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function in the process of rank 0.
+
+        All processes wait for it. Its ValueError or OSError is raised in every process.
+        """
+        failure = None
         if self.is_rank_zero:
             try:
-                work(*args)
+                function(*args)
             except (ValueError, OSError) as error:
-                failed = error
-        if failed := self.gather(failed)[0]:
-            raise failed
+                failure = error
+        if failure := self.gather(failure)[0]:
+            raise failure
 
     @torch.no_grad()
     def sync_buffers(self, net: nn.Module) -> None:
-        """Average the batch-norm statistics, which each process took of its own images."""
+        """Average the batch statistics, which each process computes on its own images."""
         if self.is_distributed:
             for buffer in net.buffers():
                 if buffer.is_floating_point():
                     self.mean(buffer)
-
-    def barrier(self) -> None:
-        if self.is_distributed:
-            dist.barrier()
 
 
 SINGLE_PROCESS = DistributedContext()
@@ -78,29 +77,30 @@ SINGLE_PROCESS = DistributedContext()
 
 @contextmanager
 def init_distributed(device: torch.device) -> Iterator[tuple[DistributedContext, torch.device]]:
-    """This process among those that torchrun started, and its device; alone where it started none."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
+    """The context and the device of this process; `SINGLE_PROCESS` if torchrun did not start it.
+
+    The process group ends with the `with` block. An exception that several processes raise alike
+    is marked as reported in all but one of them.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
         yield SINGLE_PROCESS, device
         return
-    # DDP says that the gradients of 1 x 1 convolutions have other strides; their memory is the same.
+    # Gradients of 1 x 1 convolutions have other strides than DDP's buckets, but the same memory.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    # It is to broadcast them no longer at all, which is what we ask for; today it does unless asked.
+    # Buffers are not broadcast here, which becomes DDP's only behavior.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
-        yield DistributedContext(dist.get_rank(), world), device
+        yield DistributedContext(dist.get_rank(), world_size), device
     except Exception as error:
-        # What goes wrong in every process alike is told once, by the first of them if it has the same to say.
-        time.sleep(0.5 if dist.get_rank() else 0)
-        told = (
-            dist.distributed_c10d._get_default_store().add(f"{type(error).__name__}: {error}", 1)
-            > 1
-        )
-        error.add_note(TOLD if told else f"rank {dist.get_rank()}")
+        time.sleep(0.5 if dist.get_rank() else 0)  # rank 0 reports first
+        store = dist.distributed_c10d._get_default_store()
+        is_reported = store.add(f"{type(error).__name__}: {error}", 1) > 1
+        error.add_note(TOLD if is_reported else f"rank {dist.get_rank()}")
         raise
     finally:
         dist.destroy_process_group()

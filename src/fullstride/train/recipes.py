@@ -1,11 +1,12 @@
-"""Which recipes have names? Those of the papers, with their source and claim, and our own defaults."""
+"""Which recipes have names? Those of the papers, each with source and claim, and our defaults."""
 
 from dataclasses import replace
 from typing import Literal
 
 from fullstride.train.recipe import Recipe
 
-# For a user's own folder. Ours: small steps and a short average suit a start from released weights; no claim yet.
+# Fine-tuning on a user's images. All numbers are ours: a low learning rate and a short average
+# suit released weights. No claim.
 FINETUNE = Recipe(
     epochs=20,
     batch=64,
@@ -16,8 +17,8 @@ FINETUNE = Recipe(
     scale=(0.25, 1.0),
 )
 
-# For the embedded digits, 8 x 8 pixels shown at 48 x 48, from fresh weights. Ours. Claim: the tiny networks
-# reach 98.5 % top-1 on the 500 test digits; `make demo` shows what they reach where it runs.
+# Training from scratch on the digits, which are 8 x 8 pixels, at 48 x 48. All numbers are ours.
+# Claim: 98.5 % top-1 of the tiny networks on the 500 test digits; `make demo` measures it.
 DIGITS = replace(
     FINETUNE,
     epochs=120,
@@ -31,9 +32,9 @@ DIGITS = replace(
     hflip_prob=0.0,
 )
 
-# TResNet, arXiv:2003.13630 section 3.1: 300 epochs, SGD with 1-cycle, AutoAugment, Cutout, label smoothing, decoupled
-# weight decay, inputs of 0 to 1 (which the network brings). Claim of the paper: TResNet-M 80.8 % at 224. Its code was
-# never released: batch, learning rate, weight decay, the side of the cut and the average are ours.
+# TResNet, arXiv:2003.13630 section 3.1: 300 epochs, SGD with 1-cycle, AutoAugment, Cutout, label
+# smoothing, decoupled weight decay. Claim: TResNet-M 80.8 % at 224. The training code was not
+# released: batch, learning rate, weight decay, the side of Cutout and the average are ours.
 TRESNET = Recipe(
     epochs=300,
     batch=1024,
@@ -48,9 +49,9 @@ TRESNET = Recipe(
     resolution=224,
 )
 
-# The recipe that TResNet's README gives for timm (8 GPUs x 190 images, lr 0.6, cosine, average, rand-m9-mstd0.5-inc1,
-# mixup 0.2, erasing 0.4). Claim there: TResNet-M 80.5 %. Ours: weight decay and warm-up; RandAugment draws from
-# TensorFlow's 16 operations, timm's from 15, without cutout.
+# The recipe for timm in TResNet's README: 8 GPUs x 190 images, lr 0.6, cosine, average,
+# rand-m9-mstd0.5-inc1, mixup 0.2, random erasing 0.4. Claim: TResNet-M 80.5 %. Weight decay and
+# warmup are ours. RandAugment has TensorFlow's 16 operations, timm's has 15, without Cutout.
 TRESNET_TIMM = Recipe(
     epochs=300,
     batch=1520,
@@ -66,26 +67,28 @@ TRESNET_TIMM = Recipe(
     resolution=224,
 )
 
-# Fine-tuning at 448 (arXiv:2003.13630): 10 epochs; pictures bent to the square when scored, as in the authors' code.
-# Claim of the paper: TResNet-M 83.2 %. All other numbers are ours.
+# Fine-tuning at 448 pixels (arXiv:2003.13630): 10 epochs; images are squished to a square for
+# evaluation, as in the authors' code. Claim: TResNet-M 83.2 %. All other numbers are ours.
 TRESNET_448 = replace(
     TRESNET, epochs=10, batch=256, lr=0.02, resolution=448, fit="squish", crop=1.0
 )
 
-# Transfer to smaller sets (arXiv:2003.13630 section 4): 80 epochs, 1-cycle. All other numbers are ours.
+# Transfer to smaller data sets (arXiv:2003.13630 section 4): 80 epochs, 1-cycle. All other numbers
+# are ours.
 TRESNET_TRANSFER = replace(
     TRESNET, epochs=80, batch=128, lr=0.05, auto_augment=False, cutout=0.0, ema_decay=0.999
 )
 
-# The same for Cars and Flowers, where the paper adds a weighted triplet loss with soft margin and takes 368 pixels.
-# Pictures bent to the square, as the authors answer in issue 42 of their repository. Ours: the loss's weight and the
-# images of each class.
+# Transfer to Cars and Flowers: weighted triplet loss with soft margin, 368 pixels. Images are
+# squished to a square, by the authors' reply in issue 42 of their repository. The weight of the
+# loss and the images per class are ours.
 TRESNET_TRIPLET = replace(
     TRESNET_TRANSFER, triplet=1.0, per_class=4, resolution=368, fit="squish", crop=1.0
 )
 
-# The plain baseline of ResNet-RS's study, arXiv:2103.07579 Table 1: 90 epochs, stepwise, weight decay 1e-4.
-# Learning rate and batch from its TPU code (0.1 x batch / 256), decay on everything but batch norms as there.
+# The baseline of ResNet-RS's additive study, arXiv:2103.07579 Table 1: 90 epochs, step schedule,
+# weight decay 1e-4. Learning rate (0.1 x batch / 256), batch, and decay of all parameters but those
+# of batch norms are from its TPU code.
 RESNET = Recipe(
     epochs=90,
     batch=4096,
@@ -98,8 +101,8 @@ RESNET = Recipe(
     resolution=256,
 )
 
-# The steps of that table, each on top of the one before. The last two of the paper, squeeze-and-excitation
-# and ResNet-D, change the network and not the recipe.
+# The rows of that table, each on top of the previous one. The last two of the paper,
+# squeeze-and-excitation and ResNet-D, change the network and not the recipe.
 STUDY_COSINE = replace(RESNET, schedule="cosine")
 STUDY_LONGER = replace(STUDY_COSINE, epochs=350)
 STUDY_AVERAGE = replace(STUDY_LONGER, ema_decay=0.9999)
@@ -111,9 +114,9 @@ STUDY_DECAY = replace(STUDY_DROPOUT, weight_decay=4e-5)
 
 
 def resnet_rs(depth: int, resolution: int) -> Recipe:
-    """ResNet-RS's recipe for one size, arXiv:2103.07579: regularisation grows with the network.
+    """ResNet-RS's recipe for one size (arXiv:2103.07579): more regularization for larger networks.
 
-    As in the configuration files of the TPU code; the cosine schedule is the paper's.
+    The numbers are those of the configuration files of its TPU code, the schedule is the paper's.
     """
     return replace(
         STUDY_DECAY,
@@ -124,7 +127,7 @@ def resnet_rs(depth: int, resolution: int) -> Recipe:
     )
 
 
-# The sizes of the paper's Table 7.
+# Depth and resolution of the networks in the paper's Table 7.
 RESNET_RS_SIZES = (
     (50, 160), (101, 160), (101, 192), (152, 192), (152, 224), (152, 256),
     (200, 256), (270, 256), (350, 256), (350, 320), (420, 320),
@@ -132,11 +135,12 @@ RESNET_RS_SIZES = (
 
 
 def scaling(epochs: Literal[10, 100, 350], width: float = 1.0, resolution: int = 224) -> Recipe:
-    """ResNet-RS's scaling study (arXiv:2103.07579 section 6 and appendix E) in one of its three regimes.
+    """ResNet-RS's scaling study (arXiv:2103.07579 section 6, appendix E) in one of three regimes.
 
-    At 350 epochs what regularises grows with width and resolution. Of its numbers only the ends of dropout, 0 at a
-    width of 0.25 and 0.75 at 2, could be checked; those between, the magnitudes and the rate of stochastic depth are
-    from memory of Table 12 and its text. That the shorter regimes do with less is ours: the paper's were not at hand.
+    At 350 epochs, regularization grows with width and resolution. Only the ends of the dropout
+    rates, 0 at width 0.25 and 0.75 at width 2, are checked; the rates between, the magnitudes and
+    stochastic depth are from memory of Table 12. The weaker regularization of the shorter regimes
+    is ours.
     """
     if epochs == 10:
         return replace(
@@ -157,9 +161,10 @@ def scaling(epochs: Literal[10, 100, 350], width: float = 1.0, resolution: int =
     )
 
 
-# GENet, arXiv:2006.14090 section 5: 480 epochs, SGD with Nesterov, 0.1 per 256 images, cosine, label smoothing, mixup,
-# erasing, AutoAugment, and a ResNet-152 as teacher, its loss and the labels' 1:1. Claim of the paper: 75.7, 80.0 and
-# 81.3 %. Ours: the parameter of mixup, the probability of erasing, the batch and the average.
+# GENet, arXiv:2006.14090 section 5: 480 epochs, SGD with Nesterov momentum, lr 0.1 per 256 images,
+# cosine, label smoothing, mixup, random erasing, AutoAugment, and distillation from a ResNet-152
+# with a weight of one half. Claims: 75.7, 80.0 and 81.3 %. Alpha of mixup, the probability of
+# random erasing, the batch and the average are ours.
 GENET = Recipe(
     epochs=480,
     batch=1024,
@@ -171,7 +176,7 @@ GENET = Recipe(
     teacher_share=0.5,
 )
 
-# Training of candidates in GENet's search: 120 epochs, and no teacher is mentioned.
+# Training of the candidates in GENet's search: 120 epochs; the paper names no teacher.
 GENET_NAS = replace(GENET, epochs=120, teacher="")
 
 RECIPES = {

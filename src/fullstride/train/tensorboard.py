@@ -1,4 +1,4 @@
-"""How does a run look in TensorBoard? As its log says, drawn over the epochs."""
+"""How does a run look in TensorBoard? Its log rows become scalars over the epochs."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -9,9 +9,9 @@ from fullstride.storage import remove
 
 
 def open_board(folder: Path) -> Callable[[Mapping[str, Any]], None]:
-    """A function that takes rows of the log. What `folder` held before is written anew with the first row.
+    """A function that writes a log row as scalars. The first row replaces what `folder` contains.
 
-    Raises ValueError where the package is missing.
+    Raises ValueError if the package tensorboard is not installed.
     """
     if find_spec("tensorboard") is None:
         raise ValueError(
