@@ -127,6 +127,7 @@ class Average:
         """Add the weights after `step`, counted from 0, to the average."""
         decay = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
         averages, weights = [a for a, _ in self.averaged], [b for _, b in self.averaged]
-        torch._foreach_lerp_(averages, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+        lerp = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+        lerp(averages, weights, 1 - decay)
         for a, b in self.copied:
             a.copy_(b)
