@@ -511,7 +511,7 @@ CANNOT = "cannot read .*: copy or save it again"
         ("no train file", "has the splits 'extra', 'test', none to train on: rename one to train"),
         (
             "two for one purpose",
-            "has the splits 'val', 'validation' for one purpose: keep one of them",
+            "has the splits 'val', 'validation' for one purpose: keep one",
         ),
         (
             "a file of no split",

@@ -465,7 +465,7 @@ def test_the_cut_is_the_same_in_every_process(tmp_path):
         (
             ["train/a/1.png", "val/a/1.png", "valid/a/1.png"],
             "",
-            "has 'val', 'valid' for one purpose: keep one",
+            "has 'val', 'valid' for one split: keep one",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from PIL import Image
 from fullstride import cli
 from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TrainView
-from fullstride.data.pack import Form, Packed, pack
+from fullstride.data.pack import Encoding, Progress, pack
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -48,9 +48,9 @@ def packed(photos, tmp_path_factory) -> Path:
     return out
 
 
-def made(where: Path | str, out: Path, **form: int) -> Packed:
+def made(where: Path | str, out: Path, **form: int) -> Progress:
     """The last count of packing into shards of a MiB."""
-    *_, last = pack(open_data(str(where)), out, Form(**form), shard_mib=1)
+    *_, last = pack(open_data(str(where)), out, Encoding(**form), shard_mib=1)
     return last
 
 
@@ -228,7 +228,7 @@ def test_a_part_of_which_nothing_can_be_read_leaves_no_shards(tmp_path):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_bytes(picture() if "train" in name else b"words")
     with pytest.raises(
-        ValueError, match="no picture of the part test can be read; 'test/a/1.png': it is not a"
+        ValueError, match="no image of the split test can be read; 'test/a/1.png': it is not a"
     ):
         made(tmp_path / "data", tmp_path / "out", long_side=9)
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
@@ -275,7 +275,7 @@ def test_where_opens_the_same_shards_from_any_working_directory(packed, monkeypa
 def test_more_shards_than_may_be_open_are_read_in_turn(tmp_path, monkeypatch):
     from fullstride.data.readers import tar_shards
 
-    monkeypatch.setattr(tar_shards, "OPEN", 2)
+    monkeypatch.setattr(tar_shards, "MAX_OPEN_SHARDS", 2)
     for number in range(5):
         tar(tmp_path / f"{number}.tar", *samples(4, 4 * number))
     files = Path("/proc/self/fd")
@@ -394,7 +394,7 @@ def test_a_shard_cut_short_is_refused_before_anything_is_read(tmp_path, packed):
         in refusal(tmp_path)
     )
     shard.write_bytes(whole + b"x")
-    assert "its index is of" in refusal(tmp_path)
+    assert f"{len(whole) + 1:,} bytes, {len(whole):,} in its index" in refusal(tmp_path)
     shard.unlink()
     assert "1 of " in refusal(tmp_path)
     assert "missing" in refusal(tmp_path)

@@ -188,7 +188,7 @@ def test_a_row_that_stands_twice_counts_once_and_blank_lines_not_at_all(tmp_path
         ),
         (
             "path,label\nphotos/0.png,a\nphotos/x.png,b\nphotos,b\n\0,b\n",
-            "3 of the 4 files that .* names are missing, the first is 'photos/x.png' on line 3",
+            "3 of the 4 files in .* are missing, the first is 'photos/x.png' on line 3",
         ),
         (b"path,label\nphotos/0.png,a\nphotos/1.png,\xfc\n", "line 3 is not UTF-8: save"),
         ("path,label\nphotos/0.png,a\nphotos/1.png,b\n", "too few images"),

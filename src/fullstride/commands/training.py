@@ -35,7 +35,7 @@ def pack(
 
     done, told = None, 0
     for done in packing.pack(
-        open_data(data), out, packing.Form(long_side, quality), shard_mib=shard_mib
+        open_data(data), out, packing.Encoding(long_side, quality), shard_mib=shard_mib
     ):
         if done.shards > told:
             print(f"{done.images:,} images in {done.shards:,} shards", flush=True)

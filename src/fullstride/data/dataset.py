@@ -23,7 +23,7 @@ from fullstride.data.readers.csv_table import find_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
-from fullstride.data.readers.splits import Parts, Sample
+from fullstride.data.readers.splits import Sample, Splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
 
 __all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
@@ -130,7 +130,7 @@ def _of_files(
     name: str,
     where: Path | str,
     classes: tuple[str, ...],
-    parts: Parts,
+    parts: Splits,
     file: Callable[[str], Path | bytes],
     channels: int = 3,
     mirror: bool = True,
@@ -156,7 +156,7 @@ def _data_set(
     name: str,
     where: str,
     classes: tuple[str, ...],
-    parts: Parts,
+    parts: Splits,
     read: Callable[[str], Image.Image],
     channels: int,
     mirror: bool,
@@ -193,13 +193,13 @@ class _Decoded:
             raise UnreadableImage(name, error.reason) from error
 
 
-def _digit_parts(minival: float | None) -> Parts:
+def _digit_parts(minival: float | None) -> Splits:
     """Split by position: the last 500 were written by other people."""
     _, labels = _digit_arrays()
     samples = [Sample(f"digits/{i:04}", int(label), 64) for i, label in enumerate(labels)]
     pool, test = samples[:1297], samples[1297:]
     held_out = 260 if minival is None else min(max(1, round(minival * len(pool))), len(pool) - 1)
-    return Parts(pool[:-held_out], pool[-held_out:], test)
+    return Splits(pool[:-held_out], pool[-held_out:], test)
 
 
 def _read_digit(name: str) -> Image.Image:

@@ -1,7 +1,10 @@
-"""How is an image read from arrow files? As an undecoded row of `datasets`, in each process anew."""
+"""How is an image read from arrow files? As an undecoded row of `datasets`."""
 
+import logging
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,43 @@ def open_arrow(files: tuple[str, ...], *columns: str) -> Any:
         if isinstance(feature, Image):
             dataset = dataset.cast_column(name, Image(decode=False))
     return dataset
+
+
+@contextmanager
+def library_errors(path: Path) -> Iterator[None]:
+    """Without progress bars, log lines or network. Every error becomes one line of ValueError."""
+    try:
+        with _quiet_and_offline():
+            yield
+    except Exception as error:  # a dozen kinds on a broken file, some of which wrap the first
+        first: BaseException = error
+        while first.__cause__:
+            first = first.__cause__
+        raise ValueError(
+            f"cannot read {str(path)!r} ({reason(first)}): copy or save it again"
+        ) from error
+
+
+@contextmanager
+def _quiet_and_offline() -> Iterator[None]:
+    import datasets
+    from datasets import config
+    from datasets.utils import logging as log
+
+    bars, level = not datasets.are_progress_bars_disabled(), log.get_verbosity()
+    offline = config.HF_HUB_OFFLINE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        datasets.disable_progress_bars()
+        log.set_verbosity(logging.CRITICAL)  # errors are reported once, as ValueError
+        config.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            config.HF_HUB_OFFLINE = offline
+            log.set_verbosity(level)
+            if bars:
+                datasets.enable_progress_bars()
 
 
 def sizes_and_paths(column: Any) -> list[tuple[int, str | None]]:

@@ -1,4 +1,4 @@
-"""Which images does a CSV table name? It has a header and a row for each image: path, label and perhaps split."""
+"""Which images does a CSV table list? A header, and a row for each image: path, label, split."""
 
 import csv
 import stat
@@ -11,20 +11,20 @@ from fullstride.data.readers.splits import (
     TEST,
     TRAIN,
     VAL,
-    Parts,
     Sample,
-    divide,
-    in_order,
+    Splits,
+    complete_splits,
+    sorted_classes,
 )
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t"
-COLUMNS = {  # what a column is for, and what its header may say
+COLUMNS = {  # purpose of a column -> the names that its header may have
     "path": ("path", "image", "filename", "file"),
     "label": ("label", "class", "target"),
     "split": ("split",),
 }
-SPLITS = {word: words[0] for words in (TRAIN, VAL, TEST) for word in words}
+SPLITS = {name: names[0] for names in (TRAIN, VAL, TEST) for name in names}
 
 
 class Row(NamedTuple):
@@ -44,31 +44,33 @@ def find_table(where: str) -> Path:
     raise ValueError(f"no table {where!r}: {hint}")
 
 
-def read_table(table: Path, minival: float | None) -> tuple[tuple[str, ...], Parts]:
-    """Class names, and the samples of each part in the order of the rows; a row that stands twice counts once.
+def read_table(table: Path, minival: float | None) -> tuple[tuple[str, ...], Splits]:
+    """Class names, and the samples of each split in the order of the rows; duplicates count once.
 
-    Paths begin at the table's folder or are absolute. Parts that the column `split` does not name are cut from the
-    training rows, as `open_data` says; val alone is the test.
+    Paths are relative to the table's folder, or absolute. Splits that the column `split` does not
+    name are taken from the training rows, as `open_data` documents; val alone is the test.
     """
     rows = _distinct(table, _rows(table))
-    classes = in_order(row.label for row in rows if row.split == "train")
+    classes = sorted_classes(row.label for row in rows if row.split == "train")
     if not classes:
         raise ValueError(f"{str(table)!r} has no row to train on: give some the split 'train'")
     if len(classes) == 1:
         raise ValueError(
-            f"{str(table)!r} has one class only, {classes[0]!r}: add images of a second one to train on"
+            f"{str(table)!r} has one class only, {classes[0]!r}: add training images of a "
+            "second one"
         )
     labels = {name: label for label, name in enumerate(classes)}
     for row in rows:
         if row.label not in labels:
             raise ValueError(
-                f"{_at(table, row.line)} has the label {row.label!r}, which no training row has: add or remove it"
+                f"{_at(table, row.line)} has the label {row.label!r}, which no training row has: "
+                "add or remove it"
             )
-    parts: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
+    splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
     for row, size in zip(rows, _sizes(table, rows), strict=True):
-        parts[row.split].append(Sample(row.name, labels[row.label], size))
-    return classes, divide(
-        parts.pop("train"), {split: part for split, part in parts.items() if part}, minival
+        splits[row.split].append(Sample(row.name, labels[row.label], size))
+    return classes, complete_splits(
+        splits.pop("train"), {name: split for name, split in splits.items() if split}, minival
     )
 
 
@@ -79,7 +81,7 @@ def _at(table: Path, line: int) -> str:
 def _text(table: Path) -> str:
     data = table.read_bytes()
     try:
-        text = data.decode("utf-8-sig")  # with or without the mark that spreadsheets write first
+        text = data.decode("utf-8-sig")  # with or without a byte order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{_at(table, line)} is not UTF-8: save the table as UTF-8") from None
@@ -93,13 +95,13 @@ def _text(table: Path) -> str:
 def _rows(table: Path) -> list[Row]:
     text, line = _text(table), 1
     try:
-        places, delimiter = _header(table, text)
+        columns, delimiter = _header(table, text)
         reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
         width, rows = len(next(reader)), []
         line = reader.line_num + 1
         for fields in reader:
             if any(field.strip() for field in fields):
-                rows.append(_row(table, line, fields, places, width))
+                rows.append(_row(table, line, fields, columns, width))
             line = reader.line_num + 1  # a quoted field may hold line breaks
     except csv.Error as error:
         raise ValueError(f"{_at(table, line)} is not CSV ({error}): check its quotes") from None
@@ -109,50 +111,54 @@ def _rows(table: Path) -> list[Row]:
 
 
 def _header(table: Path, text: str) -> tuple[dict[str, int], str]:
-    """Where each column stands, and the delimiter that makes most of them appear."""
-    found = []
+    """The index of each column, by the delimiter that gives the most of them."""
+    candidates = []
     for delimiter in DELIMITERS:
         header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter))
-        said = [field.strip().lower() for field in header]
-        places = {}
-        for column, words in COLUMNS.items():
-            known = [said.index(word) for word in words if word in said]
-            if known:
-                places[column] = known[0]
-        found.append((places, delimiter, header))
-    places, delimiter, header = max(found, key=lambda each: (len(each[0]), len(each[2])))
+        titles = [field.strip().lower() for field in header]
+        columns = {}
+        for column, names in COLUMNS.items():
+            indices = [titles.index(name) for name in names if name in titles]
+            if indices:
+                columns[column] = indices[0]
+        candidates.append((columns, delimiter, header))
+    columns, delimiter, header = max(candidates, key=lambda each: (len(each[0]), len(each[2])))
     for column in ("path", "label"):
-        if column not in places:
-            words = ", ".join(COLUMNS[column])
+        if column not in columns:
+            names = ", ".join(COLUMNS[column])
             raise ValueError(
-                f"{_at(table, 1)} has no column {column!r}, but {header}: name one of {words}"
+                f"{_at(table, 1)} has no column {column!r}, but {header}: name one of {names}"
             )
-    return places, delimiter
+    return columns, delimiter
 
 
-def _row(table: Path, line: int, fields: list[str], places: dict[str, int], width: int) -> Row:
+def _row(table: Path, line: int, fields: list[str], columns: dict[str, int], width: int) -> Row:
     if len(fields) > width:
         raise ValueError(
-            f"{_at(table, line)} has {len(fields)} fields, the header {width}: quote what holds a delimiter"
+            f"{_at(table, line)} has {len(fields)} fields, the header {width}: quote fields with a "
+            "delimiter"
         )
-    told = {
-        column: fields[place].strip() if place < len(fields) else None
-        for column, place in places.items()
+    values = {
+        column: fields[index].strip() if index < len(fields) else None
+        for column, index in columns.items()
     }
-    for column, value in told.items():
+    for column, value in values.items():
         if not value:
-            what = f"no {column}" if value is None else f"an empty {column}"
-            raise ValueError(f"{_at(table, line)} has {what}: fill it in or remove the row")
-    split = told.get("split") or "train"
+            problem = f"no {column}" if value is None else f"an empty {column}"
+            raise ValueError(f"{_at(table, line)} has {problem}: fill it in or remove the row")
+    split = values.get("split") or "train"
     if split.lower() not in SPLITS:
         raise ValueError(f"{_at(table, line)} has the split {split!r}: use train, val or test")
     return Row(
-        line, _name(table.parent, told["path"] or ""), told["label"] or "", SPLITS[split.lower()]
+        line,
+        _name(table.parent, values["path"] or ""),
+        values["label"] or "",
+        SPLITS[split.lower()],
     )
 
 
 def _name(root: Path, path: str) -> str:
-    """Below the table's folder where that can be said, so that the parts stay when the folder moves."""
+    """Relative to the table's folder if possible, so that splits stay when the folder moves."""
     pure = PurePath(path)
     return (pure.relative_to(root) if pure.is_relative_to(root) else pure).as_posix()
 
@@ -160,15 +166,15 @@ def _name(root: Path, path: str) -> str:
 def _distinct(table: Path, rows: list[Row]) -> list[Row]:
     first: dict[str, Row] = {}
     for row in rows:
-        seen = first.setdefault(row.name, row)
-        for word, now, before in (
-            ("labels", row.label, seen.label),
-            ("splits", row.split, seen.split),
+        earlier = first.setdefault(row.name, row)
+        for word, new, old in (
+            ("labels", row.label, earlier.label),
+            ("splits", row.split, earlier.split),
         ):
-            if now != before:
+            if new != old:
                 raise ValueError(
-                    f"{_at(table, row.line)}: {row.name!r} has two {word}, {before!r} on line {seen.line} and "
-                    f"{now!r} here: keep one"
+                    f"{_at(table, row.line)}: {row.name!r} has two {word}, {old!r} on line "
+                    f"{earlier.line} and {new!r} here: keep one"
                 )
     return list(first.values())
 
@@ -186,7 +192,8 @@ def _sizes(table: Path, rows: list[Row]) -> list[int]:
             sizes.append(status.st_size)
     if missing:
         raise ValueError(
-            f"{len(missing)} of the {len(rows)} files that {str(table)!r} names are missing, the first is "
-            f"{missing[0].name!r} on line {missing[0].line}: paths begin at the table's folder or are absolute"
+            f"{len(missing)} of the {len(rows)} files in {str(table)!r} are missing, the first is "
+            f"{missing[0].name!r} on line {missing[0].line}: paths are relative to the table's "
+            "folder, or absolute"
         )
     return sizes

@@ -1,4 +1,4 @@
-"""What does the file show? `decode` gives an upright 8-bit gray or RGB picture, or says why it cannot."""
+"""How is an image file decoded? To an upright 8-bit gray or RGB image, or to UnreadableImage."""
 
 import warnings
 from contextlib import suppress
@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# PIL's other readers stay shut: EPS starts a program, and none is needed for the suffixes that folders are read by.
+# Pillow's other readers are not used: EPS starts a program, and no suffix of a folder's images
+# needs one.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 EXIF_ORIENTATION = 0x0112
 
 
 class UnreadableImage(ValueError):  # noqa: N818
-    """A picture that cannot be decoded: its name, and the reason in one line."""
+    """An image that cannot be decoded: its name, and the reason in one line."""
 
     def __init__(self, name: str, reason: str):
         super().__init__(name, reason)  # both, so that the error survives pickling
@@ -27,8 +28,9 @@ class UnreadableImage(ValueError):  # noqa: N818
 def decode(source: Path | bytes, channels: int) -> Image.Image:
     """The first frame of an image file, as mode "L" (1 channel) or "RGB" (3).
 
-    Transparent pixels lie over white. Gray of 16 bits is scaled from 0..65535; gray of floats, and integers outside of
-    that range, from the picture's own smallest and largest value. A file cut short is an error, never a gray rest.
+    Transparent pixels are blended with white. 16-bit gray is scaled from 0..65535; floats, and
+    integers outside of that range, from the image's own minimum and maximum. Raises UnreadableImage
+    for a broken file, also where only its end is missing.
     """
     if channels not in (1, 3):
         raise ValueError(f"{channels} channels: use 1 for gray or 3 for RGB")
@@ -40,8 +42,8 @@ def decode(source: Path | bytes, channels: int) -> Image.Image:
                 BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS
             ) as file:
                 file.load()
-                return _plain(_upright(file), "L" if channels == 1 else "RGB")
-    except Exception as error:  # PIL's readers raise a dozen kinds on a broken file
+                return _to_mode(_upright(file), "L" if channels == 1 else "RGB")
+    except Exception as error:  # Pillow raises a dozen kinds on a broken file
         name = "image bytes" if isinstance(source, bytes) else str(source)
         raise UnreadableImage(name, _reason(source, error)) from error
 
@@ -63,20 +65,20 @@ def _upright(image: Image.Image) -> Image.Image:
     return image
 
 
-def _plain(image: Image.Image, mode: str) -> Image.Image:
-    """An 8-bit copy of any kind of picture, without metadata, so that nobody turns it a second time."""
+def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    """An 8-bit copy of an image of any mode, without metadata: nothing rotates it again."""
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    plain = image.convert(mode)
-    plain.info = {}
-    return plain
+    copy = image.convert(mode)
+    copy.info = {}
+    return copy
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Gray of more than 8 bits, scaled; PIL's own conversion would turn all above 255 white."""
+    """Gray of more than 8 bits, scaled: Pillow's own conversion clips all above 255 to white."""
     values = np.asarray(image).astype(np.float32)
     finite = np.isfinite(values)
     if not finite.any():

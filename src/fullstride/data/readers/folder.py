@@ -1,4 +1,4 @@
-"""Which images does a folder hold, and which of them does it set apart for tuning and testing?"""
+"""Which images are in a folder, and which of them are for validation and test?"""
 
 import os
 import stat
@@ -10,27 +10,30 @@ from fullstride.data.readers.splits import (
     TEST,
     TRAIN,
     VAL,
-    Parts,
     Sample,
-    divide,
-    listed,
+    Splits,
+    complete_splits,
+    quote_names,
 )
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-HOW = "give a folder with one subfolder of images per class, 'digits', a .csv table, shards or a Hugging Face dataset"
+HINT = (
+    "give a folder with one subfolder of images per class, 'digits', a .csv table, shards or a "
+    "Hugging Face dataset"
+)
 
 
-def read_folder(root: Path, minival: float | None) -> tuple[tuple[str, ...], Parts]:
-    """Class names, and the samples of each part; `open_data` says which is which."""
-    train, val, test = (_part(root, kinds) for kinds in (TRAIN, VAL, TEST))
-    held_out = [part for part in (val, test) if part]
+def read_folder(root: Path, minival: float | None) -> tuple[tuple[str, ...], Splits]:
+    """Class names, and the samples of each split by the rules of `open_data`."""
+    train, val, test = (_split_folder(root, names) for names in (TRAIN, VAL, TEST))
+    held_out = [folder for folder in (val, test) if folder]
     if not (train and held_out):
         classes = _classes(root)
-        return classes, divide(_samples(root, root, classes), {}, minival)
+        return classes, complete_splits(_samples(root, root, classes), {}, minival)
     classes = _classes(train)
     pool = _samples(root, train, classes)
-    return classes, divide(
-        pool, {str(part): _held_out(root, part, classes) for part in held_out}, minival
+    return classes, complete_splits(
+        pool, {str(folder): _held_out(root, folder, classes) for folder in held_out}, minival
     )
 
 
@@ -39,13 +42,13 @@ def find_folder(where: str) -> Path:
     try:
         if where and stat.S_ISDIR(path.stat().st_mode):
             return path.resolve()
-        raise ValueError(f"{where!r} is a file: {HOW}" if where else f"no folder named: {HOW}")
+        raise ValueError(f"{where!r} is a file: {HINT}" if where else f"no folder named: {HINT}")
     except (FileNotFoundError, NotADirectoryError):
         names = ["digits"] if path.parent == Path() else []
         if path.parent.is_dir():
             names += _subfolders(path.parent)
         close = [str(path.with_name(name)) for name in get_close_matches(path.name, names)]
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else HOW
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else HINT
         raise ValueError(f"no folder {where!r}: {hint}") from None
     except OSError as error:
         raise ValueError(
@@ -54,7 +57,7 @@ def find_folder(where: str) -> Path:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """All that is not hidden, sorted by name."""
+    """The entries that are not hidden, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -74,15 +77,15 @@ def _subfolders(folder: Path) -> list[str]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads back to itself
+    except OSError:  # a circular link
         return False
 
 
-def _part(root: Path, kinds: tuple[str, ...]) -> Path | None:
-    found = [name for name in _subfolders(root) if name.lower() in kinds]
-    if len(found) > 1:
-        raise ValueError(f"{str(root)!r} has {listed(found)} for one purpose: keep one of them")
-    return root / found[0] if found else None
+def _split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
+    folders = [name for name in _subfolders(root) if name.lower() in names]
+    if len(folders) > 1:
+        raise ValueError(f"{str(root)!r} has {quote_names(folders)} for one split: keep one")
+    return root / folders[0] if folders else None
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
@@ -99,53 +102,58 @@ def _classes(folder: Path) -> tuple[str, ...]:
     raise ValueError(f"{str(folder)!r} {what}: put the images of each class in a subfolder")
 
 
-def _samples(root: Path, part: Path, names: tuple[str, ...]) -> list[Sample]:
-    """The images in the class folders `names` of `part`, none of which may be empty; labels count from 0."""
+def _samples(root: Path, split: Path, names: tuple[str, ...]) -> list[Sample]:
+    """The images in the class folders `names` of `split`; targets count from 0.
+
+    Raises ValueError for a class without images.
+    """
     samples, empty = [], []
     for label, name in enumerate(names):
-        folder = part / name
+        folder = split / name
         below = folder.relative_to(root).as_posix()
         files = [
-            Sample(f"{below}/{file}", label, size) for file, size in _files(folder, (root, part))
+            Sample(f"{below}/{file}", label, size) for file, size in _files(folder, (root, split))
         ]
         samples += files
         if not files:
             empty.append(name)
     if empty:
         raise ValueError(
-            f"no images in {listed(empty)} of {str(part)!r}: add some ({' '.join(SUFFIXES)}) or remove it"
+            f"no images in {quote_names(empty)} of {str(split)!r}: add some ({' '.join(SUFFIXES)}) "
+            "or remove it"
         )
     return samples
 
 
-def _held_out(root: Path, part: Path, classes: tuple[str, ...]) -> list[Sample]:
-    """The images of val/ or test/, where classes may be missing but not new ones appear."""
-    names = _subfolders(part)
+def _held_out(root: Path, split: Path, classes: tuple[str, ...]) -> list[Sample]:
+    """The images of val/ or test/, which may lack classes of the training images."""
+    names = _subfolders(split)
     if not names:
         raise ValueError(
-            f"{str(part)!r} has no class folders: put the images of each class in a subfolder"
+            f"{str(split)!r} has no class folders: put the images of each class in a subfolder"
         )
     if unknown := [name for name in names if name not in classes]:
         raise ValueError(
-            f"{str(part)!r} has {listed(unknown)}, which the training images lack: add or remove it"
+            f"{str(split)!r} has {quote_names(unknown)}, which the training images lack: add or "
+            "remove it"
         )
     return [
         s._replace(target=classes.index(names[s.target]))
-        for s in _samples(root, part, tuple(names))
+        for s in _samples(root, split, tuple(names))
     ]
 
 
 def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, int]]:
-    """Image files at any depth and their sizes. `above` are the folders on the way here: a link back ends there."""
+    """Image files at any depth, and their sizes. Links to a folder in `above` are not followed."""
     for entry in _entries(folder):
         if _is_folder(entry):
-            path, above_it = folder / entry.name, (*above, folder)
-            if not any(path.samefile(each) for each in above_it):
-                yield from ((f"{entry.name}/{file}", size) for file, size in _files(path, above_it))
+            path, parents = folder / entry.name, (*above, folder)
+            if not any(path.samefile(each) for each in parents):
+                yield from ((f"{entry.name}/{file}", size) for file, size in _files(path, parents))
         elif entry.name.lower().endswith(SUFFIXES):
             try:
                 status = entry.stat()
-            except OSError:  # a link that leads nowhere is told of when it is read, like every other broken image
+            except OSError:  # a broken link is reported when it is read, as other broken images
                 yield entry.name, -1
             else:
                 if stat.S_ISREG(status.st_mode):

@@ -1,27 +1,31 @@
-"""Which images does a Hugging Face dataset hold? Folders that `save_to_disk` wrote, or of parquet files as on the hub.
+"""Which images are in a Hugging Face dataset? A folder of `save_to_disk`, or of parquet files.
 
-Both are opened by their library `datasets`, offline and without code of the data's own. Saved folders are mapped into
-memory as they are. Parquet is converted once, only the two columns in use, into arrow files in the library's cache:
-~/.cache/huggingface/datasets, or where HF_HOME or HF_DATASETS_CACHE say. Pictures stay bytes until `decode` reads them.
+Both are opened by the library `datasets`, offline and without running code of the dataset. Saved
+folders are mapped into memory. Two columns of parquet files are converted once, into arrow files in
+the library's cache: ~/.cache/huggingface/datasets, or the folder in HF_HOME or HF_DATASETS_CACHE.
+Images stay undecoded until `decode` reads them.
 
 Needs the extra `hf`.
 """
 
 import json
-import logging
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from fullstride.data.readers.arrow import Rows, open_arrow, reason, sizes_and_paths
+from fullstride.data.readers.arrow import Rows, library_errors, open_arrow, sizes_and_paths
 from fullstride.data.readers.csv_table import SPLITS
 from fullstride.data.readers.folder import SUFFIXES
-from fullstride.data.readers.splits import Parts, Sample, divide, in_order, listed
+from fullstride.data.readers.splits import (
+    Sample,
+    Splits,
+    complete_splits,
+    quote_names,
+    sorted_classes,
+)
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
 STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -30,11 +34,11 @@ STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json
 class Columns(NamedTuple):
     image: str
     label: str
-    names: tuple[str, ...] | None  # of the classes, where the column knows them
+    names: tuple[str, ...] | None  # of the classes, where the column has them
 
 
 def choice_in(where: str) -> tuple[str, dict[str, str]]:
-    """The folder and the columns in FOLDER?image=NAME&label=NAME; a path that is there means itself."""
+    """Split FOLDER?image=NAME&label=NAME into folder and columns, unless it is an existing path."""
     folder, _, query = where.rpartition("?")
     if not folder or "=" not in query or Path(where).exists():
         return where, {}
@@ -44,13 +48,17 @@ def choice_in(where: str) -> tuple[str, dict[str, str]]:
         choice = {}
     if not choice.keys() <= {"image", "label"} or not all(choice.values()) or not choice:
         raise ValueError(
-            f"{where!r} does not choose columns: write {folder}?image=NAME&label=NAME, or one of the two"
+            f"{where!r} does not choose columns: write {folder}?image=NAME&label=NAME, or one of "
+            "the two"
         )
     return folder, choice
 
 
 def holds_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote it, or it has parquet files and not two folders or more of images as well."""
+    """Whether a folder was saved by `save_to_disk`, or has parquet files.
+
+    With images in two or more of its folders it is a folder of images.
+    """
     if (folder / SPLITS_FILE).is_file() or (
         (folder / STATE).is_file() and (folder / INFO).is_file()
     ):
@@ -66,19 +74,22 @@ def holds_dataset(folder: Path) -> bool:
 
 def read_dataset(
     folder: Path, choice: Mapping[str, str], minival: float | None
-) -> tuple[tuple[str, ...], Parts, Rows]:
-    """Class names, the samples of each part, and their bytes.
+) -> tuple[tuple[str, ...], Splits, Rows]:
+    """Class names, the samples of each split, and the reader of their bytes.
 
-    Splits are told by their names: of saved splits the subfolder's, of parquet files what stands before their number
-    (`train-00000-of-00002.parquet`), a word of the file's name or the folder's. A split that is alone is for training,
-    others than train, val and test are left out. What is missing is cut from the training rows, as `open_data` says.
+    The name of a split is that of the subfolder, or for parquet files the part before the number
+    (`train-00000-of-00002.parquet`), a word of the file's name, or the folder's. A single split is
+    for training; splits other than train, val and test are ignored. Missing splits are taken from
+    the training rows, as `open_data` documents.
 
-    The image is the column of that feature, else one named image or img; the label is the `ClassLabel`, else a column
-    named as in LABELS. `choice` names "image" or "label" where several fit. An image's name is the path in its cell
-    if all images have one of their own, else train/00000123.
+    The image column has the feature `Image`, else the name image or img; the label column has the
+    feature `ClassLabel`, else a name in LABELS. Where several match, `choice` names the "image" or
+    "label" column. An image's name is the path in its cell if all cells have different ones, else
+    train/00000123.
     """
     try:
-        from datasets import Dataset as _  # noqa: F401  a folder named "datasets" imports too, but has none
+        # a folder named "datasets" can be imported too, but has no Dataset
+        from datasets import Dataset as _  # noqa: F401
     except ImportError:
         raise ValueError(
             f"{str(folder)!r} needs the package datasets: pip install 'fullstride[hf]'"
@@ -88,7 +99,7 @@ def read_dataset(
     values: dict[str, list[Any]] = {}
     cells: dict[str, list[tuple[int, str | None]]] = {}
     for split, group in files.items():
-        with _through_library(folder):
+        with library_errors(folder):
             table = open_arrow(tuple(group), columns.image, columns.label).data
             values[split] = table.column(columns.label).to_pylist()
             cells[split] = sizes_and_paths(table.column(columns.image))
@@ -96,54 +107,55 @@ def read_dataset(
             raise _no_rows(folder, split)
     classes, labels = _labels(folder, columns, values)
     paths = [path for each in cells.values() for _, path in each]
-    named = all(paths) and len(set(paths)) == len(paths)
+    distinct = all(paths) and len(set(paths)) == len(paths)
     samples = {
         split: [
-            Sample(path if named and path else f"{split}/{row:08}", label, size)
+            Sample(path if distinct and path else f"{split}/{row:08}", label, size)
             for row, ((size, path), label) in enumerate(zip(each, labels[split], strict=True))
         ]
         for split, each in cells.items()
     }
     rows = {
-        sample.name: row for row, sample in enumerate(s for part in samples.values() for s in part)
+        sample.name: row
+        for row, sample in enumerate(s for split in samples.values() for s in split)
     }
     reader = Rows(
         folder, tuple(file for group in files.values() for file in group), columns.image, rows
     )
-    return classes, divide(samples.pop("train"), samples, minival), reader
+    return classes, complete_splits(samples.pop("train"), samples, minival), reader
 
 
 def _labels(
     folder: Path, columns: Columns, values: Mapping[str, list[Any]]
 ) -> tuple[tuple[str, ...], dict[str, list[int]]]:
-    """Class names, and the number of each row's class."""
+    """Class names, and the class index of each row."""
 
     def row(split: str, number: int) -> str:
         return f"row {number} (from 0) of the split {split!r} in {str(folder)!r}"
 
     for split, each in values.items():
         for number, value in enumerate(each):
-            if value in (None, "") or (
-                columns.names and value == -1
-            ):  # -1 is their word for unlabelled
+            unlabelled = columns.names and value == -1  # as `datasets` has it
+            if value in (None, "") or unlabelled:
                 raise ValueError(
-                    f"{row(split, number)} has no {columns.label!r}: fill it in, or remove the row or the split"
+                    f"{row(split, number)} has no {columns.label!r}: fill it in, or remove the "
+                    "row or the split"
                 )
     if columns.names:
         classes, numbers = columns.names, {number: number for number in range(len(columns.names))}
     else:
-        classes = in_order(map(str, values["train"]))
+        classes = sorted_classes(map(str, values["train"]))
         numbers = {name: number for number, name in enumerate(classes)}
         values = {split: list(map(str, each)) for split, each in values.items()}
     for split, each in values.items():
         for number, value in enumerate(each):
             if value not in numbers:
                 raise ValueError(
-                    f"{row(split, number)} has the {columns.label!r} {value!r}, but the training rows' classes are "
-                    f"{listed(list(classes))}: change or remove it"
+                    f"{row(split, number)} has the {columns.label!r} {value!r}, but the "
+                    f"training rows' classes are {quote_names(list(classes))}: change or remove it"
                 )
-    if len(seen := set(values["train"])) == 1:
-        name = classes[numbers[seen.pop()]]
+    if len(labels := set(values["train"])) == 1:
+        name = classes[numbers[labels.pop()]]
         raise ValueError(
             f"{str(folder)!r} has one class only, {name!r}: add images of a second one to train on"
         )
@@ -154,13 +166,15 @@ def _labels(
 
 
 def _columns(folder: Path, features: Any, choice: Mapping[str, str]) -> Columns:
-    """`features`: what the library says of each column."""
+    """The columns of images and labels. `features` are those of `datasets`."""
     import datasets
     import pyarrow as pa
 
     kinds = {name: features.arrow_schema.field(name).type for name in features}
-    pictures = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-    classed = [
+    image_columns = [
+        name for name, feature in features.items() if isinstance(feature, datasets.Image)
+    ]
+    label_columns = [
         name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)
     ]
 
@@ -180,30 +194,30 @@ def _columns(folder: Path, features: Any, choice: Mapping[str, str]) -> Columns:
     def pick(
         purpose: str, typed: list[str], words: tuple[str, ...], fits: Callable[[Any], bool]
     ) -> str:
-        fitting = [name for name, kind in kinds.items() if fits(kind)]
-        found = typed or [name for name in words if name in fitting]
-        if (wanted := choice.get(purpose)) is not None:
-            found = [name for name in fitting if name == wanted]
-        if len(found) == 1:
-            return found[0]
-        one = (found or fitting or [""])[0]
-        how = (
+        possible = [name for name, kind in kinds.items() if fits(kind)]
+        matches = typed or [name for name in words if name in possible]
+        if (choice_name := choice.get(purpose)) is not None:
+            matches = [name for name in possible if name == choice_name]
+        if len(matches) == 1:
+            return matches[0]
+        one = (matches or possible or [""])[0]
+        hint = (
             f"choose one, as {folder}?{urlencode({purpose: one})}"
             if one
             else f"give a dataset with {words[0]}s"
         )
-        if found:
+        if matches:
             raise ValueError(
-                f"{str(folder)!r} has several {purpose} columns, {listed(found)}: {how}"
+                f"{str(folder)!r} has several {purpose} columns, {quote_names(matches)}: {hint}"
             )
-        sought = "no" if wanted is None else f"no {wanted!r} as"
+        none = "no" if choice_name is None else f"no {choice_name!r} as"
         raise ValueError(
-            f"{str(folder)!r} has {sought} {purpose} column among {listed(list(kinds))}: {how}"
+            f"{str(folder)!r} has {none} {purpose} column among {quote_names(list(kinds))}: {hint}"
         )
 
-    label = pick("label", classed, LABELS, names_class)
-    names = tuple(features[label].names) if label in classed else None
-    return Columns(pick("image", pictures, IMAGES, holds_bytes), label, names)
+    label = pick("label", label_columns, LABELS, names_class)
+    names = tuple(features[label].names) if label in label_columns else None
+    return Columns(pick("image", image_columns, IMAGES, holds_bytes), label, names)
 
 
 # ---- which splits
@@ -216,23 +230,24 @@ def _saved_splits(folder: Path) -> dict[str, list[Path]]:
 
 
 def _by_purpose(folder: Path, splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
-    """Those that are "train", "val" and "test", in that order."""
-    if len(splits) == 1:  # its name says nothing where there is no other
+    """The splits "train", "val" and "test", in that order."""
+    if len(splits) == 1:  # whatever its name
         return {"train": next(iter(splits.values()))}
     names: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for name in splits:
         if purpose := SPLITS.get(name.lower()):
             names[purpose].append(name)
-    for known in names.values():
-        if len(known) > 1:
+    for each in names.values():
+        if len(each) > 1:
             raise ValueError(
-                f"{str(folder)!r} has the splits {listed(known)} for one purpose: keep one of them"
+                f"{str(folder)!r} has the splits {quote_names(each)} for one purpose: keep one"
             )
     if not names["train"]:
         raise ValueError(
-            f"{str(folder)!r} has the splits {listed(list(splits))}, none to train on: rename one to train"
+            f"{str(folder)!r} has the splits {quote_names(list(splits))}, none to train on: rename "
+            "one to train"
         )
-    return {purpose: splits[known[0]] for purpose, known in names.items() if known}
+    return {purpose: splits[each[0]] for purpose, each in names.items() if each}
 
 
 def _parquet_splits(folder: Path) -> dict[str, list[Path]]:
@@ -250,13 +265,14 @@ def _parquet_splits(folder: Path) -> dict[str, list[Path]]:
             splits.setdefault(parent.name if inside else (*words, "")[0], []).append(path)
             homes.add(parent.parent if inside else parent)
     if len(homes) > 1:
-        both = listed(sorted(str(home.relative_to(folder)) for home in homes))
+        both = quote_names(sorted(str(home.relative_to(folder)) for home in homes))
         raise ValueError(
             f"{str(folder)!r} has parquet files in several folders, {both}: give one of these"
         )
     if not splits:
         raise ValueError(
-            f"{str(folder)!r} is no folder of a Hugging Face dataset: it has neither {STATE} nor parquet files"
+            f"{str(folder)!r} is no folder of a Hugging Face dataset: it has neither {STATE} nor "
+            "parquet files"
         )
     if "" in splits and len(splits) > 1:
         raise ValueError(
@@ -266,13 +282,13 @@ def _parquet_splits(folder: Path) -> dict[str, list[Path]]:
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder and the names of its files, sorted; nothing hidden."""
+    """Each folder and the sorted names of its files, without hidden ones."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield Path(parent), sorted(name for name in files if not name.startswith("."))
 
 
-# ---- through their library
+# ---- through `datasets`
 
 
 def _open_saved(
@@ -283,7 +299,7 @@ def _open_saved(
 
     columns, train, files = None, {}, {}
     for split, (path,) in _by_purpose(folder, splits).items():
-        with _through_library(path):
+        with library_errors(path):
             names = [
                 file["filename"] for file in json.loads((path / STATE).read_bytes())["_data_files"]
             ]
@@ -293,13 +309,14 @@ def _open_saved(
             raise ValueError(
                 f"{str(path / STATE)!r} names files outside of its folder: save the dataset again"
             )
-        with _through_library(path):
-            features = Dataset.load_from_disk(_plain(path), keep_in_memory=False).features
+        with library_errors(path):
+            features = Dataset.load_from_disk(_checked_path(path), keep_in_memory=False).features
         if columns is None:
             columns, train = _columns(folder, features, choice), features
         elif any(features.get(name) != train[name] for name in (columns.image, columns.label)):
             raise ValueError(
-                f"the split {split!r} in {str(folder)!r} has other columns or classes than train: save both alike"
+                f"the split {split!r} in {str(folder)!r} has other columns or classes than train: "
+                "save both alike"
             )
         files[split] = [str(path / name) for name in names]
     assert columns
@@ -307,7 +324,7 @@ def _open_saved(
 
 
 def _open_parquet(folder: Path, choice: Mapping[str, str]) -> tuple[Columns, dict[str, list[str]]]:
-    """The columns, and the arrow files that the library made of each split."""
+    """The columns, and the arrow files in the library's cache of each split."""
     from datasets import DatasetDict, Features
     from datasets.data_files import DataFilesDict, DataFilesList
     from pyarrow import parquet
@@ -316,23 +333,21 @@ def _open_parquet(folder: Path, choice: Mapping[str, str]) -> tuple[Columns, dic
     for split, paths in splits.items():
         rows = 0
         for path in paths:
-            with _through_library(path):
+            with library_errors(path):
                 rows += parquet.read_metadata(path).num_rows
         if not rows:
             raise _no_rows(folder, split)
-    with _through_library(folder):
+    with library_errors(folder):
         features = Features.from_arrow_schema(parquet.read_schema(splits["train"][0]))
     columns = _columns(folder, features, choice)  # before the conversion, which may take long
-    with _through_library(folder):
+    with library_errors(folder):
         lists = {}
-        for (
-            split,
-            paths,
-        ) in splits.items():  # lists of the library's own, because others would be read as patterns
-            marks: list[Any] = [
+        for split, paths in splits.items():
+            versions: list[Any] = [
                 (str(path.stat().st_mtime_ns), str(path.stat().st_size)) for path in paths
             ]
-            lists[split] = DataFilesList([_plain(path) for path in paths], marks)
+            # the library's own class of lists: the names in others are patterns
+            lists[split] = DataFilesList([_checked_path(path) for path in paths], versions)
         files: Any = DataFilesDict(lists)
         converted = DatasetDict.from_parquet(files, columns=[columns.image, columns.label])
         return columns, {
@@ -340,49 +355,10 @@ def _open_parquet(folder: Path, choice: Mapping[str, str]) -> tuple[Columns, dic
         }
 
 
-def _plain(path: Path) -> str:
+def _checked_path(path: Path) -> str:
     if "::" in str(path):
         raise ValueError("two colons in a path mean a chain of file systems: rename it")
     return str(path)
-
-
-@contextmanager
-def _through_library(path: Path) -> Iterator[None]:
-    """Without the library's bars and lines, and without the network; what goes wrong becomes one line."""
-    try:
-        with _quiet_and_offline():
-            yield
-    except (
-        Exception
-    ) as error:  # they raise a dozen kinds on a broken file, some of which wrap the first
-        first: BaseException = error
-        while first.__cause__:
-            first = first.__cause__
-        raise ValueError(
-            f"cannot read {str(path)!r} ({reason(first)}): copy or save it again"
-        ) from error
-
-
-@contextmanager
-def _quiet_and_offline() -> Iterator[None]:
-    import datasets
-    from datasets import config
-    from datasets.utils import logging as log
-
-    bars, level = not datasets.are_progress_bars_disabled(), log.get_verbosity()
-    offline = config.HF_HUB_OFFLINE
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        datasets.disable_progress_bars()
-        log.set_verbosity(logging.CRITICAL)  # an error is told once, by us
-        config.HF_HUB_OFFLINE = True
-        try:
-            yield
-        finally:
-            config.HF_HUB_OFFLINE = offline
-            log.set_verbosity(level)
-            if bars:
-                datasets.enable_progress_bars()
 
 
 def _no_rows(folder: Path, split: str) -> ValueError:

@@ -1,8 +1,8 @@
-"""Which images lie in tar files, and where in them? Pictures and labels under webdataset's names, read at random.
+"""Which images are in tar files, and where? Shards in webdataset's layout, with random access.
 
-A sample is `000000.jpg` beside `000000.cls`, the number of its class. Beside the shards, `index.json` tells each
-picture's name, place and class, as `fullstride pack` writes it; without it the headers of the shards are read once.
-Nothing is ever extracted, so that no name in a shard becomes a path.
+A sample is `000000.jpg` beside `000000.cls`, the number of its class. `index.json`, as `fullstride
+pack` writes it, has each image's name, offset and class; without it the headers of the shards are
+read once. Nothing is extracted, so no name in a shard becomes a path.
 """
 
 import json
@@ -19,11 +19,11 @@ from fullstride.data.readers.splits import (
     TEST,
     TRAIN,
     VAL,
-    Parts,
     Sample,
-    divide,
-    in_order,
-    listed,
+    Splits,
+    complete_splits,
+    quote_names,
+    sorted_classes,
 )
 from fullstride.data.readers.tar_headers import Member, Shard, scan
 from fullstride.storage import Bounds, from_json, read_json
@@ -31,59 +31,61 @@ from fullstride.storage import Bounds, from_json, read_json
 INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
-OPEN = 256  # shards held open by a process; systems allow 1024 files and less
-KINDS = {word: words[0] for words in (TRAIN, (*VAL, "minival"), TEST) for word in words}
+MAX_OPEN_SHARDS = 256  # of a process; systems allow 1024 open files or fewer
+SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "minival"), TEST) for name in names}
 
 
 @dataclass(frozen=True)
 class Index:
-    """What `index.json` says."""
+    """The shards of a folder and their classes."""
 
     classes: tuple[str, ...]
-    channels: Literal[1, 3]
+    channels: int  # 1: gray, 3: RGB
     mirror: bool
     shards: Mapping[str, Shard]  # by file name
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     shard: str  # file name
     offset: int
     size: int
 
 
 @dataclass(frozen=True)
-class Members:
-    """Gives a picture's bytes by its name. Each process opens shards when it first needs them; pickles without them."""
+class ShardReader:
+    """Function from an image's name to its bytes.
+
+    Each process opens a shard when it first reads from it. A pickled reader has no open files.
+    """
 
     folder: Path
-    places: Mapping[str, Place] = field(repr=False)
-    _open: dict[str, "_Handle"] = field(default_factory=dict, repr=False, compare=False)
+    locations: Mapping[str, Location] = field(repr=False)
+    _open: dict[str, "_Descriptor"] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, name: str) -> bytes:
-        place = self.places[name]
+        location = self.locations[name]
         try:
-            handle = self._open.get(place.shard) or self._opened(place.shard)
-            data = os.pread(
-                handle.number, place.size, place.offset
-            )  # no position that processes could share
+            file = self._open.get(location.shard) or self._opened(location.shard)
+            # pread has no file position, which threads and forked processes would share
+            data = os.pread(file.number, location.size, location.offset)
         except OSError as error:
-            raise UnreadableImage(name, f"{place.shard}: {error.strerror}") from error
-        if len(data) < place.size:
-            raise UnreadableImage(name, f"{place.shard} is cut short")
+            raise UnreadableImage(name, f"{location.shard}: {error.strerror}") from error
+        if len(data) < location.size:
+            raise UnreadableImage(name, f"{location.shard} is cut short")
         return data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Members, (self.folder, self.places)
+        return ShardReader, (self.folder, self.locations)
 
-    def _opened(self, shard: str) -> "_Handle":
-        while len(self._open) >= OPEN:
+    def _opened(self, shard: str) -> "_Descriptor":
+        while len(self._open) >= MAX_OPEN_SHARDS:
             self._open.pop(next(iter(self._open)), None)
-        handle = self._open[shard] = _Handle(os.open(self.folder / shard, os.O_RDONLY))
-        return handle
+        file = self._open[shard] = _Descriptor(os.open(self.folder / shard, os.O_RDONLY))
+        return file
 
 
-class _Handle:
-    """An open file that closes when nobody reads from it any more, whichever thread that is."""
+class _Descriptor:
+    """An open file. It is closed when the last thread that reads from it drops it."""
 
     def __init__(self, number: int):
         self.number = number
@@ -93,7 +95,7 @@ class _Handle:
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether a folder is one of shards: it has some with their index, or no subfolders beside them."""
+    """Whether a folder has shards with an index, or shards or an index and no subfolders."""
     names = _tar_names(folder)
     index = (folder / INDEX).is_file()
     if names and index:
@@ -103,60 +105,69 @@ def holds_shards(folder: Path) -> bool:
     )
 
 
-def read_shards(folder: Path, pattern: str, minival: float | None) -> tuple[Index, Parts, Members]:
-    """The index of the shards in `folder`, or those that `pattern` names, their samples by part, and their bytes.
+def read_shards(
+    folder: Path, pattern: str, minival: float | None
+) -> tuple[Index, Splits, ShardReader]:
+    """The index of shards, their samples by split, and the reader of their bytes.
 
-    `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name shards that must all be there, `photos-*.tar` all that
-    fit. A shard is for train, val (or minival) or test if its name says so between hyphens, underscores or dots.
-    Parts that no shard is for are cut from the training images, as `open_data` says; val alone is the test.
+    Args:
+        folder: The folder of the shards.
+        pattern: Which shards; "" for all. `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name
+            shards that must all exist, `photos-*.tar` all that match.
+        minival: Share of the training images for the minival; None: by their number.
+
+    A shard is for train, val (or minival) or test if one of these words is in its name, separated
+    by hyphens, underscores or dots. Other splits are taken from the training images, as `open_data`
+    documents; val alone is the test.
     """
     index = _read_index(folder / INDEX) if (folder / INDEX).exists() else None
-    names = _chosen(folder, pattern, index)
+    names = _matching_names(folder, pattern, index)
     if index is None:
         shards = {name: scan(folder / name) for name in names}
     else:
         for name in names:
             _check_size(folder / name, index.shards[name].size)
         shards = {name: index.shards[name] for name in names}
-    groups = _by_part(names)
-    found = {
-        kind: [member for name in group for member in shards[name].members]
-        for kind, group in groups.items()
+    groups = _by_split(names)
+    members = {
+        split: [member for name in group for member in shards[name].members]
+        for split, group in groups.items()
     }
-    classes = index.classes if index else in_order(member.label for member in found["train"])
+    classes = index.classes if index else sorted_classes(m.label for m in members["train"])
     if len(classes) == 1:
         raise ValueError(
-            f"the shards in {str(folder)!r} have one class only, {classes[0]!r}: add shards with a second"
+            f"the shards in {str(folder)!r} have one class only, {classes[0]!r}: add shards with a "
+            "second class"
         )
-    labels = {name: label for label, name in enumerate(classes)}
-    if strange := sorted(
-        {member.label for members in found.values() for member in members} - labels.keys()
-    ):
+    targets = {name: target for target, name in enumerate(classes)}
+    if unknown := sorted({m.label for each in members.values() for m in each} - targets.keys()):
         raise ValueError(
-            f"{str(folder)!r} has the classes {listed(strange)}, which the training images lack: remove them"
+            f"{str(folder)!r} has the classes {quote_names(unknown)}, which the training images "
+            "lack: remove them"
         )
     samples = {
-        k: [Sample(m.name, labels[m.label], m.size) for m in members]
-        for k, members in found.items()
+        split: [Sample(m.name, targets[m.label], m.size) for m in each]
+        for split, each in members.items()
     }
-    parts = divide(
+    splits = complete_splits(
         samples["train"],
-        {groups[k][0]: samples[k] for k in ("val", "test") if k in samples},
+        {groups[split][0]: samples[split] for split in ("val", "test") if split in samples},
         minival,
     )
-    places = {m.name: Place(name, m.offset, m.size) for name in names for m in shards[name].members}
-    return index or Index(classes, 3, True, shards), parts, Members(folder, places)
+    locations = {
+        m.name: Location(name, m.offset, m.size) for name in names for m in shards[name].members
+    }
+    return index or Index(classes, 3, True, shards), splits, ShardReader(folder, locations)
 
 
-def _by_part(names: list[str]) -> dict[str, list[str]]:
-    """Shards for "train", "val" and "test", as far as there are some."""
+def _by_split(names: list[str]) -> dict[str, list[str]]:
+    """The shards of "train" and, where there are any, of "val" and "test"."""
     groups: dict[str, list[str]] = {}
     for name in names:
         words = re.split(r"[-_.]", name.lower())
-        groups.setdefault(next((KINDS[word] for word in words if word in KINDS), ""), []).append(
-            name
-        )
-    if len(groups) == 1:  # a word that is said of all tells none apart
+        split = next((SPLITS[word] for word in words if word in SPLITS), "")
+        groups.setdefault(split, []).append(name)
+    if len(groups) == 1:  # a word in all names distinguishes none
         return {"train": names}
     if "" in groups:
         raise ValueError(
@@ -164,7 +175,7 @@ def _by_part(names: list[str]) -> dict[str, list[str]]:
         )
     if "train" not in groups:
         raise ValueError(
-            f"none of {listed(names)} is for training: add shards with 'train' in their names"
+            f"none of {quote_names(names)} is for training: add shards with 'train' in their names"
         )
     return groups
 
@@ -180,42 +191,41 @@ def _tar_names(folder: Path) -> list[str]:
     )
 
 
-def _chosen(folder: Path, pattern: str, index: Index | None) -> list[str]:
-    there = _tar_names(folder)
-    if pattern in there:
+def _matching_names(folder: Path, pattern: str, index: Index | None) -> list[str]:
+    existing = _tar_names(folder)
+    if pattern in existing:
         names = [pattern]
     elif pattern:
-        names = sorted({name for each in _expanded(pattern) for name in _fitting(each, there)})
+        names = sorted({n for each in _expand(pattern) for n in _match(each, existing)})
     else:
-        names = sorted({*there, *(index.shards if index else ())})
+        names = sorted({*existing, *(index.shards if index else ())})
     if not names:
-        has = f"it has {listed(there)}" if there else "it has no .tar files"
-        raise ValueError(f"no shard {pattern!r} in {str(folder)!r}: {has}")
+        content = f"it has {quote_names(existing)}" if existing else "it has no .tar files"
+        raise ValueError(f"no shard {pattern!r} in {str(folder)!r}: {content}")
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise ValueError(
-            f"{len(missing)} of {len(names)} shards are missing in {str(folder)!r}: {listed(missing)}"
+            f"{len(missing)} of {len(names)} shards are missing in {str(folder)!r}: "
+            f"{quote_names(missing)}"
         )
     if index and (unknown := [name for name in names if name not in index.shards]):
         raise ValueError(
-            f"{listed(unknown)} not in {str(folder / INDEX)!r}: keep them in another folder, or pack again"
+            f"{quote_names(unknown)} not in {str(folder / INDEX)!r}: keep them in another folder, "
+            "or pack again"
         )
     return names
 
 
-def _fitting(name: str, there: list[str]) -> list[str]:
-    return (
-        [each for each in there if fnmatchcase(each, name)]
-        if any(sign in name for sign in "*?[")
-        else [name]
-    )
+def _match(pattern: str, names: list[str]) -> list[str]:
+    wild = any(sign in pattern for sign in "*?[")
+    return [name for name in names if fnmatchcase(name, pattern)] if wild else [pattern]
 
 
-def _expanded(pattern: str) -> list[str]:
-    """The names that a pattern with {first..last} and {one,other} spells."""
+def _expand(pattern: str) -> list[str]:
+    """The names of a pattern with {first..last} and {one,other}."""
     match = re.search(r"\{([^{}]*)\}", pattern)
     if not match:
         return [pattern]
-    before, after = pattern[: match.start()], _expanded(pattern[match.end() :])
+    before, after = pattern[: match.start()], _expand(pattern[match.end() :])
     if span := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
         first, last, digits = int(span[1]), int(span[2]), len(span[1])
         if not 0 <= last - first < 10**5:
@@ -227,19 +237,6 @@ def _expanded(pattern: str) -> list[str]:
 
 
 # ---- the index
-
-
-def write_index(folder: Path, index: Index) -> None:
-    labels = {name: label for label, name in enumerate(index.classes)}
-    shards = {
-        name: _ShardEntry(
-            shard.size, tuple((m.name, m.offset, m.size, labels[m.label]) for m in shard.members)
-        )
-        for name, shard in index.shards.items()
-    }
-    data = _IndexFile(FORMAT, index.classes, index.channels, index.mirror, shards)
-    (folder / INDEX).write_text(json.dumps(asdict(data)))
-
 
 _Count = Annotated[int, Bounds(ge=0)]
 
@@ -261,9 +258,22 @@ class _IndexFile:
     shards: Mapping[str, _ShardEntry]
 
 
+def write_index(folder: Path, index: Index) -> None:
+    targets = {name: target for target, name in enumerate(index.classes)}
+    shards = {
+        name: _ShardEntry(
+            shard.size, tuple((m.name, m.offset, m.size, targets[m.label]) for m in shard.members)
+        )
+        for name, shard in index.shards.items()
+    }
+    channels = 1 if index.channels == 1 else 3
+    file = _IndexFile(FORMAT, index.classes, channels, index.mirror, shards)
+    (folder / INDEX).write_text(json.dumps(asdict(file)))
+
+
 def _read_index(path: Path) -> Index:
     try:
-        file = from_json(_IndexFile, read_json(path, most=MAX_INDEX_BYTES), "index")
+        file = from_json(_IndexFile, read_json(path, most=MAX_INDEX_BYTES), INDEX)
         if not file.classes or len(set(file.classes)) < len(file.classes):
             raise ValueError("classes are missing or listed twice")
         names: set[str] = set()
@@ -274,7 +284,7 @@ def _read_index(path: Path) -> Index:
     except ValueError as error:
         raise ValueError(
             f"{str(path)!r} is not what `fullstride pack` writes ({error}): copy it again, or "
-            "remove it and class names are numbers"
+            "remove it, then class names are numbers"
         ) from None
     return Index(file.classes, file.channels, file.mirror, shards)
 
@@ -284,25 +294,26 @@ def _read_entry(shard: str, entry: _ShardEntry, classes: Sequence[str], names: s
     if Path(shard).name != shard or not shard.lower().endswith(".tar"):
         raise ValueError(f"{shard!r} is not a file name that ends in .tar")
     members = []
-    for name, offset, size, label in entry.samples:
+    for name, offset, size, target in entry.samples:
         if name in names:
             raise ValueError(f"{name!r} is listed twice")
         if offset + size > entry.bytes:
             raise ValueError(f"{name!r} ends behind its shard")
-        if label >= len(classes):
-            raise ValueError(f"{name!r} has class {label} of {len(classes)}")
+        if target >= len(classes):
+            raise ValueError(f"{name!r} has class {target} of {len(classes)}")
         names.add(name)
-        members.append(Member(name, classes[label], offset, size))
+        members.append(Member(name, classes[target], offset, size))
     return Shard(entry.bytes, members)
 
 
-def _check_size(path: Path, wanted: int) -> None:
+def _check_size(path: Path, expected: int) -> None:
     size = path.stat().st_size
-    if size < wanted:
+    if size < expected:
         raise ValueError(
-            f"{str(path)!r} is cut short, {wanted - size:,} of {wanted:,} bytes are missing: copy it again"
+            f"{str(path)!r} is cut short, {expected - size:,} of {expected:,} bytes are missing: "
+            "copy it again"
         )
-    if size > wanted:
+    if size > expected:
         raise ValueError(
-            f"{str(path)!r} has {size:,} bytes, its index is of {wanted:,}: copy both again"
+            f"{str(path)!r} has {size:,} bytes, {expected:,} in its index: copy both again"
         )
