@@ -12,8 +12,9 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
 from fullstride import cli
-from fullstride.measure import bench as bench_module
-from fullstride.measure.bench import bench, fitting
+from fullstride.measure import batch_sizes
+from fullstride.measure.batch_sizes import find_batches
+from fullstride.measure.bench import bench
 from fullstride.measure.memory import max_batch
 from fullstride.measure.memory.activation_bytes import saved
 from fullstride.measure.memory.compiled_bytes import compiled_bytes
@@ -134,9 +135,9 @@ def test_the_batch_that_is_looked_for_is_that_of_the_efficiency(monkeypatch):
         return Probe(batch=batch, outcome="fits")
 
     monkeypatch.setattr(Trial, "probe", probe)
-    monkeypatch.setattr(bench_module, "asked_bytes", lambda *_: 2**30)
+    monkeypatch.setattr(batch_sizes, "asked_bytes", lambda *_: 2**30)
     part = replace(RESNET_RS, resolution=32)
-    assert fitting({"a": tiny(), "b": tiny()}, part, CPU, efficiency={"b": "lean"}) == {
+    assert find_batches({"a": tiny(), "b": tiny()}, part, CPU, efficiency={"b": "lean"}) == {
         "a": 128,
         "b": 128,
     }

@@ -12,7 +12,8 @@ from fullstride import cli
 from fullstride.measure import bench as bench_module
 from fullstride.measure import environment as environment_module
 from fullstride.measure import timing
-from fullstride.measure.bench import batch_of, bench, bench_all, halving, measure_all
+from fullstride.measure.batch_sizes import halving, timed_batch
+from fullstride.measure.bench import bench, bench_all, measure_all
 from fullstride.measure.cost.flops import cost, layer_costs
 from fullstride.measure.environment import (
     Environment,
@@ -211,8 +212,8 @@ def test_the_protocols_of_the_papers_are_as_they_were_published():
     ("largest", "batch"), [(288, 256), (512, 456), (4229, 3800), (10, 8), (7, 6), (1, 1)]
 )
 def test_nine_tenths_of_the_largest_batch_are_a_multiple_of_eight_where_that_is_one(largest, batch):
-    assert batch_of(TRESNET, largest) == batch
-    assert batch_of(RESNET_RS, 64) == 64
+    assert timed_batch(TRESNET, largest) == batch
+    assert timed_batch(RESNET_RS, 64) == 64
 
 
 def test_a_batch_is_halved_until_it_fits_and_no_further():
@@ -284,7 +285,7 @@ def test_a_bench_of_training_takes_training_steps_and_keeps_the_network():
 
 
 def test_a_batch_that_is_found_is_the_networks_own(monkeypatch):
-    monkeypatch.setattr(bench_module, "fitting", lambda nets, *_, **__: {"a": 24, "b": 10})
+    monkeypatch.setattr(bench_module, "find_batches", lambda nets, *_, **__: {"a": 24, "b": 10})
     nets = {"a": tiny(), "b": tiny()}
     parts = [replace(part, **{**SHORT, "batch": 8}) for part in PROTOCOLS["tresnet"]]
     for found in bench_all(nets, parts, memory_gib=0.1):

@@ -267,7 +267,7 @@ def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
             raise ValueError("does not fit at batch 1")
         return {name: 24}
 
-    monkeypatch.setattr(suite, "fitting", found)
+    monkeypatch.setattr(suite, "find_batches", found)
     line = papers.lines_of(["genet_tiny"], 32)[0]
     (contest, *_) = papers.contests(line, quick=False, device=CPU, precision=None, memory_gib=1)
     brief = [replace(part, warmup_s=0.0, rounds=2, round_s=1e-3) for part in contest.parts]

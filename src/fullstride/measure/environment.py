@@ -1,4 +1,4 @@
-"""Where was a number made? Device, software and commit, to stand beside every measurement."""
+"""Where was a number measured? Device, software and commit, recorded with every measurement."""
 
 import os
 import platform
@@ -13,16 +13,14 @@ from typing import Any
 import torch
 from torch import device as torch_device  # the field `torch` hides the module inside the class
 
-COMMAND_S = (
-    5  # git and nvidia-smi may hang on a sick machine; the number must come out all the same
-)
+COMMAND_S = 5  # git and nvidia-smi may hang on a faulty machine, which must not stop a measurement
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """The machine and the software that a number depends on. `asdict` of it is JSON."""
 
-    device: str  # as people call it: "AMD EPYC 7B13", "NVIDIA H200"
+    device: str  # "AMD EPYC 7B13", "NVIDIA H200"
     threads: int  # of torch on the CPU
     os: str
     python: str
@@ -30,21 +28,18 @@ class Environment:
     cuda: str | None  # that torch was built for; None on the CPU
     driver: str | None  # of the GPU; None on the CPU
     fullstride: str | None  # version; None where the package is not installed
-    commit: (
-        str | None
-    )  # of the checkout, with "+" if a tracked file was changed; None outside a checkout
+    commit: str | None  # of the checkout, with "+" if a tracked file was changed; None outside one
     date: str  # UTC
     timm: str | None = None  # versions, None where they are not installed
     triton: str | None = None
-    cudnn: str | None = (
-        None  # this and what follows: of a GPU, None on the CPU and where nvidia-smi does not say
-    )
-    clock_mhz: float | None = None  # of its cores, as it was then
+    # Of a GPU; None on the CPU and where nvidia-smi has no value.
+    cudnn: str | None = None
+    clock_mhz: float | None = None  # of its cores, at the time
     clock_max_mhz: float | None = None
     memory_clock_mhz: float | None = None
     power_cap_w: float | None = None
     temperature_c: float | None = None
-    held_back_by: str | None = None  # what kept the clock down then, "nothing" where nothing did
+    held_back_by: str | None = None  # reasons for a lower clock at the time, or "nothing"
 
     @classmethod
     def here(cls, device: torch_device | str = "cpu") -> "Environment":
@@ -69,20 +64,20 @@ class Environment:
 
 
 def find_device(device: torch.device | str) -> torch.device:
-    """The device that is meant, or a ValueError that names one that is here."""
+    """The device of a name. Raises ValueError, which names one that exists, if it is not here."""
     try:
-        found = torch.device(device)
+        place = torch.device(device)
     except RuntimeError:
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
         raise ValueError(f"device {str(device)!r}: use cpu, cuda or cuda:1")
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"{device} is not here: use cpu")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ValueError(
             f"{device} is not here: use cuda:0 to cuda:{torch.cuda.device_count() - 1}"
         )
-    return found
+    return place
 
 
 def choose_device(device: str) -> torch.device:
@@ -105,16 +100,12 @@ def cpu_name() -> str:
 
 @cache
 def driver() -> str | None:
-    return (
-        output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[
-            0
-        ]
-        or None
-    )
+    text = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return text.partition("\n")[0] or None
 
 
-# Field -> what nvidia-smi calls it. The mask of reasons was renamed; drivers of before know the second name.
-ASKED = {
+# Field -> nvidia-smi's name. Older drivers have OLD_NAME for the mask of reasons.
+GPU_QUERY = {
     "clock_mhz": "clocks.sm",
     "clock_max_mhz": "clocks.max.sm",
     "memory_clock_mhz": "clocks.mem",
@@ -137,29 +128,28 @@ REASONS = {  # nvml.h, nvmlClocksEventReason*
 
 
 def gpu_state(uuid: str) -> dict[str, Any]:
-    """The fields of a GPU that change while it works, as it is now; empty where nvidia-smi does not say."""
+    """The fields of a GPU that change under load; empty if nvidia-smi does not answer."""
     gpu = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    for reasons in (ASKED["held_back_by"], OLD_NAME):
-        asked = ",".join([*list(ASKED.values())[:-1], reasons])
-        answer = output(
-            "nvidia-smi", "-i", gpu, f"--query-gpu={asked}", "--format=csv,noheader,nounits"
+    for reasons in (GPU_QUERY["held_back_by"], OLD_NAME):
+        query = ",".join([*list(GPU_QUERY.values())[:-1], reasons])
+        line = output(
+            "nvidia-smi", "-i", gpu, f"--query-gpu={query}", "--format=csv,noheader,nounits"
         )
-        values = [value.strip() for value in answer.split(",")]
-        if len(values) == len(ASKED):
-            return dict(
-                zip(ASKED, [*map(number, values[:-1]), told_reasons(values[-1])], strict=True)
-            )
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == len(GPU_QUERY):
+            fields = [*map(float_or_none, values[:-1]), clock_reasons(values[-1])]
+            return dict(zip(GPU_QUERY, fields, strict=True))
     return {}
 
 
-def number(said: str) -> float | None:
+def float_or_none(text: str) -> float | None:
     try:
-        return float(said)
+        return float(text)
     except ValueError:  # "[N/A]"
         return None
 
 
-def told_reasons(mask: str) -> str:
+def clock_reasons(mask: str) -> str:
     try:
         bits = int(mask, 16)
     except ValueError:
@@ -176,21 +166,24 @@ def version(package: str) -> str | None:
 
 
 def commit(package: Path) -> str | None:
-    """The commit of the checkout that holds `package`, if it is one of fullstride and not of who uses it."""
+    """The commit of fullstride's checkout that holds `package`; None for other repositories."""
     checkout = package.parents[1]
     try:
-        ours = package == checkout / "src" / "fullstride" and (checkout / ".git").exists()
-        if not ours or 'name = "fullstride"' not in (checkout / "pyproject.toml").read_text():
+        is_checkout = package == checkout / "src" / "fullstride" and (checkout / ".git").exists()
+        if (
+            not is_checkout
+            or 'name = "fullstride"' not in (checkout / "pyproject.toml").read_text()
+        ):
             return None
     except (OSError, UnicodeDecodeError):
         return None
-    asked = ("describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+")
-    return output("git", "--no-optional-locks", *asked, folder=checkout) or None
+    arguments = ("describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+")
+    return output("git", "--no-optional-locks", *arguments, folder=checkout) or None
 
 
 def output(*command: str, folder: Path | None = None) -> str:
-    """What a command prints; nothing if it is not there, fails or takes too long."""
-    # git would follow these to another repository, as it does inside a hook
+    """The output of a command; "" if it does not exist, fails or takes too long."""
+    # With these git would read another repository, as inside a hook.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(

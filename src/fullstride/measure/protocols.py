@@ -1,4 +1,4 @@
-"""How is a network timed, and what is kept of it? Named protocols, and what a measurement tells beside its number."""
+"""How is a network timed, and what is recorded? Named protocols, and the result, `Measurement`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,20 +13,19 @@ from fullstride.measure.workload import Efficiency, Layout, Precision, Work
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How to time. Change a field and the numbers are no longer comparable."""
+    """How to time. Numbers are comparable if all fields are equal."""
 
     name: Literal["throughput", "online", "tresnet", "genet", "resnet_rs"]
-    batch: int  # images a call; where `fit` is not given, what is found for each network takes its place
+    batch: int  # images per call; where `fit` is not "given" each network has its own
     resolution: int = 224  # pixels a side
     warmup_s: float = 1.0  # seconds, not iterations: clocks and autotuning settle in time
     rounds: int = 20
     round_s: float = 0.2  # of each network in each round; one call where that takes longer
     work: Work = "inference"
-    fit: Literal["given", "halved", "filled"] = (
-        "given"  # halved until it trains, or FILLED of the largest that trains
-    )
-    trim: float = 0.0  # share of the samples that is left out of `ms_per_image` at either end
-    memory_batch: int | None = None  # images at which memory is looked at; None: those of a call
+    # "halved": until it trains; "filled": FILLED of the largest batch that trains
+    fit: Literal["given", "halved", "filled"] = "given"
+    trim: float = 0.0  # fraction of the samples that `ms_per_image` omits at either end
+    memory_batch: int | None = None  # images at which memory is measured; None: those of a call
 
     def __post_init__(self) -> None:
         for name in ("batch", "resolution", "rounds"):
@@ -40,33 +39,33 @@ class Protocol:
 
     @property
     def waits(self) -> bool:
-        """Wait after every call, or queue calls and wait once a round."""
+        """Whether to wait for the device after every call, or once a round after queued calls."""
         return self.name in ("online", "genet")
 
     @property
     def precision(self) -> Precision:
-        """That of the paper; float32 where there is none."""
+        """Of the paper; float32 where it has none."""
         return "float16" if self.name in ("tresnet", "genet") else "float32"
 
 
-# How many images a second when there is always a next batch: calls are queued, as in real use, and the
-# device is waited for once a round; waiting after every call would add the launch gap to each one.
+# Images per second if a next batch always waits: calls are queued, as in real use, with one wait
+# per round; waiting after every call would add the launch gap to each one.
 THROUGHPUT = Protocol(name="throughput", batch=64)
 
-# How long one user waits for one image: every call is waited for. p99 needs some hundred calls to mean much.
+# Latency of one image for one user: a wait after every call. p99 needs some hundred calls.
 ONLINE = Protocol(name="online", batch=1)
 
-# Tables 1, 3, 4 and 5 of TResNet, arXiv:2003.13630: how much a GPU does when it is as full as training gets it.
+# Tables 1, 3, 4 and 5 of TResNet, arXiv:2003.13630: a GPU that is as full as in training.
 FILLED = 0.9
 TRESNET = Protocol(name="tresnet", batch=MULTIPLE, fit="filled")
 
-# Table 3 of GENet, arXiv:2006.14090: one call a round, each waited for.
+# Table 3 of GENet, arXiv:2006.14090: one call a round, with a wait after each.
 GENET = Protocol(name="genet", batch=1, rounds=30, round_s=1e-6, trim=0.1)
 
 # Table 7 of ResNet-RS, arXiv:2103.07579.
 RESNET_RS = Protocol(name="resnet_rs", batch=128, work="training", fit="halved", memory_batch=32)
 
-# What each name stands for: its parts are timed one after the other and never compared with each other.
+# The parts of a protocol are timed one after the other and never compared with each other.
 PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
     "online": (ONLINE,),
     "throughput": (THROUGHPUT,),
@@ -90,23 +89,23 @@ def find_protocol(name: str) -> tuple[Protocol, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A result that can be believed later: what, how, where."""
+    """A result with its conditions: network, protocol and environment."""
 
     name: str  # of the network
     protocol: Protocol
     images_per_s: float  # at the median
-    spread: float  # (p90 - p10) / median of the samples; above 0.05 the machine was not quiet
-    ms_p50: float | None = None  # of a call, as the two below; online only
+    spread: float  # (p90 - p10) / median of the samples; above 0.05 the machine was busy
+    ms_p50: float | None = None  # of a call, like the two below; online only
     ms_p90: float | None = None
     ms_p99: float | None = None
-    ms_per_image: float | None = None  # mean of what `trim` leaves; genet only
+    ms_per_image: float | None = None  # trimmed mean; genet only
     cpu_ms_per_image: float | None = (
         None  # of all threads, median over rounds: steadier than wall time; CPU only
     )
-    peak_memory_mib: float | None = None  # weights, input and what a call takes at most; GPU only
+    peak_memory_mib: float | None = None  # weights, input and the peak of a call; GPU only
     largest_batch: int | None = None  # that trains; tresnet only
-    memory_gib: float | None = None  # of the device that could be used, where that was bounded
-    reference: str | None = None  # the network that `ratio` is to
+    memory_gib: float | None = None  # limit of the device memory, if there was one
+    reference: str | None = None  # the network that `ratio` is relative to
     ratio: float | None = (
         None  # of images_per_s to the reference's, in the same round, median over rounds
     )
@@ -117,7 +116,7 @@ class Measurement:
     layout: Layout
     compiled: bool
     efficiency: Efficiency = "plain"  # of training; what only answers has no fused form
-    runtime: str = ""  # what runs an exported file, and the precision of that; "" is PyTorch
+    runtime: str = ""  # of an exported file, with its precision; "" is PyTorch
     environment: Environment
 
     def to_json(self) -> str:
@@ -132,10 +131,10 @@ class Measurement:
 
 
 def compare(one: Measurement, other: Measurement) -> float:
-    """How many times as fast `one` is as `other`. Raises ValueError for two that were not measured alike."""
+    """The ratio of images per second. Raises ValueError for two with different conditions."""
 
     def how(row: Measurement) -> dict[str, Any]:
-        # a batch that was found belongs to the network
+        # A batch that was fitted to memory belongs to the network.
         protocol = row.protocol if row.protocol.fit == "given" else replace(row.protocol, batch=1)
         here = {
             key: getattr(row.environment, key) for key in ("device", "threads", "torch", "driver")
@@ -151,6 +150,7 @@ def compare(one: Measurement, other: Measurement) -> float:
     ]
     if unlike:
         raise ValueError(
-            f"{one.name} and {other.name} were not measured alike ({'; '.join(unlike)}): measure both again"
+            f"{one.name} and {other.name} were not measured alike ({'; '.join(unlike)}): "
+            "measure both again"
         )
     return one.images_per_s / other.images_per_s

@@ -1,4 +1,4 @@
-"""How long does a call take? The clocks, and what has to hold while they run."""
+"""How long does a call take? Wall time and CPU time of calls, with warm-up and synchronisation."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from fullstride.measure.protocols import Protocol
 
 
 def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device) -> int:
-    """Run until the clocks have settled; returns how many calls fill a round."""
+    """Run for `warmup_s`, so that clocks settle; returns the number of calls that fill a round."""
     calls, deadline = 1, time.perf_counter() + protocol.warmup_s
     while True:
         (seconds,), _ = timed_calls(step, calls, device)
@@ -23,7 +23,7 @@ def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device
 def timed_calls(
     step: Callable[[], object], calls: int, device: torch.device
 ) -> tuple[list[float], float]:
-    """Seconds of all calls together, and of CPU time."""
+    """Seconds of all calls together, and CPU seconds."""
     cpu_start, start = time.process_time(), time.perf_counter()
     for _ in range(calls):
         step()
@@ -34,8 +34,8 @@ def timed_calls(
 def timed_each(
     step: Callable[[], object], calls: int, device: torch.device
 ) -> tuple[list[float], float]:
-    """Seconds of every call, and of CPU time for all."""
-    step()  # not counted: it finds in the caches what another network left there
+    """Seconds of every call, and CPU seconds of all."""
+    step()  # not counted: the caches hold the data of another network
     wait(device)
     seconds, cpu_start = [], time.process_time()
     for _ in range(calls):
@@ -62,6 +62,6 @@ def cpu_threads(threads: int | None) -> Iterator[None]:
 
 
 def spread(samples: Sequence[float]) -> float:
-    """(p90 - p10) / median; above 0.05 the machine was not quiet."""
+    """(p90 - p10) / median; above 0.05 the machine was busy."""
     p10, p50, p90 = np.percentile(samples, (10, 50, 90))
     return float((p90 - p10) / p50)

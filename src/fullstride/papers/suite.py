@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 import torch
 
-from fullstride.measure.bench import bench, fitting
+from fullstride.measure.batch_sizes import find_batches
+from fullstride.measure.bench import bench
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
@@ -60,7 +61,7 @@ def measure(contest: Contest, device: torch.device) -> Row:
                 attempt(
                     [name],
                     "finding its batch",
-                    lambda one=one: fitting(one, contest.parts[0], device, **how),
+                    lambda one=one: find_batches(one, contest.parts[0], device, **how),
                 )
                 or {}
             )
@@ -72,7 +73,7 @@ def measure(contest: Contest, device: torch.device) -> Row:
             for name, net in nets.items()
             if part.work == "training" or kinds[name] != "fused"
         }
-        how["found"] = batches if batches else None
+        how["batches"] = batches if batches else None
 
         def timed(
             names: Sequence[str], reference: str | None, part: Protocol = part
