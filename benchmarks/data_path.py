@@ -1,13 +1,15 @@
-"""How many training pictures does a CPU-second make, here with Pillow and with OpenCV, and with torchvision on Pillow?
+"""How many training images per CPU-second do Pillow and OpenCV bring, compared with torchvision?
 
     python benchmarks/data_path.py --out benchmarks/data_path.json
 
-From a JPEG's bytes in memory to 224 x 224 bytes: decode, random resized crop, flip, and in one half of the table
-RandAugment(2, 9). One thread; the pipelines take turns in every round, so that a busy moment hits them all. A second
-is one of the processor: user and system time of the process. Pictures are 500 x 375 at quality 95, cut from
-scikit-learn's two photographs with noise added until a file is about as large as one of ImageNet.
+From the bytes of a JPEG in memory to 224 x 224 pixels: decoding, random resized crop, flip, and in
+half of the table RandAugment(2, 9). One thread; the pipelines alternate in every round, so that a
+busy moment affects all of them. CPU-seconds are user and system time of the process. Images are
+500 x 375 pixels at quality 95, crops of scikit-learn's two photographs with noise that makes the
+files about as large as those of ImageNet.
 
-RandAugment is each library's own: torchvision draws from 14 operations at 9 of 30, ours from 16 at 9 of 10.
+RandAugment is that of each library: torchvision has 14 operations at magnitude 9 of 30, fullstride
+16 at 9 of 10.
 """
 
 import argparse
@@ -41,28 +43,24 @@ PARTS = {
 }
 BASELINE = "torchvision"
 PACKAGES = ("pillow", "torchvision", "opencv-python-headless", "simplejpeg", "numpy")
-Pipeline = Callable[
-    [bytes, int], np.ndarray
-]  # of a file and of the number that its draws start from
+Pipeline = Callable[[bytes, int], np.ndarray]  # from a file and a seed to pixels
 
 
 def files(count: int) -> list[bytes]:
     photos = [load_sample_image(name) for name in ("china.jpg", "flower.jpg")]
-    made = []
+    jpegs = []
     for number in range(count):
         rng = np.random.default_rng(number)
         pixels = photos[number % len(photos)]
-        share = rng.uniform(
-            0.6, 0.85
-        )  # of the photograph's 640 x 427, in its own proportions nearly
+        share = rng.uniform(0.6, 0.85)  # of each side of the photograph, 640 x 427
         w, h = int(share * pixels.shape[1]), int(share * pixels.shape[0])
         x, y = rng.integers(pixels.shape[1] - w), rng.integers(pixels.shape[0] - h)
         part = Image.fromarray(pixels[y : y + h, x : x + w]).resize(SIZE, Image.Resampling.BICUBIC)
         noisy = np.asarray(part) + rng.normal(0, NOISE, (SIZE[1], SIZE[0], 3))
         file = BytesIO()
         Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(file, "JPEG", quality=QUALITY)
-        made.append(file.getvalue())
-    return made
+        jpegs.append(file.getvalue())
+    return jpegs
 
 
 def torchvision_pipeline(augmentation: Augmentation) -> Pipeline:
@@ -87,41 +85,41 @@ def pipelines(augmentation: Augmentation) -> dict[str, Pipeline]:
     }
 
 
-def rate(pipeline: Pipeline, made: list[bytes], first: int) -> float:
+def rate(pipeline: Pipeline, jpegs: list[bytes], first: int) -> float:
     """Images per CPU-second."""
     start = time.process_time()
-    for number, file in enumerate(made):
+    for number, file in enumerate(jpegs):
         pixels = pipeline(file, first + number)
         assert pixels.shape == (PRE.resolution, PRE.resolution, 3)
-    return len(made) / (time.process_time() - start)
+    return len(jpegs) / (time.process_time() - start)
 
 
 def measure(images: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """The rates of each round, by part and by pipeline; a first round warms up and is left out."""
-    made = files(images)
-    all_of_them = {part: pipelines(augmentation) for part, augmentation in PARTS.items()}
-    rates = {part: {name: [] for name in each} for part, each in all_of_them.items()}
+    """The rates of each round, by part and by pipeline, after a round of warmup."""
+    jpegs = files(images)
+    by_part = {part: pipelines(augmentation) for part, augmentation in PARTS.items()}
+    rates = {part: {name: [] for name in each} for part, each in by_part.items()}
     for number in range(rounds + 1):
-        for part, each in all_of_them.items():
+        for part, each in by_part.items():
             for name, pipeline in each.items():
-                found = rate(pipeline, made, number * images)
+                images_per_s = rate(pipeline, jpegs, number * images)
                 if number:
-                    rates[part][name].append(found)
+                    rates[part][name].append(images_per_s)
     return rates
 
 
 def summary(rates: dict[str, dict[str, list[float]]]) -> list[dict[str, object]]:
-    """Medians, and ratios of the same round, whose median a slow moment cannot move."""
+    """Medians, and ratios to torchvision within a round, which a busy moment does not change."""
     rows = []
     for part, each in rates.items():
-        for name, found in each.items():
-            ratios = [ours / theirs for ours, theirs in zip(found, each[BASELINE], strict=True)]
+        for name, values in each.items():
+            ratios = [ours / theirs for ours, theirs in zip(values, each[BASELINE], strict=True)]
             rows.append(
                 {
                     "pipeline": name,
                     "does": part,
-                    "images_per_cpu_s": round(statistics.median(found), 1),
-                    "spread": round(spread(found), 3),  # (p90 - p10) / median
+                    "images_per_cpu_s": round(statistics.median(values), 1),
+                    "spread": round(spread(values), 3),  # (p90 - p10) / median
                     "ratio": round(statistics.median(ratios), 3),  # to torchvision
                     "ratio_least": round(min(ratios), 3),
                     "ratio_most": round(max(ratios), 3),
@@ -141,8 +139,9 @@ def main() -> None:
     print(f"{'':26}{'images/CPU-s':>14}{'spread':>9}{'ratio':>8}   least..most")
     for row in rows:
         print(
-            f"{row['pipeline']:26}{row['images_per_cpu_s']:>14}{row['spread']:>9.1%}{row['ratio']:>8.2f}"
-            f"   {row['ratio_least']:.2f}..{row['ratio_most']:.2f}   {row['does']}"
+            f"{row['pipeline']:26}{row['images_per_cpu_s']:>14}{row['spread']:>9.1%}"
+            f"{row['ratio']:>8.2f}   {row['ratio_least']:.2f}..{row['ratio_most']:.2f}"
+            f"   {row['does']}"
         )
     protocol = {
         "images": args.images,
@@ -153,18 +152,17 @@ def main() -> None:
     }
     protocol["file_bytes_mean"] = round(statistics.mean(len(file) for file in files(args.images)))
     packages = {name: version(name) for name in PACKAGES}
-    found = {
+    result = {
         "protocol": protocol,
         "environment": asdict(Environment.here()),
         "packages": packages,
         "rows": rows,
     }
     print("\n" + ", ".join(f"{name} {each}" for name, each in packages.items()))
-    print(
-        f"{found['environment']['device']}, one thread, files of {protocol['file_bytes_mean'] / 1000:.0f} kB"
-    )
+    kilobytes = protocol["file_bytes_mean"] / 1000
+    print(f"{result['environment']['device']}, one thread, files of {kilobytes:.0f} kB")
     if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

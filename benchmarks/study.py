@@ -1,24 +1,27 @@
-"""What does each step of ResNet-RS's training study bring in miniature, and each family's recipe against plain SGD?
+"""What does each step of ResNet-RS's additive study add, on a small scale? And each recipe?
 
     python benchmarks/study.py --out benchmarks/study.json
 
-The additive study of arXiv:2103.07579 Table 1 on the package's digits, row after row; then one network, resnet_rs_tiny,
-trained by each recipe for equally long. A seed sets weights, order and draws. The JSON keeps every score and study.md
-beside it the tables; a run that was stopped goes on, and a row whose recipe or network has changed is trained again.
+The first table is the additive study of arXiv:2103.07579 Table 1 on the package's digits; the
+second trains one network, resnet_rs_tiny, by each recipe for the same number of epochs. The seed
+sets weights, shuffling and augmentation. The JSON has every score, and study.md next to it the
+tables. A stopped study resumes; a row whose recipe or network has changed is trained again.
 
-Taken from the recipes: everything that this list does not name. Ours, because the digits are 1,037 pictures of 8 x 8:
-- Networks are resnet_rs_tiny, and that without ResNet-D's stem and shortcuts and without squeeze-and-excitation; all
-  begin with weights drawn as in ResNet-RS's code.
-- 32 pixels, batches of 64, 16 steps an epoch. What the paper trains for 90 epochs gets 24, what it trains for 350 gets
-  93. The second table gives 93 to every recipe, also to those made for 20, 80 or 120. Warm-up keeps its share.
-- The learning rate per image is RATE times the recipe's: with the published one the first row has not learned yet when
-  it ends (94 % of the minival). Of 1, 4, 8 and 16, RATE was chosen by the minival on seed 0 of the study's first row
-  and its last (at 60 epochs). Only the recipe `digits`, made for these pictures, keeps its own.
-- The weight average spans an eleventh of training at most, as 0.9999 does of ResNet-RS's 109,000 steps.
-- Weight decay is the published one; in so few steps it hardly acts.
-- All rows see random crops of 0.6 to 1.3 of a picture and no flips; plain SGD sees the pictures as they are.
-- GENet's teacher is another resnet_rs_tiny that the recipe `digits` trained, from a seed of its own.
-- The recipe `finetune` begins with fresh weights here, which it was not made for.
+Everything that is not in this list is as in the recipe. The changes are made because the digits are
+1,037 images of 8 x 8 pixels:
+- The networks are resnet_rs_tiny and variants without ResNet-D and without squeeze-and-excitation.
+  All are initialized as in ResNet-RS's code.
+- 32 pixels, batches of 64, 16 steps per epoch. 90 epochs in the paper become 24, 350 become 93. In
+  the second table every recipe has 93. The warmup keeps its fraction of training.
+- The learning rate per image is RATE times the recipe's: with the published rate the first row has
+  not converged (94 % on the minival). RATE was chosen from 1, 4, 8 and 16 by the minival of seed 0
+  of the first and the last row (at 60 epochs). The recipe `digits` keeps its own.
+- The span of the weight average is at most 1/11 of training, as that of 0.9999 is in ResNet-RS's
+  109,000 steps.
+- The weight decay is the published one; in so few steps it has little effect.
+- All rows have random crops of 0.6 to 1.3 of an image and no flips; plain SGD has no augmentation.
+- GENet's teacher is a resnet_rs_tiny that was trained by the recipe `digits` with another seed.
+- The recipe `finetune` starts from random weights, which it is not meant for.
 """
 
 import argparse
@@ -50,9 +53,9 @@ from fullstride.train.distill import Teacher
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.recipe import Recipe, saved_recipe
 
-SHORT, LONG = 24, 93  # epochs; as 90 and 350
+SHORT, LONG = 24, 93  # epochs, for 90 and 350 in the paper
 SIDE, BATCH, RATE = 32, 64, 4.0
-SPAN = 1 / 11  # of training, at most, that the weight average looks back
+SPAN = 1 / 11  # maximum span of the weight average / training
 PRE = Preprocessing(resolution=SIDE, mean=(0.0,), std=(1.0,), kernel="bicubic", crop=1.0)
 
 RESNET_D = replace(SPECS["resnet_rs_tiny"], in_channels=1)
@@ -70,16 +73,18 @@ class Row:
     name: str
     network: NetSpec
     recipe: Recipe
-    against: str = ""  # the row of the same table that it is compared with
-    published: float | None = (
-        None  # top-1 on ImageNet in the paper's table, ResNet-200 at 256 pixels
-    )
+    against: str = ""  # name of the row of the same table that it is compared with
+    # top-1 on ImageNet in the paper's table, of ResNet-200 at 256 pixels
+    published: float | None = None
 
 
 def miniature(
     recipe: Recipe, *, short_epochs: float, long_epochs: float, rate: float = RATE
 ) -> Recipe:
-    """`recipe` for the digits, changed only as the list above says. Up to 90 epochs become the short ones."""
+    """`recipe` for the digits, with the changes that the module lists.
+
+    Up to 90 epochs become `short_epochs`, more become `long_epochs`.
+    """
     epochs = short_epochs if recipe.epochs <= recipes.RESNET.epochs else long_epochs
     steps = epochs * (len(open_data("digits").train) // BATCH)
     here = recipe.at_batch(BATCH)
@@ -112,10 +117,10 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
         ("+ squeeze-and-excitation", SQUEEZED, recipes.STUDY_DECAY, 82.9),
         ("+ ResNet-D", RESNET_D, recipes.STUDY_DECAY, 83.4),
     )
-    made, above = [], ""
+    table, above = [], ""
     for name, network, recipe, published in additive:
         small = miniature(recipe, short_epochs=short_epochs, long_epochs=long_epochs)
-        made.append(
+        table.append(
             Row(
                 table=STUDY,
                 name=name,
@@ -127,11 +132,11 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
         )
         above = name
 
-    def equally_long(recipe: Recipe, rate: float = RATE) -> Recipe:
+    def for_long(recipe: Recipe, rate: float = RATE) -> Recipe:
         return miniature(recipe, short_epochs=long_epochs, long_epochs=long_epochs, rate=rate)
 
-    plain = replace(equally_long(recipes.RESNET), scale=(1.0, 1.0), ratio=(1.0, 1.0))
-    made.append(Row(table=FAMILIES, name=PLAIN, network=RESNET_D, recipe=plain))
+    plain = replace(for_long(recipes.RESNET), scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    table.append(Row(table=FAMILIES, name=PLAIN, network=RESNET_D, recipe=plain))
     for name in (
         "resnet_rs",
         "tresnet",
@@ -141,11 +146,11 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
         "genet_nas",
         "finetune",
     ):
-        recipe = equally_long(recipes.RECIPES[name])
-        made.append(Row(table=FAMILIES, name=name, network=RESNET_D, recipe=recipe, against=PLAIN))
-    digits = equally_long(recipes.DIGITS, rate=1.0)
+        recipe = for_long(recipes.RECIPES[name])
+        table.append(Row(table=FAMILIES, name=name, network=RESNET_D, recipe=recipe, against=PLAIN))
+    digits = for_long(recipes.DIGITS, rate=1.0)
     return [
-        *made,
+        *table,
         Row(table=FAMILIES, name="digits", network=RESNET_D, recipe=digits, against=PLAIN),
     ]
 
@@ -153,7 +158,7 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
 def trained(
     network: NetSpec, recipe: Recipe, data: DataSet, teacher: Teacher | None = None
 ) -> Network:
-    """With the average of the weights at the end."""
+    """The network with the averaged weights at the end of training."""
     torch.manual_seed(recipe.seed)
     net = Network(network)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
@@ -178,42 +183,46 @@ def scores(job: tuple[Row, int]) -> tuple[Row, int, dict[str, float]]:
             Bundle(net=net, name="teacher", classes=data.classes, preprocessing=PRE), PRE
         )
     net = trained(row.network, recipe, data, teacher)
-    found = {
+    top1 = {
         part: run.judge(net, getattr(data, part), PRE, "cpu")[0]["top1"]
         for part in ("minival", "test")
     }
-    return row, seed, {**found, "cpu_s": round(time.process_time() - began, 1)}
+    return row, seed, {**top1, "cpu_s": round(time.process_time() - began, 1)}
 
 
 def study(
-    out: Path, wanted: Sequence[Row], protocol: dict[str, Any], seeds: int, processes: int
+    out: Path, table: Sequence[Row], protocol: dict[str, Any], seeds: int, processes: int
 ) -> Iterator[str]:
-    """Train what `out` does not hold yet, write `out` after each, and yield a line about it.
+    """Train what `out` does not have, write `out` after each training, and yield a line about it.
 
-    Raises ValueError where `out` holds a study of another protocol.
+    Raises ValueError if `out` is a study with another protocol.
     """
-    found: dict[str, Any] = {"protocol": protocol, "environment": asdict(Environment.here())}
+    result: dict[str, Any] = {"protocol": protocol, "environment": asdict(Environment.here())}
     old = json.loads(out.read_text()) if out.exists() else {"protocol": protocol, "rows": []}
     if old["protocol"] != protocol:
         raise ValueError(
-            f"{out} holds a study with {old['protocol']}, not {protocol}: give another --out"
+            f"{out} is a study with {old['protocol']}, not {protocol}: give another --out"
         )
-    known = {row["name"]: row for row in old["rows"]}
-    held = {
-        row.name: kept(known[row.name], row, out) if row.name in known else {} for row in wanted
+    old_rows = {row["name"]: row for row in old["rows"]}
+    row_scores = {
+        row.name: reusable_scores(old_rows[row.name], row, out) if row.name in old_rows else {}
+        for row in table
     }
-    found["rows"] = [as_json(row, held[row.name]) for row in wanted]
+    result["rows"] = [as_json(row, row_scores[row.name]) for row in table]
     jobs = [
-        (row, seed) for seed in range(seeds) for row in wanted if str(seed) not in held[row.name]
+        (row, seed)
+        for seed in range(seeds)
+        for row in table
+        if str(seed) not in row_scores[row.name]
     ]
     if not jobs:
         return
     began = time.perf_counter()
     with get_context("spawn").Pool(min(processes, len(jobs)), torch.set_num_threads, (1,)) as pool:
         for done, (row, seed, score) in enumerate(pool.imap_unordered(scores, jobs), 1):
-            held[row.name][str(seed)] = {**score, "commit": found["environment"]["commit"]}
-            with atomic_write(out) as beside:
-                beside.write_text(json.dumps(found, indent=1) + "\n")
+            row_scores[row.name][str(seed)] = {**score, "commit": result["environment"]["commit"]}
+            with atomic_write(out) as temporary:
+                temporary.write_text(json.dumps(result, indent=1) + "\n")
             left = (time.perf_counter() - began) / done * (len(jobs) - done) / 60
             yield (
                 f"{done} of {len(jobs)}: {row.name}, seed {seed}: minival {score['minival']:.1f}, "
@@ -221,23 +230,26 @@ def study(
             )
 
 
-def kept(old: dict[str, Any], row: Row, out: Path) -> dict[str, Any]:
-    """The scores of `old` where its network and recipe are those of `row`; a field that it lacks has its default."""
+def reusable_scores(old: dict[str, Any], row: Row, out: Path) -> dict[str, Any]:
+    """The scores of `old` if network and recipe are those of `row`, else none.
+
+    A missing field has its default.
+    """
     network = NetSpec.from_json(json.dumps(old["network"]))
     same = network == row.network and saved_recipe(old["recipe"], str(out)) == row.recipe
     return old["scores"] if same else {}
 
 
 def as_json(row: Row, scores: dict[str, Any]) -> dict[str, Any]:
-    told = dict(table=row.table, name=row.name, against=row.against, published=row.published)
+    names = dict(table=row.table, name=row.name, against=row.against, published=row.published)
     network = json.loads(row.network.to_json())
-    return {**told, "network": network, "recipe": asdict(row.recipe), "scores": scores}
+    return {**names, "network": network, "recipe": asdict(row.recipe), "scores": scores}
 
 
 @dataclass(frozen=True)
 class Summary:
     mean: float
-    deviation: float | None  # None: of one seed there is none
+    deviation: float | None  # None: there is only one seed
 
     @classmethod
     def of(cls, scores: dict[str, Any], part: str) -> "Summary":
@@ -249,7 +261,7 @@ class Summary:
 
 
 def difference(row: Summary, other: Summary) -> str:
-    """Of the means, marked where `row` is worse by more than the seeds' spread."""
+    """Difference of the means; "(worse)" if `row` is worse by more than the seeds' deviation."""
     change = f"{row.mean - other.mean:+.2f}"
     if row.deviation is None or other.deviation is None:
         return change
@@ -260,11 +272,11 @@ def difference(row: Summary, other: Summary) -> str:
     )
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(result: dict[str, Any]) -> str:
     """Both tables as Markdown."""
     lines = []
     for table, reference in ((STUDY, "the row above"), (FAMILIES, PLAIN)):
-        done = [row for row in found["rows"] if row["table"] == table and row["scores"]]
+        done = [row for row in result["rows"] if row["table"] == table and row["scores"]]
         test = {row["name"]: Summary.of(row["scores"], "test") for row in done}
         head = ["", "minival", "test", f"test, to {reference}"]
         cells = []
@@ -286,22 +298,25 @@ def tables(found: dict[str, Any]) -> str:
             ]
         if done:
             lines += [f"## {table}", "", *aligned([head, *cells]), ""]
-    seeds = {seed for row in found["rows"] for seed in row["scores"]}
-    protocol, environment = found["protocol"], found["environment"]
+    seeds = {seed for row in result["rows"] for seed in row["scores"]}
+    protocol, environment = result["protocol"], result["environment"]
     return "\n".join(
         [
             *lines,
-            f"Top-1 in percent, mean ± standard deviation over {len(seeds)} seeds, of {protocol['minival']} digits "
-            f"(minival) and of {protocol['test']} by other writers (test). Epochs: {protocol['short_epochs']} for the "
-            f"paper's 90, {protocol['long_epochs']} for its 350. Worse: by more than the root of the variances' sum. "
-            "The published column is of another network and other images: compare its signs, not its sizes.",
-            f"{environment['device']}, torch {environment['torch']}, one thread a run, {environment['date']}.",
+            f"Top-1 in percent, mean ± standard deviation over {len(seeds)} seeds, on",
+            f"{protocol['minival']} digits (minival) and on {protocol['test']} of other writers",
+            f"(test). Epochs: {protocol['short_epochs']} for 90 in the paper,",
+            f"{protocol['long_epochs']} for 350. Worse: by more than the root of the sum of the",
+            "variances. The published column is of another network on other images: compare the",
+            "signs of the differences, not their size.",
+            f"{environment['device']}, torch {environment['torch']}, one thread per run,",
+            f"{environment['date']}.",
         ]
     )
 
 
 def aligned(table: list[list[str]]) -> list[str]:
-    """Rows of a Markdown table; the first is its head."""
+    """Lines of a Markdown table; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     table = [table[0], ["-" * width for width in widths], *table[1:]]
     return ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in table]
@@ -309,18 +324,18 @@ def aligned(table: list[list[str]]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="the JSON file to write, and to go on from")
+    parser.add_argument("--out", type=Path, help="the JSON file to write or to resume")
     parser.add_argument(
-        "--table", type=Path, help="print the tables of such a file and train nothing"
+        "--table", type=Path, help="print the tables of this JSON file without training"
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--processes", type=int, default=2, help="trainings at a time, one thread each"
+        "--processes", type=int, default=2, help="concurrent training runs, of one thread each"
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="one seed, 1 epoch for the short and 2 for the long ones",
+        help="one seed, 1 epoch for short runs and 2 for long ones",
     )
     args = parser.parse_args(words)
     if args.table:

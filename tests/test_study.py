@@ -1,4 +1,4 @@
-"""Does the study of benchmarks/study.py train what the recipes say, keep its scores, and mark what is worse?"""
+"""benchmarks/study.py: rows that follow the recipes, resuming, tables that flag what is worse."""
 
 import json
 import sys
@@ -111,9 +111,9 @@ def two_rows(tmp_path_factory):
 def test_a_study_keeps_every_score_and_computes_none_twice(two_rows):
     out, rows, lines = two_rows
     assert len(lines) == 4
-    found = json.loads(out.read_text())
-    assert [row["name"] for row in found["rows"]] == ["ResNet", "+ cosine schedule"]
-    for row in found["rows"]:
+    result = json.loads(out.read_text())
+    assert [row["name"] for row in result["rows"]] == ["ResNet", "+ cosine schedule"]
+    for row in result["rows"]:
         assert set(row["scores"]) == {"0", "1"}
         assert all(
             isfinite(score[part])
@@ -125,19 +125,21 @@ def test_a_study_keeps_every_score_and_computes_none_twice(two_rows):
 
 def test_a_row_is_trained_again_only_where_its_recipe_or_network_is_another(two_rows):
     out, (first, _), _ = two_rows
-    held = json.loads(out.read_text())["rows"][0]
-    assert study.kept(held, first, out) == held["scores"]
-    assert study.kept(held, replace(first, recipe=replace(first.recipe, lr=0.7)), out) == {}
-    assert study.kept(held, replace(first, network=study.RESNET_D), out) == {}
-    del held["recipe"]["dropout"]  # as a file from before a field was added
-    assert study.kept(held, first, out) == held["scores"]
+    row = json.loads(out.read_text())["rows"][0]
+    assert study.reusable_scores(row, first, out) == row["scores"]
+    assert (
+        study.reusable_scores(row, replace(first, recipe=replace(first.recipe, lr=0.7)), out) == {}
+    )
+    assert study.reusable_scores(row, replace(first, network=study.RESNET_D), out) == {}
+    del row["recipe"]["dropout"]  # as a file from before a field was added
+    assert study.reusable_scores(row, first, out) == row["scores"]
 
 
 def test_a_file_with_a_study_of_other_lengths_is_refused_and_stays(two_rows):
     out, rows, _ = two_rows
     before = out.read_text()
     with pytest.raises(
-        ValueError, match=r"holds a study with .*'long_epochs': 2.*: give another --out"
+        ValueError, match=r"is a study with .*'long_epochs': 2.*: give another --out"
     ):
         list(study.study(out, rows, {**PROTOCOL, "long_epochs": 93}, seeds=2, processes=2))
     assert out.read_text() == before
