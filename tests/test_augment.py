@@ -54,7 +54,7 @@ def test_the_middle_of_a_long_thin_picture_is_the_same_without_the_rest(photo, m
     ]
     pre = Preprocessing(resolution=48, crop=0.8)
     whole = [test_view(picture, pre).astype(int) for picture in pictures]
-    monkeypatch.setattr(augment, "MOST_PIXELS", 0)
+    monkeypatch.setattr(augment, "MAX_PIXELS", 0)
     assert (
         max(
             np.abs(test_view(picture, pre) - each).max()
@@ -158,9 +158,7 @@ def test_gray_and_colour_pictures_suit_either_network(photo):
     for picture in (photo, photo.convert("L")):
         assert test_view(picture, gray).shape == (16, 16, 1)
         assert test_view(picture, colour).shape == (16, 16, 3)
-    with pytest.raises(
-        ValueError, match=r"a picture of mode 'RGBA': decode\(\) gives 'L' or 'RGB'"
-    ):
+    with pytest.raises(ValueError, match=r"an image of mode 'RGBA': decode\(\) gives 'L' or 'RGB'"):
         test_view(photo.convert("RGBA"), colour)
 
 

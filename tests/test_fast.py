@@ -19,7 +19,7 @@ from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.data.transforms.opencv import (
-    TWINS,
+    OPENCV_OPS,
     Jpeg,
     fast_train_view,
     find_jpeg,
@@ -82,11 +82,11 @@ def psnr(first, second) -> float:
 
 
 def test_every_operation_has_a_twin():
-    assert set(TWINS) == set(RULES)
+    assert set(OPENCV_OPS) == set(RULES)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-@pytest.mark.parametrize("operation", TWINS)
+@pytest.mark.parametrize("operation", OPENCV_OPS)
 def test_a_twin_is_within_50_db_of_pillow_and_mostly_the_same(photo, mode, operation):
     sizes = (
         ((224, 224), (61, 37)) if operation in ROUNDED else ((224, 224), (61, 37), (1, 1), (2, 9))
@@ -101,7 +101,7 @@ def test_a_twin_is_within_50_db_of_pillow_and_mostly_the_same(photo, mode, opera
             )
             theirs, ours = (
                 np.asarray(operation(picture, *values)),
-                TWINS[operation](pixels, *values),
+                OPENCV_OPS[operation](pixels, *values),
             )
             assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
             if operation in ROUNDED:

@@ -16,7 +16,7 @@ from torchvision.transforms import AutoAugmentPolicy
 from torchvision.transforms import functional as F
 
 from fullstride.data.transforms import image_ops as op
-from fullstride.data.transforms.crop import Augmentation, random_part, train_view
+from fullstride.data.transforms.crop import Augmentation, random_crop_box, train_view
 from fullstride.data.transforms.policies import (
     IMAGENET,
     INCREASING,
@@ -285,7 +285,7 @@ def test_a_view_without_policies_is_the_flipped_part_as_ever(photo):
     for seed in range(10):
         draws = rng(seed)
         part = photo.resize(
-            (48, 48), Image.Resampling.BILINEAR, random_part(photo.size, Augmentation(), draws)
+            (48, 48), Image.Resampling.BILINEAR, random_crop_box(photo.size, Augmentation(), draws)
         )
         expected = np.asarray(part)[:, ::-1] if draws.random() < 0.5 else np.asarray(part)
         assert np.array_equal(train_view(photo, pre, Augmentation(), rng(seed)), expected)
@@ -304,7 +304,7 @@ def test_a_view_takes_its_policies_one_after_the_other(photo):
     for seed in range(20):
         draws = rng(seed)
         picture = photo.resize(
-            (48, 48), Image.Resampling.BILINEAR, random_part(photo.size, every, draws)
+            (48, 48), Image.Resampling.BILINEAR, random_crop_box(photo.size, every, draws)
         )
         if draws.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

@@ -1,4 +1,4 @@
-"""Which pixels of a picture does the network see? A random part while learning, the middle when it counts."""
+"""Which pixels does the network see? A random crop in training, the center crop in evaluation."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from torch import Tensor
 from fullstride.data.transforms.policies import (
     AutoAugment,
     Cutout,
+    Policy,
     RandAugment,
     RandomErasing,
-    Steps,
 )
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -22,37 +22,29 @@ KERNELS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-MOST_PIXELS = (
-    64 * 2**20
-)  # a resized picture above this, from a very long and thin one, is never made whole
+# Of a whole resized image. Very long and thin ones are cropped before they are resized.
+MAX_PIXELS = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What chance may do to a training picture: cut out a part, bend it a little, turn it, flip it.
+    """Random transforms of a training image: crop, rotation, flip, and then the policies.
 
-    Then what the policies do, in the order of the fields: AutoAugment, RandAugment, Cutout, erasing.
+    The policies follow in the order of the fields: AutoAugment, RandAugment, Cutout, erasing.
     """
 
-    scale: tuple[float, float] = (
-        0.08,
-        1.0,
-    )  # the part's share of the area; above 1 the picture lies on black
-    ratio: tuple[float, float] = (
-        3 / 4,
-        4 / 3,
-    )  # the part's width / height, before it becomes a square
-    rotation_degrees: float = 0.0  # degrees, at most, to either side; the corners become black
-    hflip_prob: float = 0.5  # probability of a flip left to right
+    # area of the crop / area of the image; above 1 the image is padded with black
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height of the crop, resized to a square
+    rotation_degrees: float = 0.0  # maximum to either side; the corners become black
+    hflip_prob: float = 0.5  # probability of a horizontal flip
     auto_augment: bool = False  # one of AutoAugment's 25 pairs of operations
     rand_layers: int = 0  # operations of RandAugment; 0: off
     rand_magnitude: float = 10  # their level from 0 to 30; 10 is full
-    rand_increasing: bool = False  # each does more as the level rises (timm's "inc1")
-    rand_std: float = (
-        0.0  # of a level drawn anew for each operation (timm's "mstd"); 0: always the same
-    )
+    rand_increasing: bool = False  # the strength of each rises with the level (timm's "inc1")
+    rand_std: float = 0.0  # of the level, drawn for each operation (timm's "mstd"); 0: constant
     rand_probability: float = 1.0  # of each chosen operation; timm's is 0.5
-    cutout: float = 0.0  # a gray patch's side as a share of the picture's; 0: off
+    cutout: float = 0.0  # side of a gray patch / side of the image; 0: off
     random_erasing_prob: float = 0.0  # probability of a rectangle of noise
 
     def __post_init__(self) -> None:
@@ -68,22 +60,19 @@ class Augmentation:
             raise ValueError(f"rotation_degrees {self.rotation_degrees}: use degrees from 0 to 180")
         if not 0 <= self.hflip_prob <= 1:
             raise ValueError(f"hflip_prob {self.hflip_prob}: use a probability from 0 to 1")
-        _ = (
-            self._rand_augment(),
-            Cutout(self.cutout),
-            self.erasing(),
-        )  # they refuse what they cannot do
+        # each raises ValueError for values out of its range
+        _ = self._rand_augment(), Cutout(self.cutout), self.erasing()
 
-    def steps(self) -> list[Steps]:
-        """The policies that are on, first to last, without erasing, which works on pixels and comes at the end."""
-        steps: list[Steps] = []
+    def policies(self) -> list[Policy]:
+        """The active policies in order, without erasing, which works on arrays and comes last."""
+        policies: list[Policy] = []
         if self.auto_augment:
-            steps.append(AutoAugment())
+            policies.append(AutoAugment())
         if self.rand_layers:
-            steps.append(self._rand_augment())
+            policies.append(self._rand_augment())
         if self.cutout:
-            steps.append(Cutout(self.cutout))
-        return steps
+            policies.append(Cutout(self.cutout))
+        return policies
 
     def erasing(self) -> RandomErasing:
         return RandomErasing(probability=self.random_erasing_prob)
@@ -99,72 +88,73 @@ class Augmentation:
 
 
 def train_view(
-    picture: Image.Image, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
+    image: Image.Image, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
 ) -> np.ndarray:
-    """A random part, resized to the network's square, turned, flipped, and what the policies do: uint8 (H, W, C)."""
-    left, top, right, bottom = random_part(picture.size, augmentation, rng)
-    outside = math.ceil(max(-left, -top, right - picture.width, bottom - picture.height, 0))
+    """A random crop of a decoded image at the network's resolution, augmented: uint8 (H, W, C)."""
+    left, top, right, bottom = random_crop_box(image.size, augmentation, rng)
+    outside = math.ceil(max(-left, -top, right - image.width, bottom - image.height, 0))
     if outside:
-        picture = ImageOps.expand(picture, outside)
+        image = ImageOps.expand(image, outside)
     box = (left + outside, top + outside, right + outside, bottom + outside)
-    part = _resized(picture, (pre.resolution, pre.resolution), pre, box)
+    crop = _resized(image, (pre.resolution, pre.resolution), pre, box)
     if augmentation.rotation_degrees:
-        part = part.rotate(
+        crop = crop.rotate(
             rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees),
             Image.Resampling.BILINEAR,
         )
     if rng.random() < augmentation.hflip_prob:
-        part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    for policy in augmentation.steps():
-        part = policy(part, rng)
-    pixels = _pixels(part)
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    for policy in augmentation.policies():
+        crop = policy(crop, rng)
+    pixels = _pixels(crop)
     if augmentation.random_erasing_prob:
         augmentation.erasing().erase(pixels, rng)
     return pixels
 
 
-def test_view(picture: Image.Image, pre: Preprocessing) -> np.ndarray:
-    """The whole picture bent to a square, or its middle in true proportions: uint8 (H, W, C).
+def test_view(image: Image.Image, pre: Preprocessing) -> np.ndarray:
+    """The image squished to a square, or its center crop, as `pre.fit` says: uint8 (H, W, C).
 
-    The middle is torchvision's Resize and CenterCrop, with timm's floor(resolution / crop) as the shorter side.
+    The center crop is torchvision's Resize and CenterCrop, with floor(resolution / crop) as the
+    shorter side, as in timm.
     """
     side = pre.resolution
     if pre.fit == "squish":
-        return _pixels(_resized(picture, (side, side), pre))
+        return _pixels(_resized(image, (side, side), pre))
     shorter = math.floor(side / pre.crop)
-    w, h = picture.size
+    w, h = image.size
     new_w, new_h = (shorter, int(shorter * h / w)) if w <= h else (int(shorter * w / h), shorter)
     left, top = round((new_w - side) / 2), round((new_h - side) / 2)
-    if new_w * new_h <= MOST_PIXELS:
+    if new_w * new_h <= MAX_PIXELS:
         return _pixels(
-            _resized(picture, (new_w, new_h), pre).crop((left, top, left + side, top + side))
+            _resized(image, (new_w, new_h), pre).crop((left, top, left + side, top + side))
         )
     box = (left * w / new_w, top * h / new_h, (left + side) * w / new_w, (top + side) * h / new_h)
-    return _pixels(_resized(picture, (side, side), pre, box))
+    return _pixels(_resized(image, (side, side), pre, box))
 
 
-test_view.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # its name makes pytest take it for a test
+test_view.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # not a test of pytest
 
 
 def to_input(pixels_nhwc: Tensor, pre: Preprocessing) -> Tensor:
     """uint8 (N, H, W, C) -> float32 (N, C, H, W), channels last in memory, on the same device."""
 
     def per_channel(values: tuple[float, ...]) -> Tensor:
-        # not waiting for the copy: waiting would stall a GPU once per batch
+        # non_blocking: waiting for the copy would stall the GPU once per batch
         return torch.tensor(values).view(-1, 1, 1).to(pixels_nhwc.device, non_blocking=True)
 
     x = pixels_nhwc.permute(0, 3, 1, 2).to(torch.float32)
-    # On a GPU, by 255 alone would be a product with its reciprocal, and some values would differ in the last bit.
+    # 255 as a tensor: a GPU multiplies by a number's reciprocal, which differs in the last bit.
     return x.div_(per_channel((255.0,))).sub_(per_channel(pre.mean)).div_(per_channel(pre.std))
 
 
-def random_part(
+def random_crop_box(
     size: tuple[int, int], augmentation: Augmentation, rng: np.random.Generator
 ) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom): torchvision's RandomResizedCrop, but of fractions of pixels.
+    """(left, top, right, bottom) of torchvision's RandomResizedCrop, in fractions of pixels.
 
-    Whole pixels would leave small pictures with a handful of different parts. A part that is larger than the
-    picture contains it.
+    With whole pixels small images would have a handful of different crops. A crop that is larger
+    than the image contains it.
     """
     w, h = size
     (least, most), (low, high) = augmentation.scale, augmentation.ratio
@@ -175,34 +165,34 @@ def random_part(
         if most > 1 or (width <= w and height <= h):
             left, top = (free * rng.random() for free in (w - width, h - height))
             right, bottom = left + width, top + height
-            # rounding may not reach over the border, where Pillow refuses to look
+            # rounding must not reach over the border, which Pillow refuses
             return (
                 left,
                 top,
                 min(right, w) if width <= w else right,
                 min(bottom, h) if height <= h else bottom,
             )
-    width, height = min(w, h * high), min(h, w / low)  # the largest middle part
+    width, height = min(w, h * high), min(h, w / low)  # the largest center crop
     return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
 
 
 def _resized(
-    picture: Image.Image,
+    image: Image.Image,
     size: tuple[int, int],
     pre: Preprocessing,
     box: tuple[float, float, float, float] | None = None,
 ) -> Image.Image:
-    return in_mode(picture, pre.channels).resize(size, KERNELS[pre.kernel], box)
+    return in_mode(image, pre.channels).resize(size, KERNELS[pre.kernel], box)
 
 
-def in_mode(picture: Image.Image, channels: int) -> Image.Image:
-    """A decoded picture as "L" (1 channel) or "RGB" (3)."""
-    if picture.mode not in ("L", "RGB"):
-        raise ValueError(f"a picture of mode {picture.mode!r}: decode() gives 'L' or 'RGB'")
+def in_mode(image: Image.Image, channels: int) -> Image.Image:
+    """A decoded image as "L" (1 channel) or "RGB" (3)."""
+    if image.mode not in ("L", "RGB"):
+        raise ValueError(f"an image of mode {image.mode!r}: decode() gives 'L' or 'RGB'")
     mode = "L" if channels == 1 else "RGB"
-    return picture if picture.mode == mode else picture.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
-def _pixels(picture: Image.Image) -> np.ndarray:
-    pixels = np.array(picture)
+def _pixels(image: Image.Image) -> np.ndarray:
+    pixels = np.array(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels

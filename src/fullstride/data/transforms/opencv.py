@@ -1,7 +1,8 @@
-"""How are a view's pixels made in half of the time? With simplejpeg and OpenCV, about as Pillow would make them.
+"""How are training images decoded and augmented in half of the time? With simplejpeg and OpenCV.
 
-The draws are the same as in `augment.py`, so both engines see the same part and take the same steps; the pixels
-differ a little, by as much as tests/test_fast.py says. Only for training: scores are measured on Pillow's pixels.
+The random draws are those of `crop.py`, so both decoders have the same crop and operations; their
+pixels differ slightly, within the bounds of tests/test_fast.py. For training only: evaluation
+always uses Pillow.
 
 Needs the extra `fast`.
 """
@@ -17,25 +18,21 @@ from PIL import Image
 
 from fullstride.data.readers.decode import EXIF_ORIENTATION, decode
 from fullstride.data.transforms import image_ops as op
-from fullstride.data.transforms.crop import Augmentation, in_mode, random_part
+from fullstride.data.transforms.crop import Augmentation, in_mode, random_crop_box
 from fullstride.data.transforms.policies import Operation
 from fullstride.nets.preprocessing import Preprocessing
 
-cv2.setNumThreads(
-    1
-)  # the loader's workers share the cores; threads in each of them would fight for these
+cv2.setNumThreads(1)  # the loader's workers share the cores
 
-SMOOTH_ABOVE, AREA_ABOVE = 1.4, 2.0  # shrink of a side
-# Weights of 3 neighbours, before a linear resize that would skip pixels. Between those two shrinks this is nearer to
-# Pillow's antialiasing than INTER_AREA is, 46 dB and not 42 at 1.6, in a third of its time (measured).
+SMOOTH_ABOVE, AREA_ABOVE = 1.4, 2.0  # factor by which a side shrinks
+# Weights of 3 neighbours, before a linear resize that would skip pixels. Between these two factors
+# this is nearer to Pillow's antialiasing than INTER_AREA, 46 and 42 dB at 1.6, in a third of its
+# time (measured).
 SMOOTHING, AS_IS = np.array([1, 4, 1], np.float32) / 6, np.ones(1, np.float32)
-WHOLE = 64  # a part of as many pixels a side starts and ends at whole ones: OpenCV's resize takes half of a warp's time
-FACTORS = (
-    8,
-    4,
-    2,
-)  # by which the decoder can shrink in less time; its other ones take longer (measured)
-ROWS_BELOW = 4  # decoded below a part: its last row's colours come from the next ones too
+# A crop of this many pixels a side is rounded to whole ones: a resize takes half of a warp's time.
+ROUND_ABOVE = 64
+FACTORS = (8, 4, 2)  # by which the decoder shrinks in less time; its others take longer (measured)
+ROWS_BELOW = 4  # decoded below a crop: the colours of its last row depend on them
 
 # Bytes of a JPEG, ITU-T T.81
 START, END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -47,14 +44,12 @@ SEQUENTIAL, OTHER_FRAMES = (
 
 
 class Jpeg(NamedTuple):
-    """An upright gray or RGB JPEG, which ends where a JPEG ends."""
+    """An upright gray or RGB JPEG that has its end marker."""
 
     data: bytes
     width: int
     height: int
-    height_at: (
-        int | None
-    )  # byte where the header tells the height; None where rows do not come from top to bottom
+    height_at: int | None  # byte of the height in the header; None for a progressive JPEG
 
 
 def fast_train_view(
@@ -63,35 +58,35 @@ def fast_train_view(
     augmentation: Augmentation,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """`train_view` of a picture or of an image file's bytes: uint8 (H, W, C). Raises UnreadableImage.
+    """`train_view` of an image, or of the bytes of its file: uint8 (H, W, C).
 
-    Resized by the rule of `resized`, whatever `pre.kernel` says.
+    The interpolation is that of `resized`; `pre.kernel` is ignored. Raises UnreadableImage.
     """
     jpeg = find_jpeg(source) if isinstance(source, bytes) else None
     if jpeg:
-        part = random_part((jpeg.width, jpeg.height), augmentation, rng)
-        shrink = min(part[2] - part[0], part[3] - part[1]) / pre.resolution
+        box = random_crop_box((jpeg.width, jpeg.height), augmentation, rng)
+        shrink = min(box[2] - box[0], box[3] - box[1]) / pre.resolution
         factor = next((factor for factor in FACTORS if factor <= shrink), 1)
-        pixels = read_jpeg(jpeg, pre.channels, factor=factor, rows=math.ceil(part[3]))
-        left, top, right, bottom = (edge / factor for edge in part)
+        pixels = read_jpeg(jpeg, pre.channels, factor=factor, rows=math.ceil(box[3]))
+        left, top, right, bottom = (edge / factor for edge in box)
     else:
-        picture = (
+        image = (
             decode(source, pre.channels)
             if isinstance(source, bytes)
             else in_mode(source, pre.channels)
         )
-        left, top, right, bottom = random_part(picture.size, augmentation, rng)
-        pixels = np.asarray(picture)
+        left, top, right, bottom = random_crop_box(image.size, augmentation, rng)
+        pixels = np.asarray(image)
     pixels = resized(pixels, (left, top, right, bottom), pre.resolution)
     if augmentation.rotation_degrees:
-        pixels = _turned(
+        pixels = _rotated(
             pixels, rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees)
         )
     if rng.random() < augmentation.hflip_prob:
         pixels = cv2.flip(pixels, 1)
-    for policy in augmentation.steps():
+    for policy in augmentation.policies():
         for operation, values in policy.draw(rng):
-            pixels = TWINS[operation](pixels, *values)
+            pixels = OPENCV_OPS[operation](pixels, *values)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if augmentation.random_erasing_prob:
         augmentation.erasing().erase(pixels, rng)
@@ -99,32 +94,33 @@ def fast_train_view(
 
 
 def find_jpeg(data: bytes) -> Jpeg | None:
-    """None for all else, which `decode` understands or refuses."""
+    """None for all other files, which `decode` reads or refuses."""
     if not (data.startswith(START) and data.endswith(END)):
         return None
     try:
         height_at = _height_at(data)
         h, w, space, _ = simplejpeg.decode_jpeg_header(data)
-        h, w = int(h), int(w)  # its types say less
-    except Exception:  # whatever is wrong with the file, `decode` finds the words for it
+        h, w = int(h), int(w)  # for the type checker
+    except Exception:  # `decode` raises UnreadableImage for a broken file
         return None
-    plain = height_at is not None and space.upper() in ("YCBCR", "RGB", "GRAY")
-    if not plain or w * h > (Image.MAX_IMAGE_PIXELS or math.inf):
+    upright = height_at is not None and space.upper() in ("YCBCR", "RGB", "GRAY")
+    if not upright or w * h > (Image.MAX_IMAGE_PIXELS or math.inf):
         return None
     return Jpeg(data, w, h, height_at or None)
 
 
 def read_jpeg(jpeg: Jpeg, channels: int, *, factor: int = 1, rows: int | None = None) -> np.ndarray:
-    """uint8 (H, W, 3) or (H, W) of the first `rows`, if not of all, each side divided by a factor of 1, 2, 4 or 8.
+    """uint8 (H, W, 3) or (H, W) of the first `rows`, or of all, with each side divided by `factor`.
 
-    Rows below are not decoded where the file allows it: the header is told a lower height, and the decoder is content
-    with that and calls the rest superfluous. A file with a broken middle then passes as it does with Pillow.
+    `factor` is 1, 2, 4 or 8. In a sequential file the rows below are not decoded: with a lower
+    height in the header the decoder ignores the rest of the file. A file with a broken middle is
+    then read, as by Pillow.
     """
     data, h = jpeg.data, jpeg.height
     if rows is not None and jpeg.height_at and rows + ROWS_BELOW * factor < h:
         h = rows + ROWS_BELOW * factor
         data = b"".join((data[: jpeg.height_at], h.to_bytes(2), data[jpeg.height_at + 2 :]))
-    # simplejpeg shrinks only where all three are given
+    # simplejpeg shrinks only with all three
     least = (
         {"min_height": h // factor, "min_width": jpeg.width // factor, "min_factor": factor}
         if factor > 1
@@ -136,13 +132,13 @@ def read_jpeg(jpeg: Jpeg, channels: int, *, factor: int = 1, rows: int | None = 
             data, "GRAY" if channels == 1 else "RGB", strict=strict, **least
         )
     except ValueError:
-        picture = decode(jpeg.data, channels)  # what is broken is refused in the same words
-        return np.asarray(picture.resize((-(-jpeg.width // factor), -(-jpeg.height // factor))))
+        image = decode(jpeg.data, channels)  # raises the same errors for broken files
+        return np.asarray(image.resize((-(-jpeg.width // factor), -(-jpeg.height // factor))))
     return pixels[:, :, 0] if channels == 1 else pixels
 
 
 def resized(pixels: np.ndarray, box: tuple[float, float, float, float], side: int) -> np.ndarray:
-    """A part, (left, top, right, bottom) in fractions of pixels, as a square of `side`; black outside."""
+    """The crop (left, top, right, bottom), in fractions of pixels, as a square; black outside."""
     h, w = pixels.shape[:2]
     left, top, right, bottom = box
     outside = math.ceil(max(-left, -top, right - w, bottom - h, 0))
@@ -151,7 +147,7 @@ def resized(pixels: np.ndarray, box: tuple[float, float, float, float], side: in
         left, top, right, bottom = (edge + outside for edge in box)
     x, y = (right - left) / side, (bottom - top) / side
     area = max(x, y) > AREA_ABOVE and min(x, y) >= 1
-    if area or min(right - left, bottom - top) >= WHOLE:
+    if area or min(right - left, bottom - top) >= ROUND_ABOVE:
         first_x, first_y = round(left), round(top)
         part = pixels[
             first_y : max(round(bottom), first_y + 1), first_x : max(round(right), first_x + 1)
@@ -161,14 +157,14 @@ def resized(pixels: np.ndarray, box: tuple[float, float, float, float], side: in
         return cv2.resize(_smoothed(part, x, y), (side, side), interpolation=cv2.INTER_LINEAR)
     first_x, first_y = max(math.floor(left) - 2, 0), max(math.floor(top) - 2, 0)
     part = _smoothed(pixels[first_y : math.ceil(bottom) + 2, first_x : math.ceil(right) + 2], x, y)
-    # the middle of the square's first pixel lies half a step inside of the part
+    # the center of the square's first pixel is half a step inside of the crop
     matrix = np.array([[x, 0, left - first_x + x / 2 - 0.5], [0, y, top - first_y + y / 2 - 0.5]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(part, matrix, (side, side), flags=flags, borderMode=cv2.BORDER_REPLICATE)
 
 
 def _smoothed(pixels: np.ndarray, x: float, y: float) -> np.ndarray:
-    """Before a shrink by x and y: along the sides where a linear resize would skip pixels."""
+    """Blur before shrinking by x and y, along the sides where a linear resize would skip pixels."""
     if max(x, y) <= SMOOTH_ABOVE:
         return pixels
     along_x, along_y = (SMOOTHING if shrink > SMOOTH_ABOVE else AS_IS for shrink in (x, y))
@@ -176,11 +172,11 @@ def _smoothed(pixels: np.ndarray, x: float, y: float) -> np.ndarray:
 
 
 def _height_at(data: bytes) -> int | None:
-    """Where the height is told, 0 if rows do not come from top to bottom, None if the picture is not upright.
+    """The byte of the height, 0 for a progressive JPEG, None for an image that is not upright.
 
-    Walks the segments before the scan, each of which tells its length.
+    Walks the segments before the scan by their lengths.
     """
-    at, found = 2, None
+    at, height_at = 2, None
     while data[at] == MARKER and data[at + 1] != SCAN:
         kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
         if kind == EXIF and data[at + 4 : at + 10] == b"Exif\0\0":
@@ -189,18 +185,17 @@ def _height_at(data: bytes) -> int | None:
             if exif.get(EXIF_ORIENTATION, 1) != 1:
                 return None
         elif kind in SEQUENTIAL:
-            found = at + 5
+            height_at = at + 5
         elif kind in OTHER_FRAMES:
-            found = 0
+            height_at = 0
         at += 2 + length
-    if (
-        found and data[at + 4] != data[found + 4]
-    ):  # the scan is not of all channels: another follows
+    # a scan of fewer channels than the image is followed by another
+    if height_at and data[at + 4] != data[height_at + 4]:
         return 0
-    return found
+    return height_at
 
 
-def _turned(pixels: np.ndarray, degrees: float) -> np.ndarray:
+def _rotated(pixels: np.ndarray, degrees: float) -> np.ndarray:
     h, w = pixels.shape[:2]
     return cv2.warpAffine(
         pixels, cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1), (w, h)
@@ -221,7 +216,7 @@ def _auto_contrast(pixels: np.ndarray) -> np.ndarray:
 
 
 def _equalize(pixels: np.ndarray) -> np.ndarray:
-    """Pillow's rule: the brightest value's count makes no step, so that it stays the brightest."""
+    """Pillow's rule: the count of the brightest value is left out, so that it stays brightest."""
 
     def table(counts: np.ndarray) -> np.ndarray:
         used = counts.nonzero()[0]
@@ -249,8 +244,8 @@ def _solarize_add(pixels: np.ndarray, added: float) -> np.ndarray:
 
 
 def _posterize(pixels: np.ndarray, bits: float) -> np.ndarray:
-    kept = 0xFF & (0xFF << 8 - min(max(round(bits), 1), 8))
-    return cv2.LUT(pixels, (LEVELS.astype(np.uint8) & kept))
+    mask = 0xFF & (0xFF << 8 - min(max(round(bits), 1), 8))
+    return cv2.LUT(pixels, (LEVELS.astype(np.uint8) & mask))
 
 
 def _contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
@@ -272,26 +267,20 @@ def _sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
     if min(pixels.shape[:2]) < 3:
         return pixels
     changed = _blended(cv2.filter2D(pixels, -1, BLUR), pixels, factor)
-    for edge in (
-        np.s_[0],
-        np.s_[-1],
-        np.s_[:, 0],
-        np.s_[:, -1],
-    ):  # Pillow leaves the outermost pixels as they are
+    for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):  # unchanged in Pillow
         changed[edge] = pixels[edge]
     return changed
 
 
 def _rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
     h, w = pixels.shape[:2]
-    turn = cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1)
-    return _moved(pixels, cv2.invertAffineTransform(turn))
+    rotation = cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1)
+    return _moved(pixels, cv2.invertAffineTransform(rotation))
 
 
 def _shear_x(pixels: np.ndarray, slope: float) -> np.ndarray:
-    return _moved(
-        pixels, np.array([[1, slope, slope / 2], [0, 1, 0]])
-    )  # Pillow counts from a pixel's corner
+    # Pillow's coordinates are those of the pixels' corners
+    return _moved(pixels, np.array([[1, slope, slope / 2], [0, 1, 0]]))
 
 
 def _shear_y(pixels: np.ndarray, slope: float) -> np.ndarray:
@@ -313,13 +302,13 @@ def _translate_y(pixels: np.ndarray, share: float) -> np.ndarray:
 
 
 def _cutout(pixels: np.ndarray, share: float, x: float, y: float) -> np.ndarray:
-    left, top, right, bottom = op.hole((pixels.shape[1], pixels.shape[0]), share, x, y)
+    left, top, right, bottom = op.patch_box((pixels.shape[1], pixels.shape[0]), share, x, y)
     changed = pixels.copy()
     changed[top:bottom, left:right] = op.GRAY
     return changed
 
 
-TWINS: dict[Operation, Callable[..., np.ndarray]] = {
+OPENCV_OPS: dict[Operation, Callable[..., np.ndarray]] = {
     op.auto_contrast: _auto_contrast,
     op.equalize: _equalize,
     op.invert: _invert,
@@ -342,7 +331,7 @@ BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's 
 
 
 def _by_tables(pixels: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Each channel through the table that is made of its 256 counts."""
+    """Map each channel by the table that `table` makes of its histogram."""
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     tables = [
         table(cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(np.int64))
@@ -356,12 +345,12 @@ def _grays(pixels: np.ndarray) -> np.ndarray:
 
 
 def _blended(zero: np.ndarray, one: np.ndarray, factor: float) -> np.ndarray:
-    """`zero` at a factor of 0 and `one` at 1, cut to bytes without rounding, as in Pillow."""
+    """`zero` at a factor of 0 and `one` at 1, truncated to bytes, as in Pillow."""
     return cv2.addWeighted(one, factor, zero, 1 - factor, -0.5)
 
 
 def _from(zero: int, factor: float) -> np.ndarray:
-    """The table of `_blended` for an even `zero`, in Pillow's precision."""
+    """The table of `_blended` for a uniform `zero`, in Pillow's precision."""
     return _clipped(np.float32(zero) + np.float32(factor) * (LEVELS - zero).astype(np.float32))
 
 
@@ -370,7 +359,7 @@ def _clipped(values: np.ndarray) -> np.ndarray:
 
 
 def _moved(pixels: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """`matrix` tells from where each pixel comes."""
+    """Warp by `matrix`, from pixels of the result to those of the input."""
     h, w = pixels.shape[:2]
     flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
     gray = (op.GRAY,) * 3

@@ -1,13 +1,13 @@
-"""What else may chance do to a training picture? RandAugment, AutoAugment, Cutout and random erasing.
+"""Which augmentation policies are there? RandAugment, AutoAugment, Cutout and random erasing.
 
-A policy is called with a picture and a generator, and draws from nothing else. What the first three draw is a list of
-steps, operations with their values, so that another engine can take the same steps with its own operations.
+A policy is a function of an image and a random generator. The first three draw a list of
+operations with their values, so that OpenCV can apply the same list with its own operations.
 
-A level says how strong: 0 is nothing for most operations, 10 is what TensorFlow calls full, and 30 is the end. The
-rules that make a value of a level are TensorFlow's where nothing else is said (tensorflow/tpu,
-models/official/efficientnet/autoaugment.py), because ResNet-RS was trained with them. Some of those do less as the
-level rises: at level 10 posterize keeps 4 bits, at 2.5 it keeps 1. `increasing` takes timm's rules for these, which
-rise throughout (timm/data/auto_augment.py, "inc1").
+The level is the strength of an operation: 0 is the identity for most, 10 is TensorFlow's maximum,
+30 is ours. Values follow from levels by TensorFlow's rules, unless a rule names another source
+(tensorflow/tpu, models/official/efficientnet/autoaugment.py), since ResNet-RS was trained with
+them. Some of these weaken as the level rises: posterize keeps 4 bits at level 10 and 1 bit at 2.5.
+`increasing` takes timm's rules for these, which strengthen (timm/data/auto_augment.py, "inc1").
 """
 
 import math
@@ -20,7 +20,7 @@ from PIL import Image
 from fullstride.data.transforms import image_ops as op
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
-MOST = 30  # the highest level
+MAX_LEVEL = 30
 Operation = Callable[..., Image.Image]
 Step = tuple[Operation, tuple[float, ...]]
 Rule = Callable[[float, np.random.Generator], tuple[float, ...]]
@@ -32,8 +32,8 @@ def _nothing(level: float, rng: np.random.Generator) -> tuple[float, ...]:
     return ()
 
 
-def _either_way(full: float) -> Rule:
-    """`full` at level 10, with a sign thrown like a coin."""
+def _signed(full: float) -> Rule:
+    """`full` at level 10, with a random sign."""
 
     def rule(level: float, rng: np.random.Generator) -> tuple[float, ...]:
         value = full * level / 10
@@ -54,12 +54,12 @@ def _factor(level: float, rng: np.random.Generator) -> tuple[float, ...]:
 
 def _rising_factor(level: float, rng: np.random.Generator) -> tuple[float, ...]:
     """1 plus or minus 0.9 at level 10, at least 0.1: timm's rule."""
-    away = 0.9 * level / 10
-    return (1 + away if rng.random() < 0.5 else max(0.1, 1 - away),)
+    change = 0.9 * level / 10
+    return (1 + change if rng.random() < 0.5 else max(0.1, 1 - change),)
 
 
 def _bits(level: float, rng: np.random.Generator) -> tuple[float, ...]:
-    """4 at level 10, more above; at least 1, where TensorFlow's rule would leave none."""
+    """4 at level 10, more above; at least 1, where TensorFlow's rule gives 0."""
     return (min(8, max(1, int(4 * level / 10))),)
 
 
@@ -79,7 +79,7 @@ def _threshold(level: float, rng: np.random.Generator) -> tuple[float, ...]:
 
 
 def _falling_threshold(level: float, rng: np.random.Generator) -> tuple[float, ...]:
-    """256 at level 0, and 0, which inverts all, from level 10: timm's rule."""
+    """256 at level 0, and 0, which inverts all values, from level 10: timm's rule."""
     return (256 - min(256, int(256 * level / 10)),)
 
 
@@ -87,22 +87,22 @@ def _added(level: float, rng: np.random.Generator) -> tuple[float, ...]:
     return (int(110 * level / 10),)
 
 
-# In TensorFlow's order. Its translations are of 100 pixels at level 10, for pictures of 224; here a share of the side.
+# In TensorFlow's order. Its translation at level 10 is 100 pixels of 224; here a share of the side.
 RULES: dict[Operation, Rule] = {
     op.auto_contrast: _nothing,
     op.equalize: _nothing,
     op.invert: _nothing,
-    op.rotate: _either_way(30),
+    op.rotate: _signed(30),
     op.posterize: _bits,
     op.solarize: _threshold,
     op.colour: _factor,
     op.contrast: _factor,
     op.brightness: _factor,
     op.sharpness: _factor,
-    op.shear_x: _either_way(0.3),
-    op.shear_y: _either_way(0.3),
-    op.translate_x: _either_way(100 / 224),
-    op.translate_y: _either_way(100 / 224),
+    op.shear_x: _signed(0.3),
+    op.shear_y: _signed(0.3),
+    op.translate_x: _signed(100 / 224),
+    op.translate_y: _signed(100 / 224),
     op.cutout: _square,
     op.solarize_add: _added,
 }
@@ -115,9 +115,9 @@ INCREASING = RULES | {
     op.sharpness: _rising_factor,
 }
 
-Part = tuple[Operation, float, float]  # with its probability and its level
-# AutoAugment's Table 9, for ImageNet (arXiv:1805.09501); the level of an operation that has none is left at 0.
-IMAGENET: tuple[tuple[Part, Part], ...] = (
+SubPolicy = tuple[Operation, float, float]  # operation, probability, level
+# AutoAugment's Table 9, for ImageNet (arXiv:1805.09501); 0 for operations without a level.
+IMAGENET: tuple[tuple[SubPolicy, SubPolicy], ...] = (
     ((op.posterize, 0.4, 8), (op.rotate, 0.6, 9)),
     ((op.solarize, 0.6, 5), (op.auto_contrast, 0.6, 0)),
     ((op.equalize, 0.8, 0), (op.equalize, 0.6, 0)),
@@ -147,34 +147,35 @@ IMAGENET: tuple[tuple[Part, Part], ...] = (
 PAPER = RULES | {op.posterize: _paper_bits}
 
 
-class Steps:
-    """A policy that is a list of steps: what `draw` gives, one after the other."""
+class Policy:
+    """A policy that applies the operations of `draw` in order."""
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
         raise NotImplementedError
 
-    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
         for operation, values in self.draw(rng):
-            picture = operation(picture, *values)
-        return picture
+            image = operation(image, *values)
+        return image
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandAugment(Steps):
-    """`layers` operations of 16, each as likely as the others, all at one level (arXiv:1909.13719)."""
+class RandAugment(Policy):
+    """`layers` operations of 16 with equal probability, all at one level (arXiv:1909.13719)."""
 
     layers: int = 2
     magnitude: float = 10  # level from 0 to 30; 10 is full
-    increasing: bool = False  # every operation does more as the level rises
-    magnitude_std: float = 0.0  # of a level drawn anew for each operation; 0: always the same
-    probability: float = 1.0  # of each operation that was chosen; timm's is 0.5
+    increasing: bool = False  # the strength of every operation rises with the level
+    magnitude_std: float = 0.0  # of the level, drawn for each operation; 0: constant
+    probability: float = 1.0  # of each chosen operation; timm's is 0.5
 
     def __post_init__(self) -> None:
         if self.layers < 0:
             raise ValueError(f"{self.layers} layers of RandAugment: use 0 or more")
-        if not 0 <= self.magnitude <= MOST:
+        if not 0 <= self.magnitude <= MAX_LEVEL:
             raise ValueError(
-                f"magnitude {self.magnitude} of RandAugment: use a level from 0 to {MOST}; 10 is full"
+                f"magnitude {self.magnitude} of RandAugment: use a level from 0 to "
+                f"{MAX_LEVEL}; 10 is full"
             )
         if not 0 <= self.magnitude_std < math.inf:
             raise ValueError(
@@ -191,33 +192,34 @@ class RandAugment(Steps):
                 continue
             level = self.magnitude
             if self.magnitude_std:
-                level = min(max(rng.normal(level, self.magnitude_std), 0), MOST)
+                level = min(max(rng.normal(level, self.magnitude_std), 0), MAX_LEVEL)
             operation = tuple(rules)[choice]
             steps.append((operation, rules[operation](level, rng)))
         return steps
 
 
 @dataclass(frozen=True)
-class AutoAugment(Steps):
-    """One of the 25 pairs that a search found for ImageNet, each half with its own probability (arXiv:1805.09501).
+class AutoAugment(Policy):
+    """One of the 25 pairs of operations searched on ImageNet (arXiv:1805.09501).
 
-    Levels are tenths of the ranges in the paper's Table 6, whose posterize and solarize do less as the level rises.
+    Each operation has its own probability. Levels are tenths of the ranges in the paper's Table 6,
+    in which posterize and solarize weaken as the level rises.
     """
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
         pair = IMAGENET[rng.integers(len(IMAGENET))]
         return [
-            (which, PAPER[which](level, rng))
-            for which, likely, level in pair
-            if rng.random() < likely
+            (operation, PAPER[operation](level, rng))
+            for operation, probability, level in pair
+            if rng.random() < probability
         ]
 
 
 @dataclass(frozen=True)
-class Cutout(Steps):
-    """A gray patch, its middle anywhere (arXiv:1708.04552)."""
+class Cutout(Policy):
+    """A gray patch with a random center (arXiv:1708.04552)."""
 
-    side: float  # of the patch, as a share of the picture's
+    side: float  # of the patch / that of the image
 
     def __post_init__(self) -> None:
         if not 0 <= self.side <= 1:
@@ -229,14 +231,14 @@ class Cutout(Steps):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomErasing:
-    """A rectangle of noise, another draw for each pixel (arXiv:1708.04896; ranges and "pixel" mode are timm's).
+    """A rectangle of noise, drawn for each pixel (arXiv:1708.04896; timm's ranges, mode "pixel").
 
-    timm draws normal noise where inputs are normalised. Here it becomes bytes with ImageNet's mean and deviation, and
-    what falls outside of 0..255, about 3 % of it, is cut off.
+    timm draws normal noise for normalised inputs. Here it becomes bytes with ImageNet's mean and
+    deviation; values outside of 0..255, about 3 %, are clipped.
     """
 
     probability: float
-    area: tuple[float, float] = (0.02, 1 / 3)  # shares of the picture
+    area: tuple[float, float] = (0.02, 1 / 3)  # shares of the image
     ratio: tuple[float, float] = (0.3, 3.3)  # height / width, drawn by its logarithm
 
     def __post_init__(self) -> None:
@@ -253,17 +255,17 @@ class RandomErasing:
                 f"ratio {self.ratio} to erase: use two rising numbers above 0, such as (0.3, 3.3)"
             )
 
-    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-        pixels = np.array(picture)
+    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+        pixels = np.array(image)
         self.erase(pixels if pixels.ndim == 3 else pixels[:, :, None], rng)
         return Image.fromarray(pixels)
 
     def erase(self, pixels: np.ndarray, rng: np.random.Generator) -> None:
-        """The same for uint8 (H, W, C) in place."""
+        """The same in place, for uint8 (H, W, C)."""
         if rng.random() >= self.probability:
             return
         h, w, c = pixels.shape
-        for _ in range(10):  # tries, as in timm; a shape that does not fit is drawn again
+        for _ in range(10):  # attempts, as in timm, until a shape fits
             area = h * w * rng.uniform(*self.area)
             ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
             height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
