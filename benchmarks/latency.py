@@ -1,13 +1,14 @@
-"""How wrong are estimated times for families of networks that were never seen, and how wrong are FLOPs?
+"""How wrong are estimated times for families that were not fitted, and how wrong are FLOPs?
 
     python benchmarks/latency.py --timm DIR [--cache FILE] [--write]
 
-DIR holds timm's result tables (results/benchmark-*.csv of its repository, Apache-2.0), which are not part of this one.
-Writes latency.json and latency.md beside this file, and with --write the profiles of the package.
+DIR has timm's result tables (results/benchmark-*.csv of its repository, Apache-2.0), which are not
+part of this one. Writes latency.json and latency.md beside this file, and with --write the profiles
+of the package.
 
-Every table is split the same way, which was fixed before anything was fitted: leave one family out. Families are those
-of PAPER (latency_tables.py) for GENet's tables, and timm's modules for timm's. FLOPs and parameters alone get one
-factor a batch size, fitted on the same networks.
+Every table is split the same way, which was fixed before anything was fitted: leave one family out.
+Families are those of PAPER (latency_tables.py) for GENet's tables, and timm's modules for timm's.
+FLOPs and parameters alone have one factor per batch size, fitted to the same networks.
 """
 
 import argparse
@@ -56,9 +57,7 @@ class Result:
     covered: float  # percent, of intervals for 90
     goal: float
     goal_rank: float
-    by_batch: dict[
-        int, tuple[float, float, float, float]
-    ]  # error, rank, FLOPs' error, parameters' error
+    by_batch: dict[int, tuple[float, float, float, float]]  # error, rank, of FLOPs, of parameters
     worst: dict[str, float]  # error of the families that are off by more than 20 %
 
 
@@ -68,7 +67,7 @@ def rank_of(estimated: np.ndarray, measured: np.ndarray) -> float:
 
 
 def best_factor(amount: np.ndarray, seconds: np.ndarray) -> float:
-    """That of the least mean |estimate / measured - 1|: the median of seconds / amount with these weights."""
+    """The factor with the least mean |estimate / measured - 1|, which is a weighted median."""
     ratio = seconds / amount
     order = np.argsort(ratio)
     share = np.cumsum(1 / ratio[order])
@@ -77,11 +76,11 @@ def best_factor(amount: np.ndarray, seconds: np.ndarray) -> float:
 
 def one_factor(amount: np.ndarray, seconds: np.ndarray, families: np.ndarray) -> np.ndarray:
     """Times in proportion to `amount`, by the best factor for the other families."""
-    found = np.empty(len(seconds))
+    estimated = np.empty(len(seconds))
     for family in np.unique(families):
         own = families == family
-        found[own] = amount[own] * best_factor(amount[~own], seconds[~own])
-    return found
+        estimated[own] = amount[own] * best_factor(amount[~own], seconds[~own])
+    return estimated
 
 
 def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
@@ -93,8 +92,8 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
     )
     seconds = np.array([case.seconds for case in cases])
     families = np.array([case.family for case in cases])
-    found = left_out(work, seconds, families, table.names, table.priors)
-    # timm's batches are as large as fits, which is one regime; the papers' batch sizes are compared each by itself
+    estimated = left_out(work, seconds, families, table.names, table.priors)
+    # timm's batches are as large as fits, which is one regime; the papers have several.
     groups = work.batch if table.paper else np.zeros(len(cases))
     macs = np.array([case.operators.total_macs for case in cases])
     weights = np.array([case.operators.total_weights for case in cases])
@@ -104,12 +103,12 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
     for group in np.unique(groups):
         own = groups == group
         flops, params = (one_factor(a[own], image[own], families[own]) for a in (macs, weights))
-        rank = [rank_of(x, image[own]) for x in ((found / work.batch)[own], flops, params)]
-        errors = [error(x, image[own]) for x in ((found / work.batch)[own], flops, params)]
+        rank = [rank_of(x, image[own]) for x in ((estimated / work.batch)[own], flops, params)]
+        errors = [error(x, image[own]) for x in ((estimated / work.batch)[own], flops, params)]
         by_batch[int(group)] = (errors[0], rank[0], errors[1], errors[2])
         ranks.append(rank)
     mean, least = np.mean(list(by_batch.values()), axis=0), np.min(ranks, axis=0)
-    off = {f: error(found[families == f], seconds[families == f]) for f in np.unique(families)}
+    off = {f: error(estimated[families == f], seconds[families == f]) for f in np.unique(families)}
     result = Result(
         table=table.title,
         networks=len({(c.name, id(c.operators)) for c in cases}),
@@ -120,20 +119,20 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
         flops_rank=float(least[1]),
         params_error=float(mean[3]),
         params_rank=float(least[2]),
-        covered=coverage(found, seconds, families),
+        covered=coverage(estimated, seconds, families),
         goal=table.goal,
         goal_rank=table.rank,
         by_batch=by_batch if table.paper else {},
         worst={str(family): value for family, value in off.items() if value > 20},
     )
-    low, high = interval(found, seconds, families)
+    low, high = interval(estimated, seconds, families)
     numbers = fit(work, seconds, table.names, table.priors)
     return result, Fit(
         numbers={name: float(f"{value:.4g}") for name, value in numbers.items()},
         error=round(result.error, 1),
         low=round(low, 3),
         high=round(high, 3),
-        resolvable_ratio=round(resolvable_ratio(found / work.batch, image, groups), 2),
+        resolvable_ratio=round(resolvable_ratio(estimated / work.batch, image, groups), 2),
         networks=result.networks,
         source="arXiv:2006.14090 Tables 7 to 9"
         if table.paper
@@ -146,7 +145,7 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
 def by_sheet(
     basis: Profile, title: str, here: Sequence[Case], there: Sequence[Case]
 ) -> tuple[Result, Fit]:
-    """The numbers of `basis`, fitted to `here`, on the RTX 4090 of `there`, and the fit with the errors made there."""
+    """The numbers of `basis`, fitted to `here`, on the RTX 4090 of `there`, and their errors."""
 
     def sizes(cases: Sequence[Case], column: str) -> np.ndarray:
         return np.array([getattr(case.operators, column) for case in cases])
@@ -156,14 +155,14 @@ def by_sheet(
 
     work = prepare([c.operators for c in there], [c.batch for c in there], RTX4090)
     image, families = per_image(there), np.array([case.family for case in there])
-    found = times(work, clamp_to_peak(basis.inference.numbers)).total_s / work.batch
+    estimated = times(work, clamp_to_peak(basis.inference.numbers)).total_s / work.batch
     faster = RTX3090.peak_tflops / RTX4090.peak_tflops
     simple = [
         sizes(there, column) * best_factor(sizes(here, column), per_image(here)) * faster
         for column in ("total_macs", "total_weights")
     ]
-    errors = [error(x, image) for x in (found, *simple)]
-    ranks = [rank_of(x, image) for x in (found, *simple)]
+    errors = [error(x, image) for x in (estimated, *simple)]
+    ranks = [rank_of(x, image) for x in (estimated, *simple)]
     result = Result(
         table=title,
         networks=len(there),
@@ -174,32 +173,32 @@ def by_sheet(
         flops_rank=ranks[1],
         params_error=errors[2],
         params_rank=ranks[2],
-        covered=coverage(found, image, families),
+        covered=coverage(estimated, image, families),
         goal=15,
         goal_rank=0,
         by_batch={},
         worst={},
     )
-    low, high = interval(found, image, families)
+    low, high = interval(estimated, image, families)
     wider = replace(
         basis.inference,
         error=round(errors[0], 1),
         low=round(low, 3),
         high=round(high, 3),
-        resolvable_ratio=round(resolvable_ratio(found, image), 2),
+        resolvable_ratio=round(resolvable_ratio(estimated, image), 2),
     )
     return result, wider
 
 
 def profiles(fits: Sequence[tuple[Table, Fit]]) -> dict[str, Profile]:
-    found: dict[str, Profile] = {}
+    by_name: dict[str, Profile] = {}
     for table, fitted in fits:
         if not table.profile:
             continue
         if table.training:
-            found[table.profile] = replace(found[table.profile], training=fitted)
+            by_name[table.profile] = replace(by_name[table.profile], training=fitted)
             continue
-        found[table.profile] = Profile(
+        by_name[table.profile] = Profile(
             name=table.profile,
             device=table.device,
             layout=table.layout,
@@ -209,34 +208,38 @@ def profiles(fits: Sequence[tuple[Table, Fit]]) -> dict[str, Profile]:
             inference=fitted,
             note=table.note,
         )
-    return found
+    return by_name
 
 
 ABOUT = """
-Error: mean of |estimate / measured - 1| in percent; of GENet's tables the mean over batch sizes. Rank: Spearman's
-correlation of times per image; of GENet's tables the least over batch sizes. Every network was estimated by numbers
-fitted without its family. Inside: how many times lie in the 90 % interval that the errors of the other families give.
-FLOPs, parameters: time in proportion to them, by the factor that has the least error on the other families, at each
-batch size apart.
+Error: mean of |estimate / measured - 1| in percent; for GENet's tables the mean over batch sizes.
+Rank: Spearman's correlation of times per image; for GENet's tables the least over batch sizes.
+Every network was estimated by numbers fitted without its family. Inside: percent of times in the
+90 % interval that the errors of the other families give. FLOPs, parameters: time in proportion to
+them, by the factor with the least error on the other families, for each batch size.
 
-What to know of it:
+Limitations:
 
-- The split was fixed before anything was fitted. The form of the model (which classes of operators there are, which
-  engine joins what, how intervals count families) was chosen with these tables in view, so a family unlike all of
-  these may be estimated worse. On GENet's five families about thirty forms were compared by their errors on families
-  left out, so their errors here flatter the model somewhat.
-- GENet's tables are of 2020 and rounded to 0.01 ms. Of their 34 networks 22 are in timm. Batch norms are taken as
-  folded and SiLU as two passes, because only so do the times of EfficientNet fit. For the V100 one share of
-  bandwidth was tried and two: with one the error is 12.1 and 82 % lie inside; two are used.
-- TensorRT's profiles have a time per batch and a time per image that no operator explains; we read the latter as the
-  copy of the image.
-- timm's tables of torch 2.9 timed networks with merged branches (RepVGG, MobileOne, RepGhost, RepViT, GhostNetV3):
-  their parameter counts say so. They are traced in that form.
-- Training in nhwc (torch 1.12) is not reached: grouped convolutions and TResNet took several times as long there as in
-  nchw. The training numbers of the profile rtx3090 are those of nchw.
-- timm's tables know full batches only. Host time of a launch is assumed there, and small batches are extrapolated.
-- The shares of the data-sheet-only profiles are those of rtx3090, with the errors made when it is taken to the RTX
-  4090: one move between two alike devices, and no share of arithmetic above 1. Other generations may be further off.
+- The split was fixed before anything was fitted. The form of the model (which classes of operators
+  there are, which runtime merges what, how intervals count families) was chosen with these tables
+  in view, so a family unlike all of these may be estimated worse. On GENet's five families about
+  thirty forms were compared by their errors on families left out, so their errors here are somewhat
+  optimistic.
+- GENet's tables are of 2020 and rounded to 0.01 ms. Of their 34 networks 22 are in timm. Batch
+  norms are taken as folded and SiLU as two passes, because only so do the times of EfficientNet
+  fit. For the V100 one share of bandwidth was tried and two: with one the error is 12.1 and 82 %
+  lie inside; two are used.
+- TensorRT's profiles have a time per batch and a time per image that no operator explains; we
+  interpret the latter as the copy of the image.
+- timm's tables of torch 2.9 timed networks with merged branches (RepVGG, MobileOne, RepGhost,
+  RepViT, GhostNetV3), as their parameter counts show. They are traced in that form.
+- Training in nhwc (torch 1.12) is not reached: grouped convolutions and TResNet took several times
+  as long there as in nchw. The training numbers of the profile rtx3090 are those of nchw.
+- timm's tables have full batches only. Host time of a launch is assumed there, and small batches
+  are extrapolated.
+- The shares of the profiles from data sheets alone are those of rtx3090, with the errors of their
+  transfer to the RTX 4090: one transfer between two similar devices, with no share of arithmetic
+  above 1. The errors on other generations may be larger.
 """
 
 
@@ -244,7 +247,8 @@ def page(results: Sequence[Result], where: Environment) -> str:
     lines = [
         "## Estimated times of networks whose family was left out",
         "",
-        "| measured on | networks | families | error | goal | rank | FLOPs | rank | parameters | rank | inside |",
+        "| measured on | networks | families | error | goal | rank | FLOPs | rank | parameters | "
+        "rank | inside |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in results:
@@ -252,9 +256,9 @@ def page(results: Sequence[Result], where: Environment) -> str:
         ranked = "" if r.rank >= r.goal_rank else f" (goal {r.goal_rank}, not reached)"
         inside = "" if 85 <= r.covered <= 95 else " (goal 85 to 95)"
         lines.append(
-            f"| {r.table} | {r.networks} | {r.families} | {r.error:.1f} | <= {r.goal:g}{met} | {r.rank:.3f}{ranked} | "
-            f"{r.flops_error:.0f} | {r.flops_rank:.2f} | {r.params_error:.0f} | {r.params_rank:.2f} | "
-            f"{r.covered:.0f} %{inside} |"
+            f"| {r.table} | {r.networks} | {r.families} | {r.error:.1f} | <= {r.goal:g}{met} | "
+            f"{r.rank:.3f}{ranked} | {r.flops_error:.0f} | {r.flops_rank:.2f} | "
+            f"{r.params_error:.0f} | {r.params_rank:.2f} | {r.covered:.0f} %{inside} |"
         )
     for r in results:
         if r.by_batch:
@@ -288,13 +292,13 @@ def page(results: Sequence[Result], where: Environment) -> str:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked.add_argument("--timm", type=Path, required=True, help="folder with timm's result tables")
-    asked.add_argument("--cache", type=Path, help="file that keeps traced operators (.npz)")
-    asked.add_argument("--write", action="store_true", help="write the profiles of the package")
-    args = asked.parse_args()
+    parser.add_argument("--timm", type=Path, required=True, help="folder with timm's result tables")
+    parser.add_argument("--cache", type=Path, help="file for traced operators (.npz)")
+    parser.add_argument("--write", action="store_true", help="write the profiles of the package")
+    args = parser.parse_args()
     tracer = Tracer(args.cache)
     results, fits, cases = [], [], {}
     for table in TABLES:
@@ -305,18 +309,17 @@ def main() -> None:
         result, fitted = evaluate(table, cases[table.title])
         results.append(result)
         fits.append((table, fitted))
-        print(
-            f"{table.title}: error {result.error:.1f} (goal {table.goal:g}), rank {result.rank:.3f}",
-            flush=True,
-        )
-    made = profiles(fits)
-    moved = "RTX 3090 -> 4090 by data sheet"
-    result, wider = by_sheet(made["rtx3090"], moved, cases["RTX 3090 nhwc"], cases["RTX 4090 nhwc"])
+        error_text = f"error {result.error:.1f} (goal {table.goal:g}), rank {result.rank:.3f}"
+        print(f"{table.title}: {error_text}", flush=True)
+    by_name = profiles(fits)
+    title = "RTX 3090 -> 4090 by data sheet"
+    rtx3090 = by_name["rtx3090"]
+    result, wider = by_sheet(rtx3090, title, cases["RTX 3090 nhwc"], cases["RTX 4090 nhwc"])
     results.append(result)
     for name, (device, peak, bandwidth) in SHEETS.items():
         machine = replace(RTX3090, peak_tflops=peak, bandwidth_gb_s=bandwidth)
         sheet = f"data sheet of {device}: {peak} TFLOPS fp16 dense, {bandwidth} GB/s"
-        made[name] = transfer(made["rtx3090"], name, device, machine, sheet, wider)
+        by_name[name] = transfer(rtx3090, name, device, machine, sheet, wider)
     where = Environment.here()
     text = page(results, where)
     print(text)
@@ -325,10 +328,10 @@ def main() -> None:
         (here, text),
         (here.with_suffix(".json"), json.dumps([asdict(r) for r in results], indent=1)),
     ):
-        with atomic_write(path) as beside:
-            beside.write_text(content + "\n" if not content.endswith("\n") else content)
+        with atomic_write(path) as temporary:
+            temporary.write_text(content + "\n" if not content.endswith("\n") else content)
     if args.write:
-        for name, profile in made.items():
+        for name, profile in by_name.items():
             save_profile(profile, PROFILES / f"{name}.json")
 
 

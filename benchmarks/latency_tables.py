@@ -1,10 +1,11 @@
-"""Which measured times are the estimates tested on, with which data sheets, and which numbers are fitted to each?"""
+"""Which measured times test the estimates, with which data sheets and fitted numbers?"""
 
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import timm
@@ -15,7 +16,7 @@ from torch import nn
 from fullstride.latency import Operators, traced
 from fullstride.latency.fitting import FULL_BATCH, PRIORS
 from fullstride.latency.roofline import Machine
-from fullstride.measure.cost.operators import KIND, NAMES
+from fullstride.measure.cost.operators import KIND
 from fullstride.storage import atomic_write
 from fullstride.tables import latencies
 
@@ -48,8 +49,8 @@ PAPER: dict[str, tuple[str, str | float, int]] = {
 MODULES = (
     "byobnet", "convmixer", "convnext", "cspnet", "densenet", "dla", "dpn",
     "efficientnet", "fasternet", "ghostnet", "hardcorenas", "hgnet", "hrnet", "inception_next",
-    "inception_resnet_v2", "inception_v3", "inception_v4", "mambaout", "metaformer", "mobilenetv3", "nasnet",
-    "nfnet", "pnasnet", "rdnet", "regnet", "repghost", "repvit", "res2net",
+    "inception_resnet_v2", "inception_v3", "inception_v4", "mambaout", "metaformer",
+    "mobilenetv3", "nasnet", "nfnet", "pnasnet", "rdnet", "regnet", "repghost", "repvit", "res2net",
     "resnest", "resnet", "resnetv2", "rexnet", "selecsls", "senet", "sknet",
     "starnet", "tresnet", "vgg", "vovnet", "xception", "xception_aligned",
 )  # fmt: skip
@@ -64,8 +65,8 @@ V100 = Machine(
     bandwidth_gb_s=900,
     folded=True,
     split_silu=True,
-    silu_launches=2,
-)  # PyTorch before 1.7 had no SiLU
+    silu_launches=2,  # PyTorch before 1.7 had no SiLU
+)
 T4 = Machine(runtime="tensorrt", peak_tflops=65, bandwidth_gb_s=320, folded=True, split_silu=True)
 T4_INT8 = replace(T4, peak_tflops=130, bytes_per_element=1)
 RTX3090 = Machine(runtime="eager", peak_tflops=71, bandwidth_gb_s=936)
@@ -104,7 +105,7 @@ TENSORRT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Measured times, and what of the model is fitted to them."""
+    """Measured times, and the numbers of the model that are fitted to them."""
 
     profile: str
     title: str
@@ -117,82 +118,134 @@ class Table:
     precision: str
     software: str
     goal: float  # percent
-    rank: float = 0.0  # least rank correlation that is asked for
+    rank: float = 0.0  # goal of the rank correlation
     file: str = ""  # of timm; "" for a paper's table
     paper: Literal["v100_fp16", "t4_fp16", "t4_int8", ""] = ""
     training: bool = False
-    fused: bool = (
-        False  # timm of that day timed networks whose branches are merged into one convolution
-    )
+    reparameterized: bool = False  # timm merged branches into one convolution before timing
     note: str = ""
 
 
-AMP = "fp16 (autocast)"
-ASSUMED = "only full batches were timed: host time of a launch is assumed, and small batches are extrapolated"
-PT2 = "torch 2.4.0, CUDA 12.4, timm's benchmark"
+EXTRAPOLATED = (
+    "only full batches were timed: host time of a launch is assumed, and small batches are "
+    "extrapolated"
+)
 OLD = "2020, its authors' script; batch norms taken as folded, SiLU as two kernels"
+TORCH_2_4 = "torch 2.4.0, CUDA 12.4, timm's benchmark"
+TORCH_2_9 = "torch 2.9.1, CUDA 12.8, timm's benchmark"
+TORCH_1_12 = "torch 1.12, CUDA 11.3, timm's benchmark"
+ON_3090 = dict(device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE)
+ON_4090 = dict(device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA)
+ON_T4 = dict(device="NVIDIA T4", sheet=TURING, names=TENSORRT, layout="")
+T4_PRIORS = {**PRIORS, "launch_us": (8, 0.5)}
+
+
+def of_timm(profile: str, title: str, layout: str, file: str, **fields: Any) -> Table:
+    """A table of timm's benchmark with automatic mixed precision, by default of inference."""
+    options = dict(names=(*FULL_BATCH, "host_us"), goal=11, rank=0.985, note=EXTRAPOLATED)
+    options |= dict(software=TORCH_2_4, priors=PRIORS, precision="fp16 (autocast)")
+    return Table(profile=profile, title=title, layout=layout, file=file, **options | fields)
+
+
+TRAINING = dict(goal=12, rank=0.0, training=True, note="")
+COMPILED = dict(
+    **{**ON_4090, "machine": replace(RTX4090, runtime="compiled")},
+    names=FULL_BATCH,
+    software=f"{TORCH_2_9} with torch.compile",
+    goal=14,
+    rank=0.0,
+    reparameterized=True,
+    note="only full batches were timed: small batches are extrapolated, and host time is unknown",
+)
 TABLES = (
     Table(
-        profile="v100-fp16", title="V100 fp16", device="NVIDIA V100", machine=V100, sheet=VOLTA, names=EAGER,
-        priors={**PRIORS, "host_us": (55, 0.5)}, layout="nchw", precision="fp16", software=f"PyTorch of {OLD}",
-        goal=13, rank=0.90, paper="v100_fp16",
+        profile="v100-fp16",
+        title="V100 fp16",
+        device="NVIDIA V100",
+        machine=V100,
+        sheet=VOLTA,
+        names=EAGER,
+        priors={**PRIORS, "host_us": (55, 0.5)},
+        layout="nchw",
+        precision="fp16",
+        software=f"PyTorch of {OLD}",
+        goal=13,
+        rank=0.90,
+        paper="v100_fp16",
     ),
     Table(
-        profile="t4-int8", title="T4 TensorRT int8", device="NVIDIA T4", machine=T4_INT8, sheet=TURING,
-        names=TENSORRT, priors={**PRIORS, "launch_us": (8, 0.5)}, layout="", precision="int8",
-        software=f"TensorRT of {OLD}", goal=15, paper="t4_int8",
+        profile="t4-int8",
+        title="T4 TensorRT int8",
+        **ON_T4,
+        machine=T4_INT8,
+        priors=T4_PRIORS,
+        precision="int8",
+        software=f"TensorRT of {OLD}",
+        goal=15,
+        paper="t4_int8",
     ),
     Table(
-        profile="t4-fp16", title="T4 TensorRT fp16", device="NVIDIA T4", machine=T4, sheet=TURING,
-        names=TENSORRT, priors={**PRIORS, "launch_us": (8, 0.5)}, layout="", precision="fp16",
-        software=f"TensorRT of {OLD}", goal=19, paper="t4_fp16",
+        profile="t4-fp16",
+        title="T4 TensorRT fp16",
+        **ON_T4,
+        machine=T4,
+        priors=T4_PRIORS,
+        precision="fp16",
+        software=f"TensorRT of {OLD}",
+        goal=19,
+        paper="t4_fp16",
     ),
-    Table(
-        profile="rtx3090", title="RTX 3090 nhwc", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
-        file="infer-amp-nhwc-pt240-cu124-rtx3090.csv", note=ASSUMED,
+    of_timm(
+        "rtx3090", "RTX 3090 nhwc", "nhwc", "infer-amp-nhwc-pt240-cu124-rtx3090.csv", **ON_3090
     ),
-    Table(
-        profile="rtx3090-nchw", title="RTX 3090 nchw", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
-        file="infer-amp-nchw-pt240-cu124-rtx3090.csv", note=ASSUMED,
+    of_timm(
+        "rtx3090-nchw", "RTX 3090 nchw", "nchw", "infer-amp-nchw-pt240-cu124-rtx3090.csv", **ON_3090
     ),
-    Table(
-        profile="rtx4090", title="RTX 4090 nhwc", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
-        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP, software=PT2, goal=11, rank=0.985,
-        file="infer-amp-nhwc-pt240-cu124-rtx4090.csv", note=ASSUMED,
+    of_timm(
+        "rtx4090", "RTX 4090 nhwc", "nhwc", "infer-amp-nhwc-pt240-cu124-rtx4090.csv", **ON_4090
     ),
-    Table(
-        profile="", title="RTX 4090 nchw, torch 2.4", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
-        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP, software=PT2, goal=11, rank=0.985,
-        file="infer-amp-nchw-pt240-cu124-rtx4090.csv", note=ASSUMED,
+    of_timm(
+        "",
+        "RTX 4090 nchw, torch 2.4",
+        "nchw",
+        "infer-amp-nchw-pt240-cu124-rtx4090.csv",
+        **ON_4090,
     ),
-    Table(
-        profile="rtx4090-nchw", title="RTX 4090 nchw, torch 2.9", device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA,
-        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
-        software="torch 2.9.1, CUDA 12.8, timm's benchmark", goal=11, rank=0.985,
-        file="infer-amp-nchw-pt291-cu128-4090.csv", fused=True, note=ASSUMED,
+    of_timm(
+        "rtx4090-nchw",
+        "RTX 4090 nchw, torch 2.9",
+        "nchw",
+        "infer-amp-nchw-pt291-cu128-4090.csv",
+        **ON_4090,
+        software=TORCH_2_9,
+        reparameterized=True,
     ),
-    Table(
-        profile="rtx4090-compiled", title="RTX 4090 compiled", device="NVIDIA RTX 4090",
-        machine=replace(RTX4090, runtime="compiled"), sheet=ADA, names=FULL_BATCH, priors=PRIORS, layout="nchw",
-        precision=AMP, software="torch 2.9.1, CUDA 12.8, timm's benchmark with torch.compile", goal=14,
-        file="infer-amp-nchw-pt291-cu128-4090-dynamo.csv", fused=True,
-        note="only full batches were timed: small batches are extrapolated, and host time is unknown",
+    of_timm(
+        "rtx4090-compiled",
+        "RTX 4090 compiled",
+        "nchw",
+        "infer-amp-nchw-pt291-cu128-4090-dynamo.csv",
+        **COMPILED,
     ),
-    Table(
-        profile="rtx3090", title="RTX 3090 training, nchw", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nchw", precision=AMP,
-        software="torch 1.12, CUDA 11.3, timm's benchmark, nchw", goal=12,
-        file="train-amp-nchw-pt112-cu113-rtx3090.csv", training=True,
+    of_timm(
+        "rtx3090",
+        "RTX 3090 training, nchw",
+        "nchw",
+        "train-amp-nchw-pt112-cu113-rtx3090.csv",
+        **ON_3090,
+        **TRAINING,
+        software=f"{TORCH_1_12}, nchw",
     ),
-    Table(
-        profile="", title="RTX 3090 training, nhwc", device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE,
-        names=(*FULL_BATCH, "host_us"), priors=PRIORS, layout="nhwc", precision=AMP,
-        software="torch 1.12, CUDA 11.3, timm's benchmark, nhwc", goal=12,
-        file="train-amp-nhwc-pt112-cu113-rtx3090.csv", training=True,
+    of_timm(
+        "",
+        "RTX 3090 training, nhwc",
+        "nhwc",
+        "train-amp-nhwc-pt112-cu113-rtx3090.csv",
+        **ON_3090,
+        **TRAINING,
+        software=f"{TORCH_1_12}, nhwc",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -207,48 +260,33 @@ class Case:
 
 
 class Tracer:
-    """Operators of timm's networks, kept in a file because they take minutes."""
+    """Operators of timm's networks, cached in a file because tracing all takes minutes."""
 
-    def __init__(self, cache: Path | None):
-        self.cache, self.known, self.new = cache, {}, 0
-        if cache and cache.is_file():
-            with np.load(cache) as file:
+    def __init__(self, path: Path | None):
+        self.path, self.cache, self.changed = path, {}, False
+        if path and path.is_file():
+            with np.load(path) as file:
                 ends = np.cumsum(file["sizes"])
-                parts = np.split(file["rows"], ends[:-1])
-                self.known = {
-                    str(key): columns(rows) for key, rows in zip(file["keys"], parts, strict=True)
-                }
+                tables = np.split(file["rows"], ends[:-1])
+                for key, rows in zip(file["keys"], tables, strict=True):
+                    self.cache[str(key)] = Operators.of_columns(rows.T.copy())
 
     def __call__(
-        self, name: str, resolution: int, build: Callable[[], nn.Module], fused: bool = False
+        self, name: str, resolution: int, build: Callable[[], nn.Module], merge: bool = False
     ) -> Operators:
-        key = f"{name} {resolution} {int(fused)}"
-        if key not in self.known:
-            made = reparameterize_model(build().eval()) if fused else build
-            self.known[key] = traced(made, resolution).merged()
-            self.new += 1
-        return self.known[key]
+        key = f"{name} {resolution} {int(merge)}"
+        if key not in self.cache:
+            net = reparameterize_model(build().eval()) if merge else build
+            self.cache[key] = traced(net, resolution).merged()
+            self.changed = True
+        return self.cache[key]
 
     def save(self) -> None:
-        if self.cache and self.new:
-            rows = [
-                np.column_stack([getattr(net, name) for name in NAMES])
-                for net in self.known.values()
-            ]
-            with atomic_write(self.cache) as beside, beside.open("wb") as file:
-                np.savez(
-                    file,
-                    keys=list(self.known),
-                    sizes=[len(r) for r in rows],
-                    rows=np.concatenate(rows),
-                )
-
-
-def columns(rows: np.ndarray) -> Operators:
-    whole = {"kind": np.int64, "chain": np.int64}
-    return Operators(
-        *(rows[:, i].astype(whole.get(name, np.float64)) for i, name in enumerate(NAMES))
-    )
+        if self.path and self.changed:
+            rows = [net.table().T for net in self.cache.values()]
+            sizes = [len(table) for table in rows]
+            with atomic_write(self.path) as temporary, temporary.open("wb") as file:
+                np.savez(file, keys=list(self.cache), sizes=sizes, rows=np.concatenate(rows))
 
 
 def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
@@ -274,35 +312,29 @@ def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
     ]
 
 
-MERGING = (
-    "byobnet",
-    "repghost",
-    "repvit",
-    "ghostnet",
-)  # timm's modules with branches that can be merged
+# timm's modules with branches that can be merged
+REPARAMETERIZABLE = ("byobnet", "repghost", "repvit", "ghostnet")
 
 
 def timm_cases(table: Table, folder: Path, tracer: Tracer) -> list[Case]:
-    """Each network once at each resolution: weights of another name do not change its time."""
+    """Each network once at each resolution, since the time does not depend on the weights."""
     kind = "train" if table.training else "infer"
-    found: dict[tuple[str, int], Case] = {}
+    cases: dict[tuple[str, int], Case] = {}
     with (folder / table.file).open() as file:
         for row in csv.DictReader(file):
             name, resolution = row["model"].split(".")[0], int(row[f"{kind}_img_size"])
-            if not timm.is_model(name) or (name, resolution) in found:
+            if not timm.is_model(name) or (name, resolution) in cases:
                 continue
             family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
             if family not in MODULES:
                 continue
-            fused = table.fused and family in MERGING
-            net = tracer(
-                name, resolution, lambda name=name: timm.create_model(name, pretrained=False), fused
-            )
+            merge = table.reparameterized and family in REPARAMETERIZABLE
+            net = tracer(name, resolution, partial(timm.create_model, name), merge)
             spatial = np.isin(net.kind, [KIND[k] for k in ("dense", "depthwise", "grouped")])
             attention = (net.macs * net.count)[net.kind == KIND["product"]].sum()
             if net.count[spatial].sum() < 4 or attention > 0.01 * net.total_macs:
                 continue
             batch = int(row[f"{kind}_batch_size"])
             case = Case(name, family, net, batch, batch / float(row[f"{kind}_samples_per_sec"]))
-            found[name, resolution] = case
-    return list(found.values())
+            cases[name, resolution] = case
+    return list(cases.values())
