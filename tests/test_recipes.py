@@ -1,11 +1,21 @@
 """Recipes as data: bounds, lengths, JSON, old names and the help of their fields."""
 
 import json
+import math
 from dataclasses import asdict, fields, replace
+from itertools import combinations
 
+import numpy as np
 import pytest
+from PIL import Image
+from torch import nn
 
 from fullstride.cli import find_recipe, run, take_recipe
+from fullstride.data.transforms.crop import Augmentation, train_view
+from fullstride.nets import zoo
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.train.optimizer import build_optimizer, lr_at
 from fullstride.train.recipe import RENAMED, Recipe, field_help, saved_recipe, with_current_flags
 from fullstride.train.recipes import (
     FINETUNE,
@@ -14,6 +24,9 @@ from fullstride.train.recipes import (
     resnet_rs,
     scaling,
 )
+from fullstride.train.run import train as run_training
+
+FIELDS_OF_AUGMENTATION = [field.name for field in fields(Augmentation)]
 
 OLD = (  # names of version 0.1, the names of today, and a value that is no default
     ("views", "distinct_views", 2),
@@ -26,6 +39,63 @@ OLD = (  # names of version 0.1, the names of today, and a value that is no defa
     ("padded", "pad_channels", True),
     ("engine", "decoder", "opencv"),
 )
+
+# Together these have every pair of features that any named recipe has.
+SAMPLE = ("tresnet_timm", "tresnet_448", "study_dropout", "tresnet_triplet", "genet", "digits")
+SAMPLE += ("resnet",)
+NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
+NUMBERS |= {"rand_magnitude", "crop", "scale", "ratio", "seed"}
+
+
+def pairs_of_features(recipe):
+    """Pairs of fields that are on, or have one of several choices."""
+    features = [
+        (name, value if isinstance(value, str) and name != "teacher" else bool(value))
+        for name, value in asdict(recipe).items()
+        if value and name not in NUMBERS
+    ]
+    return set(combinations(sorted(features, key=str), 2))
+
+
+def test_the_sample_has_every_pair_of_features_of_the_named_recipes():
+    covered = set().union(*(pairs_of_features(RECIPES[name]) for name in SAMPLE))
+    for name, recipe in RECIPES.items():
+        assert pairs_of_features(recipe) <= covered, name
+
+
+@pytest.fixture(scope="module")
+def teacher(few_digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher") / "bundle"
+    net = zoo.create("genet_tiny", in_channels=1, classes=10)
+    gray = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,))
+    Bundle(net=net, name="it", classes=few_digits.classes, preprocessing=gray).save(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_named_recipe_trains_an_epoch(name, teacher, few_digits, tmp_path):
+    recipe = replace(RECIPES[name], epochs=1, warmup_epochs=0, batch=32, resolution=16)
+    if recipe.teacher:
+        recipe = replace(recipe, teacher=teacher)
+    (row,) = run_training(tmp_path / "run", "genet_tiny", few_digits, recipe)
+    assert math.isfinite(row["loss"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_named_recipe_has_an_optimizer_a_schedule_and_an_augmentation(name):
+    recipe = RECIPES[name]
+    assert build_optimizer(nn.BatchNorm2d(1), recipe).param_groups
+    rates = [lr_at(recipe.epochs * step / 1000, recipe) for step in range(1001)]
+    assert max(rates) == pytest.approx(recipe.lr, rel=0.02)
+    assert 0 <= min(rates) < recipe.lr / 10
+    augmentation = {name: getattr(recipe, name) for name in FIELDS_OF_AUGMENTATION}
+    view = train_view(
+        Image.new("RGB", (40, 30)),
+        Preprocessing(resolution=16),
+        Augmentation(**augmentation),
+        np.random.default_rng(0),
+    )
+    assert view.shape == (16, 16, 3)
 
 
 @pytest.mark.parametrize("name", RECIPES)
