@@ -4,8 +4,9 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class Reference:
     net: nn.Module  # batch norms folded
     inputs: Sequence[np.ndarray]  # the comparison images as inputs of the file
     outputs: np.ndarray  # (N, K), of the bundle in PyTorch
+    graphs: dict[Any, Any] = field(default_factory=dict)  # see `ExportJob`
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,15 @@ def export(
     pre = bundle.preprocessing
     reference = reference or make_reference(bundle, images, input_kind)
     ranges = input_batches(input_kind, pre, calibration) if precision == "int8" else ()
-    job = ExportJob(reference.net, metadata, reference.inputs[0], any_size, backend, ranges)
+    job = ExportJob(
+        reference.net,
+        metadata,
+        reference.inputs[0],
+        any_size,
+        backend,
+        ranges,
+        reference.graphs,
+    )
     max_difference, default_drop = tolerances(precision, input_kind)
     max_drop = default_drop if max_drop is None else max_drop
 
@@ -149,7 +159,7 @@ def export(
         drop = attempt()
         if precision == "int8" and drop > max_drop and finetune:
             try:
-                job = replace(job, net=finetune(job.net))
+                job = replace(job, net=finetune(job.net), graphs={})
                 drop = attempt()
             except FloatingPointError as error:
                 progress(f"fine-tuning for int8 failed: {error}")

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,8 @@ class ExportJob:
     any_size: bool = False  # whether sides may be other multiples of STRIDE
     backend: Backend = "onnx"  # of triton-server
     calibration: Sequence[np.ndarray] = ()  # for int8: batches of real inputs of the file
+    # ONNX graphs of `net` by type and `any_size`, shared by the files that are made of them
+    graphs: dict[tuple[torch.dtype, bool], Any] = field(default_factory=dict, compare=False)
 
     @property
     def dynamic_sides(self) -> tuple[int, ...]:

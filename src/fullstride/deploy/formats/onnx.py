@@ -25,8 +25,16 @@ def write(job: ExportJob, path: Path) -> None:
 def convert(job: ExportJob) -> Any:
     """An `onnx.ModelProto` whose nodes have the names of the network's layers, for any batch size.
 
-    In fp16 inputs and outputs are float32, and the network computes in float16.
+    In fp16 inputs and outputs are float32, and the network computes in float16. The model is kept in
+    `job.graphs`: its nodes are not to be modified.
     """
+    dtype = torch.float16 if job.metadata.precision == "fp16" else torch.float32
+    if (dtype, job.any_size) not in job.graphs:
+        job.graphs[dtype, job.any_size] = trace(job, dtype)
+    return job.graphs[dtype, job.any_size]
+
+
+def trace(job: ExportJob, dtype: torch.dtype) -> Any:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401  torch.onnx needs it
@@ -34,7 +42,7 @@ def convert(job: ExportJob) -> Any:
         raise missing_package(str(error.name)) from None
     with quiet("torch.onnx"):  # its warnings are about itself; the comparison judges the file
         program = torch.onnx.export(
-            job.program(torch.float16 if job.metadata.precision == "fp16" else torch.float32),
+            job.program(dtype),
             dynamo=True,
             opset_version=OPSET,
             input_names=[INPUT],
