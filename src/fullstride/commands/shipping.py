@@ -207,7 +207,7 @@ def spread(images: "Images", most: int) -> "LazyImages":
     chosen = replace(
         images,
         names=tuple(images.names[i] for i in places),
-        labels=tuple(images.targets[i] for i in places),
+        targets=tuple(images.targets[i] for i in places),
     )
     return LazyImages(images, [places[place] for place, _ in chosen.readable()])
 

@@ -15,7 +15,7 @@ from fullstride.deploy.exported import InputKind, Precision
 # computes in another precision than it says; the drop, in points of top-1, is what users notice.
 MAX_DIFFERENCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.2, "int8": float("inf")}
 MAX_DROP = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.2, "int8": 0.5}
-# At least these for files that resize, where a pixel may be rounded to the next level of brightness.
+# At least these for files that resize, which may round a pixel to the next level of brightness.
 RESIZE_MAX_DIFFERENCE, RESIZE_MAX_DROP = 0.05, 0.2
 
 

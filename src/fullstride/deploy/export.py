@@ -38,7 +38,7 @@ Progress = Callable[[str], None]  # is called with one line at each stage of a l
 
 @dataclass(frozen=True)
 class Reference:
-    """The network of an export and its outputs, shared by all files of one bundle and input kind."""
+    """The network of an export and its outputs, for all files of a bundle and an input kind."""
 
     net: nn.Module  # batch norms folded
     inputs: Sequence[np.ndarray]  # the comparison images as inputs of the file

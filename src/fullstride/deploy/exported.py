@@ -33,7 +33,7 @@ class Metadata:
     licence: str = ""
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
-    # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any one size, resized in the file.
+    # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
     input_kind: InputKind = "normalised"
     device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
     float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float

@@ -43,7 +43,7 @@ INT8_FINETUNE = replace(
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest input of a layer. It includes zero, which int8 then represents."""
+    """The smallest and the largest input of a layer. It includes zero, to represent it exactly."""
 
     low: float = 0.0
     high: float = 0.0
@@ -54,13 +54,13 @@ class Range:
 
 
 def fake_quantize(x: Tensor, limits: Range) -> Tensor:
-    """`x` rounded to uint8: 256 equal steps over `limits`. Gradients pass where it is not clipped."""
+    """`x` rounded to uint8, 256 equal steps over `limits`. Gradients pass where it is in range."""
     scale = max(limits.high - limits.low, 1e-12) / 255
     return torch.fake_quantize_per_tensor_affine(x, scale, round(-limits.low / scale), 0, 255)
 
 
 class Int8Weight(nn.Module):
-    """A weight (C_out, ...) rounded to int8: 255 equal steps around zero for each output channel."""
+    """A weight (C_out, ...) rounded to int8, 255 equal steps around zero per output channel."""
 
     def forward(self, weight: Tensor) -> Tensor:
         scale = weight.detach().abs().flatten(1).amax(1).clamp(min=1e-12) / 127

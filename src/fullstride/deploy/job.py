@@ -1,4 +1,4 @@
-"""What is exported? The folded network, with preprocessing and softmax in the graph if requested."""
+"""What is exported? The folded network, and its preprocessing and softmax if requested."""
 
 import copy
 from collections.abc import Sequence

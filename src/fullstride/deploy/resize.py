@@ -60,7 +60,7 @@ def new_sizes(height: Tensor, width: Tensor, pre: Preprocessing) -> tuple[Tensor
 
 
 def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> Tensor:
-    """(resolution, length) float32: the weight of each input pixel in each pixel of the center crop.
+    """(resolution, length) float32: weights of input pixels in each pixel of the center crop.
 
     `size` and `length` are the same number of input pixels, `new_size` is that before the crop.
     """

@@ -39,7 +39,7 @@ def detect_format(path: Path) -> str | None:
 
 
 def is_exported_path(word: str) -> bool:
-    """Whether `word` names an exported file rather than a network, whether or not it can be read."""
+    """Whether `word` names an exported file rather than a network, even if it cannot be read."""
     return detect_format(Path(word)) is not None or Path(word).suffix in (".onnx", ".xml", ".pt2")
 
 

@@ -25,8 +25,8 @@ def write(job: ExportJob, path: Path) -> None:
 def convert(job: ExportJob) -> Any:
     """An `onnx.ModelProto` whose nodes have the names of the network's layers, for any batch size.
 
-    In fp16 inputs and outputs are float32, and the network computes in float16. The model is kept in
-    `job.graphs`: its nodes are not to be modified.
+    In fp16 inputs and outputs are float32, and the network computes in float16. `job.graphs` caches
+    the model: its nodes are not to be modified.
     """
     dtype = torch.float16 if job.metadata.precision == "fp16" else torch.float32
     if (dtype, job.any_size) not in job.graphs:

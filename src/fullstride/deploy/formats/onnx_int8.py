@@ -83,7 +83,7 @@ class Reader:
 def means_to_pools(model: Any) -> Any:
     """A copy with means over all pixels as global average pools, which have an int8 kernel.
 
-    For ResNet-RS-50 with squeeze-excite that is 1.6 times as fast at batch 1, one thread of a Zen 5.
+    ResNet-RS-50 with squeeze-excite is 1.6 times as fast at batch 1, one thread of a Zen 5.
     """
     from onnx import ModelProto, numpy_helper
 

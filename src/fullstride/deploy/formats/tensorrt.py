@@ -19,6 +19,7 @@ from fullstride.deploy.formats.onnx_int8 import quantize
 from fullstride.deploy.job import ExportJob
 
 MODEL, ENGINE = "model.onnx", "model.engine"
+DEVICE = "cuda"
 MAX_BATCH = 256
 BATCHES = (1, 8, MAX_BATCH)  # the smallest, the one that TensorRT optimises for, the largest
 
@@ -56,7 +57,7 @@ def build(path: Path, shape: tuple[int, ...]) -> bytes:
 
 
 def open_file(folder: Path, threads: int) -> ExportedModel:
-    """The engine, if there is one and TensorRT is available; else ONNX Runtime runs the ONNX file."""
+    """The engine, if there is one and TensorRT is available; else the ONNX file."""
     model = onnx.open_file(folder / MODEL, threads)
     if engine_missing() or not (folder / ENGINE).exists():
         return replace(model, path=folder)
@@ -82,12 +83,14 @@ def inference(engine: Any, classes: int) -> Infer:
     output = engine.get_tensor_name(1)
 
     def infer(images: np.ndarray) -> np.ndarray:
-        x = torch.from_numpy(images).cuda()
-        y = torch.empty(len(x), classes, device="cuda")
-        context.set_input_shape(onnx.INPUT, tuple(x.shape))
+        x = torch.from_numpy(images).to(DEVICE)
+        y = torch.empty(len(x), classes, device=DEVICE)
+        if not context.set_input_shape(onnx.INPUT, tuple(x.shape)):
+            raise ValueError(f"the engine takes batches of up to {MAX_BATCH}")
         context.set_tensor_address(onnx.INPUT, x.data_ptr())
         context.set_tensor_address(output, y.data_ptr())
-        context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+        if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+            raise ValueError("TensorRT could not run the engine")
         return y.cpu().numpy()
 
     return infer
