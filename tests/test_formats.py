@@ -1,4 +1,4 @@
-"""Each format, written and run for real: the same answers, whatever goes in, and clear words about what is no file."""
+"""Each format, written and run for real: the same outputs for every kind of input."""
 
 import json
 import os
@@ -13,13 +13,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from bundles import COLOUR, GRAY, make_bundle, small_bundle
 from PIL import Image
-from test_deploy import COLOUR, GRAY, make
 
 from fullstride import commands
 from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import test_view
-from fullstride.deploy.export import ComparisonImages, export
+from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.exported import ExportedModule, Metadata
 from fullstride.deploy.formats import (
     FORMATS,
@@ -43,68 +44,66 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def bundle():
-    return make(
+    return make_bundle(
         "tresnet_tiny", COLOUR, scores={"test": {"top1": 99.0}}, source="a test", licence="ours"
     )
 
 
 @pytest.fixture(scope="module")
-def written(bundle, pictures, tmp_path_factory):
+def export_bundle(bundle, pictures):
+    """Export the bundle; files of one kind of input share its folded network and ONNX graph."""
+    images, references = ComparisonImages(pictures), {}
+
+    def write(path, format, input_kind="normalised", **how):
+        if input_kind not in references:
+            references[input_kind] = make_reference(bundle, images, input_kind)
+        how |= {"input_kind": input_kind, "reference": references[input_kind]}
+        return export(bundle, path, images, format=format, **how)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def written(export_bundle, tmp_path_factory):
     """One file of each format that takes seconds to write."""
     folder = tmp_path_factory.mktemp("written")
     names = [name for name in FORMATS if name != "aoti"]
     return {
-        name: export(
-            bundle,
-            folder / f"{name}{FORMATS[name].suffix}",
-            ComparisonImages(pictures),
-            format=name,
-        ).path
-        for name in names
+        name: export_bundle(folder / f"{name}{FORMATS[name].suffix}", name).path for name in names
     }
 
 
-def test_every_format_gives_the_bundles_probabilities_and_says_what_it_holds(
-    written, bundle, pictures
-):
+def test_every_format_gives_the_bundles_probabilities_and_its_metadata(written, bundle, pictures):
     expected = probabilities(bundle, pictures)
     for name, path in written.items():
         assert detect_format(path) == name
-        shipped = open_file(path, trust=True)
-        assert probabilities(shipped, pictures) == pytest.approx(expected, abs=1e-5), name
-        about = shipped.metadata
-        assert (about.name, about.classes, about.preprocessing) == (
-            bundle.name,
-            bundle.classes,
-            bundle.preprocessing,
-        )
-        assert (about.source, about.licence, about.scores) == (
-            "a test",
-            "ours",
-            {"test": {"top1": 99.0}},
-        )
+        model = open_file(path, trust=True)
+        assert probabilities(model, pictures) == pytest.approx(expected, abs=1e-5), name
+        for field in ("name", "classes", "preprocessing", "source", "licence", "scores"):
+            assert getattr(model.metadata, field) == getattr(bundle, field)
+
+
+def check_package(path, bundle, pictures, tolerance):
+    assert detect_format(path) == "aoti"
+    model = open_file(path, trust=True)
+    for some in (pictures, pictures[:1]):  # the package has code of its own for one image
+        expected = probabilities(bundle, some)
+        assert probabilities(model, some) == pytest.approx(expected, abs=tolerance)
+
+
+def test_a_package_compiled_ahead_of_time_predicts_as_the_bundle_does(pictures, tmp_path):
+    bundle, path = small_bundle(), tmp_path / "net.pt2"
+    export(bundle, path, ComparisonImages(pictures), format="aoti")
+    check_package(path, bundle, pictures, 1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_package_compiled_ahead_of_time_answers_as_the_bundle(
-    bundle, pictures, precision, tmp_path
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.02)])
+def test_a_package_of_a_whole_network_predicts_as_the_bundle_does(
+    bundle, export_bundle, pictures, precision, tolerance, tmp_path
 ):
-    made = export(
-        bundle,
-        tmp_path / "net.pt2",
-        ComparisonImages(pictures),
-        format="aoti",
-        precision=precision,
-        max_drop=100,
-    )
-    shipped = open_file(made.path, trust=True)
-    assert detect_format(made.path) == "aoti"
-    for some in (pictures, pictures[:1]):  # which the package has code of its own for
-        expected = probabilities(bundle, some)
-        assert probabilities(shipped, some) == pytest.approx(
-            expected, abs={"fp32": 1e-5, "bf16": 0.02}[precision]
-        )
+    export_bundle(tmp_path / "net.pt2", "aoti", precision=precision, max_drop=100)
+    check_package(tmp_path / "net.pt2", bundle, pictures, tolerance)
 
 
 def test_a_package_is_compiled_where_weights_may_be_frozen_for_any_batch_and_for_one(
@@ -132,7 +131,7 @@ def test_a_package_is_compiled_where_weights_may_be_frozen_for_any_batch_and_for
 def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_theirs_are(
     pictures, monkeypatch
 ):
-    bundle = make("genet_tiny", GRAY)
+    bundle = make_bundle("genet_tiny", GRAY)
     odd = next(inputs("normalised", GRAY, pictures))
     assert odd.strides[1] != odd.strides[0]  # nobody but a compiled program minds
     plain = (32 * 32, 32 * 32, 32, 1)
@@ -157,32 +156,26 @@ def test_gray_images_are_compiled_for_and_read_with_plain_strides_whatever_their
     ("format", "precision"),
     [("openvino", "bf16"), ("openvino", "fp16"), ("onnx", "fp16"), ("pt2", "bf16")],
 )
-def test_short_precisions_answer_nearly_the_same_and_not_exactly(
-    bundle, pictures, format, precision, tmp_path
+def test_short_precisions_give_nearly_the_same_and_not_exactly(
+    export_bundle, format, precision, tmp_path
 ):
     path = tmp_path / f"net{FORMATS[format].suffix}"
-    check = export(
-        bundle, path, ComparisonImages(pictures), format=format, precision=precision, max_drop=100
-    ).check
-    assert 1e-7 < check.relative_difference < 0.05
-    assert open_file(path, trust=True).about.precision == precision
+    result = export_bundle(path, format, precision=precision, max_drop=100)
+    assert 1e-7 < result.comparison.relative_difference < 0.05
+    assert open_file(path, trust=True).metadata.precision == precision
 
 
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 @pytest.mark.parametrize("input_kind", ["pixels", "pictures"])
-def test_pixels_go_in_and_probabilities_come_out(bundle, pictures, format, input_kind, tmp_path):
-    made = export(
-        bundle,
-        tmp_path / f"net{FORMATS[format].suffix}",
-        ComparisonImages(pictures),
-        format=format,
-        input_kind=input_kind,
-    )
-    shipped = open_file(made.path)
+def test_pixels_go_in_and_probabilities_come_out(
+    bundle, export_bundle, pictures, format, input_kind, tmp_path
+):
+    path = tmp_path / f"net{FORMATS[format].suffix}"
+    model = open_file(export_bundle(path, format, input_kind).path)
     pixels = [np.asarray(picture.convert("RGB"))[None] for picture in pictures]
     if input_kind == "pixels":
         pixels = [test_view(picture, COLOUR)[None] for picture in pictures]
-    rows = np.concatenate([shipped.run(each) for each in pixels])
+    rows = np.concatenate([model.run(each) for each in pixels])
     assert rows.sum(1) == pytest.approx(1, abs=1e-5)
     assert rows == pytest.approx(
         probabilities(bundle, pictures), abs={"pixels": 1e-5, "pictures": 5e-3}[input_kind]
@@ -190,15 +183,14 @@ def test_pixels_go_in_and_probabilities_come_out(bundle, pictures, format, input
 
 
 def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
-    bundle = make("tresnet_tiny", replace(GRAY, resolution=64))
+    bundle = make_bundle("tresnet_tiny", replace(GRAY, resolution=64))
     path = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures), any_size=True).path
+    model = open_file(path)
     for height, width in ((64, 64), (128, 64), (96, 160)):
         x = np.random.default_rng(0).standard_normal((3, 1, height, width), np.float32)
         with torch.inference_mode():
             expected = bundle.net(torch.from_numpy(x)).numpy()
-        assert open_file(path).run(x) == pytest.approx(
-            expected, abs=1e-5 * float(np.abs(expected).max())
-        )
+        assert model.run(x) == pytest.approx(expected, abs=1e-5 * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("kernel", ["bilinear", "bicubic", "lanczos"])
@@ -221,7 +213,7 @@ def test_the_servers_folder_has_settings_labels_and_a_version(written, bundle):
         "labels.txt",
     ]
     assert (home / "labels.txt").read_text().split() == list(bundle.classes)
-    told = (home / "config.pbtxt").read_text()
+    config = (home / "config.pbtxt").read_text()
     for line in (
         'name: "tresnet_tiny"',
         'backend: "onnxruntime"',
@@ -229,14 +221,15 @@ def test_the_servers_folder_has_settings_labels_and_a_version(written, bundle):
         "dims: [10]",
         "dynamic_batching {",
     ):
-        assert line in told
+        assert line in config
     session = onnxruntime.InferenceSession(home / "1" / "model.onnx")
-    assert f'name: "{session.get_inputs()[0].name}"' in told
-    assert f'name: "{session.get_outputs()[0].name}"' in told
+    assert f'name: "{session.get_inputs()[0].name}"' in config
+    assert f'name: "{session.get_outputs()[0].name}"' in config
 
 
-def test_the_server_runs_openvino_or_tensorrt_where_asked(bundle, pictures, tmp_path):
-    for backend, files, words in (
+@pytest.mark.parametrize(
+    ("backend", "files", "words"),
+    [
         (
             "openvino",
             ["model.bin", "model.xml"],
@@ -247,82 +240,68 @@ def test_the_server_runs_openvino_or_tensorrt_where_asked(bundle, pictures, tmp_
             ["model.onnx"],
             ['name: "tensorrt"', 'key: "precision_mode" value: "FP32"', "[40, 40, 3]", "[10]"],
         ),
-    ):
-        made = export(
-            bundle,
-            tmp_path / backend,
-            ComparisonImages(pictures),
-            format="triton-server",
-            backend=backend,
-            input_kind="pixels",
-        )
-        home = made.path / "tresnet_tiny"
-        assert sorted(path.name for path in (home / "1").iterdir()) == files
-        told = (home / "config.pbtxt").read_text()
-        assert all(word in told for word in (*words, "TYPE_UINT8"))
-        assert ("dynamic_batching" in told) == (backend != "openvino")
-        assert probabilities(open_file(made.path), pictures) == pytest.approx(
-            probabilities(bundle, pictures), abs=1e-5
-        )
+    ],
+    ids=["openvino", "tensorrt"],
+)
+def test_the_server_runs_another_backend(
+    bundle, export_bundle, pictures, tmp_path, backend, files, words
+):
+    path = export_bundle(tmp_path / "models", "triton-server", "pixels", backend=backend).path
+    home = path / "tresnet_tiny"
+    assert sorted(file.name for file in (home / "1").iterdir()) == files
+    config = (home / "config.pbtxt").read_text()
+    assert all(word in config for word in (*words, "TYPE_UINT8"))
+    assert ("dynamic_batching" in config) == (backend != "openvino")
+    expected = probabilities(bundle, pictures)
+    assert probabilities(open_file(path), pictures) == pytest.approx(expected, abs=1e-5)
 
 
-def test_files_that_are_cut_short_or_of_another_kind_are_named_in_one_line(written, tmp_path):
-    for name, path in written.items():
+def test_incomplete_files_and_those_of_other_programs_are_named_in_one_line(written, tmp_path):
+    for path in written.values():
         if path.is_file():
             cut = tmp_path / path.name
             cut.write_bytes(path.read_bytes()[:-3000])
-            with pytest.raises(ValueError, match="cut short|is not an exported file") as said:
+            with pytest.raises(ValueError, match=f"^{cut} .*incomplete[^\n]*$"):
                 open_file(cut, trust=True)
-            assert "\n" not in str(said.value), name
     numbers = tmp_path / "model.bin"
     numbers.write_bytes((written["openvino"] / "model.bin").read_bytes()[:100])
     (tmp_path / "model.xml").write_bytes((written["openvino"] / "model.xml").read_bytes())
-    with pytest.raises(ValueError, match="model.xml cannot be read, it may be cut short"):
+    with pytest.raises(ValueError, match="model.xml cannot be read"):
         open_file(tmp_path / "model.xml")
     stranger = onnx.load(written["onnx"])
     del stranger.metadata_props[:]
     onnx.save(stranger, tmp_path / "stranger.onnx")
     with pytest.raises(ValueError, match="stranger.onnx was not written by `fullstride export`"):
         open_file(tmp_path / "stranger.onnx")
-    with pytest.raises(
-        ValueError, match="is not an exported file, or cut short: `fullstride export` writes onnx"
-    ):
-        open_file(written["onnx"].parent)
+    folder = written["onnx"].parent
+    with pytest.raises(ValueError, match=f"^{folder} is not an exported file.*onnx, openvino"):
+        open_file(folder)
 
 
 def test_labels_of_the_server_are_one_line_each_and_odd_names_travel_whole(pictures, tmp_path):
     names = ("two\nlines", 'it\'s "q" \\', "naïve 猫", "a\tb", *"456789")
-    bundle = replace(make("genet_tiny", GRAY), classes=names, name='ü "x"/\n', source="<&>\n")
+    bundle = small_bundle(classes=names, name='ü "x"/\n', source="<&>\n")
     for format in ("onnx", "openvino", "triton-server"):
-        path = export(
-            bundle,
-            tmp_path / f"{format}{FORMATS[format].suffix}",
-            ComparisonImages(pictures),
-            format=format,
-        ).path
-        about = open_file(path).about
-        assert (about.classes, about.name, about.source) == (names, bundle.name, bundle.source)
-    labels = (
-        (tmp_path / "triton-server" / "x" / "labels.txt").read_text(encoding="utf-8").split("\n")
-    )
-    assert labels == ["two lines", 'it\'s "q" \\', "naïve 猫", "a b", *"456789", ""]
+        path = tmp_path / f"{format}{FORMATS[format].suffix}"
+        export(bundle, path, ComparisonImages(pictures), format=format)
+        metadata = open_file(path).metadata
+        assert (metadata.classes, metadata.name) == (names, bundle.name)
+        assert metadata.source == bundle.source
+    labels = tmp_path / "triton-server" / "x" / "labels.txt"
+    expected = ["two lines", 'it\'s "q" \\', "naïve 猫", "a b", *"456789", ""]
+    assert labels.read_text(encoding="utf-8").split("\n") == expected
 
 
-def test_writing_openvino_reports_nothing_to_anybody(bundle, pictures, tmp_path, monkeypatch):
-    sent = []
-    openvino_telemetry = pytest.importorskip("openvino_telemetry")
-    monkeypatch.setattr(
-        openvino_telemetry.Telemetry, "send_event", lambda *args, **_: sent.append(args)
-    )
-    monkeypatch.setattr(
-        openvino_telemetry.Telemetry, "start_session", lambda *args, **_: sent.append(args)
-    )
+def test_writing_openvino_sends_no_telemetry(pictures, tmp_path, monkeypatch):
+    sent, telemetry = [], pytest.importorskip("openvino_telemetry").Telemetry
+    for method in ("send_event", "start_session"):
+        monkeypatch.setattr(telemetry, method, lambda *args, **_: sent.append(args))
     how = dict(format="openvino", precision="int8", calibration=pictures, max_drop=100)
-    export(bundle, tmp_path / "net", ComparisonImages(pictures), **how)
+    export(small_bundle(), tmp_path / "net", ComparisonImages(pictures), **how)
     assert not sent
 
 
-def test_running_onnx_leaves_no_report_for_anybody(written, tmp_path):
+def test_running_onnx_writes_no_telemetry(written, tmp_path):
     code = "import sys; from fullstride import cli; sys.exit(cli.run(sys.argv[1:]))"
     Image.new("RGB", (50, 50)).save(tmp_path / "picture.png")
     words = [sys.executable, "-c", code, "predict", written["onnx"], tmp_path / "picture.png"]
@@ -336,10 +315,12 @@ def test_running_onnx_leaves_no_report_for_anybody(written, tmp_path):
 
 def test_signals_arrive_after_files_were_opened_and_left_in_any_order(written):
     code = (
-        "import signal, sys, openvino; from pathlib import Path; from fullstride.deploy.formats import open_file\n"
+        "import signal, sys, openvino; from pathlib import Path\n"
+        "from fullstride.deploy.formats import open_file\n"
         "first, second = open_file(Path(sys.argv[1])), open_file(Path(sys.argv[1]))\n"
         "del first; del second\n"
-        "signal.signal(signal.SIGCHLD, lambda *_: print('heard')); signal.raise_signal(signal.SIGCHLD)\n"
+        "signal.signal(signal.SIGCHLD, lambda *_: print('heard'))\n"
+        "signal.raise_signal(signal.SIGCHLD)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, written["openvino"]], capture_output=True, text=True
@@ -357,7 +338,7 @@ def test_of_a_servers_folder_with_two_models_none_is_picked(written, tmp_path):
 def test_a_file_whose_numbers_lie_outside_of_its_folder_is_not_opened(written, tmp_path):
     (tmp_path / "in").mkdir()
     model = onnx.load(written["onnx"])
-    told = {each.key: each.value for each in model.metadata_props}
+    metadata = {each.key: each.value for each in model.metadata_props}
     onnx.save(
         model,
         tmp_path / "whole.onnx",
@@ -369,60 +350,88 @@ def test_a_file_whose_numbers_lie_outside_of_its_folder_is_not_opened(written, t
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             entry.value = "../numbers.bin" if entry.key == "location" else entry.value
-    onnx.helper.set_model_props(model, told)
+    onnx.helper.set_model_props(model, metadata)
     (tmp_path / "in" / "net.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match="net.onnx cannot be read"):
         open_file(tmp_path / "in" / "net.onnx")
 
 
-def test_a_file_that_answers_with_other_classes_than_it_names_is_refused_when_asked(
-    written, pictures, tmp_path
-):
+def test_a_file_with_more_outputs_than_classes_is_refused_when_it_runs(written, pictures, tmp_path):
     model = onnx.load(written["onnx"])
-    told = {each.key: each.value for each in model.metadata_props}
-    onnx.helper.set_model_props(model, {**told, "classes": '["only one"]'})
+    metadata = {each.key: each.value for each in model.metadata_props}
+    onnx.helper.set_model_props(model, {**metadata, "classes": '["only one"]'})
     onnx.save(model, tmp_path / "net.onnx")
-    with pytest.raises(
-        ValueError, match=r"net.onnx answers \(4, 3, 40, 40\) with \(4, 10\), it has 1 classes"
-    ):
+    with pytest.raises(ValueError, match=r"net.onnx .*\(4, 10\) .*\(4, 3, 40, 40\).* 1 classes"):
         probabilities(open_file(tmp_path / "net.onnx"), pictures)
 
 
 def test_a_program_is_opened_only_with_trust(written):
-    with pytest.raises(
-        ValueError, match="is a program of PyTorch, and opening it runs what is in it: say --trust"
-    ):
+    with pytest.raises(ValueError, match="pt2.pt2 is a program .*--trust"):
         open_file(written["pt2"])
 
 
-def test_what_a_file_tells_of_itself_is_checked(bundle):
-    about = Metadata(
+def test_metadata_of_version_0_1_is_read():
+    pre = (
+        '{"resolution": 40, "mean": [0.2], "std": [0.5], "kernel": "bicubic", "fit": "squish", '
+        '"crop": 1.0}'
+    )
+    strings = {
+        "name": "net",
+        "classes": '["a", "b"]',
+        "preprocessing": pre,
+        "scores": '{"test": {"top1": 90.0}}',
+        "source": "",
+        "licence": "MIT",
+        "precision": "int8",
+        "input": "pixels",
+        "device": "cpu",
+        "kept_float": '["stem.conv"]',
+    }
+    metadata = Metadata.from_strings(strings, "net.onnx")
+    assert metadata == Metadata(
+        name="net",
+        classes=("a", "b"),
+        preprocessing=Preprocessing(
+            resolution=40, mean=(0.2,), std=(0.5,), kernel="bicubic", fit="squish", crop=1.0
+        ),
+        scores={"test": {"top1": 90.0}},
+        licence="MIT",
+        precision="int8",
+        input_kind="pixels",
+        float_layers=("stem.conv",),
+    )
+    assert metadata.to_strings() == strings
+
+
+def test_metadata_is_checked(bundle):
+    metadata = Metadata(
         name="a",
         classes=("x", "y"),
         preprocessing=bundle.preprocessing,
         scores={},
         float_layers=("stem",),
     )
-    told = about.to_strings()
-    assert Metadata.from_strings(told, "file") == about
+    strings = metadata.to_strings()
+    assert Metadata.from_strings(strings, "file") == metadata
     for key, value in (
         ("classes", "3"),
         ("preprocessing", "[]"),
-        ("preprocessing", told["preprocessing"].replace("bilinear", "magic")),
-        ("preprocessing", told["preprocessing"].replace("40", '"forty"')),
+        ("preprocessing", strings["preprocessing"].replace("bilinear", "magic")),
+        ("preprocessing", strings["preprocessing"].replace("40", '"forty"')),
         ("input", "voices"),
         ("precision", "fp8"),
         ("scores", "{"),
         ("scores", "3"),
         ("licence", "bomb" * 2**24),
         ("classes", "[" * 2**20),
+        ("kept_float", '"stem"'),
     ):
         with pytest.raises(ValueError, match="file was not written by `fullstride export`"):
-            Metadata.from_strings({**told, key: value}, "file")
+            Metadata.from_strings({**strings, key: value}, "file")
 
 
-def test_a_missing_engine_is_named_with_its_extra(written, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+def test_a_missing_runtime_is_named_with_its_extra(written, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(
         ValueError, match=r"onnxruntime is not installed: pip install 'fullstride\[export\]'"
     ):
@@ -441,7 +450,7 @@ def test_a_file_is_measured_by_the_protocols_of_inference_and_no_other(written):
         ValueError, match="cannot be trained: measure it by online, throughput or genet"
     ):
         bench(engines, replace(quick, name="throughput", work="training"))
-    with pytest.raises(ValueError, match="it was made for 40 x 40 pixels"):
+    with pytest.raises(ValueError, match="40 x 40 pixels"):
         bench(engines, replace(quick, resolution=64))
 
 

@@ -1,4 +1,4 @@
-"""The HTTP example of the docs, run as its first lines say."""
+"""The HTTP server of the docs, started as its first lines say."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
-from test_deploy import GRAY, make
+from bundles import small_bundle
 
 from fullstride.data.dataset import open_data
 from fullstride.deploy.export import ComparisonImages, export
@@ -22,8 +22,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A bundle, some pictures, and the address of a server that answers as the bundle does."""
-    bundle, digits = make("genet_tiny", GRAY), open_data("digits").test
+    """A bundle, some pictures, and the address of a server of the bundle's exported file."""
+    bundle, digits = small_bundle(), open_data("digits").test
     pictures = [digits.picture(index) for index in range(2)]
     path = tmp_path_factory.mktemp("served") / "model.onnx"
     export(bundle, path, ComparisonImages(pictures))
@@ -66,8 +66,8 @@ def test_a_picture_that_is_posted_is_answered_with_the_bundles_probabilities(ser
     bundle, pictures, address = served
     for picture, expected in zip(pictures, probabilities(bundle, pictures), strict=True):
         picture.save(tmp_path / "a.png")
-        with urlopen(address, (tmp_path / "a.png").read_bytes(), timeout=30) as told:
-            answer = json.load(told)
+        with urlopen(address, (tmp_path / "a.png").read_bytes(), timeout=30) as response:
+            answer = json.load(response)
         assert list(answer) == list(bundle.classes)
         assert list(answer.values()) == pytest.approx(expected.tolist(), abs=1e-4)
 
