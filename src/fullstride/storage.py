@@ -176,7 +176,7 @@ def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
     fits = f"{_NOUNS[kind]}{f', {bounds}' if bounds else ''}"
 
     def exact(value: Any, registry: Mapping[str, Any]) -> Any:
-        if type(value) is not kind or (bounds and value not in bounds):
+        if not isinstance(value, kind) or (bounds and value not in bounds):
             raise _misfit(value, fits)
         return value
 

@@ -52,7 +52,7 @@ class Stage:
     width: int  # channels out of every block
     stride: int = 1  # of the first block: 1, or 2 to halve the map
     ratio: float = 1.0  # channels between a block's convolutions / width
-    kernel: int = 3
+    kernel: Annotated[int, Bounds(le=255)] = 3
     # channels that a k x k convolution sees at once: 0 all, 1 depthwise
     group_width: Annotated[int, Bounds(ge=0)] = 0
     se: SE | None = None
