@@ -1,7 +1,7 @@
-"""Ways of training: the same numbers from each, the fastest one found once, and a run that keeps to its own."""
+"""Do fused and plain steps train alike, and is the fastest efficiency chosen once and kept?"""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import autotune, run, run_folder
 from fullstride.train.loop import train_epochs
+from fullstride.train.recipe import saved_recipe, with_current_flags
 from fullstride.train.recipes import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
@@ -27,21 +28,21 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def rates(monkeypatch):
-    """Measured rates in the place of a clock; every measurement is written down."""
-    asked = []
+    """Fixed rates instead of measured ones; the list of what was measured."""
+    measured = []
 
     def rate(recipe, *_):
-        asked.append(recipe.efficiency)
-        return {"plain": 100.0, "lean": 150.0}[recipe.efficiency]
+        measured.append(recipe.efficiency)
+        return 150.0 if recipe.efficiency == "fused" else 100.0
 
     monkeypatch.setattr(autotune, "rate", rate)
-    return asked
+    return measured
 
 
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])
-def test_a_lean_network_learns_as_the_plain_one_does(name, few_digits):
+def test_a_fused_network_learns_as_the_plain_one_does(name, few_digits):
     losses = []
-    for way in ("plain", "lean"):
+    for way in ("plain", "fused"):
         torch.manual_seed(0)
         net = zoo.create(name, in_channels=1)
         net.regularise(drop_path=0.2, dropout=0.2)
@@ -53,10 +54,10 @@ def test_a_lean_network_learns_as_the_plain_one_does(name, few_digits):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
+def test_a_fused_run_stopped_within_an_epoch_continues_to_the_same_weights(
     few_digits, tmp_path, monkeypatch
 ):
-    recipe = replace(SHORT, efficiency="lean", drop_path=0.2)
+    recipe = replace(SHORT, efficiency="fused", drop_path=0.2)
     list(run.train(tmp_path / "whole", "tresnet_tiny", few_digits, recipe))
     save, saved = run_folder.save_checkpoint, []
 
@@ -87,61 +88,93 @@ def test_a_lean_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-def test_the_fastest_way_is_found_once_and_remembered_until_something_is_another(rates, cache):
+def test_the_fastest_efficiency_is_measured_once_and_again_where_something_differs(rates, cache):
     net = zoo.create("genet_tiny", in_channels=1)
     auto = replace(SHORT, efficiency="auto")
     for _ in range(2):
-        assert autotune.choose_efficiency(auto, net, GRAY, "cpu") == replace(
-            auto, efficiency="lean"
-        )
-    assert rates == ["plain", "lean"]
-    (kept,) = json.loads(cache.read_text()).values()
-    assert kept["images_per_s"] == {"plain": 100.0, "lean": 150.0}
-    assert kept["environment"]["torch"] == torch.__version__
+        assert autotune.choose_efficiency(auto, net, GRAY, "cpu").efficiency == "fused"
+    assert rates == ["plain", "fused"]
+    (entry,) = json.loads(cache.read_text()).values()
+    assert entry["images_per_s"] == {"plain": 100.0, "fused": 150.0}
+    assert entry["environment"]["torch"] == torch.__version__
     autotune.choose_efficiency(replace(auto, batch=8), net, GRAY, "cpu")
-    assert rates == ["plain", "lean"] * 2
-    cache.write_text("nonsense")
-    autotune.choose_efficiency(auto, net, GRAY, "cpu")
-    assert rates == ["plain", "lean"] * 3
+    assert rates == ["plain", "fused"] * 2
+    for content in ("nonsense", '{"key": {"fastest": "lean"}}'):
+        cache.write_text(content)
+        autotune.choose_efficiency(auto, net, GRAY, "cpu")
+    assert rates == ["plain", "fused"] * 4
 
 
-def test_a_way_whose_batch_does_not_fit_is_left_out(monkeypatch, cache):
+@pytest.mark.parametrize(
+    ("name", "device", "efficiencies"),
+    [
+        ("genet_tiny", "cuda", ["plain", "fused", "plain_compiled", "fused_compiled"]),
+        ("genet_tiny", "cpu", ["plain", "fused"]),
+        ("timm/test_resnet", "cuda", ["plain", "plain_compiled"]),
+        ("timm/test_resnet", "cpu", ["plain"]),
+    ],
+)
+def test_a_gpu_is_asked_to_compile_and_networks_of_timm_have_no_fused_form(
+    name, device, efficiencies, rates
+):
+    recipe = replace(SHORT, efficiency="auto")
+    autotune.measure_rates(recipe, zoo.create(name), GRAY, torch.device(device), 8)
+    assert rates == efficiencies
+
+
+def test_an_efficiency_whose_batch_does_not_fit_is_left_out(monkeypatch, cache):
     def rate(recipe, *_):
         if recipe.efficiency == "plain":
             raise MemoryError
         return 1.0
 
     monkeypatch.setattr(autotune, "rate", rate)
-    net = zoo.create("genet_tiny", in_channels=1)
-    assert (
-        autotune.choose_efficiency(replace(SHORT, efficiency="auto"), net, GRAY, "cpu").efficiency
-        == "lean"
-    )
+    net, auto = zoo.create("genet_tiny", in_channels=1), replace(SHORT, efficiency="auto")
+    assert autotune.choose_efficiency(auto, net, GRAY, "cpu").efficiency == "fused"
 
 
-def test_a_network_of_timm_has_no_lean_form():
+@pytest.mark.parametrize("efficiency", ["fused", "fused_compiled"])
+def test_a_network_of_timm_is_refused_where_it_should_be_fused(efficiency):
     timm = zoo.create("timm/test_resnet", in_channels=1)
-    with pytest.raises(
-        ValueError, match="has no fused form: set recipe.efficiency to plain or compiled"
-    ):
-        list(train_epochs(timm, Classify(), [None], replace(SHORT, efficiency="lean")))
+    with pytest.raises(ValueError, match="has no fused form"):
+        list(train_epochs(timm, Classify(), [None], replace(SHORT, efficiency=efficiency)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("lean", "fused"), ("compiled", "fused_compiled"), ("auto", "auto")]
+)
+def test_names_of_version_0_1_are_read_in_recipes_and_flags(old, new, capsys):
+    assert replace(SHORT, efficiency=old).efficiency == new
+    saved = json.loads(json.dumps(asdict(SHORT))) | {"efficiency": old}
+    assert saved_recipe(saved, "a file").efficiency == new
+    flags = ["--recipe.efficiency", old, f"--efficiency={old}", "--recipe.optimizer", "sgd"]
+    current = ["--recipe.efficiency", new, f"--efficiency={new}", "--recipe.optimizer", "sgd"]
+    assert with_current_flags(flags) == current
+    assert len(capsys.readouterr().err.splitlines()) == (2 if old != new else 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "new"), [({}, "fused_compiled"), ({"timm": {}}, "plain_compiled")]
+)
+def test_a_run_of_version_0_1_continues_with_the_modules_that_it_was_compiled_with(spec, new):
+    assert run_folder.config_efficiency({"efficiency": "compiled", "spec": spec}) == new
 
 
 def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     net = zoo.create("genet_tiny", in_channels=1)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    assert autotune.rate(replace(SHORT, efficiency="lean"), net, GRAY, torch.device("cpu"), 8) > 0
+    assert autotune.rate(replace(SHORT, efficiency="fused"), net, GRAY, torch.device("cpu"), 8) > 0
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not net.is_fused
 
 
-def test_a_run_goes_on_in_the_way_that_it_began(few_digits, tmp_path, rates, cache):
+def test_a_run_continues_with_the_efficiency_that_it_began_with(few_digits, tmp_path, rates, cache):
     auto = replace(SHORT, efficiency="auto")
     started = run.train(tmp_path / "run", "genet_tiny", few_digits, auto)
     next(started)
     started.close()
     assert (
-        json.loads((tmp_path / "run" / run_folder.RUN_CONFIG).read_text())["efficiency"] == "lean"
+        json.loads((tmp_path / "run" / run_folder.RUN_CONFIG).read_text())["efficiency"] == "fused"
     )
     cache.unlink()
     rates.clear()

@@ -331,15 +331,13 @@ def test_networks_of_timm_are_not_scaled():
         zoo.create("timm/resnet18", width=0.5)
 
 
-def test_a_network_is_made_lean_by_a_word_where_it_can_be():
-    lean, plain = (zoo.create("genet_tiny", efficiency=way) for way in ("lean", "plain"))
-    assert isinstance(lean, Network)
+def test_a_network_is_created_in_fused_form_where_it_has_one():
+    fused, plain = (zoo.create("genet_tiny", efficiency=way) for way in ("fused", "plain"))
+    assert isinstance(fused, Network)
     assert isinstance(plain, Network)
-    assert lean.is_fused
+    assert fused.is_fused
     assert not plain.is_fused
     with pytest.raises(ValueError, match="timm/resnet18 has no fused form: use efficiency plain"):
-        zoo.create("timm/resnet18", efficiency="lean")
-    with pytest.raises(
-        ValueError, match="efficiency 'auto' of a network: use plain or lean; compiled and auto are"
-    ):
+        zoo.create("timm/resnet18", efficiency="fused")
+    with pytest.raises(ValueError, match="efficiency 'auto' of a network: use plain or fused"):
         zoo.create("genet_tiny", efficiency="auto")  # pyright: ignore[reportArgumentType]

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fullstride.measure.memory.compiled_bytes import compiled_bytes
 from fullstride.nets import compile, zoo
 from fullstride.nets.blocks import Block
 from fullstride.nets.compile import compile_for_training
+from fullstride.nets.efficiency import Efficiency
 from fullstride.nets.families import SPECS
 from fullstride.nets.fused.compile import FUSED
 from fullstride.nets.fused.network import fused_layers, to_fused, to_plain
@@ -22,7 +24,7 @@ from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks.classify import Classify
-from fullstride.train.autotune import DECISIVE
+from fullstride.train.autotune import CACHE_KEY_FIELDS
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipes import DIGITS
@@ -152,7 +154,7 @@ def test_a_network_keeps_one_byte_less_for_each_value_that_only_norms_need(name)
 
 @pytest.mark.slow
 def test_a_compiled_tresnet_m_keeps_no_more_megabytes_an_image_than_its_goal():
-    net = zoo.create("tresnet_m", efficiency="lean", int8=True)
+    net = zoo.create("tresnet_m", efficiency="fused", int8=True)
     assert isinstance(net, Network)
     assert compiled_bytes(net, 224) <= 12.5e6
 
@@ -170,7 +172,7 @@ def test_states_copies_and_evaluation_know_nothing_of_codes():
     assert not fused_layers(to_plain(lean))
 
 
-@pytest.mark.parametrize("efficiency", ["lean", "compiled"])
+@pytest.mark.parametrize("efficiency", ["fused", "fused_compiled"])
 def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
     monkeypatch.setattr(
         compile,
@@ -184,15 +186,16 @@ def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
     assert learner.step(torch.rand(4, 3, 32, 32), torch.arange(4), 0).isfinite()
 
 
-def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_what_is_remembered():
+def test_a_recipe_with_int8_maps_has_them_for_fused_modules_only_and_is_measured_anew():
     recipe = replace(DIGITS, efficiency="auto", int8_maps=True)
-    assert [recipe.with_efficiency(way).int8_maps for way in ("plain", "lean", "compiled")] == [
+    assert [recipe.with_efficiency(way).int8_maps for way in get_args(Efficiency)] == [
         False,
         True,
+        False,
         True,
     ]
-    assert replace(recipe, int8_maps=False).with_efficiency("lean").int8_maps is False
-    assert "int8_maps" in DECISIVE
+    assert replace(recipe, int8_maps=False).with_efficiency("fused").int8_maps is False
+    assert "int8_maps" in CACHE_KEY_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -200,14 +203,14 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
     [
         (
             lambda: zoo.create("tresnet_tiny", int8=True),
-            "tresnet_tiny is plain: add efficiency lean",
+            "tresnet_tiny is plain: use fused",
         ),
         (
             lambda: zoo.create("timm/resnet18", int8=True),
-            "timm/resnet18 is plain: add efficiency lean",
+            "timm/resnet18 is plain: use fused",
         ),
         (
-            lambda: zoo.create("timm/resnet18", efficiency="lean", int8=True),
+            lambda: zoo.create("timm/resnet18", efficiency="fused", int8=True),
             "timm/resnet18 has no fused form",
         ),
         (
@@ -218,12 +221,12 @@ def test_where_the_fastest_way_is_found_codes_are_of_the_lean_tries_and_decide_w
             lambda: Learner(
                 zoo.create("timm/resnet18"),
                 Classify(),
-                replace(DIGITS, efficiency="compiled", int8_maps=True),
+                replace(DIGITS, efficiency="fused_compiled", int8_maps=True),
                 10,
                 None,
                 SINGLE_PROCESS,
             ),
-            "resnet18 has no fused form: leave recipe.int8_maps out",
+            "resnet18 has no fused form",
         ),
     ],
 )
@@ -236,7 +239,7 @@ def test_codes_are_refused_in_one_line_where_nothing_is_lean(call, message):
 def test_cost_prints_the_bytes_of_lean_training_with_and_without_codes(capsys):
     assert cli.run(["cost", "tresnet_tiny", "--train"]) == 0
     out = capsys.readouterr().out
-    net = zoo.create("tresnet_tiny", efficiency="lean", int8=True)
+    net = zoo.create("tresnet_tiny", efficiency="fused", int8=True)
     kept = saved(net, net.spec.resolution).bytes_per_image
     assert f"{kept:,} bytes where it trains lean with int8 maps: {kept / 1e6:.1f} MB" in out
     assert "bytes where it trains lean: " in out

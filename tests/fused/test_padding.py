@@ -305,7 +305,7 @@ def trained(folder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"early_stop_patience": 1}, {"efficiency": "lean"}], ids=str
+    "changes", [{}, {"early_stop_patience": 1}, {"efficiency": "fused"}], ids=str
 )
 def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights(
     changes, few_digits, tmp_path

@@ -4,6 +4,7 @@ Without it a network trains by PyTorch's modules, and what only the room can do 
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,11 @@ def fused(
             "lists"
         )
     return fused_module("network").to_fused(net, group, int8=int8)
+
+
+def is_available(net: nn.Module) -> bool:
+    """Whether `fused` takes this network: one of this package, with the room installed."""
+    return isinstance(net, Network) and find_spec(FUSED) is not None
 
 
 def plain(net: nn.Module) -> Any:

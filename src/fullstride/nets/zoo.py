@@ -9,6 +9,7 @@ from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build
+from fullstride.nets.efficiency import current_name
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec, timm_spec
@@ -30,25 +31,25 @@ def create(
     width: float = 1.0,
     depth: float = 1.0,
     resolution: int | None = None,
-    efficiency: Literal["plain", "lean"] = "plain",
+    efficiency: Literal["plain", "fused"] = "plain",
     padded: bool = False,
     int8: bool = False,
 ) -> Backbone:
     """A network with fresh weights: a name of ours, or any of timm's as `timm/NAME`.
 
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
-    `resolution` is what it is meant for, in pixels a side; it takes other sizes too. A lean one keeps less while it
-    is trained, and with `int8` less yet (see `Network.lean`; ours only); `fit` trains it as its recipe says. A padded
-    one has channels of zeros up to multiples of 8 (see `nets.padded`; ours only).
+    `resolution` is the intended one, in pixels per side; other sizes work too. With `efficiency`
+    fused, a training step saves fewer tensors, and with `int8` smaller ones (see
+    `nets.fused.network.to_fused`); training sets both as its recipe says. `padded`: with channels
+    padded to multiples of 8 by zeros. These are for networks that `fullstride zoo` lists.
     """
-    if efficiency not in ("plain", "lean"):
+    if current_name(efficiency) not in ("plain", "fused"):
         raise ValueError(
-            f"efficiency {efficiency!r} of a network: use plain or lean; compiled and auto are a recipe's"
+            f"efficiency {efficiency!r} of a network: use plain or fused; "
+            "a recipe compiles it or chooses"
         )
     if int8 and efficiency == "plain":
-        raise ValueError(
-            f"int8 says what lean training keeps, and {name} is plain: add efficiency lean"
-        )
+        raise ValueError(f"int8 activations are for fused networks, {name} is plain: use fused")
     base = spec(name)
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):

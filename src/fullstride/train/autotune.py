@@ -1,7 +1,8 @@
-"""Which way of training is fastest here? Each is tried once with a few real steps, and the answer is remembered.
+"""Which efficiency gives the highest training throughput here? Measured once, then cached.
 
-plain: PyTorch's modules. lean: the fused operators of `nets/fused/batch_norm.py`, which keep less memory. compiled: those by
-torch.compile. A network of timm has no fused form, and a CPU is not asked to compile.
+Plain and fused modules, each eager and compiled (see `nets.efficiency`), run a few real training
+steps. Fused ones store int8 activations where the recipe has `int8_maps`. Only networks of this
+package have a fused form, and a CPU runs eager steps only.
 """
 
 import copy
@@ -13,7 +14,7 @@ import time
 from dataclasses import asdict, replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.memory.limits import lacks_memory
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.measure.timing import timed_calls, warm_up
+from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.network import Network
+from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import atomic_write
 from fullstride.tasks.classify import Classify
@@ -32,10 +34,11 @@ from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.recipe import Recipe
 
-SECONDS = 1.0  # of each way
-BLOCK_S = 0.25  # of one sample, where a step does not take longer
-LEAST_SAMPLES = 3
-DECISIVE = (
+SECONDS = 1.0  # of measurement for each efficiency
+BLOCK_S = 0.25  # of one sample, unless a step takes longer
+MIN_SAMPLES = 3
+# The fields of a recipe that the fastest efficiency may depend on.
+CACHE_KEY_FIELDS = (
     "batch",
     "precision",
     "channels_last",
@@ -44,8 +47,10 @@ DECISIVE = (
     "drop_path",
     "dropout",
     "triplet",
+    "deterministic",
+    "int8_maps",
 )
-DECISIVE += ("deterministic", "int8_maps")
+CACHE_KEY_ENVIRONMENT = ("device", "threads", "torch", "cuda", "driver", "fullstride", "commit")
 
 
 def choose_efficiency(
@@ -55,75 +60,73 @@ def choose_efficiency(
     device: torch.device | str,
     processes: int = 1,
 ) -> Recipe:
-    """The recipe with its `efficiency` chosen where it says auto, for this network on this device.
+    """The recipe with the fastest `efficiency` in place of auto, for this network on this device.
 
-    What was found is remembered in `fullstride/efficiency.json` of the user's cache folder, with every rate and where
-    it was measured; it is tried again where the network, what is computed, the device or the software is another.
+    Rates and environment are cached in `fullstride/efficiency.json` of the user's cache folder.
+    They are measured again for another network, recipe, device or software.
     """
     if recipe.efficiency != "auto":
         return recipe
-    here = asdict(Environment.here(device))
-    asked = {name: getattr(recipe, name) for name in DECISIVE} | {"processes": processes}
-    asked |= {"spec": json.loads(net.spec.to_json()), "resolution": pre.resolution}
-    asked |= {
-        name: here[name]
-        for name in ("device", "threads", "torch", "cuda", "driver", "fullstride", "commit")
-    }
-    key = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-    path = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "fullstride"
-        / "efficiency.json"
-    )
-    known = remembered(path)
-    if key not in known:
-        rates = tried(recipe, net, pre, torch.device(device), recipe.batch // processes)
-        known[key] = {
-            "fastest": max(rates, key=rates.__getitem__),
-            "images_per_s": rates,
-            "environment": here,
-        }
-        with atomic_write(path) as beside:
-            beside.write_text(json.dumps(known, indent=1))
-    return recipe.with_efficiency(known[key]["fastest"])
+    environment = asdict(Environment.here(device))
+    key = {name: getattr(recipe, name) for name in CACHE_KEY_FIELDS} | {"processes": processes}
+    key |= {"spec": json.loads(net.spec.to_json()), "resolution": pre.resolution}
+    key |= {name: environment[name] for name in CACHE_KEY_ENVIRONMENT}
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fullstride"
+    path = folder / "efficiency.json"
+    entries = read_cache(path)
+    if digest not in entries:
+        rates = measure_rates(recipe, net, pre, torch.device(device), recipe.batch // processes)
+        fastest = max(rates, key=rates.__getitem__)
+        entries[digest] = dict(fastest=fastest, images_per_s=rates, environment=environment)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(entries, indent=1))
+    return recipe.with_efficiency(entries[digest]["fastest"])
 
 
-def remembered(path: Path) -> dict[str, Any]:
-    """A file that is not ours any more is begun anew: it holds nothing that cannot be measured again."""
+def read_cache(path: Path) -> dict[str, Any]:
+    """The valid entries of the cache file. Others are dropped, as they can be measured again."""
     try:
-        known = json.loads(path.read_text())
+        entries = json.loads(path.read_text())
         return {
-            key: value
-            for key, value in known.items()
-            if value["fastest"] in ("plain", "lean", "compiled")
+            key: entry for key, entry in entries.items() if entry["fastest"] in get_args(Efficiency)
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def tried(
+def candidates(net: Backbone, device: torch.device) -> list[Efficiency]:
+    """The efficiencies that `net` has on this device. Compiling for a CPU takes minutes."""
+    return [
+        efficiency
+        for efficiency in get_args(Efficiency)
+        if (fused_form.is_available(net) or not is_fused(efficiency))
+        and (device.type != "cpu" or not is_compiled(efficiency))
+    ]
+
+
+def measure_rates(
     recipe: Recipe, net: Backbone, pre: Preprocessing, device: torch.device, batch: int
 ) -> dict[str, float]:
-    """Images/s of each way whose batch fits into memory."""
-    ways = ["plain", "lean"] if isinstance(net, Network) else ["plain"]
-    rates, lack = {}, None
-    for way in ways if device.type == "cpu" else [*ways, "compiled"]:
+    """Images/s by efficiency, of those whose batch fits into memory."""
+    rates, out_of_memory = {}, None
+    for efficiency in candidates(net, device):
         try:
-            rates[way] = rate(recipe.with_efficiency(way), net, pre, device, batch)
+            rates[efficiency] = rate(recipe.with_efficiency(efficiency), net, pre, device, batch)
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
-            lack = error
+            out_of_memory = error
     if not rates:
-        assert lack
-        raise lack
+        assert out_of_memory
+        raise out_of_memory
     return rates
 
 
 def rate(
     recipe: Recipe, net: Backbone, pre: Preprocessing, device: torch.device, batch: int
 ) -> float:
-    """Images/s of training steps on random images, the median over blocks."""
+    """Images/s of training steps on random images: the median over blocks."""
     learner = Learner(
         copy.deepcopy(net).to(device).train(),
         Classify(),
@@ -139,10 +142,8 @@ def rate(
 
 
 def timed_steps(learner: Learner, x: Tensor, labels: Tensor, seconds: float) -> list[float]:
-    """Images/s of blocks of training steps on one batch that is on the device, for about `seconds`."""
-    numbers = cycle(
-        range(learner.per_epoch)
-    )  # within the schedule, which training might have left long ago
+    """Images/s of blocks of training steps on one batch on the device, for about `seconds`."""
+    numbers = cycle(range(learner.per_epoch))  # the schedule does not go beyond them
 
     def step() -> None:
         learner.step(x, labels, next(numbers))
@@ -150,10 +151,10 @@ def timed_steps(learner: Learner, x: Tensor, labels: Tensor, seconds: float) -> 
     protocol = replace(THROUGHPUT, batch=len(x), resolution=x.shape[-1], round_s=BLOCK_S)
     samples = []
     with numerics(learner.recipe.precision == "tf32", learner.recipe.deterministic):
-        step()  # compiles and picks algorithms
+        step()  # compiles and selects algorithms
         calls = warm_up(step, protocol, learner.device)
         deadline = time.perf_counter() + seconds
-        while len(samples) < LEAST_SAMPLES or time.perf_counter() < deadline:
+        while len(samples) < MIN_SAMPLES or time.perf_counter() < deadline:
             (block_s,), _ = timed_calls(step, calls, learner.device)
             samples.append(calls * len(x) / block_s)
     return samples

@@ -16,7 +16,7 @@ from fullstride.measure.environment import find_device
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import fused_form
 from fullstride.tasks.classify import Classify
-from fullstride.train.autotune import BLOCK_S, LEAST_SAMPLES, choose_efficiency, timed_steps
+from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
@@ -189,7 +189,7 @@ def supply(
         for _ in range(calls):  # until all workers are at work
             next(stream)
         by_clock, by_cpu, deadline = [], [], time.perf_counter() + seconds
-        while len(by_clock) < LEAST_SAMPLES or time.perf_counter() < deadline:
+        while len(by_clock) < MIN_SAMPLES or time.perf_counter() < deadline:
             (block_s,), cpu_s = timed_calls(lambda: next(stream), calls, device)
             by_clock.append(calls * batch / block_s)
             by_cpu.append(calls * batch / cpu_s)

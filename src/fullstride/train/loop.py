@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, Masks
-from fullstride.nets.network import Network
+from fullstride.nets.efficiency import is_compiled, is_fused
 from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.tasks.task import Task
 from fullstride.train.distill import TeacherProbabilities
@@ -134,7 +134,8 @@ class Learner:
         self.device = next(net.parameters()).device
         if recipe.efficiency == "auto":
             raise ValueError(
-                "recipe.efficiency auto is settled before the first step: use plain, lean or compiled"
+                "recipe.efficiency auto is chosen before the first step: use plain, fused, "
+                "plain_compiled or fused_compiled"
             )
         if recipe.deterministic:
             os.environ.setdefault(
@@ -153,12 +154,7 @@ class Learner:
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         if recipe.channels_last:
             net.to(memory_format=torch.channels_last)
-        compiled = recipe.efficiency == "compiled"
-        if (
-            recipe.efficiency == "lean"
-            or compiled
-            and (isinstance(net, Network) or recipe.int8_maps)
-        ):
+        if is_fused(recipe.efficiency):
             fused_form.fused(net, net.spec.source, int8=recipe.int8_maps)
         else:
             fused_form.plain(net)
@@ -172,14 +168,12 @@ class Learner:
             else whole
         )
         self.forward: Callable[..., Any] = shared
-        if recipe.efficiency == "compiled":
+        if is_compiled(recipe.efficiency):
             from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-            operators = net.custom_operators
-            compiled = compile_for_training(shared, operators=operators)
-            self.forward = compiled.call
-            if compiled.reason:
-                warnings.warn(f"compiled without recomputation: {compiled.reason}", stacklevel=2)
+            self.forward, _, reason = compile_for_training(shared, operators=net.custom_operators)
+            if reason:
+                warnings.warn(f"compiled without recomputation: {reason}", stacklevel=2)
 
     def step(self, x: Tensor, labels: Tensor, number: int, indices: Tensor | None = None) -> Tensor:
         """One step of the optimizer; returns the loss, on the device: reading it here would stall a GPU.

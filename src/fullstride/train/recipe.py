@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from fullstride.nets.efficiency import current_name, is_fused
 from fullstride.storage import Bounds, check_bounds, from_json
 
 # Larger numbers are typing errors, and some would make a loop endless.
@@ -25,6 +26,8 @@ RENAMED = {
     "padded": "pad_channels",
     "engine": "decoder",
 }
+
+EFFICIENCY_FLAGS = ("--efficiency", "--recipe.efficiency")
 
 Count = Annotated[int, Bounds(ge=0)]
 PositiveInt = Annotated[int, Bounds(ge=1)]
@@ -113,9 +116,10 @@ class Recipe:
     # of activations; weights are float32
     precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"
     channels_last: bool = False  # memory format of images and activations
-    # implementation of training steps; auto: the fastest one on this device
-    efficiency: Literal["plain", "lean", "compiled", "auto"] = "plain"
-    # for lean and compiled: store batch-norm inputs as int8 for the backward pass
+    # modules of a training step: PyTorch's or fused ones, eager or compiled with recomputation;
+    # auto: the fastest on this device
+    efficiency: Literal["plain", "fused", "plain_compiled", "fused_compiled", "auto"] = "plain"
+    # for fused modules: store batch-norm inputs as int8 for the backward pass, which rounds gradients
     int8_maps: bool = False
     # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
     pad_channels: bool = False
@@ -138,10 +142,11 @@ class Recipe:
                 f"recipe.triplet {self.triplet:g} compares unmixed images of one class: set "
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
-        if self.int8_maps and self.efficiency == "plain":
+        object.__setattr__(self, "efficiency", current_name(self.efficiency))
+        if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
             raise ValueError(
-                "recipe.int8_maps is not available for recipe.efficiency plain: "
-                "use lean, compiled or auto, or leave it out"
+                f"recipe.int8_maps is not available for recipe.efficiency {self.efficiency}: "
+                "use fused, fused_compiled or auto, or leave it out"
             )
         if self.steps and self.images:
             raise ValueError(
@@ -161,9 +166,9 @@ class Recipe:
         return replace(self, batch=batch, lr=self.lr * batch / self.batch)
 
     def with_efficiency(self, efficiency: str) -> "Recipe":
-        """The recipe with `efficiency` instead of auto. Plain training has no int8 activations."""
+        """The recipe with `efficiency` instead of auto. Plain modules have no int8 activations."""
         return replace(
-            self, efficiency=efficiency, int8_maps=self.int8_maps and efficiency != "plain"
+            self, efficiency=efficiency, int8_maps=self.int8_maps and is_fused(efficiency)
         )
 
     def in_epochs(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
@@ -250,14 +255,25 @@ def saved_recipe(data: Any, where: str) -> Recipe:
 
 
 def with_current_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a saved recipe under the names that they have in this version."""
-    return {RENAMED.get(name, name): value for name, value in recipe.items()}
+    """A saved recipe with the names of this version, of fields and of values of `efficiency`."""
+    current = {RENAMED.get(name, name): value for name, value in recipe.items()}
+    if isinstance(current.get("efficiency"), str):
+        current["efficiency"] = current_name(current["efficiency"])
+    return current
 
 
 def with_current_flags(words: Sequence[str]) -> list[str]:
-    """Command-line words with each `--recipe.OLD` replaced by `--recipe.NEW`, and a warning."""
-    current = []
+    """Command-line words with each `--recipe.OLD` replaced by `--recipe.NEW`, and a warning.
+
+    The values of `--efficiency` and `--recipe.efficiency` are replaced as well.
+    """
+    current: list[str] = []
     for word in words:
+        flag, equals, value = word.rpartition("=")
+        flag = flag if equals else (current or [""])[-1]
+        if flag in EFFICIENCY_FLAGS and (new := current_name(value)) != value:
+            print(f"fullstride: {flag} {value} is deprecated, use {new}", file=sys.stderr)
+            word = f"{flag}={new}" if equals else new
         old = re.fullmatch(r"--recipe\.(no-)?([a-z_-]+)(=.*)?", word)
         if old and old[2] in RENAMED:
             flag = f"--recipe.{old[1] or ''}{RENAMED[old[2]].replace('_', '-')}"

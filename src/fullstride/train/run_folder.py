@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fullstride.nets.efficiency import current_name
 from fullstride.storage import atomic_write, read_json, recover_interrupted_write
 from fullstride.train.recipe import Recipe, with_current_names
 
@@ -54,6 +55,9 @@ def create_or_resume(folder: Path, asked: RunConfig) -> None:
                 if field.default is not MISSING
             }
             found["recipe"] = json.loads(json.dumps(defaults)) | with_current_names(found["recipe"])
+            found["efficiency"] = config_efficiency(found)
+            if found["recipe"].get("efficiency") != "auto":
+                found["recipe"]["efficiency"] = found["efficiency"]
         differ = [
             f"{name} is {old!r} there and {new!r} now"
             for name, old, new in differences(found, wanted)
@@ -82,7 +86,14 @@ def saved_efficiency(folder: Path) -> str:
         if (folder / CHECKPOINT).exists() and (folder / RUN_CONFIG).exists()
         else None
     )
-    return str(found.get("efficiency", "")) if isinstance(found, dict) else ""
+    return config_efficiency(found) if isinstance(found, dict) else ""
+
+
+def config_efficiency(config: Mapping[str, Any]) -> str:
+    """The efficiency in a run's JSON; timm's networks were always compiled as plain modules."""
+    name = str(config.get("efficiency", ""))
+    plain = name == "compiled" and "timm" in config.get("spec", ())
+    return "plain_compiled" if plain else current_name(name)
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

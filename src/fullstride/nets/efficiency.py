@@ -1,0 +1,26 @@
+"""How is a training step computed? By plain or fused modules, eagerly or compiled."""
+
+from typing import Literal
+
+# plain: PyTorch's modules. fused: the memory-efficient operators of `nets.fused`. Compiled: by
+# torch.compile, with recomputation (see `nets.compile`).
+Efficiency = Literal["plain", "fused", "plain_compiled", "fused_compiled"]
+
+# Names of version 0.1, which are read from files and flags.
+RENAMED: dict[str, Efficiency] = {
+    "lean": "fused",
+    "compiled": "fused_compiled",
+}
+
+
+def current_name(efficiency: str) -> str:
+    """The name of this version for that of an earlier one."""
+    return RENAMED.get(efficiency, efficiency)
+
+
+def is_fused(efficiency: str) -> bool:
+    return efficiency in ("fused", "fused_compiled")
+
+
+def is_compiled(efficiency: str) -> bool:
+    return efficiency in ("plain_compiled", "fused_compiled")
