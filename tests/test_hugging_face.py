@@ -290,14 +290,8 @@ def test_workers_read_what_one_process_reads(tmp_path, form):
     assert all(np.array_equal(one, two) for one, two in zip(*seen, strict=True))
 
 
-@pytest.mark.parametrize("form", ["saved", "parquet"])
-def test_a_network_trains_on_it_from_the_first_epoch_to_the_bundle(tmp_path, form):
-    folder = (
-        saved(tmp_path / "data", table())
-        if form == "saved"
-        else as_parquet(tmp_path / "data", train=table())
-    )
-    data = open_data(str(folder))
+def test_a_network_trains_on_it_from_the_first_epoch_to_the_bundle(tmp_path):
+    data = open_data(str(as_parquet(tmp_path / "data", train=table())))
     recipe = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch=8)
     (row,) = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
     assert row["skipped"] == {}

@@ -38,9 +38,17 @@ TEN = [f"photos/{number}.png" for number in range(10)]
 ROWS = [(name, "cat" if number % 3 else "dog") for number, name in enumerate(TEN)]
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("delimiter", "mark", "newline"),
+    [
+        (",", b"", "\n"),
+        (",", b"\xef\xbb\xbf", "\r\n"),
+        (";", b"\xef\xbb\xbf", "\n"),
+        (";", b"", "\r\n"),
+        ("\t", b"", "\r\n"),
+        ("\t", b"\xef\xbb\xbf", "\n"),
+    ],
+)
 def test_every_row_is_an_image_of_its_class(tmp_path, delimiter, mark, newline):
     pictures(tmp_path, *TEN)
     lines = [delimiter.join(fields) for fields in [("path", "label"), *ROWS]]
