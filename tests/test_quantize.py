@@ -1,4 +1,4 @@
-"""Files that compute in int8 answer as the network does, and what int8 would spoil stays in float or is trained."""
+"""Files in int8 predict as the network does, and sensitive layers stay in float or are trained."""
 
 import copy
 import sys
@@ -76,11 +76,11 @@ def tests(digits):
 
 
 def pixels(x: Tensor) -> np.ndarray:
-    """What `x` was made of."""
+    """The uint8 images of which `x` is the normalised form."""
     return ((x * 0.5 + 0.2) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> ExportJob:
+def make_job(net: nn.Module, images: Tensor, float_layers: tuple[str, ...] = ()) -> ExportJob:
     about = Metadata(
         name="a test",
         classes=tuple("0123456789"),
@@ -88,14 +88,14 @@ def make_job(net: nn.Module, images: Tensor, kept: tuple[str, ...] = ()) -> Expo
         scores={},
         precision="int8",
         input_kind="pixels",
-        float_layers=kept,
+        float_layers=float_layers,
     )
     return ExportJob(
         net, about, pixels(images[:4]), calibration=tuple(pixels(part) for part in images.split(32))
     )
 
 
-def keeping(job: ExportJob, *paths: str) -> ExportJob:
+def with_float(job: ExportJob, *paths: str) -> ExportJob:
     return replace(job, metadata=replace(job.metadata, float_layers=paths))
 
 
@@ -105,7 +105,7 @@ def job(net, images):
 
 
 def made_hard(net: nn.Module, factor: float) -> nn.Module:
-    """The same function, but one channel that `HARD` reads is so much larger than the others, its weights smaller."""
+    """The same function, with one input channel of `HARD` multiplied and its weights divided."""
     net = copy.deepcopy(net)
     before = net.get_submodule(HARD.replace("conv2", "conv1"))
     with torch.no_grad():
@@ -135,24 +135,24 @@ def as_openvino(proto, folder: Path):
     return openvino.read_onnx(folder / "float.onnx")
 
 
-def same(found: np.ndarray, expected: Tensor) -> float:
+def same(rows: np.ndarray, expected: Tensor) -> float:
     """The share of images on which both name the same class."""
-    return (found.argmax(1) == expected.argmax(1).numpy()).mean().item()
+    return (rows.argmax(1) == expected.argmax(1).numpy()).mean().item()
 
 
 @pytest.mark.parametrize("format", [onnx_format, openvino], ids=["onnx", "openvino"])
-def test_an_int8_file_answers_as_the_network_does(format, job, net, tests, tmp_path, capfd):
+def test_an_int8_file_predicts_as_the_network_does(format, job, net, tests, tmp_path, capfd):
     path = tmp_path / ("net.onnx" if format is onnx_format else "net")
-    format.write(keeping(job, "head.fc"), path)
-    told = capfd.readouterr()
-    assert not told.out
-    assert "quant" not in told.err.lower()
-    shipped = format.open_file(path, 1)
-    assert shipped.metadata == keeping(job, "head.fc").about
+    format.write(with_float(job, "head.fc"), path)
+    printed = capfd.readouterr()
+    assert not printed.out
+    assert "quant" not in printed.err.lower()
+    model = format.open_file(path, 1)
+    assert model.metadata == with_float(job, "head.fc").metadata
     expected = logits(net, tests)
-    found = shipped.run(pixels(tests))
-    assert same(found, expected) > 0.98
-    assert 0 < np.abs(found - expected.softmax(1).numpy()).mean() < 0.01
+    rows = model.run(pixels(tests))
+    assert same(rows, expected) > 0.98
+    assert 0 < np.abs(rows - expected.softmax(1).numpy()).mean() < 0.01
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def graph(proto, job):
 
 
 class Graph:
-    """What a test wants to know of an ONNX model."""
+    """An ONNX model, with access by the names of layers and tensors."""
 
     def __init__(self, proto):
         self.nodes = list(proto.graph.node)
@@ -172,7 +172,7 @@ class Graph:
         return next(node for node in self.nodes if node.name == f"net.{path}")
 
     def numbers(self, name: str) -> list[np.ndarray] | None:
-        """Constants of the node that makes `name` where it turns int8 into float: of values, scale and zero point."""
+        """Values, scale and zero point of a tensor that is dequantized from int8."""
         maker = self.maker.get(name)
         if maker is None or maker.op_type != "DequantizeLinear":
             return None
@@ -181,7 +181,7 @@ class Graph:
         return [self.constant.get(each) for each in maker.input]
 
 
-def test_weights_are_int8_for_each_output_channel_and_what_layers_read_is_unsigned(graph, net):
+def test_weights_are_int8_for_each_output_channel_and_activations_unsigned(graph, net):
     for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
         _, scale, zero = graph.numbers(node.input[0])
@@ -196,7 +196,7 @@ def test_weights_are_int8_for_each_output_channel_and_what_layers_read_is_unsign
         assert np.abs(values * scale - weight).max() <= 0.501 * scale.max()
 
 
-def test_what_makes_the_input_of_pixels_and_the_softmax_are_in_float(graph):
+def test_preprocessing_and_the_softmax_are_in_float(graph):
     front = [
         node
         for node in graph.nodes
@@ -206,9 +206,7 @@ def test_what_makes_the_input_of_pixels_and_the_softmax_are_in_float(graph):
     assert not [node.op_type for node in front if graph.numbers(node.input[0])]
 
 
-def test_symmetric_files_round_around_zero_what_layers_read_and_leave_biases_in_float(
-    proto, job, net
-):
+def test_symmetric_files_round_activations_around_zero_and_leave_biases_in_float(proto, job, net):
     graph = Graph(onnx_int8.quantize(proto, job, symmetric=True))
     for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
@@ -245,26 +243,25 @@ def test_means_over_pixels_become_pools_that_give_the_same():
     )
 
 
-def test_layers_kept_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, hard_job):
+def test_layers_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, hard_job):
     net = hard_job.net
-    graph = Graph(onnx_int8.quantize(hard_proto, keeping(hard_job, HARD, "stem.conv.conv")))
+    graph = Graph(onnx_int8.quantize(hard_proto, with_float(hard_job, HARD, "stem.conv.conv")))
     for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
-        kept = path in (HARD, "stem.conv.conv")
-        assert bool(graph.numbers(node.input[0])) != kept
-        assert bool(graph.numbers(node.input[1])) != kept
-        if kept:
+        in_float = path in (HARD, "stem.conv.conv")
+        assert bool(graph.numbers(node.input[0])) != in_float
+        assert bool(graph.numbers(node.input[1])) != in_float
+        if in_float:
             assert np.array_equal(graph.constant[node.input[1]], layer.weight.detach())
     assert graph.maker[graph.node(HARD).input[0]].op_type == "Relu"
 
 
-def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(
-    proto, job, tmp_path
-):
+def test_layers_in_float_have_no_rounding_before_them_in_an_openvino_file(proto, job, tmp_path):
     model = as_openvino(proto, tmp_path)
     depthwise = "stages.3.0.branch.conv2.conv"
     whole, parts = (
-        openvino.quantize(model.clone(), keeping(job, *kept)) for kept in ((), (depthwise, HARD))
+        openvino.quantize(model.clone(), with_float(job, *layers))
+        for layers in ((), (depthwise, HARD))
     )
 
     def makers(model, path: str) -> list[str]:
@@ -274,30 +271,26 @@ def test_layers_kept_in_float_have_no_rounding_before_them_in_an_openvino_file(
         return [each.get_source_output().get_node().get_type_name() for each in layer.inputs()]
 
     for path in quantizable_layers(job.net):
-        given, weight = makers(whole, path)
-        assert given == "FakeQuantize"
+        source, weight = makers(whole, path)
+        assert source == "FakeQuantize"
         assert weight != "Constant"  # int8 and what makes floats of it
-        given, weight = makers(parts, path)
-        assert (given != "FakeQuantize") == (weight == "Constant") == (path in (depthwise, HARD))
+        source, weight = makers(parts, path)
+        assert (source != "FakeQuantize") == (weight == "Constant") == (path in (depthwise, HARD))
 
 
-def test_what_makes_the_input_of_pixels_is_left_alone_in_an_openvino_file(proto, tmp_path):
+def test_preprocessing_is_in_float_in_an_openvino_file(proto, tmp_path):
     model = as_openvino(proto, tmp_path)
     names = openvino.float_operations(model, ())
-    found = {op.get_type_name() for op in model.get_ops() if op.get_friendly_name() in names}
-    assert {"Convert", "Transpose"} <= found
-    assert not found & {"Convolution", "GroupConvolution", "MatMul", "Relu", "Softmax"}
+    kinds = {op.get_type_name() for op in model.get_ops() if op.get_friendly_name() in names}
+    assert {"Convert", "Transpose"} <= kinds
+    assert not kinds & {"Convolution", "GroupConvolution", "MatMul", "Relu", "Softmax"}
 
 
-def test_a_layer_that_is_not_there_cannot_be_kept(proto, job, tmp_path):
-    with pytest.raises(
-        ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
-    ):
-        onnx_int8.quantize(proto, keeping(job, "stem.act"))
-    with pytest.raises(
-        ValueError, match=r"^stem.act cannot be kept in float, the graph has no such layer"
-    ):
-        openvino.quantize(as_openvino(proto, tmp_path), keeping(job, "stem.act"))
+def test_a_layer_that_is_not_there_cannot_stay_in_float(proto, job, tmp_path):
+    with pytest.raises(ValueError, match=r"^stem.act .* no such layer"):
+        onnx_int8.quantize(proto, with_float(job, "stem.act"))
+    with pytest.raises(ValueError, match=r"^stem.act .* no such layer"):
+        openvino.quantize(as_openvino(proto, tmp_path), with_float(job, "stem.act"))
 
 
 def test_without_nncf_the_extra_is_named(job, monkeypatch):
@@ -319,16 +312,16 @@ def test_sensitivity_is_what_rounding_by_hand_gives():
     net, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).eval(), torch.randn(30, 6)
     first, second = (layer.weight.detach().numpy() for layer in (net[0], net[2]))
     b1, b2 = (layer.bias.detach().numpy() for layer in (net[0], net[2]))
-    given, middle = x.numpy(), np.maximum(x.numpy() @ first.T + b1, 0)
+    inputs, middle = x.numpy(), np.maximum(x.numpy() @ first.T + b1, 0)
     plain = middle @ second.T + b2
 
     def weight(w):
         return by_hand(w, np.abs(w).max(1, keepdims=True) / 127, 0, -127, 127)
 
-    low, high = given.min(), given.max()
+    low, high = inputs.min(), inputs.max()
     scale = (high - low) / 255
     one = (
-        np.maximum(by_hand(given, scale, np.round(-low / scale), 0, 255) @ weight(first).T + b1, 0)
+        np.maximum(by_hand(inputs, scale, np.round(-low / scale), 0, 255) @ weight(first).T + b1, 0)
         @ second.T
         + b2
     )
@@ -336,9 +329,9 @@ def test_sensitivity_is_what_rounding_by_hand_gives():
     expected = {
         path: ((y - plain) ** 2).mean() / plain.var(ddof=1) for path, y in (("0", one), ("2", two))
     }
-    found = sensitivity(net, x)
-    assert dict(found) == pytest.approx(expected, rel=1e-3)
-    assert found[0][1] >= found[1][1]
+    scores = sensitivity(net, x)
+    assert dict(scores) == pytest.approx(expected, rel=1e-3)
+    assert scores[0][1] >= scores[1][1]
 
 
 def test_the_layer_that_was_made_hard_comes_first_and_the_network_stays_as_it_is(
@@ -346,34 +339,34 @@ def test_the_layer_that_was_made_hard_comes_first_and_the_network_stays_as_it_is
 ):
     hard = hard_job.net
     state, before = copy.deepcopy(hard.state_dict()), logits(hard, images)
-    found = sensitivity(hard, images)
-    assert found[0][0] == HARD
-    assert found[0][1] > 100 * found[1][1]
-    assert {path for path, _ in found} == set(quantizable_layers(net))
+    scores = sensitivity(hard, images)
+    assert scores[0][0] == HARD
+    assert scores[0][1] > 100 * scores[1][1]
+    assert {path for path, _ in scores} == set(quantizable_layers(net))
     assert all(torch.equal(value, state[name]) for name, value in hard.state_dict().items())
     assert torch.equal(logits(hard, images), before)
 
 
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
-def test_a_file_that_keeps_the_hard_layer_in_float_answers_again_as_the_network_does(
+def test_a_file_with_the_hard_layer_in_float_predicts_as_the_network_does(
     format, hard_job, hard_proto, tests, tmp_path
 ):
     expected, shares = logits(hard_job.net, tests), []
-    for kept in ((), (sensitivity(hard_job.net, tests)[0][0],)):
-        job = keeping(hard_job, *kept)
+    for layers in ((), (sensitivity(hard_job.net, tests)[0][0],)):
+        job = with_float(hard_job, *layers)
         if format == "onnx":
             path = tmp_path / "net.onnx"
             onnx_format.save(onnx_int8.quantize(hard_proto, job), job.metadata, path)
-            found = onnx_format.open_file(path, 1).run(pixels(tests))
+            rows = onnx_format.open_file(path, 1).run(pixels(tests))
         else:
             model = openvino.quantize(as_openvino(hard_proto, tmp_path), job)
-            found = openvino.core().compile_model(model, "CPU")([pixels(tests)])[0]
-        shares.append(same(found, expected))
+            rows = openvino.core().compile_model(model, "CPU")([pixels(tests)])[0]
+        shares.append(same(rows, expected))
     assert shares[0] < 0.9
     assert shares[1] > 0.98
 
 
-def test_ranges_hold_zero_and_all_that_a_layer_is_given():
+def test_ranges_hold_zero_and_all_inputs_of_a_layer():
     net = nn.Sequential(nn.Identity(), nn.Conv1d(1, 1, 1))
     x = torch.tensor([[[2.0, 3.0]], [[2.5, 7.0]]])
     assert input_ranges(net, x) == {"1": Range(0.0, 7.0)}
@@ -383,15 +376,15 @@ def test_ranges_hold_zero_and_all_that_a_layer_is_given():
     ].tolist() == pytest.approx([0.0, 7.0], abs=9 / 255)
 
 
-def test_layers_are_released_one_by_one_until_the_loss_is_small_enough():
-    seen = []
+def test_layers_fall_back_to_float_one_by_one_until_the_loss_is_small_enough():
+    attempts = []
 
-    def drop_with(kept):
-        seen.append(list(kept))
-        return 3.0 - len(kept)
+    def drop_with(layers):
+        attempts.append(list(layers))
+        return 3.0 - len(layers)
 
     assert fall_back_to_float(drop_with, 1.5, ["a", "b", "c", "d"]) == [(1, 2.0), (2, 1.0)]
-    assert seen == [["a"], ["a", "b"]]
+    assert attempts == [["a"], ["a", "b"]]
     assert fall_back_to_float(drop_with, -5.0, ["a", "b"]) == [(1, 2.0), (2, 1.0)]
     assert fall_back_to_float(drop_with, 9.0, []) == []
 
@@ -399,7 +392,8 @@ def test_layers_are_released_one_by_one_until_the_loss_is_small_enough():
 def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images, tests):
     hard = made_hard(net, 300)
     expected = logits(hard, tests).softmax(1)
-    better = finetune_int8(hard, GRAY, digits, images)
+    few = replace(digits.train, names=digits.train.names[:400], targets=digits.train.targets[:400])
+    better = finetune_int8(hard, GRAY, replace(digits, train=few), images)
     before, after = (int8_loss(each, tests, expected) for each in (hard, better))
     assert after < 0.8 * before
     assert same(int8_logits(better, tests, input_ranges(better, images)).numpy(), expected) > same(
@@ -410,9 +404,9 @@ def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images,
     assert not [module for module in better.modules() if module._forward_pre_hooks]
 
 
-def test_finetuning_that_does_harm_is_not_kept(net, digits, images):
+def test_the_network_stays_as_it_was_where_finetuning_does_harm(net, digits, images):
     wild = replace(INT8_FINETUNE, lr=0.1, clip_norm=1e6, steps=3)
-    kept = finetune_int8(net, GRAY, digits, images, recipe=wild)
+    result = finetune_int8(net, GRAY, digits, images, recipe=wild)
     assert all(
-        torch.equal(value, net.state_dict()[name]) for name, value in kept.state_dict().items()
+        torch.equal(value, net.state_dict()[name]) for name, value in result.state_dict().items()
     )
