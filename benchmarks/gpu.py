@@ -611,10 +611,10 @@ def learn(asked: Asked, recipe: Any) -> Finding:
             if time.perf_counter() - began > limit:
                 break
         rows.close()  # pyright: ignore[reportAttributeAccessIssue]
-    told = f"{len(rates)} epochs, loss {last['loss']:.3f}, minival {last['minival_top1']:.1f} %"
+    told = f"{len(rates)} epochs, loss {last['loss']:.3f}, minival {last['minival/top1']:.1f} %"
     told += f", {np.median(rates):,.0f} images/s, {last['data_share']:.0%} of the time waiting"
     return {
-        "ok": asked.tiny or last["minival_top1"] > 90,
+        "ok": asked.tiny or last["minival/top1"] > 90,
         "epochs": rates,
         "last": last,
         "told": told,

@@ -18,7 +18,7 @@ from fullstride.deploy.predict import inputs, logits, outputs
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.storage import atomic_write
-from fullstride.train.run import fitting_data
+from fullstride.train.scoring import matching_data
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     print(f"{'run':24}{'file':16}{'difference':>11}{'other class':>12}{'top-1 %':>9}{'PyTorch':>9}")
     for run in asked.runs:
         bundle = zoo.load(run)
-        test = fitting_data(run, bundle.classes).test
+        test = matching_data(run, bundle).test
         found = list(test.readable())
         sample = ComparisonImages(
             [picture for _, picture in found], [test.targets[index] for index, _ in found]

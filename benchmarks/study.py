@@ -48,10 +48,11 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.storage import atomic_write
 from fullstride.tasks.classify import Classify
-from fullstride.train import loop, recipes, run
+from fullstride.train import loop, recipes
+from fullstride.train.batches import training_batches
 from fullstride.train.distill import Teacher
-from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.train.scoring import score_images
 
 SHORT, LONG = 24, 93  # epochs, for 90 and 350 in the paper
 SIDE, BATCH, RATE = 32, 64, 4.0
@@ -162,10 +163,9 @@ def trained(
     torch.manual_seed(recipe.seed)
     net = Network(network)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    batches = run.training_batches(data, PRE, recipe, "cpu", 0, SINGLE_PROCESS)
-    *_, last = loop.train_epochs(
-        net, Classify(recipe.label_smoothing), batches, recipe, teacher=teacher
-    )
+    task = Classify()
+    batches = training_batches(data, task, PRE, recipe)
+    *_, last = loop.train_epochs(net, task, batches, recipe, teacher=teacher)
     net.load_state_dict(last.state["average"])
     return net
 
@@ -184,7 +184,7 @@ def scores(job: tuple[Row, int]) -> tuple[Row, int, dict[str, float]]:
         )
     net = trained(row.network, recipe, data, teacher)
     top1 = {
-        part: run.judge(net, getattr(data, part), PRE, "cpu")[0]["top1"]
+        part: score_images(net, Classify(), getattr(data, part), PRE, "cpu")[0]["top1"]
         for part in ("minival", "test")
     }
     return row, seed, {**top1, "cpu_s": round(time.process_time() - began, 1)}

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from fullstride.data.loader import Batches, TrainView
+from fullstride.data.loader import Batch, Batches, TrainView
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -17,6 +17,7 @@ from fullstride.train.recipe import saved_recipe, with_current_flags
 from fullstride.train.recipes import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
+EXAMPLE = Batch(torch.zeros(4, 1, 32, 32), torch.arange(4), torch.arange(4))
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.05, resolution=16, batch=16)
 
 
@@ -92,16 +93,18 @@ def test_the_fastest_efficiency_is_measured_once_and_again_where_something_diffe
     net = zoo.create("genet_tiny", in_channels=1)
     auto = replace(SHORT, efficiency="auto")
     for _ in range(2):
-        assert autotune.choose_efficiency(auto, net, GRAY, "cpu").efficiency == "fused"
+        assert (
+            autotune.choose_efficiency(auto, Classify(), net, EXAMPLE, "cpu").efficiency == "fused"
+        )
     assert rates == ["plain", "fused"]
     (entry,) = json.loads(cache.read_text()).values()
     assert entry["images_per_s"] == {"plain": 100.0, "fused": 150.0}
     assert entry["environment"]["torch"] == torch.__version__
-    autotune.choose_efficiency(replace(auto, batch=8), net, GRAY, "cpu")
+    autotune.choose_efficiency(replace(auto, batch=8), Classify(), net, EXAMPLE, "cpu")
     assert rates == ["plain", "fused"] * 2
     for content in ("nonsense", '{"key": {"fastest": "lean"}}'):
         cache.write_text(content)
-        autotune.choose_efficiency(auto, net, GRAY, "cpu")
+        autotune.choose_efficiency(auto, Classify(), net, EXAMPLE, "cpu")
     assert rates == ["plain", "fused"] * 4
 
 
@@ -118,7 +121,7 @@ def test_a_gpu_is_asked_to_compile_and_networks_of_timm_have_no_fused_form(
     name, device, efficiencies, rates
 ):
     recipe = replace(SHORT, efficiency="auto")
-    autotune.measure_rates(recipe, zoo.create(name), GRAY, torch.device(device), 8)
+    autotune.measure_rates(recipe, Classify(), zoo.create(name), EXAMPLE, torch.device(device), 8)
     assert rates == efficiencies
 
 
@@ -130,7 +133,7 @@ def test_an_efficiency_whose_batch_does_not_fit_is_left_out(monkeypatch, cache):
 
     monkeypatch.setattr(autotune, "rate", rate)
     net, auto = zoo.create("genet_tiny", in_channels=1), replace(SHORT, efficiency="auto")
-    assert autotune.choose_efficiency(auto, net, GRAY, "cpu").efficiency == "fused"
+    assert autotune.choose_efficiency(auto, Classify(), net, EXAMPLE, "cpu").efficiency == "fused"
 
 
 @pytest.mark.parametrize("efficiency", ["fused", "fused_compiled"])
@@ -163,7 +166,9 @@ def test_a_run_of_version_0_1_continues_with_the_modules_that_it_was_compiled_wi
 def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     net = zoo.create("genet_tiny", in_channels=1)
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    assert autotune.rate(replace(SHORT, efficiency="fused"), net, GRAY, torch.device("cpu"), 8) > 0
+    assert autotune.rate(
+        replace(SHORT, efficiency="fused"), Classify(), net, EXAMPLE, torch.device("cpu"), 8
+    )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not net.is_fused
 

@@ -15,11 +15,11 @@ from PIL import Image
 from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.tasks.classify import Classify
+from fullstride.train.batches import training_batches
 from fullstride.train.data_bench import Balance, Feed, Steps, balance, long_side
-from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.recipes import DIGITS, FINETUNE
-from fullstride.train.run import beginning, training_batches
+from fullstride.train.run import initial_network
 
 RECIPE = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch=16)
 SLEEP_S = 0.02
@@ -76,8 +76,8 @@ def weighed(
 
 def data_share(data: DataSet, workers: int) -> float:
     """What a real epoch waits for images, by the log of training."""
-    net, pre = beginning("genet_tiny", data, RECIPE, "")
-    batches = training_batches(data, pre, RECIPE, "cpu", workers, SINGLE_PROCESS)
+    net, pre = initial_network("genet_tiny", Classify(), data, RECIPE)
+    batches = training_batches(data, Classify(), pre, RECIPE, "cpu", workers)
     (epoch,) = train_epochs(net, Classify(), batches, RECIPE)
     assert isinstance(epoch, Epoch)
     return epoch.data_share

@@ -146,7 +146,7 @@ def test_scoring_leaves_unreadable_images_out_and_says_which(spoiled, workers):
 def test_training_takes_the_next_image_for_an_unreadable_one(spoiled, workers):
     view = TrainView(Preprocessing(resolution=8))
     batches = Batches(spoiled, view, batch=5, shuffle=True, workers=workers)
-    order = Batches(spoiled, view, batch=10, shuffle=True)._order
+    order = Batches(spoiled, view, batch=10, shuffle=True)._sampler
     for number in range(3):
         order.epoch = number
         wanted = [index for _, index in next(iter(order))]
@@ -254,8 +254,8 @@ def of_classes(labels: Sequence[int]) -> Images:
 
 
 def ordered(batches: Batches, number: int, start: int = 0) -> list[list[int]]:
-    batches._order.epoch, batches._order.start = number, start
-    return [[index for _, index in batch] for batch in batches._order]
+    batches._sampler.epoch, batches._sampler.start = number, start
+    return [[index for _, index in batch] for batch in batches._sampler]
 
 
 @pytest.mark.parametrize(
@@ -319,11 +319,12 @@ def test_batches_of_groups_are_a_function_of_seed_and_epoch_and_go_on_from_any_o
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_a_batch_by_whole_groups(processes):
-    def batches(share: tuple[int, int]) -> Batches:
-        return Batches(digits(200), TRAIN, batch=32, shuffle=True, per_class=4, share=share)
+    def batches(rank: int, world_size: int) -> Batches:
+        how = dict(shuffle=True, per_class=4, rank=rank, world_size=world_size)
+        return Batches(digits(200), TRAIN, batch=32, **how)
 
-    whole = ordered(batches((0, 1)), 3)
-    parts = [ordered(batches((place, processes)), 3) for place in range(processes)]
+    whole = ordered(batches(0, 1), 3)
+    parts = [ordered(batches(rank, processes), 3) for rank in range(processes)]
     for number, batch in enumerate(whole):
         assert sorted(batch) == sorted(index for part in parts for index in part[number])
         for part in parts:
@@ -356,7 +357,7 @@ def test_impossible_groups_views_and_sides_are_refused():
         "^5 classes in a batch are not shared out evenly among 2 processes: use a batch that is a multiple of 8$",
         batch=20,
         per_class=4,
-        share=(0, 2),
+        world_size=2,
     )
     refused("^distinct_views -1: use", distinct_views=-1)
     with pytest.raises(ValueError, match="^resolution 0: use 1 to 16384 pixels$"):

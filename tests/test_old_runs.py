@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from fullstride.nets import families
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.spec import NetSpec
+from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipe import saved_recipe
+from fullstride.train.scoring import score_images
 
 OLD = Path(__file__).parent / "old_runs"
 RUNS = ("sgd", "mixed", "rmsprop", "lean")
@@ -75,7 +77,9 @@ def test_an_old_run_is_not_resumed_with_another_recipe(old_run, few_digits):
 
 def test_an_old_bundle_is_loaded_scored_and_saved_as_it_was(few_digits, tmp_path):
     bundle = Bundle.load(OLD / "bundle")
-    scores, skipped = run.judge(bundle.net, few_digits.test, bundle.preprocessing, "cpu")
+    scores, skipped = score_images(
+        bundle.net, find_task(bundle.task), few_digits.test, bundle.preprocessing, "cpu"
+    )
     recorded = bundle.scores["test"]
     assert (scores["top1"], scores["images"], skipped) == (recorded["top1"], 20, {})
     assert scores["loss"] == pytest.approx(recorded["loss"], rel=1e-5)

@@ -10,19 +10,21 @@ from PIL import Image
 from fullstride.report import plots
 from fullstride.report.format import count, ms, percent, wilson
 from fullstride.report.page import Entry, Prediction, picture, render, write
+from fullstride.tasks.classify import Classify
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}{0}$ & \'_'
+TOP1 = Classify.metric
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 LOG = [
-    dict(epoch=n + 1, loss=2 / (n + 1), lr=0.1, images_per_s=3000.0, minival_top1=90.0 + n)
+    dict(epoch=n + 1, loss=2 / (n + 1), lr=0.1, images_per_s=3000.0, **{"minival/top1": 90.0 + n})
     for n in range(5)
 ]
 TRAINED = Entry(
-    name="tresnet_tiny", data="digits", top1=98.3, test_images=360, params=1_082_032, macs=3_929_216, resolution=32,
+    name="tresnet_tiny", data="digits", metric=TOP1, score=98.3, test_images=360, params=1_082_032, macs=3_929_216, resolution=32,
     ms_p50=1.07, ms_p99=1.5, images_per_s=3222.0, batch=64, log=LOG,
 )  # fmt: skip
 UNTRAINED = Entry(
-    name="timm/resnet18", data="", top1=None, test_images=0, params=11_689_512, macs=37_000_000, resolution=32,
+    name="timm/resnet18", data="", metric=TOP1, score=None, test_images=0, params=11_689_512, macs=37_000_000, resolution=32,
     ms_p50=3.21, ms_p99=4.4, images_per_s=900.0, batch=64, note="not trained here",
 )  # fmt: skip
 HERE = {"device": "AMD EPYC", "threads": 1, "cuda": None}
@@ -148,11 +150,21 @@ def test_speeds_are_relative_to_the_first_network_that_was_not_trained():
     [
         TRAINED,
         UNTRAINED,
-        Entry(name="a", data="digits", top1=100.0, test_images=1, params=10, macs=20, resolution=8),
+        Entry(
+            name="a",
+            data="digits",
+            metric=TOP1,
+            score=100.0,
+            test_images=1,
+            params=10,
+            macs=20,
+            resolution=8,
+        ),
         Entry(
             name="_a",
             data="d",
-            top1=0.0,
+            metric=TOP1,
+            score=0.0,
             test_images=9,
             params=1,
             macs=1,
@@ -163,7 +175,8 @@ def test_speeds_are_relative_to_the_first_network_that_was_not_trained():
         Entry(
             name="数字 $",
             data="",
-            top1=50.0,
+            metric=TOP1,
+            score=50.0,
             test_images=0,
             params=1,
             macs=1,
@@ -221,7 +234,7 @@ def test_the_plot_for_a_readme_is_a_png():
 
 def test_names_in_the_plot_cover_neither_each_other_nor_a_mark():
     near = [plots.Point(f"network_{n}", 1 + 0.05 * n, 95 + 0.3 * n) for n in range(5)]
-    figure = plots.accuracy_latency_figure([*near, plots.Point("timm/resnet18", 3.0, None)])
+    figure = plots.score_latency_figure([*near, plots.Point("timm/resnet18", 3.0, None)], TOP1)
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     overlaps = [

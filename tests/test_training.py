@@ -20,15 +20,18 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.train import run, run_folder
+from fullstride.train.batches import training_batches
 from fullstride.train.distill import Teacher, matching_teacher
 from fullstride.train.distributed import SINGLE_PROCESS
-from fullstride.train.loop import Learner, evaluate, train_epochs
+from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import lr_at
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import DIGITS
+from fullstride.train.scoring import evaluate, matching_data
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16)
@@ -55,9 +58,17 @@ def test_label_smoothing_equals_cross_entropy_with_softened_targets():
     assert Classify(0.1).loss(logits, labels).item() == pytest.approx(by_hand.item(), rel=1e-12)
 
 
-def test_top1_counts_right_answers_in_percent():
-    logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 1.0], [1.0, 0.0]])
-    assert Classify().score(logits, torch.tensor([0, 1, 1, 0]))["top1"] == 75.0
+def test_scores_of_batches_and_of_processes_are_those_of_the_whole():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(50, 5), torch.arange(50) % 5
+    first, second = Classify().score(), Classify().score()
+    for score, part in ((first, slice(0, 8)), (first, slice(8, 20)), (second, slice(20, 50))):
+        score.update(logits[part], labels[part])
+    first.merge(second)
+    right = [int(row.argmax()) == label for row, label in zip(logits, labels, strict=True)]
+    assert first.compute()["top1"] == 100 * sum(right) / 50
+    loss = -logits.double().log_softmax(1)[torch.arange(50), labels].mean()
+    assert first.compute()["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])
@@ -128,7 +139,7 @@ def test_the_network_grows_into_its_resolution(digits):
         train_epochs(
             net,
             Classify(),
-            run.training_batches(digits, GRAY, recipe, "cpu", 0, SINGLE_PROCESS),
+            training_batches(digits, Classify(), GRAY, recipe),
             recipe,
         )
     )
@@ -452,10 +463,10 @@ def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored
         SHORT, epochs=30, early_stop_patience=2, lr=1e-9, warmup_epochs=0, ema_decay=0.0
     )  # nothing is learned
     rows = rows_of(tmp_path / "run", digits, recipe)
-    top = run_folder.best_row(rows)
+    top = run_folder.best_row(rows, Classify.metric)
     assert len(rows) == top["epoch"] + 2 < 30
     assert all(
-        (row["minival_top1"], -row["minival_loss"]) <= (top["minival_top1"], -top["minival_loss"])
+        (row["minival/top1"], -row["minival/loss"]) <= (top["minival/top1"], -top["minival/loss"])
         for row in rows
     )
     best, bundle = (
@@ -467,8 +478,8 @@ def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored
     )
     assert bundle.scores["minival"] == best.scores["minival"]
     assert (best.scores["minival"]["top1"], best.scores["minival"]["loss"]) == (
-        top["minival_top1"],
-        top["minival_loss"],
+        top["minival/top1"],
+        top["minival/loss"],
     )
     assert "test" not in best.scores
 
@@ -490,7 +501,7 @@ def test_a_run_that_is_out_of_patience_does_not_learn_on_after_a_stop(digits, tm
 def test_the_best_weights_are_kept_beside_the_last_ones(finished):
     folder, rows = finished
     best = Bundle.load(folder / run_folder.BEST)
-    assert best.scores["minival"]["top1"] == max(row["minival_top1"] for row in rows)
+    assert best.scores["minival"]["top1"] == max(row["minival/top1"] for row in rows)
     assert best.recipe == json.loads((folder / run_folder.RUN_CONFIG).read_text())["recipe"]
 
 
@@ -498,7 +509,7 @@ def test_the_share_of_the_minival_is_part_of_a_run_and_found_again(tmp_path):
     data = open_data("digits", minival=0.02)
     assert len(data.minival) == 26  # of 1,297
     list(run.train(tmp_path / "run", "genet_tiny", data, replace(SHORT, steps=2, warmup_epochs=0)))
-    again = run.fitting_data(str(tmp_path / "run"), data.classes)
+    again = matching_data(str(tmp_path / "run"), Bundle.load(tmp_path / "run" / run_folder.BUNDLE))
     assert again.minival.names == data.minival.names
     with pytest.raises(ValueError, match="minival is 0.02 there and None now"):
         list(
@@ -517,9 +528,7 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
         net = zoo.create("genet_tiny", in_channels=1)
-        batches = run.training_batches(
-            digits, GRAY, replace(recipe, triplet=weight), "cpu", 0, SINGLE_PROCESS
-        )
+        batches = training_batches(digits, Classify(), GRAY, replace(recipe, triplet=weight))
         x, labels, _ = next(batches.epoch(0))
         assert labels.bincount().sort(descending=True).values[:4].tolist() == [4, 4, 4, 4]
         with torch.no_grad():
@@ -572,7 +581,7 @@ def test_tensorboard_gets_every_number_of_the_log(tmp_path):
             json.loads(line)
             for line in (tmp_path / "run" / run_folder.LOG).read_text().splitlines()
         ]
-        for name in ("loss", "lr", "minival_top1", "minival_loss", "images_per_s", "data_share"):
+        for name in ("loss", "lr", "minival/top1", "minival/loss", "images_per_s", "data_share"):
             said = [(event.step, event.value) for event in events.Scalars(name)]
             assert said == [(row["epoch"], pytest.approx(row[name], rel=1e-6)) for row in rows]
 
@@ -654,12 +663,11 @@ def test_a_run_folder_that_is_spoiled_is_told_of_in_one_line(finished, digits, t
     (folder / run_folder.LOG).write_text("nonsense\n")
     with pytest.raises(ValueError, match="log.jsonl is not whole JSON"):
         rows_of(folder, digits, recipe)
+    bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
     for text in ("{}", "[1]"):
         (folder / run_folder.RUN_CONFIG).write_text(text)
-        with pytest.raises(
-            ValueError, match="does not say which images it was trained on: give --data"
-        ):
-            run.fitting_data(str(folder), digits.classes)
+        with pytest.raises(ValueError, match="run.json does not name the images.*give --data"):
+            matching_data(str(folder), bundle)
     with pytest.raises(
         ValueError, match="run.json does not say what was asked: give another --out"
     ):
@@ -753,12 +761,12 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(
         minival=below(digits.minival, 5),
     )
     five = replace(five, test=below(digits.test, 5))
-    net, _ = run.beginning("genet_tiny", five, SHORT, str(folder))
+    net, _ = run.initial_network("genet_tiny", find_task(), five, SHORT, str(folder))
     before = Bundle.load(folder / run_folder.BUNDLE).net
     assert torch.equal(net.stem.conv.conv.weight, before.stem.conv.conv.weight)
     assert net.head.fc.out_features == 5
     with pytest.raises(ValueError, match="does not begin resnet_rs_tiny"):
-        run.beginning("resnet_rs_tiny", five, SHORT, str(folder))
+        run.initial_network("resnet_rs_tiny", find_task(), five, SHORT, str(folder))
 
 
 def below(images: Images, classes: int) -> Images:

@@ -15,8 +15,9 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train.distributed import init_distributed
-from fullstride.train.loop import evaluate, train_epochs
+from fullstride.train.loop import train_epochs
 from fullstride.train.recipe import Recipe
+from fullstride.train.scoring import evaluate
 
 
 class FrozenNorms(Network):
@@ -44,7 +45,7 @@ def main(out: str) -> None:
     pre = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
     data = open_data("digits")
     with init_distributed(torch.device("cpu")) as (context, _):
-        share = (context.rank, context.world_size)
+        process = dict(rank=context.rank, world_size=context.world_size)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
         images = data.train.subset(range(64))
         batches = Doubles(
@@ -53,7 +54,7 @@ def main(out: str) -> None:
                 TrainView(pre, Augmentation(hflip_prob=0)),
                 batch=16,
                 shuffle=True,
-                share=share,
+                **process,
             )
         )
         recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
@@ -62,7 +63,7 @@ def main(out: str) -> None:
         score = evaluate(
             epochs[-1].average,
             Classify(),
-            Doubles(Batches(odd, TestView(pre), batch=8, share=share)),
+            Doubles(Batches(odd, TestView(pre), batch=8, **process)),
             context,
         )
         average = [

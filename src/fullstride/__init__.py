@@ -33,7 +33,7 @@ PUBLIC = {
     "open_data": "fullstride.data.dataset",
     "Recipe": "fullstride.train.recipe",
     "train_epochs": "fullstride.train.loop",
-    "evaluate": "fullstride.train.loop",
+    "evaluate": "fullstride.train.scoring",
     "predict": "fullstride.deploy.predict",
     "export": "fullstride.deploy.export",
     "ComparisonImages": "fullstride.deploy.comparison",

@@ -71,12 +71,12 @@ def predict(
 
 def find_model(what: str, trust: bool = False) -> "Bundle | ExportedModel":
     """A bundle or an exported file."""
+    from fullstride import tasks
     from fullstride.deploy.formats import is_exported_path, open_file
-    from fullstride.nets import zoo
 
     if is_exported_path(what):
         return open_file(what, trust=trust)
-    return zoo.load(what)
+    return tasks.load(what)
 
 
 def pictures_in(words: Sequence[str]) -> list[Path]:
@@ -139,11 +139,11 @@ def export(
         device: Where files of the formats aoti and pt2 compute: cpu or cuda. Other engines choose.
         force: Replace what stands at --out.
     """
+    from fullstride import tasks
     from fullstride.deploy.export import check_free, find_format
     from fullstride.deploy.export import export as write
     from fullstride.deploy.select import fastest, most_accurate
     from fullstride.measure.environment import choose_device
-    from fullstride.nets import zoo
 
     if not runs:
         raise ValueError(
@@ -161,7 +161,7 @@ def export(
         if value and not int8:
             raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
     best, bundle, ms = most_accurate(
-        {run: zoo.load(run) for run in runs}, None if auto else budget_ms
+        {run: tasks.load(run) for run in runs}, None if auto else budget_ms
     )
     if ms is not None:
         print(
@@ -189,9 +189,9 @@ def export(
 def compared_on(where: str, bundle: "Bundle", data: str) -> "ComparisonImages":
     """The minival of the images, at most COMPARED of them, with their classes."""
     from fullstride.deploy.comparison import ComparisonImages
-    from fullstride.train.run import fitting_data
+    from fullstride.train.scoring import matching_data
 
-    images = fitting_data(where, bundle.classes, data).minival
+    images = matching_data(where, bundle, data).minival
     found = spread(images, COMPARED)
     if not found:
         raise ValueError("none of the images to compare on could be read: give others by --data")
@@ -204,12 +204,7 @@ def spread(images: "Images", most: int) -> "LazyImages":
 
     count = min(most, len(images))
     places = [place * len(images) // count for place in range(count)]
-    chosen = replace(
-        images,
-        names=tuple(images.names[i] for i in places),
-        targets=tuple(images.targets[i] for i in places),
-    )
-    return LazyImages(images, [places[place] for place, _ in chosen.readable()])
+    return LazyImages(images, [places[place] for place, _ in images.subset(places).readable()])
 
 
 def prepare_int8(
@@ -220,11 +215,12 @@ def prepare_int8(
 
     from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
     from fullstride.deploy.predict import inputs
-    from fullstride.train.run import fitting_data
+    from fullstride.tasks import find_task
+    from fullstride.train.scoring import matching_data
 
     if epochs < 0:
         raise ValueError(f"--finetune-epochs {epochs}: use 0 or more")
-    found = fitting_data(where, bundle.classes, data)
+    found = matching_data(where, bundle, data)
     pictures = spread(found.train, CALIBRATED)
     if not pictures:
         raise ValueError(
@@ -244,6 +240,7 @@ def prepare_int8(
                 bundle.preprocessing,
                 found,
                 seen,
+                task=find_task(bundle.task),
                 recipe=replace(INT8_FINETUNE, epochs=epochs),
                 watch=bar.watch,
             )

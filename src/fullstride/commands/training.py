@@ -59,6 +59,7 @@ def train(
     minival: float | None = None,
     teacher_cache: Path | None = None,
     tensorboard: bool = False,
+    task: str = "classify",
 ) -> None:
     """Train a network on images and leave a run folder: log, checkpoint, best weights, and at the end a bundle.
 
@@ -79,16 +80,18 @@ def train(
         minival: Share of the training images to choose by, where the data have none; by their number if not given.
         teacher_cache: A folder for the answers of the recipe's teacher, for this run and others on the same views.
         tensorboard: Write what the log says for TensorBoard too, in the run folder.
+        task: What the network is trained for.
     """
-    from fullstride.data.dataset import open_data
     from fullstride.measure.environment import choose_device
     from fullstride.storage import read_json
+    from fullstride.tasks import find_task
     from fullstride.train import run, run_folder
     from fullstride.train.distributed import init_distributed
     from fullstride.train.tensorboard import open_board
 
     board = open_board(out / "tensorboard") if tensorboard else None
-    images = open_data(data, minival=minival)
+    kind = find_task(task)
+    images = kind.open_data(data, minival=minival)
     skipped: dict[str, str] = {}
     with (
         init_distributed(choose_device(device)) as (context, place),
@@ -99,6 +102,7 @@ def train(
             model,
             images,
             recipe,
+            task=kind,
             weights=weights,
             device=place,
             workers=workers,
@@ -113,12 +117,13 @@ def train(
             skipped |= row["skipped"]
             bar.say(
                 f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  "
-                f"minival top-1 {row['minival_top1']:.2f} %  {row['images_per_s']:,.0f} images/s, "
+                f"minival {kind.metric.text(row[f'minival/{kind.metric.name}'])}  "
+                f"{row['images_per_s']:,.0f} images/s, "
                 f"{row['data_share']:.0%} of the time waiting for them"
             )
             if board and context.is_rank_zero:
                 board(row)
-        if run_folder.should_stop_early(told, recipe):
+        if run_folder.should_stop_early(told, recipe, kind.metric):
             bar.say(
                 f"no better minival in {recipe.early_stop_patience} epochs: stopped, and the best weights are taken"
             )
@@ -127,7 +132,10 @@ def train(
     bundle = out / run_folder.BUNDLE
     scores = read_json(bundle / "bundle.json")["scores"]["test"]
     report_skipped(skipped | scores.get("skipped", {}))
-    print(f"test top-1 {scores['top1']:.2f} % on {scores['images']} images; bundle in {bundle}")
+    print(
+        f"test {kind.metric.text(scores[kind.metric.name])} on {scores['images']} images; "
+        f"bundle in {bundle}"
+    )
 
 
 def validate(
@@ -144,19 +152,24 @@ def validate(
         split: Which part of the images.
         device: Where to compute.
     """
+    from fullstride import tasks
     from fullstride.measure.environment import choose_device
-    from fullstride.nets import zoo
-    from fullstride.train.run import fitting_data, judge
+    from fullstride.train.scoring import matching_data, score_images
 
-    bundle = zoo.load(run)
-    images = fitting_data(run, bundle.classes, data)
+    bundle = tasks.load(run)
+    task = tasks.find_task(bundle.task)
+    images = getattr(matching_data(run, bundle, data), split)
     place = choose_device(device)
-    scores, skipped = judge(
-        bundle.net.to(place), getattr(images, split), bundle.preprocessing, place
-    )
+    scores, skipped = score_images(bundle.net.to(place), task, images, bundle.preprocessing, place)
     report_skipped(skipped)
+    others = "".join(
+        f", {name} {value:.4f}"
+        for name, value in scores.items()
+        if name not in (task.metric.name, "images")
+    )
     print(
-        f"{split} top-1 {scores['top1']:.2f} %, loss {scores['loss']:.4f}, on {scores['images']} images"
+        f"{split} {task.metric.text(scores[task.metric.name])}{others}, "
+        f"on {scores['images']} images"
     )
 
 

@@ -1,115 +1,117 @@
-"""Which images make a batch? All of them by chance, or the same number of each of some classes."""
+"""Which images make a batch? Random ones, or the same number of images of each of some classes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 
 @dataclass
-class Order:
-    """The batches of an epoch, as (epoch, index) pairs, so that workers need not know the epoch."""
+class EpochSampler:
+    """The batches of an epoch as (epoch, index) pairs, so that workers need not know the epoch."""
 
-    labels: tuple[int, ...]
+    targets: tuple[Any, ...]
     batch: int
     seed: int
     shuffle: bool
-    share: tuple[int, int] = (0, 1)
+    rank: int = 0
+    world_size: int = 1
     per_class: int = 0
     epoch: int = 0
     start: int = 0
 
     def __len__(self) -> int:
-        images = len(self.labels)
+        images = len(self.targets)
         return max(1, images // self.batch) if self.shuffle else -(-images // self.batch)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch, order = self.epoch, np.arange(len(self.labels))
+        epoch, order = self.epoch, np.arange(len(self.targets))
         rng = np.random.default_rng([self.seed, epoch])
         if self.per_class:
-            order = _in_groups(
-                self.labels, len(self), self.batch // self.per_class, self.per_class, rng
+            order = _by_class(
+                self.targets, len(self), self.batch // self.per_class, self.per_class, rng
             )
         elif self.shuffle:
             order = rng.permutation(len(order))
-        place, processes = self.share
         for start in range(self.start * self.batch, len(self) * self.batch, self.batch):
-            # a group stays in one process, which compares only its own images
+            # a group stays in one process, whose loss compares only its own images
             groups = order[start : start + self.batch].reshape(-1, self.per_class or 1)
-            yield [(epoch, int(index)) for index in groups[place::processes].ravel()]
+            yield [(epoch, int(index)) for index in groups[self.rank :: self.world_size].ravel()]
 
 
 def check_groups(
-    labels: tuple[int, ...], batch: int, per_class: int, processes: int, shuffle: bool
+    labels: Sequence[int], batch: int, per_class: int, world_size: int, shuffle: bool
 ) -> None:
+    """Raises ValueError unless batches can have `per_class` images of each of their classes."""
     divisors = [number for number in range(1, batch + 1) if batch % number == 0]
     if not shuffle or per_class not in divisors:
         raise ValueError(
-            f"{per_class} images per class in batches of {batch} with shuffle {shuffle}: shuffle, and use one of "
-            f"{', '.join(map(str, divisors))}"
+            f"{per_class} images per class in batches of {batch} with shuffle {shuffle}: shuffle, "
+            f"and use one of {', '.join(map(str, divisors))}"
         )
-    classes, wanted = len(set(labels)), batch // per_class
-    if classes < wanted:
+    classes, per_batch = len(set(labels)), batch // per_class
+    if classes < per_batch:
         fits = next(number for number in divisors if batch // number <= classes)
         raise ValueError(
-            f"{classes} classes do not fill a batch of {batch} with {per_class} images of each: use {fits} of each, "
-            f"or a batch of {classes * per_class}"
+            f"{classes} classes do not fill a batch of {batch} with {per_class} images of each: "
+            f"use {fits} of each, or a batch of {classes * per_class}"
         )
-    if wanted % processes:
+    if per_batch % world_size:
         raise ValueError(
-            f"{wanted} classes in a batch are not shared out evenly among {processes} processes: use a batch that is "
-            f"a multiple of {processes * per_class}"
+            f"{per_batch} classes in a batch are not shared out evenly among {world_size} "
+            f"processes: use a batch that is a multiple of {world_size * per_class}"
         )
 
 
-def _in_groups(
-    labels: tuple[int, ...], batches: int, per_batch: int, per_class: int, rng: np.random.Generator
+def _by_class(
+    labels: Sequence[int], batches: int, per_batch: int, per_class: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Indices of an epoch's images, batch after batch: `per_class` of each of `per_batch` different classes."""
+    """Indices of an epoch's images, batch after batch: `per_class` of each of `per_batch` classes."""
     _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    left = _rounded(_shares(sizes, batches, per_batch), rng)
-    shown = [
-        _passes(np.flatnonzero(class_of == i), groups, per_class, rng)
-        for i, groups in enumerate(left)
+    groups_left = _round(_batches_per_class(sizes, batches, per_batch), rng)
+    images = [
+        _cycle(np.flatnonzero(class_of == i), groups, per_class, rng)
+        for i, groups in enumerate(groups_left)
     ]
     order = []
-    for to_come in range(batches, 0, -1):
-        # by chance, but those with more left sooner, and now those that must be in every batch to come
-        urgency = np.where(left == to_come, np.inf, left / rng.exponential(size=len(left)))
-        for i in rng.permutation(np.argsort(-urgency)[:per_batch]):
-            left[i] -= 1
-            order.append(shown[i][left[i]])
+    for batches_left in range(batches, 0, -1):
+        # random, but likelier with more groups left, and certain if needed in every batch left
+        weights = groups_left / rng.exponential(size=len(groups_left))
+        weights = np.where(groups_left == batches_left, np.inf, weights)
+        for i in rng.permutation(np.argsort(-weights)[:per_batch]):
+            groups_left[i] -= 1
+            order.append(images[i][groups_left[i]])
     return np.concatenate(order)
 
 
-def _shares(sizes: np.ndarray, batches: int, per_batch: int) -> np.ndarray:
-    """In how many batches each class should be, in fractions: in proportion to its size, but not above all of them."""
+def _batches_per_class(sizes: np.ndarray, batches: int, per_batch: int) -> np.ndarray:
+    """The number of batches that have each class, as fractions: proportional to its size, at most all."""
     full = np.zeros(len(sizes), bool)
     while True:
         free = batches * (per_batch - full.sum())
-        shares = np.where(full, batches, sizes * free / max(sizes[~full].sum(), 1))
-        if (shares <= batches).all():
-            return shares
-        full |= shares > batches
+        counts = np.where(full, batches, sizes * free / max(sizes[~full].sum(), 1))
+        if (counts <= batches).all():
+            return counts
+        full |= counts > batches
 
 
-def _rounded(shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Up or down, so that the sum stays; more often up where the fraction is large."""
-    whole = np.floor(shares).astype(int)
-    chance = (shares - whole) / rng.exponential(size=len(shares))
-    whole[np.argsort(-chance)[: round(shares.sum()) - whole.sum()]] += 1
+def _round(counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Up or down at random with the same sum; up more often if the fraction is large."""
+    whole = np.floor(counts).astype(int)
+    weights = (counts - whole) / rng.exponential(size=len(counts))
+    whole[np.argsort(-weights)[: round(counts.sum()) - whole.sum()]] += 1
     return whole
 
 
-def _passes(
+def _cycle(
     members: np.ndarray, groups: int, per_class: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """(groups, per_class) of a class's images, in a new order whenever all were shown."""
-    shown = np.empty(0, int)
-    while len(shown) < groups * per_class:
-        begun = shown[
-            len(shown) - len(shown) % per_class :
-        ]  # a group that the last pass did not fill
-        again = rng.permutation(members)
-        shown = np.concatenate((shown, again[np.isin(again, begun).argsort(kind="stable")]))
-    return shown[: groups * per_class].reshape(groups, per_class)
+    """(groups, per_class) of a class's images, in a new order after each pass through all."""
+    indices = np.empty(0, int)
+    while len(indices) < groups * per_class:
+        begun = indices[len(indices) - len(indices) % per_class :]  # a group not yet filled
+        next_pass = rng.permutation(members)
+        last = np.isin(next_pass, begun).argsort(kind="stable")
+        indices = np.concatenate((indices, next_pass[last]))
+    return indices[: groups * per_class].reshape(groups, per_class)

@@ -17,9 +17,10 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.loader import Batches
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.classify import Classify
-from fullstride.train import loop, run
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Task
+from fullstride.train import loop
+from fullstride.train.batches import training_batches
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import FINETUNE
 
@@ -173,10 +174,11 @@ def finetune_int8(
     data: DataSet,
     images: Tensor,
     *,
+    task: Task | None = None,
     recipe: Recipe = INT8_FINETUNE,
     device: torch.device | str = "cpu",
     workers: int = 0,
-    watch: Callable[[Batches], loop.Batches] = lambda batches: batches,
+    watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> nn.Module:
     """A copy of `net` on the CPU that loses less in int8, or an exact copy if training does harm.
 
@@ -185,10 +187,15 @@ def finetune_int8(
     function. Gradients pass the rounding unchanged (straight-through, arXiv:1712.05877). Ranges are
     those of `images` (N, C, H, W). `watch` may wrap the batches, to show progress.
     """
+    task = task or find_task()
+    if not task.single_label:
+        raise ValueError(
+            f"networks of the task {task.name} cannot be trained for int8: leave it out"
+        )
     images = images.to(device)
     teacher, student = (copy.deepcopy(net).to(device).eval() for _ in range(2))
     limits, expected = input_ranges(teacher, images), logits(teacher, images).softmax(1)
-    batches = run.training_batches(data, pre, recipe, device, workers, SINGLE_PROCESS)
+    batches = training_batches(data, task, pre, recipe, device, workers)
 
     @torch.no_grad()
     def probabilities(x: Tensor, epoch: int, indices: Tensor) -> Tensor:
@@ -198,11 +205,7 @@ def finetune_int8(
         parametrize.register_parametrization(student.get_submodule(path), "weight", Int8Weight())
     with int8_inputs(student, limits):
         for _ in loop.train_epochs(
-            cast(Backbone, student),
-            Classify(),
-            watch(batches),
-            recipe,
-            teacher=probabilities,
+            cast(Backbone, student), task, watch(batches), recipe, teacher=probabilities
         ):
             pass
     for path in limits:

@@ -35,13 +35,19 @@ class Spec(Protocol):
 class Backbone(nn.Module, ABC):
     """A classifier with a feature pyramid: (N, in_channels, H, W) -> (N, K) logits.
 
-    `channels` and `strides` describe what `features` returns.
+    `channels` and `strides` describe what `features` returns. With a `task_head`, a module over
+    these maps, `forward` returns what that makes of them in place of logits.
     """
 
     spec: Spec
     classifier: str  # path of the linear layer that gives the logits
+    task_head: nn.Module | None
     root = ""  # path of the module that holds stem, stages and head; "" is the network itself
     is_fused = False  # whether it trains by the operators of `nets.fused`
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_module("task_head", None)
 
     @property
     @abstractmethod

@@ -1,8 +1,9 @@
 """What is a trained network on disk? A folder of `weights.safetensors` and `bundle.json`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ class Metadata:
     name: str
     source: str
     licence: str = ""
+    task: str = "classify"
     spec: Mapping[str, Any]  # of `NetSpec`, or {"timm": ...} of `TimmSpec`
     classes: tuple[str, ...]
     preprocessing: Preprocessing
@@ -40,6 +42,10 @@ class Metadata:
 
 
 FIELDS = [each.name for each in fields(Metadata) if each.name not in ("format", "spec")]
+
+
+def no_head(task: str, net: Backbone) -> nn.Module | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class Bundle:
     environment: Mapping[str, Any] = field(default_factory=dict)  # where it was trained
     source: str = ""  # where the weights come from
     licence: str = ""  # of the weights, by its authors' name; "" if unknown
+    task: str = "classify"  # name of the task that the network was trained for
 
     def save(self, folder: str | Path) -> None:
         """Write the folder atomically, in place of an earlier bundle."""
@@ -73,8 +80,13 @@ class Bundle:
             (temporary / "bundle.json").write_text(storage.to_json(metadata))
 
     @staticmethod
-    def load(folder: str | Path) -> "Bundle":
-        """Raises ValueError, in one line, for a folder that is not a complete bundle."""
+    def load(
+        folder: str | Path, head: Callable[[str, Backbone], nn.Module | None] = no_head
+    ) -> "Bundle":
+        """The bundle in `folder`. `head` builds the `task_head` of a network for the task's name.
+
+        Raises ValueError, in one line, for a folder that is not a complete bundle.
+        """
         folder = Path(folder)
         path = folder / "bundle.json"
         data = read_json(path, HINT)
@@ -83,7 +95,9 @@ class Bundle:
             raise ValueError(f"{path} has format {version!r}, this version reads format {FORMAT}")
         metadata = storage.from_json(Metadata, data, str(path))
         try:
-            net = load_network(metadata.spec, folder / "weights.safetensors")
+            net = load_network(
+                metadata.spec, folder / "weights.safetensors", partial(head, metadata.task)
+            )
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
         bundle = Bundle(net, **{name: getattr(metadata, name) for name in FIELDS})
@@ -98,7 +112,9 @@ def build(spec: NetSpec | TimmSpec) -> Backbone:
     return Network(spec) if isinstance(spec, NetSpec) else TimmNetwork(spec)
 
 
-def load_network(spec_data: Mapping[str, Any], weights: Path) -> Backbone:
+def load_network(
+    spec_data: Mapping[str, Any], weights: Path, head: Callable[[Backbone], nn.Module | None]
+) -> Backbone:
     """The network of a bundle's spec. Shapes are compared before memory is allocated for it."""
     where = "bundle.json: spec"
     if "timm" in spec_data:
@@ -106,10 +122,19 @@ def load_network(spec_data: Mapping[str, Any], weights: Path) -> Backbone:
         spec = timm_spec(**{name: getattr(timm, name) for name in spec_data["timm"]})
     else:
         spec = NetSpec.from_json(spec_data, where)
+
+    def with_head() -> Backbone:
+        net = build(spec)
+        net.task_head = head(net)
+        return net
+
     state = read(weights)
     with torch.device("meta"):
-        check({name: tuple(value.shape) for name, value in build(spec).state_dict().items()}, state)
-    net = build(spec)
+        expected = with_head()
+    if expected.task_head is None and any(name.startswith("task_head.") for name in state):
+        raise ValueError("the network has the head of a task: load it by fullstride.tasks.load")
+    check({name: tuple(value.shape) for name, value in expected.state_dict().items()}, state)
+    net = with_head()
     net.load_state_dict(state)
     return net.eval()
 

@@ -87,6 +87,8 @@ class Network(Backbone):
         They are an input so that they can be drawn outside of a compiled network: a compiler that
         recomputes activations would draw other ones.
         """
+        if self.task_head is not None:
+            return self.task_head(self.features(x))
         return self.head(*self.last_map(x, masks))
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:

@@ -82,7 +82,7 @@ class TimmNetwork(Backbone):
         self.dropout = 0.0
 
     def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
-        return self.net(x)
+        return self.net(x) if self.task_head is None else self.task_head(self.features(x))
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         """The input of the classifier: (N, C)."""

@@ -1,14 +1,16 @@
 """Where does a network come from? From a name, `timm/NAME`, a folder, or a file of weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from torch import nn
+
 from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
-from fullstride.nets.bundle import Bundle, build
+from fullstride.nets.bundle import Bundle, build, no_head
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
@@ -68,13 +70,18 @@ def create(
     return fused_form.fused(net, name, int8=int8)
 
 
-def load(name_or_path: str | Path, name: str | None = None) -> Bundle:
+def load(
+    name_or_path: str | Path,
+    name: str | None = None,
+    head: Callable[[str, Backbone], nn.Module | None] = no_head,
+) -> Bundle:
     """A trained network with its preprocessing: `.net` is the network, in evaluation mode.
 
     The argument is the folder of a bundle or of a run, a file of released weights, a name in
     `weights.hub.HUB`, such a name with timm's tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`.
     Names are looked up in the hub's cache, then on the hub. `name` is the network of a file whose
-    weights fit several. Raises ValueError in one line.
+    weights fit several. `head` builds the head of a task, see `Bundle.load`; `fullstride.tasks.load`
+    knows those of all tasks. Raises ValueError in one line.
     """
     path = Path(name_or_path)
     if path.is_dir():
@@ -84,7 +91,7 @@ def load(name_or_path: str | Path, name: str | None = None) -> Bundle:
             raise ValueError(
                 f"{path} is a run that has not ended: train it to its end by the same command{best}"
             )
-        return Bundle.load(bundle if bundle.is_dir() else path)
+        return Bundle.load(bundle if bundle.is_dir() else path, head)
     if path.is_file():
         net = checkpoints.load(path, name)
         return Bundle(

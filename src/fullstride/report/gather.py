@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fullstride import tasks
 from fullstride.data.dataset import DataSet
 from fullstride.deploy.predict import probabilities
 from fullstride.measure.cost.flops import cost
@@ -17,8 +18,10 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.report.page import Entry, Prediction
 from fullstride.storage import read_json
-from fullstride.train.run import fitting_data
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Metric
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_log
+from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
 
@@ -31,22 +34,25 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
     """
     bundles = {str(run): finished(run) for run in runs}
     first = next(iter(bundles))
-    data = fitting_data(first, bundles[first].classes)
+    data = matching_data(first, bundles[first])
     for run in bundles:
         other = read_json(Path(run) / RUN_CONFIG)
         if other["fingerprint"] != data.fingerprint:
             raise ValueError(
                 f"{run} was trained on {other['data']}, {first} on {data.name}: report them apart"
             )
+    metric = find_task(bundles[first].task).metric
     times = measurements(bench) if bench else {}
-    entries = [entry(run, bundle, times.get(run, {})) for run, bundle in bundles.items()]
-    entries += [untrained(name, rows) for name, rows in times.items() if name not in bundles]
-    best = max(bundles.values(), key=lambda bundle: bundle.scores["test"]["top1"])
+    entries = [entry(run, bundle, times.get(run, {}), metric) for run, bundle in bundles.items()]
+    entries += [
+        untrained(name, rows, metric) for name, rows in times.items() if name not in bundles
+    ]
+    best = max(bundles.values(), key=lambda bundle: metric.rank(bundle.scores["test"][metric.name]))
     environment = next((m.environment for rows in times.values() for m in rows.values()), None)
     return dict(
         title=f"fullstride on {data.name}",
         entries=entries,
-        predictions=examples(best, data),
+        predictions=examples(best, data) if find_task(best.task).single_label else [],
         environment=asdict(environment or Environment.here()),
         notes=notes(data, best, bench is not None),
     )
@@ -55,7 +61,7 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
 def finished(run: Path) -> Bundle:
     if not (run / BUNDLE).is_dir():
         raise ValueError(f"{run} is not a finished run: train it to its end first")
-    return Bundle.load(run / BUNDLE)
+    return tasks.load(run / BUNDLE)
 
 
 def measurements(path: Path) -> dict[str, dict[str, Measurement]]:
@@ -70,7 +76,7 @@ def measurements(path: Path) -> dict[str, dict[str, Measurement]]:
     return by_network
 
 
-def entry(run: str, bundle: Bundle, times: dict[str, Measurement]) -> Entry:
+def entry(run: str, bundle: Bundle, times: dict[str, Measurement], metric: Metric) -> Entry:
     test, pre = bundle.scores["test"], bundle.preprocessing
     for measurement in times.values():
         if measurement.protocol.resolution != pre.resolution:
@@ -81,7 +87,8 @@ def entry(run: str, bundle: Bundle, times: dict[str, Measurement]) -> Entry:
     return Entry(
         name=bundle.name,
         data=bundle.source.removeprefix("trained on "),
-        top1=test["top1"],
+        metric=metric,
+        score=test[metric.name],
         test_images=test["images"],
         log=read_log(Path(run)),
         **costs(bundle.net, pre.resolution, pre.channels),
@@ -89,14 +96,15 @@ def entry(run: str, bundle: Bundle, times: dict[str, Measurement]) -> Entry:
     )
 
 
-def untrained(name: str, times: dict[str, Measurement]) -> Entry:
+def untrained(name: str, times: dict[str, Measurement], metric: Metric) -> Entry:
     """A network that was only measured, on the same input as the runs."""
     net = zoo.create(name)
     resolution = next(iter(times.values())).protocol.resolution
     return Entry(
         name=name,
         data="",
-        top1=None,
+        metric=metric,
+        score=None,
         test_images=0,
         log=[],
         **costs(net, resolution, net.spec.in_channels),

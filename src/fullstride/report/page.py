@@ -18,6 +18,7 @@ from fullstride.report import plots
 from fullstride.report.format import count, ms, percent, three_digits, wilson
 from fullstride.report.plots import EpochRow, Point
 from fullstride.storage import atomic_write
+from fullstride.tasks.task import Metric
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
@@ -29,7 +30,8 @@ class Entry:
 
     name: str
     data: str  # the data set it was trained and tested on
-    top1: float | None  # per cent of the test images
+    metric: Metric  # of the task, the same on one page
+    score: float | None  # by `metric`, on the test images
     test_images: int
     params: int
     macs: int  # multiply-adds of one image
@@ -43,10 +45,10 @@ class Entry:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of `top1`."""
-        if self.top1 is None or not self.test_images:
+        """The 95 % interval of `score`, if it is a percentage of the test images."""
+        if self.score is None or not self.test_images or not self.metric.percent_of_images:
             return None
-        return wilson(self.top1, self.test_images)
+        return wilson(self.score, self.test_images)
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,23 @@ def render(
     if not entries:
         raise ValueError("nothing to report: give at least one network")
     entries = with_distinct_names(entries)
-    trained = [entry for entry in entries if entry.top1 is not None]
-    best = max(trained, key=lambda entry: entry.top1 or 0.0, default=None)
+    trained = [entry for entry in entries if entry.score is not None]
+    metric = entries[0].metric
+    best = max(trained, key=lambda entry: metric.rank(entry.score or 0.0), default=None)
     points, data = plot_points(entries)
     curves = {entry.name: entry.log for entry in entries if entry.log}
     return render_template(
         "results.html",
         title=title,
         entries=entries,
+        metric=metric,
         best=best,
-        reference=next((entry for entry in entries if entry.top1 is None), entries[0]),
+        reference=next((entry for entry in entries if entry.score is None), entries[0]),
         rivals=[
             e.name for e in trained if e is not best and overlap(e.interval, best and best.interval)
         ],
-        latency_plot=Markup(plots.accuracy_latency(points, data)) if points else "",
-        curves_plot=Markup(plots.learning_curves(curves)) if curves else "",
+        latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
+        curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
         cards=[card(prediction) for prediction in predictions],
         environment=environment,
         notes=notes,
@@ -129,7 +133,8 @@ def write(path: str | Path, html: str) -> None:
 
 def picture(entries: Sequence[Entry]) -> bytes:
     """The plot of accuracy against latency as PNG, for a README."""
-    return plots.png(plots.accuracy_latency_figure(*plot_points(entries)))
+    points, data = plot_points(entries)
+    return plots.png(plots.score_latency_figure(points, entries[0].metric, data))
 
 
 def with_distinct_names(entries: Sequence[Entry]) -> list[Entry]:
@@ -149,8 +154,8 @@ def overlap(a: tuple[float, float] | None, b: tuple[float, float] | None) -> boo
 
 def plot_points(entries: Sequence[Entry]) -> tuple[list[Point], str]:
     """The points of the latency plot, and the name of the data set where all networks share one."""
-    points = [Point(e.name, e.ms_p50, e.top1, e.interval) for e in entries if e.ms_p50 is not None]
-    data = {e.data for e in entries if e.top1 is not None}
+    points = [Point(e.name, e.ms_p50, e.score, e.interval) for e in entries if e.ms_p50 is not None]
+    data = {e.data for e in entries if e.score is not None}
     return points, data.pop() if len(data) == 1 else ""
 
 

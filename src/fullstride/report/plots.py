@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from fullstride.tasks.task import Metric
+
 INK = "#1d2129"
 # Distinct for the colour-blind, on white and on black. After Okabe and Ito, jfly.uni-koeln.de
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56a4d9")
@@ -59,7 +61,7 @@ STYLE: Any = {
     "ytick.color": INK,
 }
 
-EpochRow = Mapping[str, Any]  # epoch, loss, lr, images_per_s, minival_top1
+EpochRow = Mapping[str, Any]  # epoch, loss, lr, images_per_s, minival/..., see `train.run`
 
 
 @dataclass(frozen=True)
@@ -68,43 +70,49 @@ class Point:
 
     name: str
     ms_per_image: float
-    top1: float | None  # per cent; None: not trained
-    interval: tuple[float, float] | None = None  # of top1, per cent
+    score: float | None  # None: not trained
+    interval: tuple[float, float] | None = None  # of the score
 
 
-def accuracy_latency(points: Sequence[Point], data: str = "") -> str:
-    """Plot top-1 against latency as an SVG, untrained networks as hollow rings in a strip below."""
+def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> str:
+    """Plot the score against latency as an SVG, untrained networks as hollow rings in a strip below."""
     description = [
         f"{p.name}: {p.ms_per_image:.3g} ms, "
-        + ("not trained here" if p.top1 is None else f"{p.top1:.1f} %")
+        + ("not trained here" if p.score is None else metric.text(p.score, 1))
         for p in points
     ]
     return svg(
-        accuracy_latency_figure(points, data), "Top-1 against latency. " + "; ".join(description)
+        score_latency_figure(points, metric, data),
+        f"{metric.label} against latency. " + "; ".join(description),
     )
 
 
-def learning_curves(curves: Mapping[str, Sequence[EpochRow]]) -> str:
-    """Plot training loss and top-1 on the minival images by epoch as an SVG."""
+def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> str:
+    """Plot training loss and the score on the minival images by epoch as an SVG."""
     description = [
-        f"{name} ends at {rows[-1]['minival_top1']:.1f} %" for name, rows in curves.items() if rows
+        f"{name} ends at {metric.text(rows[-1][f'minival/{metric.name}'], 1)}"
+        for name, rows in curves.items()
+        if rows
     ]
     return svg(
-        learning_curves_figure(curves), "Loss and minival top-1 by epoch. " + "; ".join(description)
+        learning_curves_figure(curves, metric),
+        f"Loss and minival {metric.label} by epoch. " + "; ".join(description),
     )
 
 
-def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
+def score_latency_figure(points: Sequence[Point], metric: Metric, data: str = "") -> Figure:
     if not points:
         raise ValueError("no network to plot: give at least one with a measured time")
     with matplotlib.rc_context(STYLE):
         figure = Figure((9.2, 4.6), layout="constrained")
         axes = figure.subplots()
-        trained = [p for p in points if p.top1 is not None]
+        trained = [p for p in points if p.score is not None]
         scale_latency(axes, [p.ms_per_image for p in points])
         scale_accuracy(axes, trained, strip=len(trained) < len(points))
         axes.set_xlabel("latency of one image, median (ms)")
-        axes.set_ylabel(f"top-1 on {data} (%)" if data else "top-1 (%)", parse_math=False)
+        name = f"{metric.label} on {data}" if data else metric.label
+        unit = f" ({metric.unit})" if metric.unit else ""
+        axes.set_ylabel(name + unit, parse_math=False)
         colours = dict(zip(trained, cycle(COLOURS), strict=False))
         for (point, colour), marker in zip(colours.items(), cycle(MARKERS), strict=False):
             if point.interval:
@@ -113,7 +121,7 @@ def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
                 )
             axes.plot(*place(point), marker, color=colour, ms=9)
         for point in points:
-            if point.top1 is None:
+            if point.score is None:
                 axes.plot(
                     *place(point),
                     "o",
@@ -127,8 +135,8 @@ def accuracy_latency_figure(points: Sequence[Point], data: str = "") -> Figure:
 
 
 def place(point: Point) -> tuple[float, float]:
-    """The coordinates of a marker: ms and per cent, or a share of the height if untrained."""
-    return point.ms_per_image, STRIP * 0.3 if point.top1 is None else point.top1
+    """The coordinates of a marker: ms and score, or a share of the height if untrained."""
+    return point.ms_per_image, STRIP * 0.3 if point.score is None else point.score
 
 
 def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
@@ -151,7 +159,7 @@ def plain_ticks(axis: Axis) -> None:
 def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
     """Let the axis span the intervals, not 0 to 100, with room below them for the `strip`."""
     ends = [
-        end for p in trained for end in (p.interval or (p.top1, p.top1)) if end is not None
+        end for p in trained for end in (p.interval or (p.score, p.score)) if end is not None
     ] or [0.0, 100.0]
     room = max(max(ends) - min(ends), 1.0) * 0.12
     low, high = min(ends) - room, max(ends) + room
@@ -161,7 +169,7 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
         [
             tick
             for tick in MaxNLocator(6, steps=(1, 2, 5, 10)).tick_values(low, high)
-            if low < tick < high and tick <= 100
+            if low < tick < high and (tick <= 100 or max(ends) > 100)
         ]
     )
     if not trained:
@@ -194,7 +202,8 @@ def label(
             6 * figure.dpi / 72,
         )
         grids = [
-            axes.get_xaxis_transform() if point.top1 is None else axes.transData for point in points
+            axes.get_xaxis_transform() if point.score is None else axes.transData
+            for point in points
         ]
         occupied = [text.get_window_extent(renderer) for text in axes.texts]
         for point, grid in zip(points, grids, strict=True):
@@ -235,13 +244,14 @@ def label(
             occupied.append(text.get_window_extent(renderer))
 
 
-def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]]) -> Figure:
+def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure((9.2, 3.4), layout="constrained")
-        loss, top1 = figure.subplots(1, 2)
+        loss, score = figure.subplots(1, 2)
+        unit = f" ({metric.unit})" if metric.unit else ""
         for axes, key, name in (
             (loss, "loss", "training loss"),
-            (top1, "minival_top1", "minival top-1 (%)"),
+            (score, f"minival/{metric.name}", f"minival {metric.label}{unit}"),
         ):
             lines = [
                 axes.plot(
@@ -258,7 +268,7 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]]) -> Figure:
             axes.set_ylabel(name)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         # A space keeps a name that begins with an underscore, which matplotlib would hide.
-        legend = top1.legend(lines, [f" {name}" for name in curves], frameon=False, fontsize=9.5)
+        legend = score.legend(lines, [f" {name}" for name in curves], frameon=False, fontsize=9.5)
         for text in legend.get_texts():
             text.set_parse_math(False)
     return figure

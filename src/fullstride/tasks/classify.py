@@ -1,27 +1,93 @@
-"""Which one of K classes is it?"""
+"""Which one of K classes does an image show? The task of classification."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from fullstride.nets.backbone import Backbone
+from fullstride.tasks.metric_learning import WithEmbedding, weighted_triplet
+from fullstride.tasks.task import Metric, Task, full_precision
 
 
 @dataclass(frozen=True)
-class Classify:
-    """Cross-entropy against softened labels; judged by top-1 accuracy in percent.
+class Guess:
+    """A class, and its probability by the network."""
 
-    Source of the softening: label smoothing, arXiv:1512.00567.
+    label: str
+    probability: float
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.label.split())} {100 * self.probability:.1f} %"
+
+
+@dataclass(frozen=True)
+class Classify(Task):
+    """Cross-entropy with label smoothing (arXiv:1512.00567); compared by top-1 accuracy in percent.
+
+    With `triplet`, `tasks.metric_learning.weighted_triplet` on the embeddings is added.
     """
 
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
+    teacher_share: float = 0.5  # weight of the cross-entropy with a teacher's probabilities
+    triplet: float = 0.0  # weight of the triplet loss; 0: off
 
-    def loss(self, logits_nk: Tensor, targets: Tensor) -> Tensor:
-        """`targets`: labels (N,), or a probability for each class (N, K)."""
-        return F.cross_entropy(logits_nk, targets, label_smoothing=self.label_smoothing)
+    name: ClassVar[str] = "classify"
+    metric: ClassVar[Metric] = Metric("top1", "top-1", "%", percent_of_images=True)
+    single_label: ClassVar[bool] = True
 
-    def score(self, logits_nk: Tensor, labels_n: Tensor) -> dict[str, float]:
-        right_n = logits_nk.argmax(1) == labels_n
-        return {
-            "top1": 100 * right_n.double().mean().item(),
-            "loss": F.cross_entropy(logits_nk, labels_n).item(),
-        }
+    def training_module(self, net: Backbone) -> nn.Module:
+        return WithEmbedding(net) if self.triplet else net
+
+    def loss(self, outputs: Any, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
+        """`targets`: class indices (N,), or a probability for each class (N, K).
+
+        `outputs`: logits (N, K), with `triplet` a pair of logits and embeddings (N, D).
+        """
+        logits, embeddings = outputs if self.triplet else (outputs, None)
+        logits = full_precision(logits)
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        if teacher is not None:
+            loss = torch.lerp(loss, F.cross_entropy(logits, teacher), self.teacher_share)
+        if embeddings is not None:
+            loss = loss + self.triplet * weighted_triplet(embeddings, targets)
+        return loss
+
+    def score(self) -> "ClassificationScore":
+        return ClassificationScore()
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        """Logits (N, K) -> probabilities."""
+        return outputs.softmax(1)
+
+    def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
+        return [most_probable(row, classes, top) for row in outputs]
+
+
+class ClassificationScore:
+    """Top-1 accuracy in percent, and the mean cross-entropy."""
+
+    def __init__(self) -> None:
+        self.images, self.correct, self.loss = 0, 0, 0.0
+
+    def update(self, logits_nk: Tensor, labels_n: Tensor) -> None:
+        logits, labels = logits_nk.float().cpu(), labels_n.cpu()
+        self.images += len(labels)
+        self.correct += int((logits.argmax(1) == labels).sum())
+        self.loss += len(labels) * F.cross_entropy(logits, labels).item()
+
+    def merge(self, other: "ClassificationScore") -> None:
+        self.images += other.images
+        self.correct += other.correct
+        self.loss += other.loss
+
+    def compute(self) -> dict[str, float]:
+        return {"top1": 100 * (self.correct / self.images), "loss": self.loss / self.images}
+
+
+def most_probable(probabilities_k: Tensor, classes: Sequence[str], top: int) -> tuple[Guess, ...]:
+    order = probabilities_k.argsort(descending=True, stable=True)[:top].tolist()
+    return tuple(Guess(classes[k], probabilities_k[k].item()) for k in order)

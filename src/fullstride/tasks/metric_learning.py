@@ -1,25 +1,41 @@
-"""Do images of one class lie nearer to each other than to all others? A loss on embeddings, beside the task's own."""
+"""Are embeddings of one class nearer to each other than to all others? Metric learning: the triplet loss."""
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from fullstride.nets.backbone import Backbone, Masks
+
+
+class WithEmbedding(nn.Module):
+    """Logits and embeddings in one forward pass: (N, C, H, W) -> (N, K), (N, D)."""
+
+    def __init__(self, net: Backbone):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
+        return self.net.logits_and_embedding(x, masks)
 
 
 def weighted_triplet(embeddings_nd: Tensor, labels_n: Tensor) -> Tensor:
-    """Soft margin between an image's positives and its negatives, in each of which the hard ones weigh more: a scalar.
+    """Triplet loss with soft margin and weights by hardness: (N, D), (N,) -> a scalar.
 
-    With d the Euclidean distances from one image to the others, the mean over images that have both kinds of
+    With d the Euclidean distances from one image to the others, the mean over images that have both
+    positives and negatives in the batch of
 
-        log(1 + exp(sum of softmax(d) d over the same class - sum of softmax(-d) d over the other classes))
+        log(1 + exp(sum of softmax(d) d over positives - sum of softmax(-d) d over negatives))
 
-    and 0 where no image has both. Gradients flow through the weights too, as in public code. Wants several images of
-    each class in a batch, and embeddings that are not normalised: their scale is how much the hard ones weigh.
+    and 0 where no image has both. Gradients flow through the weights too. The batch should have
+    several images of each class. Embeddings should not be normalised: their scale sets how much
+    the hard pairs weigh.
 
-    Source: soft margin, arXiv:1703.07737; weights, as JDAI-CV/fast-reid has them after arXiv:1803.10859, but an image
-    is not among its own positives. TResNet's authors did not publish theirs (Alibaba-MIIL/TResNet#27).
+    Source: soft margin, arXiv:1703.07737; weights, arXiv:1803.10859 as in JDAI-CV/fast-reid, except
+    that an image is not among its own positives. TResNet's authors did not publish theirs
+    (Alibaba-MIIL/TResNet#27).
     """
     x_nd = embeddings_nd if embeddings_nd.dtype == torch.float64 else embeddings_nd.float()
-    # by differences: a matrix product would cancel digits between near ones
+    # by differences: a matrix product would cancel digits between near embeddings
     d_nn = torch.cdist(x_nd, x_nd, compute_mode="donot_use_mm_for_euclid_dist")
     same_nn = labels_n[:, None] == labels_n
     positive_nn, negative_nn = same_nn.clone().fill_diagonal_(False), ~same_nn
@@ -28,7 +44,7 @@ def weighted_triplet(embeddings_nd: Tensor, labels_n: Tensor) -> Tensor:
     return torch.where(both_n, F.softplus(margin_n), 0).sum() / both_n.sum().clamp(min=1)
 
 
-def _softmax_mean(values_nn: Tensor, scores_nn: Tensor, chosen_nn: Tensor) -> Tensor:
-    """Of the chosen ones in each row. A row without any gets some finite number: infinite scores would give NaN."""
+def _softmax_mean(values_nn: Tensor, scores_nn: Tensor, mask_nn: Tensor) -> Tensor:
+    """Over each row's entries in the mask. An empty row gets a finite number, as infinite scores would give NaN."""
     least = torch.finfo(scores_nn.dtype).min
-    return (scores_nn.masked_fill(~chosen_nn, least).softmax(1) * values_nn).sum(1)
+    return (scores_nn.masked_fill(~mask_nn, least).softmax(1) * values_nn).sum(1)

@@ -1,15 +1,128 @@
-"""What is a task? A loss to learn by and a score to judge by."""
+"""What is a task? The targets of its samples, its head, its loss, its scores and its predictions."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Protocol, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.loader import TestView, TrainView, View, class_indices
+from fullstride.data.transforms.crop import Augmentation
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.preprocessing import Preprocessing
 
 
-class Task(Protocol):
-    def loss(self, logits: Tensor, targets: Tensor, /) -> Tensor:
-        """The scalar that training lowers, for one batch."""
+@dataclass(frozen=True)
+class Metric:
+    """The score that runs are compared by."""
+
+    name: str  # in `Score.compute` and, as "minival/NAME", in the rows of a log
+    label: str  # in tables and reports
+    unit: str = ""
+    higher_is_better: bool = True
+    percent_of_images: bool = False  # a proportion of the images, which has a binomial interval
+
+    def rank(self, value: float) -> float:
+        """Higher for a better `value`."""
+        return value if self.higher_is_better else -value
+
+    def text(self, value: float, digits: int = 2) -> str:
+        """For example "top-1 97.50 %"."""
+        return f"{self.label} {value:.{digits}f} {self.unit}".rstrip()
+
+
+class Score(Protocol):
+    """Scores of a data set, updated batch by batch, so that no outputs are held."""
+
+    def update(self, outputs: Any, targets: Any, /) -> None:
+        """Count one batch. The outputs are those of the network in evaluation mode."""
+
+    def merge(self, other: Self, /) -> None:
+        """Add what another process counted on other images."""
+
+    def compute(self) -> dict[str, float]:
+        """Values by name; one of them is the task's metric, and "loss" decides between equal ones."""
         ...
 
-    def score(self, logits: Tensor, targets: Tensor, /) -> dict[str, float]:
-        """Figures of merit by name, for a whole data set at once. The first one is what runs are compared by."""
-        ...
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """Everything that depends on the task. A subclass is a frozen dataclass: its fields are its options.
+
+    An option that a recipe has too takes the recipe's value in training. Instances are pickled to
+    the workers of data loaders.
+    """
+
+    name: ClassVar[str]  # in `TASKS`, in run.json and in bundle.json
+    metric: ClassVar[Metric]
+    single_label: ClassVar[bool] = False
+    """Whether a target is the index of one class, as mixup, CutMix, teachers and batches by class require."""
+
+    def with_options(self, recipe: Any) -> Self:
+        """The task with the options that `recipe` has."""
+        names = [field.name for field in fields(self) if hasattr(recipe, field.name)]
+        return replace(self, **{name: getattr(recipe, name) for name in names})
+
+    def open_data(self, where: str, *, minival: float | None = None) -> DataSet:
+        """The data set at `where` with the targets of the task, and `classes` with a name for each output."""
+        return open_data(where, minival=minival)
+
+    def train_view(
+        self,
+        pre: Preprocessing,
+        augmentation: Augmentation,
+        decoder: Literal["pillow", "opencv"] = "pillow",
+        sides: tuple[int, ...] = (),
+    ) -> View:
+        """The transform of image and target in training."""
+        return TrainView(pre, augmentation, decoder, sides)
+
+    def test_view(self, pre: Preprocessing) -> View:
+        """The transform of image and target in evaluation."""
+        return TestView(pre)
+
+    def collate(self, targets: list[Any]) -> Any:
+        """Targets of N samples -> a tensor with N rows, or a list of N entries; N may be 0."""
+        return class_indices(targets)
+
+    def head(self, net: Backbone) -> nn.Module | None:
+        """A module over the maps of `net.features`, which have `net.channels` and `net.strides`.
+
+        None: the network's own classifier, with an output for each of the data set's `classes`.
+        """
+        return None
+
+    def training_module(self, net: Backbone) -> nn.Module:
+        """The module (images, masks) -> outputs for `loss`; its parameters are those of `net`."""
+        return net
+
+    @abstractmethod
+    def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
+        """The scalar that a step minimises, in float32 or wider under any precision.
+
+        `teacher`: the probabilities (N, K) of a teacher for the same images, where there is one.
+        """
+
+    @abstractmethod
+    def score(self) -> Score:
+        """A new score, of no images yet."""
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        """What `decode` gets of the network's outputs; exported files compute it too."""
+        return outputs
+
+    @abstractmethod
+    def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Any, ...]]:
+        """The predictions for each of N images, at most `top`, the most probable first.
+
+        `outputs` are activated, float32 on the CPU. A prediction is a dataclass of JSON values,
+        whose `str` is what the command `predict` prints.
+        """
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """16-bit values as float32; wider ones as they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

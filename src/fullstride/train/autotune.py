@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
-from fullstride.data.transforms.crop import to_input
+from fullstride.data.loader import Batch
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory.limits import lacks_memory
 from fullstride.measure.protocols import THROUGHPUT
@@ -27,9 +26,9 @@ from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
-from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import atomic_write
-from fullstride.tasks.classify import Classify
+from fullstride.tasks.task import Task
+from fullstride.train.batches import repeat
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.recipe import Recipe
@@ -55,8 +54,9 @@ CACHE_KEY_ENVIRONMENT = ("device", "threads", "torch", "cuda", "driver", "fullst
 
 def choose_efficiency(
     recipe: Recipe,
+    task: Task,
     net: Backbone,
-    pre: Preprocessing,
+    example: Batch,
     device: torch.device | str,
     processes: int = 1,
 ) -> Recipe:
@@ -69,14 +69,17 @@ def choose_efficiency(
         return recipe
     environment = asdict(Environment.here(device))
     key = {name: getattr(recipe, name) for name in CACHE_KEY_FIELDS} | {"processes": processes}
-    key |= {"spec": json.loads(net.spec.to_json()), "resolution": pre.resolution}
+    key |= {"spec": json.loads(net.spec.to_json()), "resolution": example.x.shape[-1]}
+    key |= {"task": task.name}
     key |= {name: environment[name] for name in CACHE_KEY_ENVIRONMENT}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fullstride"
     path = folder / "efficiency.json"
     entries = read_cache(path)
     if digest not in entries:
-        rates = measure_rates(recipe, net, pre, torch.device(device), recipe.batch // processes)
+        rates = measure_rates(
+            recipe, task, net, example, torch.device(device), recipe.batch // processes
+        )
         fastest = max(rates, key=rates.__getitem__)
         entries[digest] = dict(fastest=fastest, images_per_s=rates, environment=environment)
         with atomic_write(path) as temporary:
@@ -106,13 +109,20 @@ def candidates(net: Backbone, device: torch.device) -> list[Efficiency]:
 
 
 def measure_rates(
-    recipe: Recipe, net: Backbone, pre: Preprocessing, device: torch.device, batch: int
+    recipe: Recipe,
+    task: Task,
+    net: Backbone,
+    example: Batch,
+    device: torch.device,
+    batch: int,
 ) -> dict[str, float]:
     """Images/s by efficiency, of those whose batch fits into memory."""
     rates, out_of_memory = {}, None
     for efficiency in candidates(net, device):
         try:
-            rates[efficiency] = rate(recipe.with_efficiency(efficiency), net, pre, device, batch)
+            rates[efficiency] = rate(
+                recipe.with_efficiency(efficiency), task, net, example, device, batch
+            )
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
@@ -124,30 +134,33 @@ def measure_rates(
 
 
 def rate(
-    recipe: Recipe, net: Backbone, pre: Preprocessing, device: torch.device, batch: int
+    recipe: Recipe,
+    task: Task,
+    net: Backbone,
+    example: Batch,
+    device: torch.device,
+    batch: int,
 ) -> float:
-    """Images/s of training steps on random images: the median over blocks."""
+    """Images/s of training steps on the images of `example`, repeated: the median over blocks."""
     learner = Learner(
         copy.deepcopy(net).to(device).train(),
-        Classify(),
+        task,
         recipe.in_epochs(1000),
         1000,
         None,
         SINGLE_PROCESS,
     )
-    shape = batch, pre.resolution, pre.resolution, pre.channels
-    x = to_input(torch.randint(256, shape, dtype=torch.uint8, device=device), pre)
-    labels = torch.arange(batch, device=device) // max(recipe.per_class, 1) % net.spec.classes
-    return statistics.median(timed_steps(learner, x, labels, SECONDS))
+    return statistics.median(timed_steps(learner, repeat(example, batch), SECONDS))
 
 
-def timed_steps(learner: Learner, x: Tensor, labels: Tensor, seconds: float) -> list[float]:
+def timed_steps(learner: Learner, batch: Batch, seconds: float) -> list[float]:
     """Images/s of blocks of training steps on one batch on the device, for about `seconds`."""
     numbers = cycle(range(learner.per_epoch))  # the schedule does not go beyond them
 
     def step() -> None:
-        learner.step(x, labels, next(numbers))
+        learner.step(x, batch.targets, next(numbers))
 
+    x = batch.x
     protocol = replace(THROUGHPUT, batch=len(x), resolution=x.shape[-1], round_s=BLOCK_S)
     samples = []
     with numerics(learner.recipe.precision == "tf32", learner.recipe.deterministic):

@@ -5,7 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 import torch
@@ -15,12 +15,14 @@ from fullstride.data.loader import Batch, Batches
 from fullstride.measure.environment import find_device
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import fused_form
-from fullstride.tasks.classify import Classify
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Task
 from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
+from fullstride.train.batches import measurement_batches, repeat, training_batches
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
-from fullstride.train.run import beginning, training_batches
+from fullstride.train.run import initial_network
 
 PICTURES = 9  # whose sizes are looked at
 PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride pack` recommends
@@ -127,6 +129,7 @@ def balance(
     data: DataSet,
     recipe: Recipe,
     *,
+    task: Task | None = None,
     workers: int = 0,
     device: torch.device | str = "cpu",
     seconds: float = 5,
@@ -135,29 +138,19 @@ def balance(
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
     device = find_device(device)
-    net, pre = beginning(model, data, recipe, "")
+    task = task or find_task()
+    net, pre = initial_network(model, task, data, recipe)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     net = fused_form.padded(net, model) if recipe.pad_channels else net
-    per_epoch = len(training_batches(data, pre, recipe, device, workers, SINGLE_PROCESS))
-    recipe = choose_efficiency(recipe.in_epochs(per_epoch), net, pre, device)
-    learner = Learner(
-        net.to(device).train(),
-        Classify(recipe.label_smoothing),
-        recipe,
-        per_epoch,
-        None,
-        SINGLE_PROCESS,
-    )
+    per_epoch = len(training_batches(data, task, pre, recipe, device, workers))
 
-    def smaller(batch: int, workers: int) -> Batches:
-        """The same pictures in batches that do not take minutes; what is seen of each does not depend on the batch."""
-        batch = max(1, min(batch, recipe.batch, len(data.train)))
-        seen = replace(
-            recipe, batch=batch, grad_accum_steps=1, triplet=0.0, per_class=0, grow_from=None
-        )
-        return training_batches(data, pre, seen, device, workers, SINGLE_PROCESS)
+    def batches(batch: int, workers: int) -> Batches:
+        return measurement_batches(data, task, pre, recipe, device, batch, workers)
 
-    feed, some = supply(smaller, workers, device, seconds, data.train)
+    few = next(batches(8, 0).epoch(0))
+    recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, few, device)
+    learner = Learner(net.to(device).train(), task, recipe, per_epoch, None, SINGLE_PROCESS)
+    feed, some = supply(batches, workers, device, seconds, data.train)
     steps = demand(learner, some, min(recipe.batch, len(data.train)), seconds)
     return Balance(
         feed=feed, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
@@ -230,10 +223,6 @@ def cores() -> int:
 
 
 def demand(learner: Learner, some: Batch, batch: int, seconds: float) -> Steps:
-    """What training steps of `batch` images take; `some` pictures over and over fill it."""
-    repeated = torch.arange(batch, device=learner.device) % len(some.x)
-    x = some.x[repeated].contiguous(
-        memory_format=torch.channels_last
-    )  # as they come from the loader
-    samples = timed_steps(learner, x, some.targets[repeated], seconds)
+    """Times of training steps of `batch` images, which repeat those of `some`."""
+    samples = timed_steps(learner, repeat(some, batch), seconds)
     return Steps(batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples))

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -12,8 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullstride.data.dataset import DataSet
+from fullstride.data.transforms.crop import Augmentation
+from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.train.recipe import RENAMED, Recipe
 
 
 class TeacherProbabilities(Protocol):
@@ -66,6 +72,49 @@ def matching_teacher(
             f"{student.channels}: take another"
         )
     return Teacher(bundle, student)
+
+
+def build_teacher(
+    data: DataSet,
+    pre: Preprocessing,
+    recipe: Recipe,
+    device: torch.device | str,
+    cache: Path | None,
+) -> TeacherProbabilities | None:
+    """The recipe's teacher, if it has one; its answers are kept in the folder `cache`, if there is one."""
+    if not recipe.teacher:
+        if cache:
+            raise ValueError(
+                f"--teacher-cache {cache} without a teacher: set recipe.teacher, or leave it out"
+            )
+        return None
+    teacher = matching_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(
+        device
+    )
+    if cache is None:
+        return teacher
+    if recipe.mixup or recipe.cutmix or recipe.grow_from:
+        raise ValueError(
+            "--teacher-cache stores the probabilities of single images at the resolution: set "
+            "recipe.mixup and recipe.cutmix to 0 and recipe.grow_from to None, or leave it out"
+        )
+    old_names = {new: old for old, new in RENAMED.items()}  # those of caches on disk
+    decisive = [
+        *(field.name for field in fields(Augmentation)),
+        "decoder",
+        "seed",
+        "distinct_views",
+        "precision",
+    ]
+    views = {
+        "data": data.fingerprint,
+        "mirror": data.mirror,
+        "preprocessing": asdict(pre),
+        **{old_names.get(name, name): getattr(recipe, name) for name in decisive},
+    }
+    return CachedTeacher(
+        teacher, cache, len(data.train), views, recipe.distinct_views or math.ceil(recipe.epochs)
+    )
 
 
 class CachedTeacher:

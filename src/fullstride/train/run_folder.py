@@ -10,6 +10,7 @@ import torch
 
 from fullstride.nets.efficiency import current_name
 from fullstride.storage import atomic_write, read_json, recover_interrupted_write
+from fullstride.tasks.task import Metric
 from fullstride.train.recipe import Recipe, with_current_names
 
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
@@ -29,7 +30,8 @@ class RunConfig:
     spec: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
     recipe: Mapping[str, Any]
-    efficiency: str  # what the recipe says, or what was found where it says auto
+    efficiency: str  # of the recipe, or the fastest if that is auto
+    task: str = "classify"
 
 
 def create_or_resume(folder: Path, asked: RunConfig) -> None:
@@ -58,6 +60,7 @@ def create_or_resume(folder: Path, asked: RunConfig) -> None:
             found["efficiency"] = config_efficiency(found)
             if found["recipe"].get("efficiency") != "auto":
                 found["recipe"]["efficiency"] = found["efficiency"]
+        found.setdefault("task", "classify")
         differ = [
             f"{name} is {old!r} there and {new!r} now"
             for name, old, new in differences(found, wanted)
@@ -122,9 +125,14 @@ def read_log(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()[:epochs]]
+        return [upgrade_row(json.loads(line)) for line in path.read_text().splitlines()[:epochs]]
     except ValueError as error:
         raise ValueError(f"{path} is not whole JSON ({error}): give another --out") from None
+
+
+def upgrade_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of any version by the current names: earlier logs have "minival_top1" for "minival/top1"."""
+    return {key.replace("minival_", "minival/"): value for key, value in row.items()}
 
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
@@ -144,13 +152,15 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
             ) from error
 
 
-def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first of those with the highest accuracy on the minival, and among them the lowest loss."""
-    return max(rows, key=lambda row: (row["minival_top1"], -row["minival_loss"]))
-
-
-def should_stop_early(rows: list[dict[str, Any]], recipe: Recipe) -> bool:
-    return (
-        bool(recipe.early_stop_patience and rows)
-        and len(rows) - best_row(rows)["epoch"] >= recipe.early_stop_patience
+def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
+    """The first of the rows with the best minival by `metric`, and among equal ones the lowest loss."""
+    return max(
+        rows,
+        key=lambda row: (metric.rank(row[f"minival/{metric.name}"]), -row.get("minival/loss", 0.0)),
     )
+
+
+def should_stop_early(rows: list[dict[str, Any]], recipe: Recipe, metric: Metric) -> bool:
+    """Whether the last `early_stop_patience` epochs brought no better minival."""
+    patience = recipe.early_stop_patience
+    return bool(patience and rows) and len(rows) - best_row(rows, metric)["epoch"] >= patience

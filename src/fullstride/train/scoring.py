@@ -1,0 +1,99 @@
+"""How good is a network? Its scores on a part of a data set, and which data set a run was trained on."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fullstride.data.dataset import DataSet, Images
+from fullstride.data.loader import Batches
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.storage import read_json
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Task
+from fullstride.train import run_folder
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.loop import BatchSource, numerics
+
+
+@torch.inference_mode()
+def evaluate(
+    net: nn.Module,
+    task: Task,
+    batches: BatchSource,
+    context: DistributedContext = SINGLE_PROCESS,
+) -> dict[str, float]:
+    """Scores of `net` over an epoch of `batches`; `images` is the number of readable images.
+
+    With several processes in `context`, each has a part of the images, and all return the scores of
+    the whole. Raises ValueError if there is no readable image.
+    """
+    net.eval()
+    score, images = task.score(), 0
+    with numerics(tf32=False, deterministic=False):
+        for x, targets, _ in batches.epoch(0):
+            score.update(net(x), targets)
+            images += len(x)
+    (score, images), *others = context.gather((score, images))
+    for other, count in others:
+        score.merge(other)
+        images += count
+    if not images:
+        raise ValueError("none of the images to score on can be read: give others")
+    return {**score.compute(), "images": images}
+
+
+def score_images(
+    net: nn.Module,
+    task: Task,
+    images: Images,
+    pre: Preprocessing,
+    device: torch.device | str,
+    workers: int = 0,
+    context: DistributedContext = SINGLE_PROCESS,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Scores on `images`, and the reason for each image that cannot be read."""
+    batches = Batches(
+        images,
+        task.test_view(pre),
+        batch=128,
+        workers=workers,
+        device=device,
+        rank=context.rank,
+        world_size=context.world_size,
+        collate=task.collate,
+    )
+    scores = evaluate(net, task, batches, context)
+    return scores, all_skipped(batches, context)
+
+
+def all_skipped(batches: Batches, context: DistributedContext) -> dict[str, str]:
+    """The unreadable images of all processes, each with the reason."""
+    return {name: why for each in context.gather(batches.skipped) for name, why in each.items()}
+
+
+def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
+    """The data set `data`, or the one that the run at `where` was trained on, for the task of `bundle`.
+
+    Raises ValueError if it is not known, or has other classes than `bundle`.
+    """
+    minival = None
+    if not data:
+        path = Path(where) / run_folder.RUN_CONFIG
+        if not path.exists():
+            raise ValueError(f"{where} is not a run and does not name its images: give --data")
+        config = read_json(path)
+        if not isinstance(config, dict) or "data" not in config:
+            raise ValueError(f"{path} does not name the images of the training: give --data")
+        data, minival = str(config["data"]), config.get("minival")
+    images = find_task(bundle.task).open_data(data, minival=minival)
+    if images.classes != bundle.classes:
+        theirs, ours = (
+            ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            for names in (bundle.classes, images.classes)
+        )
+        raise ValueError(
+            f"{where} has the classes {theirs}; {data} has {ours}: give data of the same classes"
+        )
+    return images
