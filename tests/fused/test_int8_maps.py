@@ -1,4 +1,4 @@
-"""What only batch norms need may be kept as codes of a byte: gradients stay near, results stay the same."""
+"""Batch-norm inputs stored as int8: results stay the same, gradients stay near."""
 
 import copy
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from covers import pairwise_cover
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,27 +17,27 @@ from fullstride.nets.fused import batch_norm
 from fullstride.nets.fused.network import se_weights
 from fullstride.nets.layers import SqueezeExcite
 
-STEP = 6 / 127  # deviations between two codes
+STEP = 6 / 127  # standard deviations between two int8 values
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 GAINS = {"both signs": (-0.5, 1.0, -1.5, 0.7, 1.2), "zero": (0.0, 1.0, 0.0, -0.5, 0.0)}
-FORMS = [
-    (gated, kept, shortcut)
-    for gated in (False, True)
-    for kept in (False, True)
-    for shortcut in ("none", "map")
-]
-FORMS += [(gated, True, "normed") for gated in (False, True)]
-all_forms = pytest.mark.parametrize(("gated", "kept", "shortcut"), FORMS)
+SHAPES = {"map": (3, 5, 7, 5), "channel": (2, 1, 3, 3), "pixel": (4, 5, 1, 1)}
+DTYPES = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 5e-3}
+END = (False, True), (False, True), ("none", "map", "normed")  # gated, masked, shortcut
+all_ends = pytest.mark.parametrize(("gated", "masked", "shortcut"), pairwise_cover(*END))
 
 
-class Tail(nn.Module):
-    """The end of a block with random numbers in all of it."""
+class BlockEnd(nn.Module):
+    """The end of a block with random numbers in all of its modules."""
 
     def __init__(
-        self, gated: bool, kept: bool, shortcut: str, gains: tuple[float, ...] = GAINS["both signs"]
+        self,
+        gated: bool,
+        masked: bool,
+        shortcut: str,
+        gains: tuple[float, ...] = GAINS["both signs"],
     ):
         super().__init__()
-        self.kept, self.shortcut = kept, shortcut
+        self.masked, self.shortcut = masked, shortcut
         self.norm, self.shortcut_norm = nn.BatchNorm2d(len(gains)), nn.BatchNorm2d(len(gains))
         self.se = SqueezeExcite(len(gains), 3) if gated else None
         for norm in (self.norm, self.shortcut_norm):
@@ -46,12 +47,12 @@ class Tail(nn.Module):
         nn.init.normal_(self.shortcut_norm.weight)
         self.double()
 
-    def forward(self, x: Tensor, other: Tensor, keep: Tensor, **how) -> Tensor:
+    def forward(self, x: Tensor, other: Tensor, mask: Tensor, **how) -> Tensor:
         weights = se_weights(self.se) if self.se else ()
-        given = None if self.shortcut == "none" else other
+        arguments = None if self.shortcut == "none" else other
         norm = self.shortcut_norm if self.shortcut == "normed" else None
         return batch_norm.bn_add_relu(
-            x, self.norm, given, norm, se=weights, mask=keep if self.kept else None, **how
+            x, self.norm, arguments, norm, se=weights, mask=mask if self.masked else None, **how
         )
 
 
@@ -59,18 +60,18 @@ def inputs(
     n: int = 3, c: int = 5, h: int = 7, w: int = 5, dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
     x, other = torch.randn(2, n, c, h, w, dtype=torch.float64) * 2 + 3
-    keep = torch.tensor([2.0, 0.0, 2.0, 2.0], dtype=torch.float64)[:n].view(-1, 1, 1, 1)
-    return [x.to(dtype).requires_grad_(), other.to(dtype).requires_grad_(), keep]
+    mask = torch.tensor([2.0, 0.0, 2.0, 2.0], dtype=torch.float64)[:n].view(-1, 1, 1, 1)
+    return [x.to(dtype).requires_grad_(), other.to(dtype).requires_grad_(), mask]
 
 
-def outcome(tail: Tail, given: list[Tensor], direction: Tensor, **how) -> dict[str, Tensor]:
+def outcome(end: BlockEnd, arguments: list[Tensor], direction: Tensor, **how) -> dict[str, Tensor]:
     """The result, the statistics after it, and the gradients."""
-    tail = copy.deepcopy(tail)
-    leaves = {"x": given[0], "other": given[1], **dict(tail.named_parameters())}
-    y = tail(*given, **how)
-    found = torch.autograd.grad((y * direction).sum(), list(leaves.values()), allow_unused=True)
-    gradients = {name: each for name, each in zip(leaves, found, strict=True) if each is not None}
-    return {"y": y.detach(), **dict(tail.named_buffers()), **gradients}
+    end = copy.deepcopy(end)
+    leaves = {"x": arguments[0], "other": arguments[1], **dict(end.named_parameters())}
+    y = end(*arguments, **how)
+    actual = torch.autograd.grad((y * direction).sum(), list(leaves.values()), allow_unused=True)
+    gradients = {name: each for name, each in zip(leaves, actual, strict=True) if each is not None}
+    return {"y": y.detach(), **dict(end.named_buffers()), **gradients}
 
 
 def normalised(x: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
@@ -83,7 +84,7 @@ def normalised(x: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 def rounded(exact: Tensor, y: Tensor | None) -> Tensor:
-    """As codes give it back: of all codes the nearest, odd ones where y > 0 and even ones elsewhere."""
+    """As int8 restores it: the nearest value, odd where y > 0 and even elsewhere."""
     codes = torch.arange(-127, 128).double()
     far = (exact[..., None] / STEP - codes).abs()
     if y is not None:
@@ -99,25 +100,27 @@ def of_norm(
     `squeezed`, of the gate's means, is the same for all pixels of an image, whose exact means are known.
     """
     exact, rstd = normalised(x, norm)
-    seen = rounded(exact, y)
-    of_gain = (d * seen + squeezed * exact).sum((0, 2, 3), keepdim=True)
+    calls = rounded(exact, y)
+    of_gain = (d * calls + squeezed * exact).sum((0, 2, 3), keepdim=True)
     dz = d + squeezed
     of_bias, count = dz.sum((0, 2, 3), keepdim=True), dz.numel() / dz.shape[1]
-    of_x = norm.weight[:, None, None] * rstd * (dz - of_bias / count - seen * of_gain / count)
+    of_x = norm.weight[:, None, None] * rstd * (dz - of_bias / count - calls * of_gain / count)
     return of_x, of_gain.flatten(), of_bias.flatten()
 
 
 @torch.no_grad()
-def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The gradients of a tail, slowly: by hand, one image's gate after the other."""
-    x, other, keep = given
-    found, d = {}, direction * (y > 0)
-    scale = keep.expand(-1, x.shape[1], 1, 1) if tail.kept else torch.ones_like(x[:, :, :1, :1])
+def by_formulas(
+    end: BlockEnd, arguments: list[Tensor], direction: Tensor, y: Tensor
+) -> dict[str, Tensor]:
+    """The gradients of a end, slowly: by hand, one image's gate after the other."""
+    x, other, mask = arguments
+    actual, d = {}, direction * (y > 0)
+    scale = mask.expand(-1, x.shape[1], 1, 1) if end.masked else torch.ones_like(x[:, :, :1, :1])
     squeezed = torch.zeros_like(x)
-    if se := tail.se:
-        normal, _ = normalised(x, tail.norm)
+    if se := end.se:
+        normal, _ = normalised(x, end.norm)
         exact, seen_rounded = (
-            each * tail.norm.weight[:, None, None] + tail.norm.bias[:, None, None]
+            each * end.norm.weight[:, None, None] + end.norm.bias[:, None, None]
             for each in (normal, rounded(normal, y))
         )
         weights = reduce, reduce_bias, expand, _ = [
@@ -125,14 +128,16 @@ def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -
         ]
         totals = [torch.zeros_like(p) for p in weights]
         for i in range(len(x)):
-            seen = exact[i].mean((1, 2))
-            inside = (reduce @ seen + reduce_bias).relu()
+            calls = exact[i].mean((1, 2))
+            inside = (reduce @ calls + reduce_bias).relu()
             gate = (expand @ inside + weights[3]).sigmoid()
-            of_gate = (d[i] * seen_rounded[i]).sum((1, 2)) * (keep[i].flatten() if tail.kept else 1)
+            of_gate = (d[i] * seen_rounded[i]).sum((1, 2)) * (
+                mask[i].flatten() if end.masked else 1
+            )
             of_expanded = of_gate * gate * (1 - gate)
             of_reduced = (expand.T @ of_expanded) * (inside > 0)
             parts = (
-                torch.outer(of_reduced, seen),
+                torch.outer(of_reduced, calls),
                 of_reduced,
                 torch.outer(of_expanded, inside),
                 of_expanded,
@@ -143,172 +148,181 @@ def by_formulas(tail: Tail, given: list[Tensor], direction: Tensor, y: Tensor) -
             scale = scale.clone()
             scale[i] *= gate[:, None, None]
         names = ("se.reduce.weight", "se.reduce.bias", "se.expand.weight", "se.expand.bias")
-        found |= {n: t.view(p.shape) for n, t, p in zip(names, totals, se_weights(se), strict=True)}
-    found["x"], found["norm.weight"], found["norm.bias"] = of_norm(
-        d * scale, squeezed, x, tail.norm, y
+        actual |= {
+            n: t.view(p.shape) for n, t, p in zip(names, totals, se_weights(se), strict=True)
+        }
+    actual["x"], actual["norm.weight"], actual["norm.bias"] = of_norm(
+        d * scale, squeezed, x, end.norm, y
     )
-    if tail.shortcut == "map":
-        found["other"] = d
-    elif tail.shortcut == "normed":
+    if end.shortcut == "map":
+        actual["other"] = d
+    elif end.shortcut == "normed":
         names = ("other", "shortcut_norm.weight", "shortcut_norm.bias")
-        found |= dict(
-            zip(
-                names, of_norm(d, torch.zeros_like(d), other, tail.shortcut_norm, None), strict=True
-            )
+        actual |= dict(
+            zip(names, of_norm(d, torch.zeros_like(d), other, end.shortcut_norm, None), strict=True)
         )
-    return found
+    return actual
 
 
-def distance(found: Tensor, wanted: Tensor) -> float:
-    return ((found.double() - wanted.double()).norm() / (1 + wanted.double().norm())).item()
+def distance(actual: Tensor, expected: Tensor) -> float:
+    return ((actual.double() - expected.double()).norm() / (1 + expected.double().norm())).item()
 
 
-@all_forms
-@pytest.mark.parametrize("gains", GAINS.values(), ids=GAINS)
-@pytest.mark.parametrize("shape", [(3, 5, 7, 5), (2, 1, 3, 3), (4, 5, 1, 1)], ids=str)
-def test_gradients_of_a_tail_that_keeps_codes_are_those_of_formulas_with_the_same_rounding(
-    gated, kept, shortcut, gains, shape
+@pytest.mark.parametrize(
+    ("gated", "masked", "shortcut", "gains", "shape"), pairwise_cover(*END, [*GAINS], [*SHAPES])
+)
+def test_gradients_are_those_of_formulas_with_the_same_rounding(
+    gated, masked, shortcut, gains, shape
 ):
     torch.manual_seed(0)
-    tail, given = Tail(gated, kept, shortcut, gains[: shape[1]]), inputs(*shape)
+    shape = SHAPES[shape]
+    end, arguments = BlockEnd(gated, masked, shortcut, GAINS[gains][: shape[1]]), inputs(*shape)
     direction = torch.randn(shape).double()
-    found = outcome(tail, given, direction, int8=True)
-    wanted = by_formulas(tail, given, direction, found["y"])
-    for name in wanted:
-        assert distance(found[name], wanted[name]) < 1e-9, name
-    assert wanted.keys() == found.keys() - {"y", *dict(tail.named_buffers())}
+    actual = outcome(end, arguments, direction, int8=True)
+    expected = by_formulas(end, arguments, direction, actual["y"])
+    for name in expected:
+        assert distance(actual[name], expected[name]) < 1e-9, name
+    assert expected.keys() == actual.keys() - {"y", *dict(end.named_buffers())}
 
 
-@all_forms
-def test_codes_change_neither_result_nor_statistics_and_gradients_by_less_than_a_fiftieth(
-    gated, kept, shortcut
+@all_ends
+def test_int8_changes_neither_result_nor_statistics_and_gradients_by_less_than_a_fiftieth(
+    gated, masked, shortcut
 ):
     torch.manual_seed(0)
-    tail, given, direction = (
-        Tail(gated, kept, shortcut),
+    end, arguments, direction = (
+        BlockEnd(gated, masked, shortcut),
         inputs(4, 5, 24, 24),
         torch.rand(4, 5, 24, 24).double(),
     )
-    found, wanted = (outcome(tail, given, direction, int8=int8) for int8 in (True, False))
-    for name in ("y", *dict(tail.named_buffers())):
-        assert torch.equal(found[name], wanted[name])
-    for name in found:
-        assert distance(found[name], wanted[name]) < 0.02, name
-    assert any(not torch.equal(found[name], wanted[name]) for name in found)
+    actual, expected = (outcome(end, arguments, direction, int8=int8) for int8 in (True, False))
+    for name in ("y", *dict(end.named_buffers())):
+        assert torch.equal(actual[name], expected[name])
+    for name in actual:
+        assert distance(actual[name], expected[name]) < 0.02, name
+    assert any(not torch.equal(actual[name], expected[name]) for name in actual)
 
 
-@all_forms
-def test_memory_formats_stay_and_change_no_numbers(gated, kept, shortcut):
+@all_ends
+def test_memory_formats_are_kept_and_change_no_numbers(gated, masked, shortcut):
     torch.manual_seed(0)
-    tail, (x, other, keep), direction = (
-        Tail(gated, kept, shortcut),
+    end, (x, other, mask), direction = (
+        BlockEnd(gated, masked, shortcut),
         inputs(),
         torch.randn(3, 5, 7, 5).double(),
     )
-    wanted = outcome(tail, [x, other, keep], direction, int8=True)
+    expected = outcome(end, [x, other, mask], direction, int8=True)
     for one, two in ((LAST, LAST), (LAST, FIRST), (FIRST, LAST)):
         laid = [
             t.detach().contiguous(memory_format=f).requires_grad_()
             for t, f in ((x, one), (other, two))
         ]
-        found = outcome(tail, [*laid, keep], direction, int8=True)
-        assert found["y"].is_contiguous(memory_format=one)
-        for name in wanted:
-            assert distance(found[name], wanted[name]) < 1e-9, name
+        actual = outcome(end, [*laid, mask], direction, int8=True)
+        assert actual["y"].is_contiguous(memory_format=one)
+        for name in expected:
+            assert distance(actual[name], expected[name]) < 1e-9, name
 
 
-@all_forms
-@pytest.mark.parametrize(
-    ("dtype", "near"), [(torch.float32, 1e-4), (torch.bfloat16, 0.02), (torch.float16, 5e-3)]
-)
-def test_narrow_formats_stay_near_the_formulas_for_the_same_numbers(
-    gated, kept, shortcut, dtype, near
+@pytest.mark.parametrize(("gated", "masked", "shortcut", "dtype"), pairwise_cover(*END, [*DTYPES]))
+def test_half_precision_stays_near_the_formulas_for_the_same_numbers(
+    gated, masked, shortcut, dtype
 ):
     torch.manual_seed(0)
-    tail, given, direction = (
-        Tail(gated, kept, shortcut),
+    end, arguments, direction = (
+        BlockEnd(gated, masked, shortcut),
         inputs(dtype=dtype),
         torch.randn(3, 5, 7, 5).double(),
     )
-    found = outcome(
-        copy.deepcopy(tail).float(), [*given[:2], given[2].float()], direction.to(dtype), int8=True
+    actual = outcome(
+        copy.deepcopy(end).float(),
+        [*arguments[:2], arguments[2].float()],
+        direction.to(dtype),
+        int8=True,
     )
-    wide = [t.detach().double() for t in given]
-    wanted = by_formulas(tail, wide, direction.to(dtype).double(), found["y"].double())
-    assert found["x"].dtype == dtype
-    for name in wanted:
-        assert distance(found[name], wanted[name]) < near, name
+    wide = [t.detach().double() for t in arguments]
+    expected = by_formulas(end, wide, direction.to(dtype).double(), actual["y"].double())
+    assert actual["x"].dtype == dtype
+    for name in expected:
+        assert distance(actual[name], expected[name]) < DTYPES[dtype], name
 
 
 def test_no_images_give_gradients_of_zero():
-    tail, given = Tail(True, True, "normed"), inputs(0)
-    found = outcome(tail, given, torch.zeros(()), int8=True)
-    assert found["y"].shape == (0, 5, 7, 5)
-    assert all(not found[name].any() for name, _ in tail.named_parameters())
+    end, arguments = BlockEnd(True, True, "normed"), inputs(0)
+    actual = outcome(end, arguments, torch.zeros(()), int8=True)
+    assert actual["y"].shape == (0, 5, 7, 5)
+    assert all(not actual[name].any() for name, _ in end.named_parameters())
 
 
-def test_values_beyond_the_last_code_count_as_far_as_it_reaches():
+def test_values_beyond_the_range_of_int8_are_clamped_to_it():
     torch.manual_seed(0)
-    tail, (x, *rest) = Tail(False, False, "none"), inputs()
+    end, (x, *rest) = BlockEnd(False, False, "none"), inputs()
     x.data[0, :, 0, 0] = 1e4
-    assert normalised(x, tail.norm)[0].max() > 6.5
+    assert normalised(x, end.norm)[0].max() > 6.5
     direction = torch.randn(3, 5, 7, 5).double()
-    found = outcome(tail, [x, *rest], direction, int8=True)
-    for name, wanted in by_formulas(tail, [x, *rest], direction, found["y"]).items():
-        assert distance(found[name], wanted) < 1e-9, name
+    actual = outcome(end, [x, *rest], direction, int8=True)
+    for name, expected in by_formulas(end, [x, *rest], direction, actual["y"]).items():
+        assert distance(actual[name], expected) < 1e-9, name
 
 
-def test_where_the_result_is_not_kept_no_code_is():
+def test_where_the_result_is_not_saved_nothing_is_int8():
     torch.manual_seed(0)
-    tail, given, direction = Tail(True, True, "normed"), inputs(), torch.randn(3, 5, 7, 5).double()
-    found, wanted = (
-        outcome(tail, given, direction, int8=int8, saved="input") for int8 in (True, False)
+    end, arguments, direction = (
+        BlockEnd(True, True, "normed"),
+        inputs(),
+        torch.randn(3, 5, 7, 5).double(),
     )
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    actual, expected = (
+        outcome(end, arguments, direction, int8=int8, saved="input") for int8 in (True, False)
+    )
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_processes_that_share_statistics_share_those_of_codes(tmp_path):
+def test_processes_that_share_statistics_share_those_of_int8_maps(tmp_path):
     torch.manual_seed(0)
-    tail, given, direction = Tail(True, True, "normed"), inputs(), torch.randn(3, 5, 7, 5).double()
-    wanted = outcome(tail, given, direction, int8=True)
+    end, arguments, direction = (
+        BlockEnd(True, True, "normed"),
+        inputs(),
+        torch.randn(3, 5, 7, 5).double(),
+    )
+    expected = outcome(end, arguments, direction, int8=True)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         group = dist.distributed_c10d._get_default_group().group_name
-        found = outcome(tail, given, direction, int8=True, group=group)
+        actual = outcome(end, arguments, direction, int8=True, group=group)
     finally:
         dist.destroy_process_group()
-    assert all(distance(found[name], wanted[name]) < 1e-9 for name in wanted)
+    assert all(distance(actual[name], expected[name]) < 1e-9 for name in expected)
 
 
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # torch's own test looks at it
-@all_forms
-def test_operators_that_give_and_take_codes_are_registered_as_torch_wants_it(gated, kept, shortcut):
-    tail, given = Tail(gated, kept, shortcut), inputs(2)
-    seen = []
+@all_ends
+def test_operators_with_int8_maps_pass_opcheck(gated, masked, shortcut):
+    end, arguments = BlockEnd(gated, masked, shortcut), inputs(2)
+    calls = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            found = op(*args, **(kwargs or {}))
+            actual = op(*args, **(kwargs or {}))
             if op.namespace == "fullstride":
-                seen.append((op, args, found))
-            return found
+                calls.append((op, args, actual))
+            return actual
 
     with Watch():
-        tail(
-            *(t.detach().to(memory_format=LAST).requires_grad_() for t in given[:2]),
-            given[2],
+        end(
+            *(t.detach().to(memory_format=LAST).requires_grad_() for t in arguments[:2]),
+            arguments[2],
             int8=True,
         ).sum().backward()
-    (forward, args, (y, moments, means, codes, other_codes)), (backward, taken, _) = seen
-    for op, what in ((forward, args), (backward, taken)):
+    (forward, args, (y, moments, means, codes, other_codes)), (backward, inputs_, _) = calls
+    for op, what in ((forward, args), (backward, inputs_)):
         torch.library.opcheck(op, what, test_utils=("test_schema", "test_faketensor"))
     assert codes.dtype == other_codes.dtype == torch.int8
     assert [codes.shape == y.shape, other_codes.shape == y.shape] == [True, shortcut == "normed"]
-    _, gain, bias, _, se, keep, other, slope, eps, *_ = args
+    _, gain, bias, _, se, mask, other, slope, eps, *_ = args
     other = [other_codes, *other[1:3]] if len(other) > 1 else other
-    again = codes, gain, bias, moments, means, se, keep, other, slope, eps, y.dtype
+    again = codes, gain, bias, moments, means, se, mask, other, slope, eps, y.dtype
     torch.library.opcheck(
         torch.ops.fullstride.rejoin.default, again, test_utils=("test_schema", "test_faketensor")
     )
@@ -317,7 +331,7 @@ def test_operators_that_give_and_take_codes_are_registered_as_torch_wants_it(gat
     assert torch.equal(made > 0, y > 0)
 
 
-def test_the_triton_forms_give_the_numbers_of_their_definitions():
+def test_the_triton_kernels_have_the_numbers_of_the_reference():
     pytest.importorskip(
         "triton", reason="the kernels are written in Triton, which is not installed here"
     )

@@ -59,8 +59,11 @@ class FusedBlock(Fused, Block):
     """`Block` whose last batch norms, gate, mask, sum and ReLU are one operator in training."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if not self.is_fusible():
+        if not any(layer.norm.training for layer in fused_layers(self)):
             return super().forward(x, mask)
+        if not self.is_fusible():
+            branch = self.branch(x) if mask is None else self.branch(x) * mask
+            return self.act(branch + self.shortcut(x))  # the branch's result may be saved
         modules = [*self.branch.children(), None]
         layers: list[Layer] = [
             (layer, after if isinstance(after, SqueezeExcite) else None)
@@ -151,15 +154,22 @@ def to_fused(
     Evaluation does not change. The processes of `group` share their batch statistics, as in
     `nn.SyncBatchNorm`. With `int8`, batch-norm inputs at the ends of blocks are stored as int8 for
     the backward pass (see `batch_norm.bn_add_relu`): less memory, and a rounding of gradients.
-    A module with a forward pass of its own stays plain.
+    A block with a forward pass of its own stays plain.
     """
-    for module in net.modules():
-        module.__class__ = fused_class(type(module))
+    change_classes(net)
     fused = cast(FusedNetwork, net)
     for layer in fused_layers(fused):
         layer.group, layer.int8 = group.group_name if group else "", int8
     choose_saved_tensors(fused)
     return fused
+
+
+def change_classes(module: nn.Module) -> None:
+    module.__class__ = fused_class(type(module))
+    if isinstance(module, Block) and not isinstance(module, FusedBlock):
+        return  # its forward pass may change in place what fused layers save
+    for child in module.children():
+        change_classes(child)
 
 
 def to_plain(net: Network) -> Network:
@@ -179,6 +189,8 @@ def fused_layers(net: nn.Module) -> list[FusedConvNorm]:
 def choose_saved_tensors(net: FusedNetwork) -> None:
     """Save outputs alone where the gains allow it. Waits for the device."""
     layers = fused_layers(net)
+    if not layers:
+        return
     invertible = torch.stack([batch_norm.is_invertible(layer.norm) for layer in layers])
     # On the meta device, which holds no gains, those of initialisation are assumed.
     flags = [True] * len(layers) if invertible.is_meta else invertible.tolist()
