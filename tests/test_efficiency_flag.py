@@ -27,10 +27,9 @@ from fullstride.measure.protocols import (
     compare,
 )
 from fullstride.measure.workload import Step
-from fullstride.nets import compile
+from fullstride.nets import compile, fused_form
 from fullstride.nets.compile import recompute_options
 from fullstride.nets.families import SPECS
-from fullstride.nets.fused.network import to_fused
 from fullstride.nets.network import Network
 
 CPU = torch.device("cpu")
@@ -107,7 +106,7 @@ def test_lean_and_plain_have_their_turn_together_and_each_row_says_which_it_is()
 
 
 def test_a_network_that_is_lean_already_says_so_where_it_trains_and_is_plain_where_it_answers():
-    nets = {"net": to_fused(tiny())}
+    nets = {"net": fused_form.fused(tiny())}
     answering = Protocol(name="throughput", **SHORT)
     assert [bench(nets, part, threads=1)[0].efficiency for part in (TRAINING, answering)] == [
         "lean",
@@ -161,7 +160,7 @@ def test_a_prediction_for_lean_steps_is_of_the_bytes_that_lean_networks_keep(pre
     image = 0 if precision == "float32" else 3 * 64 * 64 * 4
     assert (
         lean.bytes_per_image
-        == saved(to_fused(tiny("tresnet_tiny")), 64, precision).bytes_per_image + image
+        == saved(fused_form.fused(tiny("tresnet_tiny")), 64, precision).bytes_per_image + image
     )
     assert lean.bytes_per_image < 0.7 * plain.bytes_per_image
     assert lean.batch > plain.batch
@@ -195,7 +194,7 @@ def kept_for_backward(net: Network, images: int, side: int) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("lean", [False, True])
 def test_the_bytes_of_a_compiled_step_are_those_that_autograd_is_handed(lean):
-    net = (to_fused(one_block()) if lean else one_block()).train()
+    net = (fused_form.fused(one_block()) if lean else one_block()).train()
     assert compiled_bytes(net, 48, "float32") == kept_for_backward(net, 5, 48)
 
 
@@ -208,7 +207,7 @@ def test_a_prediction_for_compiled_steps_knows_what_they_keep():
     )
     assert (
         both.bytes_per_image
-        == compiled_bytes(to_fused(one_block()), 32) + 3 * 32 * 32 * 4
+        == compiled_bytes(fused_form.fused(one_block()), 32) + 3 * 32 * 32 * 4
         < lean.bytes_per_image
     )
     assert both.bytes_per_image <= alone.bytes_per_image

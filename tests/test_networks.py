@@ -251,9 +251,7 @@ def test_a_network_of_timm_gives_its_embedding_with_the_same_logits(name):
 def test_a_network_of_timm_whose_logits_are_not_of_its_embedding_is_refused(name):
     net = zoo.create(name, classes=5)  # a norm in between; a convolution; two classifiers
     assert isinstance(net, TimmNetwork)
-    with pytest.raises(
-        ValueError, match=f"^{name} gives no embedding that its logits are made of: choose another$"
-    ):
+    with pytest.raises(ValueError, match=f"^{name} .*embedding"):
         net.embed(torch.rand(1, 3, 224, 224))
 
 
@@ -261,7 +259,7 @@ def test_an_embedding_of_timm_is_not_trained_with_dropout():
     net = zoo.create("timm/resnet18", classes=5, resolution=64)
     net.regularise(dropout=0.5)
     assert isinstance(net, TimmNetwork)
-    with pytest.raises(ValueError, match="timm/resnet18 mixes its embedding with dropout: set"):
+    with pytest.raises(ValueError, match="timm/resnet18 .*dropout"):
         net.train().logits_and_embedding(torch.rand(2, 3, 64, 64))
     assert net.eval().embed(torch.rand(2, 3, 64, 64)).shape == (2, 512)
 
