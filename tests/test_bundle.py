@@ -109,9 +109,8 @@ def broken(folder, how):
         about["spec"]["stem"] = "os.system"
         (folder / "bundle.json").write_text(json.dumps(about))
     elif how == "a spec too large for memory":
-        about["spec"]["stages"] = [
-            {**about["spec"]["stages"][0], "width": 65_536, "depth": 100}
-        ] * 10
+        stage = {**about["spec"]["stages"][0], "width": 65_536, "depth": 2}  # 300 GB
+        about["spec"]["stages"] = [stage]
         (folder / "bundle.json").write_text(json.dumps(about))
     elif how == "a timm name that fetches":
         (folder / "bundle.json").write_text(

@@ -109,9 +109,17 @@ def any_spec(seed: int) -> NetSpec:
     )
 
 
+# Of the first 200 seeds those that cover all pairs of values of a stage, its style, stem and image.
+SEEDS = (
+    *(0, 5, 7, 8, 9, 11, 19, 21, 22, 23, 24, 25, 27, 29, 31, 35, 36, 37, 42, 43, 48, 57, 60, 61),
+    *(72, 74, 78, 82, 84, 89, 98, 101, 103, 106, 108, 118, 138, 159, 161, 165, 190, 192, 195, 199),
+)
+
+
 @cache
 def by_chance() -> dict[int, tuple[NetSpec, Operators]]:
-    return {seed: (spec, of_module(spec)) for seed in range(200) for spec in [any_spec(seed)]}
+    specs = {seed: any_spec(seed) for seed in SEEDS}
+    return {seed: (spec, of_module(spec)) for seed, spec in specs.items()}
 
 
 def of_module(spec: NetSpec, resolution: int | None = None) -> Operators:
@@ -124,7 +132,11 @@ def equal(a: Operators, b: Operators) -> bool:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_operators_of_a_spec_are_those_that_its_module_runs(name):
-    assert equal(operators_of(SPECS[name]), of_module(SPECS[name]))
+    spec = SPECS[name]
+    # More than three blocks of a stage repeat the same operators.
+    stages = tuple(replace(stage, depth=min(stage.depth, 3)) for stage in spec.stages)
+    spec = spec if name == "resnet50" else replace(spec, stages=stages)
+    assert equal(operators_of(spec), of_module(spec))
 
 
 @pytest.mark.parametrize(

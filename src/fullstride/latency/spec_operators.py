@@ -7,7 +7,7 @@ and traced on the meta device instead.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +56,7 @@ def operators_of(spec: Spec, resolution: int | None = None) -> Operators:
     cannot be built.
     """
     if not isinstance(spec, NetSpec):
-        side = spec.resolution if resolution is None else resolution
-        return traced(partial(build, spec), side, spec.in_channels)
+        return traced_network(spec, spec.resolution if resolution is None else resolution)
     rows: list[OperatorRow] = []
     for (walk, sizes), count in parts(spec, resolution):
         rows += rows_of(walk, sizes) * count
@@ -106,9 +105,15 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
     yield (("head", spec.head_width > 0), (width, spec.head_width, spec.classes, side)), 1
 
 
+@lru_cache(maxsize=256)
+def traced_network(spec: Spec, side: int) -> Operators:
+    """Cached, because building and tracing take a second where a walk takes a millisecond."""
+    return traced(partial(build, spec), side, spec.in_channels)
+
+
 def network(spec: NetSpec, side: int) -> list[OperatorRow]:
     """A network with a stem or a block that has no walk."""
-    return traced(partial(build, spec), side, spec.in_channels).rows()
+    return traced_network(spec, side).rows()
 
 
 def halved(side: Size, stride: int) -> Size:

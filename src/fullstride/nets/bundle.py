@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,13 @@ from torch import nn
 
 from fullstride import storage
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.checkpoints import check, read
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
+from fullstride.nets.weights.convert import check, shapes_of
+from fullstride.nets.weights.key_maps import no_init
+from fullstride.nets.weights.reader import read
 from fullstride.storage import atomic_write, read_json
 
 FORMAT = 1
@@ -123,18 +125,20 @@ def load_network(
     else:
         spec = NetSpec.from_json(spec_data, where)
 
-    def with_head() -> Backbone:
+    def with_head(spec: NetSpec | TimmSpec) -> Backbone:
         net = build(spec)
         net.task_head = head(net)
         return net
 
     state = read(weights)
+    # The initialisation is slow on the meta device, and needless.
+    bare = replace(spec, init=no_init) if isinstance(spec, NetSpec) else spec
     with torch.device("meta"):
-        expected = with_head()
+        expected = with_head(bare)
     if expected.task_head is None and any(name.startswith("task_head.") for name in state):
         raise ValueError("the network has the head of a task: load it by fullstride.tasks.load")
-    check({name: tuple(value.shape) for name, value in expected.state_dict().items()}, state)
-    net = with_head()
+    check(shapes_of(expected), state)
+    net = with_head(spec)
     net.load_state_dict(state)
     return net.eval()
 

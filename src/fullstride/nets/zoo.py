@@ -56,7 +56,8 @@ def create(
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):
             raise ValueError(
-                f"{name} cannot be scaled: width and depth are for networks that `fullstride zoo` lists"
+                f"{name} cannot be scaled: width and depth are for networks that `fullstride zoo` "
+                "lists"
             )
         base = base.scaled(width=width, depth=depth)
     changes = dict(classes=classes, in_channels=in_channels, resolution=resolution)

@@ -9,12 +9,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.nets import families
 from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.families import SPECS
-from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights import key_maps, tensorflow
 from fullstride.nets.weights.reader import first_ten, one_line, unwrap
@@ -180,8 +179,11 @@ def compare(state: State, form: str, name: str, spec: NetSpec) -> Match:
 
 @lru_cache(maxsize=128)
 def parameter_shapes(spec: NetSpec) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        return {key: tuple(value.shape) for key, value in Network(spec).state_dict().items()}
+    return shapes_of(key_maps.meta_network(spec))
+
+
+def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in net.state_dict().items()}
 
 
 def parameter_names(form: str, spec: NetSpec) -> dict[str, str]:

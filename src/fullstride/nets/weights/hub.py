@@ -12,7 +12,7 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork, released, timm_spec
-from fullstride.nets.weights.convert import check, convert
+from fullstride.nets.weights.convert import check, convert, shapes_of
 from fullstride.nets.weights.reader import read
 
 # Name -> model of the Hugging Face hub under `timm/`. The weights of TResNet-M and TResNet-V2-L are
@@ -72,8 +72,7 @@ def from_hub(name: str) -> Pretrained:
         net.load_state_dict(state)
     else:
         net = TimmNetwork(timm_spec(model, classes=config.num_classes))
-        shapes = {key: tuple(value.shape) for key, value in net.net.state_dict().items()}
-        check(shapes, state)
+        check(shapes_of(net.net), state)
         net.net.load_state_dict(state)
     return Pretrained(
         net=net.eval(),

@@ -11,6 +11,7 @@ from itertools import count
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from fullstride.nets.blocks import (
     Basic,
@@ -74,7 +75,7 @@ def layer_paths(spec: NetSpec) -> tuple[str, ...]:
     """The path of every module with parameters, in the order of the forward pass."""
     # All blocks of a stage but the first have the same layers: two of each are enough to build.
     stages = tuple(replace(stage, depth=min(stage.depth, 2)) for stage in spec.stages)
-    built = built_paths(replace(spec, source="", stages=stages, init=no_init, resolution=1))
+    built = built_paths(replace(spec, source="", stages=stages, resolution=1))
     paths = [path for path in built if path.startswith("stem.")]
     for s, stage in enumerate(spec.stages):
         for b in range(stage.depth):
@@ -86,13 +87,18 @@ def layer_paths(spec: NetSpec) -> tuple[str, ...]:
 
 @lru_cache(maxsize=128)
 def built_paths(spec: NetSpec) -> tuple[str, ...]:
+    modules = meta_network(spec).named_modules()
+    return tuple(name for name, module in modules if module._parameters)
+
+
+def meta_network(spec: NetSpec) -> Network:
+    """The network without memory, and without its initialisation, which is slow even so."""
     with torch.device("meta"):
-        net = Network(spec)
-    return tuple(name for name, module in net.named_modules() if module._parameters)
+        return Network(replace(spec, init=no_init))
 
 
-def no_init(_net: object) -> None:
-    """Random numbers are slow to draw on the meta device, and none are needed."""
+def no_init(_net: nn.Module) -> None:
+    pass
 
 
 def fullstride(spec: NetSpec) -> Pairs:
