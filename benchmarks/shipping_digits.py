@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fullstride.commands.shipping import compared_on, prepare_int8
 from fullstride.deploy.export import ComparisonImages, compare, export
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import inputs, logits, outputs
+from fullstride.deploy.run_images import calibration_images, comparison_images
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.storage import atomic_write
@@ -37,8 +37,8 @@ def main() -> None:
             [picture for _, picture in found], [test.targets[index] for index, _ in found]
         )
         shown = list(inputs("normalised", bundle.preprocessing, sample.pictures))
-        expected, minival = logits(bundle, shown), compared_on(run, bundle, "")
-        calibration, _ = prepare_int8(run, bundle, "", 0)
+        expected, minival = logits(bundle, shown), comparison_images(run, bundle)
+        calibration = calibration_images(run, bundle)
         for format in asked.formats:
             for precision in FORMATS[format].precisions:
                 with TemporaryDirectory() as scratch:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.latency import calibrate, estimate, load_profile
+from fullstride.latency import calibrate, calibration, estimate, load_profile
 from fullstride.latency.calibrate import (
     Plan,
     Timing,
@@ -218,7 +218,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
     ]
     assert cli.run(["calibrate", *words, "--times", str(tmp_path / "times.json")]) == 0
     said = capsys.readouterr().out
-    assert "% off for designed networks of a family left out" in said
+    assert "% off for microbenchmarks of a family left out" in said
     profile = load_profile(out)
     assert (profile.name, profile.machine.runtime, profile.inference.networks) == (
         "mine",
@@ -237,7 +237,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--engines", "graph"), "cuda graphs are for GPUs"),
+        (("--runtimes", "graph"), "cuda graphs are for GPUs"),
         (("--precision", "fp16"), "float16 is for GPUs"),
         (("--batches", "0"), "batch 0"),
         (("--minutes", "0"), "above 0"),
@@ -250,7 +250,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
 def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measured(
     words, told, capsys, monkeypatch
 ):
-    monkeypatch.setattr(calibrate, "measure", None)
+    monkeypatch.setattr(calibration, "measure", None)
     assert cli.run(["calibrate", "--device", "cpu", *words]) in (1, 2)
     line = capsys.readouterr().err
     assert told in line

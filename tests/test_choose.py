@@ -205,11 +205,11 @@ GENET = ("--device", "v100-fp16", "--from", "genet_paper")
 def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_path, capsys):
     told = ask(capsys, *GENET, "--budget-ms", "0.2", "--out", str(tmp_path / "a.png"))
     assert (
-        "best within 0.2 ms an image: genet_normal at 192 x 192, 80 %, 0.2 ms (published)" in told
+        "best within 0.2 ms an image: genet_normal at 192 x 192, 80 %, 0.200 ms (published)" in told
     )
     assert "runner-up: genet_light at 192 x 192" in told
     assert (
-        "genet_large at 256 x 256, 81.3 %, 0.33 ms (published): 1.3 points more for 0.13 ms more"
+        "genet_large at 256 x 256, 81.3 %, 0.330 ms (published): 1.3 points more for 0.130 ms more"
         in told
     )
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

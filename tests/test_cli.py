@@ -179,9 +179,9 @@ def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, ca
 
 
 def test_the_digits_recipe_is_for_the_digits_and_not_for_a_folder_of_their_name():
-    assert cli.take_recipe(["train", "digits", "--model", "x"])[0] == RECIPES["digits"]
-    assert cli.take_recipe(["train", "--model", "x", "digits"])[0] == RECIPES["digits"]
-    assert cli.take_recipe(["train", "photos", "--out", "digits"])[0] == FINETUNE
+    assert cli.chosen_recipe(["train", "digits", "--model", "x"])[0] == RECIPES["digits"]
+    assert cli.chosen_recipe(["train", "--model", "x", "digits"])[0] == RECIPES["digits"]
+    assert cli.chosen_recipe(["train", "photos", "--out", "digits"])[0] == FINETUNE
 
 
 def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp_path, capsys):
@@ -257,7 +257,7 @@ def test_auto_exports_the_fastest_of_what_runs_here(run, tmp_path, capsys, monke
     from fullstride.deploy import select
 
     monkeypatch.setattr(
-        select, "candidates", lambda precision: [("onnx", "fp32"), ("openvino", "fp32")]
+        select, "available", lambda precision: [("onnx", "fp32"), ("openvino", "fp32")]
     )
     assert (
         cli.run(

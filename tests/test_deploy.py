@@ -15,13 +15,13 @@ from bundles import COLOUR, GRAY, make_bundle, small_bundle
 from onnx import numpy_helper
 from PIL import Image
 
-from fullstride.commands.shipping import spread
 from fullstride.data.dataset import Images, UnreadableImage, open_data
 from fullstride.deploy import export as exporting
 from fullstride.deploy import select
 from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.predict import inputs, predict
+from fullstride.deploy.run_images import evenly_spaced
 from fullstride.measure.protocols import ONLINE
 
 
@@ -251,9 +251,9 @@ def test_pictures_come_from_all_over_a_set_and_are_not_held(pictures):
         return pictures[0]
 
     images = Images(tuple(f"n{i}" for i in range(7)), tuple(range(7)), picture)
-    found = spread(images, 4)
+    found = evenly_spaced(images, 4)
     assert list(found.indices) == [0, 1, 3, 5]
-    assert list(spread(images, 100).indices) == [0, 1, 3, 4, 5, 6]
+    assert list(evenly_spaced(images, 100).indices) == [0, 1, 3, 4, 5, 6]
     del read[:]
     for _ in range(2):
         assert found[1:3] == pictures[:1] * 2

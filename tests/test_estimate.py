@@ -8,6 +8,7 @@ import pytest
 from fullstride import cli, zoo
 from fullstride.latency import estimate, load_profile, profile_names, save_profile
 from fullstride.nets.bundle import Bundle
+from fullstride.report.format import three_digits
 
 
 def ask(capsys, *words: str) -> str:
@@ -39,8 +40,8 @@ def test_one_network_is_told_with_its_interval_its_bound_and_the_profile_behind_
     told = ask(capsys, "genet_light", "--device", "v100-fp16", "--batch", "1")
     profile = load_profile("v100-fp16")
     there = estimate(zoo.create("genet_light"), profile, 1, 192)
-    assert f"{there.ms_per_image:.3g} ms/image" in told
-    assert f"90 % interval {there.low:.3g} to {there.high:.3g} ms" in told
+    assert f"{three_digits(there.ms_per_image)} ms/image" in told
+    assert f"90 % interval {three_digits(there.low)} to {three_digits(there.high)} ms" in told
     assert f"bounded by {there.bound}" in told
     assert f"{profile.inference.error:g} % off" in told
     assert profile.inference.source in told

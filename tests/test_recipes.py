@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from fullstride.cli import find_recipe, run, take_recipe
+from fullstride.cli import chosen_recipe, find_recipe, run
 from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -222,8 +222,8 @@ def test_a_recipe_that_is_not_there_is_refused_with_near_misses(tmp_path):
 )
 def test_the_digits_bring_their_recipe_also_behind_a_switch(flags):
     for words in ([*flags, "digits"], ["digits", *flags]):
-        assert take_recipe(["train", *words, "--model", "genet_tiny"])[0] == RECIPES["digits"]
-    assert take_recipe(["train", "photos", "--out", "digits"])[0] == RECIPES["finetune"]
+        assert chosen_recipe(["train", *words, "--model", "genet_tiny"])[0] == RECIPES["digits"]
+    assert chosen_recipe(["train", "photos", "--out", "digits"])[0] == RECIPES["finetune"]
 
 
 def test_only_commands_that_train_take_a_recipe(capsys):

@@ -1,151 +1,207 @@
-"""The roof: how do words become a command? What goes wrong becomes one line."""
+"""How do the words of a command line become a call? The parser, and one line for every failure."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
+from dataclasses import make_dataclass
 from difflib import get_close_matches
 from functools import partial, wraps
+from inspect import Parameter, cleandoc, signature
 from io import StringIO
 from pathlib import Path
-from typing import get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
 import fullstride
 from fullstride.commands import COMMANDS
-from fullstride.console import complain, unboxed
-from fullstride.train.recipe import Recipe, field_help, saved_recipe, with_current_flags
+from fullstride.commands.flags import with_current_names
+from fullstride.console import print_error, without_frame
+from fullstride.train.recipe import Recipe, field_help, saved_recipe
 from fullstride.train.recipes import RECIPES
 
-ABOUT = "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, ready to ship."
-TAKE_A_RECIPE = ("train", "bench-data")
+DESCRIPTION = (
+    "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "
+    "ready to ship."
+)
+RECIPE_COMMANDS = ("train", "bench-data")
+RecipeName = Annotated[
+    str,
+    tyro.conf.arg(
+        name="recipe",
+        metavar="NAME",
+        help="A named recipe, or that of a run, a bundle or a JSON file; by default digits for "
+        "the digits, else finetune.",
+    ),
+]
 
 
 def main() -> None:
-    """Run one command and exit. 0: done; 1: the work or the machine failed; 2: the input; 130: interrupted."""
+    """Run one command and exit.
+
+    Codes: 0 done; 1 the work or the machine failed; 2 the input was wrong; 130 interrupted.
+    """
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the command that `words` spell; what goes wrong is one line on the standard error stream."""
+    """Run the command in `words` and return its exit code. A failure is one line on stderr."""
     if list(words) == ["--version"]:
         print(f"fullstride {fullstride.__version__}")
         return 0
     try:
-        recipe, words = take_recipe(with_current_flags(words))
-        if "--recipe.help" in words:
-            explain(recipe)
-            return 0
-        command = parse(words, recipe)
-        command()
+        parse(with_current_names(words))()
     except KeyboardInterrupt:
-        goes_on = (
-            "; the same command goes on from the last checkpoint"
-            if list(words[:1]) == ["train"]
-            else ""
-        )
-        return complain(f"interrupted{goes_on}", 130)
-    except BrokenPipeError:  # whoever read the output has seen enough
+        hint = "; the same command goes on from the last checkpoint"
+        return print_error(f"interrupted{hint if list(words[:1]) == ['train'] else ''}", 130)
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (
-        ValueError,
-        FileNotFoundError,
-        PermissionError,
-        IsADirectoryError,
-        NotADirectoryError,
-    ) as error:
-        return complain(error, 2)
-    except (FloatingPointError, OSError) as error:
-        return complain(error, 1)
-    except (MemoryError, RuntimeError) as error:
-        from fullstride.measure.memory.limits import lacks_memory
-
-        if "DataLoader worker" in str(
-            error
-        ):  # torch says so from a signal, wherever the program is
-            return complain(
-                "a process that decodes images was killed, often for lack of memory: use fewer --workers; "
-                "the same command goes on",
-                1,
-            )
-        if not lacks_memory(error):
+    except Exception as error:
+        message, code = failure(error)
+        if code is None:
             raise
-        return complain("out of memory: use a smaller batch or resolution", 2)
+        return print_error(message, code)
     return 0
 
 
-def parse(words: Sequence[str], recipe: Recipe) -> Callable[[], None]:
-    """The command that `words` spell, ready to be called; `recipe` gives the defaults of its fields.
+def failure(error: Exception) -> tuple[object, int | None]:
+    """What to print for an error, and the exit code; None for a defect of the program."""
+    user_errors = ValueError, FileNotFoundError, PermissionError
+    if isinstance(error, (*user_errors, IsADirectoryError, NotADirectoryError)):
+        return error, 2
+    if isinstance(error, FloatingPointError | OSError):
+        return error, 1
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return (
+            "a process that decodes images was killed, often for lack of memory: use fewer "
+            "--workers; the same command goes on"
+        ), 1
+    if isinstance(error, MemoryError | RuntimeError):
+        from fullstride.measure.memory.limits import lacks_memory
 
-    Raises ValueError in one line where the parser would draw a box.
+        if lacks_memory(error):
+            return "out of memory: use a smaller batch or resolution", 2
+    return error, None
+
+
+def parse(words: Sequence[str]) -> Callable[[], None]:
+    """The command in `words` with its arguments, ready to be called.
+
+    Raises ValueError in one line where the parser would draw a frame.
     """
-
-    def later(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
-        return wraps(command)(lambda *args, **kwargs: partial(command, *args, **kwargs))
-
-    commands = {name: later(command) for name, command in COMMANDS.items()}
-    for name in TAKE_A_RECIPE:
-        commands[name] = partial(commands[name], recipe=recipe)
-    drawn = StringIO()
+    commands = {name: deferred(command) for name, command in COMMANDS.items()}
+    if words and words[0] in RECIPE_COMMANDS:
+        recipe, explains = chosen_recipe(words)
+        if explains:
+            return partial(explain, recipe)
+        commands[words[0]] = deferred(COMMANDS[words[0]], recipe)
+    output = StringIO()
     try:
-        with redirect_stderr(drawn):
+        with redirect_stderr(output):
             return tyro.extras.subcommand_cli_from_dict(
-                commands, args=words, prog="fullstride", description=ABOUT
+                commands, args=words, prog="fullstride", description=DESCRIPTION
             )
     except SystemExit as stop:
-        if not stop.code:  # it was --help
+        if not stop.code:  # --help
             raise
-        raise ValueError(unboxed(drawn.getvalue())) from None
+        raise ValueError(without_frame(output.getvalue())) from None
 
 
-def take_recipe(words: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """The recipe that `--recipe NAME` names, and the other words: the flags of its fields are left to tyro."""
-    if not words or words[0] not in TAKE_A_RECIPE:
-        return RECIPES["finetune"], list(words)
-    switches = [
-        name.replace("_", "-") for name, kind in get_type_hints(Recipe).items() if kind is bool
+def deferred(
+    command: Callable[..., None], recipe: Recipe = RECIPES["finetune"]
+) -> Callable[..., Callable[[], None]]:
+    """A function with the arguments of `command` that returns the call instead of making it.
+
+    Where there is an argument `recipe`, its default is `recipe`, and `--recipe NAME` is accepted.
+    """
+
+    @wraps(command)
+    def bind(*args: Any, recipe_name: str = "", **kwargs: Any) -> Callable[[], None]:
+        return partial(command, *args, **kwargs)
+
+    hints = get_type_hints(command, include_extras=True)
+    parameters = []
+    for name, parameter in signature(command).parameters.items():
+        if name == "recipe":
+            hints["recipe_name"] = RecipeName
+            kind = Parameter.POSITIONAL_OR_KEYWORD
+            parameters.append(Parameter("recipe_name", kind, default="", annotation=RecipeName))
+            parameter = parameter.replace(default=recipe)
+        parameters.append(parameter)
+    del bind.__dict__["__wrapped__"]  # else the parser would read the annotations of `command`
+    bind.__dict__["__signature__"] = signature(command).replace(parameters=parameters)
+    bind.__annotations__ = hints
+    bind.__doc__ = joined_lines(command.__doc__ or "")
+    return bind
+
+
+def joined_lines(docstring: str) -> str:
+    """A docstring whose paragraphs and arguments are one line each, which the parser breaks."""
+    return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
+
+
+def chosen_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
+    """The recipe that `--recipe NAME` or DATA chooses, and whether `--recipe.help` is given.
+
+    This is a first pass by a parser with the same arguments, of which none is required. The
+    second pass needs the recipe, because its fields are the defaults of the flags.
+    """
+    default = RECIPES["finetune"]
+    flags: list[tuple[str, Any, Any]] = [
+        (name, hint, getattr(default, name))
+        for name, hint in get_type_hints(type(default), include_extras=True).items()
     ]
-    alone = {"--tensorboard", *(f"--recipe.{name}" for name in switches)}
-    flags = [
-        i
-        for i, word in enumerate(words)
-        if word.startswith("--") and word.replace("_", "-") not in alone
-    ]
-    after_flag = {i + 1 for i in flags}  # as in --out digits
-    digits = any(word == "digits" and i not in after_flag for i, word in enumerate(words))
-    name = "digits" if digits else "finetune"
-    kept = []
-    rest = iter(words)
-    for word in rest:
-        if word == "--recipe":
-            name = next(rest, "")
-        elif word.startswith("--recipe="):
-            name = word.removeprefix("--recipe=")
+    flags_type = make_dataclass("RecipeFlags", [*flags, ("help", bool, False)], frozen=True)
+    arguments: list[tuple[str, Any, Any]] = [("recipe_name", RecipeName, "")]
+    command = COMMANDS[words[0]]
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in signature(command).parameters.items():
+        if name == "recipe":
+            arguments.append((name, flags_type, flags_type()))
+        elif parameter.default is Parameter.empty:
+            arguments.append((name, optional(hints[name]), None))
         else:
-            kept.append(word)
-    return find_recipe(name), kept
+            arguments.append((name, hints[name], parameter.default))
+    try:
+        values, _ = tyro.cli(
+            make_dataclass("Arguments", arguments),
+            args=words[1:],
+            return_unknown_args=True,
+            add_help=False,
+            console_outputs=False,
+        )
+    except SystemExit:  # the second pass says what is wrong
+        return default, False
+    name = values.recipe_name or ("digits" if values.data == "digits" else "finetune")
+    return find_recipe(name), values.recipe.help
+
+
+def optional(hint: Any) -> Any:
+    """The same type or None, with the same metadata."""
+    metadata = getattr(hint, "__metadata__", ())
+    either = (hint.__origin__ if metadata else hint) | None
+    return Annotated[either, *metadata] if metadata else either
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or one that was saved: a JSON file, or the folder of a run or a bundle."""
+    """The recipe of that name, or a saved one: a JSON file, or the folder of a run or a bundle."""
     if name in RECIPES:
         return RECIPES[name]
     path = Path(name)
     if name and path.is_dir():
-        found = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
-        if not found:
+        files = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
+        if not files:
             raise ValueError(
                 f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file"
             )
-        path = found[0]
+        path = files[0]
     if not name or not path.is_file():
         close = get_close_matches(name, RECIPES, n=3)
-        hint = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"choose from {', '.join(RECIPES)}, or give a file"
-        )
+        hint = f"choose from {', '.join(RECIPES)}, or give a file"
+        if close:
+            hint = f"did you mean {' or '.join(close)}?"
         raise ValueError(f"no recipe named {name!r}: {hint}")
     from fullstride.storage import read_json
 

@@ -1,4 +1,4 @@
-"""How does a command speak to a person? A bar on a terminal, plain lines elsewhere, one line for what goes wrong."""
+"""How does a command report to its user? Progress bars, lines, and one line for an error."""
 
 import os
 import sys
@@ -8,17 +8,22 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-NAMED_SKIPPED = 10
-TOLD = "told by another process"
+MAX_SKIPPED_SHOWN = 10
+REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
+DEFAULT_WIDTH = 160  # characters, where the output is not a terminal
 
 
 def console() -> Console:
-    """Wide enough for a table where the output is no terminal, so that a file or a pipe gets whole lines."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    """Wide enough for tables where the output is a file or a pipe: lines are not broken."""
+    width = None if sys.stdout.isatty() else DEFAULT_WIDTH
+    return Console(width=width, highlight=False)
 
 
 class Bar:
-    """Progress within an epoch, where there is a terminal to show it. Of several processes one is `shown`."""
+    """Progress within an epoch, on a terminal only. Of several processes one is `shown`.
+
+    It is on the screen during an epoch only, since other libraries draw bars of their own.
+    """
 
     def __init__(self, shown: bool = True):
         self.shown = shown
@@ -32,13 +37,13 @@ class Bar:
         )
         hidden = not (self.shown and sys.stdout.isatty())
         self.progress = Progress(*columns, console=console(), transient=True, disable=hidden)
-        self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
+        """Print a line, above the bar where there is one."""
         if not self.shown:
             return
         if self.progress.disable:
@@ -46,12 +51,13 @@ class Bar:
         else:
             self.progress.console.print(line, markup=False)
 
-    def watch(self, batches: Any) -> "Watched":
-        return Watched(batches, self.progress)
+    def watch(self, batches: Any) -> "CountedBatches":
+        """The same batches, counted on the bar as they pass."""
+        return CountedBatches(batches, self.progress)
 
 
-class Watched:
-    """The same batches, counted on a bar as they pass."""
+class CountedBatches:
+    """Batches whose epochs advance a progress bar."""
 
     def __init__(self, batches: Any, progress: Progress):
         self.batches, self.progress = batches, progress
@@ -61,46 +67,51 @@ class Watched:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
         task = self.progress.add_task(f"epoch {number + 1}", total=len(self), completed=start)
-        for batch in self.batches.epoch(number, start):
-            yield batch
-            self.progress.advance(task)
-        self.progress.remove_task(task)
+        self.progress.start()
+        try:
+            for batch in self.batches.epoch(number, start):
+                yield batch
+                self.progress.advance(task)
+        finally:  # also where the caller takes only a part of the epoch
+            self.progress.stop()
+            self.progress.remove_task(task)
 
 
 def report_skipped(skipped: Mapping[str, str]) -> None:
-    """Which pictures could not be read, at the end, on the standard error stream."""
+    """Print which images could not be read, and why, on the standard error stream."""
     if not skipped:
         return
-    named = "; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:NAMED_SKIPPED])
-    more = f"; and {len(skipped) - NAMED_SKIPPED} more" if len(skipped) > NAMED_SKIPPED else ""
-    complain(f"skipped {len(skipped)} unreadable: {named}{more}", 0)
+    items = list(skipped.items())[:MAX_SKIPPED_SHOWN]
+    shown = "; ".join(f"{name}: {reason}" for name, reason in items)
+    more = f"; and {len(skipped) - len(items)} more" if len(skipped) > len(items) else ""
+    print_error(f"skipped {len(skipped)} unreadable: {shown}{more}")
 
 
-def complain(what: object, code: int) -> int:
-    """Say it in one line and hand back the exit code.
+def print_error(message: object, code: int = 0) -> int:
+    """Print an error or a warning in one line on the standard error stream, and return `code`.
 
-    Of several processes that torchrun started, the first speaks, unless a note on an error says that it was another's.
+    Of several processes that torchrun started, the first one prints, unless a note on the error
+    says that it occurred in another.
     """
     rank = os.environ.get("RANK", "0")
-    notes = getattr(what, "__notes__", [])
-    if TOLD not in notes and (notes or rank == "0"):
-        print(
-            f"fullstride: {'' if rank == '0' else f'rank {rank}: '}{one_line(what)}",
-            file=sys.stderr,
-        )
+    notes = getattr(message, "__notes__", [])
+    if REPORTED_ELSEWHERE not in notes and (notes or rank == "0"):
+        prefix = "" if rank == "0" else f"rank {rank}: "
+        print(f"fullstride: {prefix}{one_line(message)}", file=sys.stderr)
     return code
 
 
-def unboxed(drawn: str) -> str:
-    """What the parser says in its box, without the frame, the title and the pointer to the help."""
-    lines = [line.strip(" ╭╮╰╯│─\n") for line in drawn.splitlines()]
-    told = [
+def without_frame(text: str) -> str:
+    """The parser's error message without its frame, title and reference to the help."""
+    lines = [line.strip(" ╭╮╰╯│─\n") for line in text.splitlines()]
+    message = [
         line for line in lines[1:] if line.strip("-") and not line.startswith("For full helptext")
     ]
-    return " ".join(told).replace("Error parsing __tyro-dummy-inner__.recipe: ", "")
+    return " ".join(message).replace("Error parsing __tyro-dummy-inner__.recipe: ", "")
 
 
-def one_line(what: object) -> str:
-    if isinstance(what, OSError) and what.strerror:
-        return f"{what.strerror}: {what.filename}" if what.filename else what.strerror
-    return " ".join(str(what).split())
+def one_line(message: object) -> str:
+    if isinstance(message, OSError) and message.strerror:
+        where = f": {message.filename}" if message.filename else ""
+        return f"{message.strerror}{where}"
+    return " ".join(str(message).split())

@@ -241,7 +241,7 @@ def test_cost_prints_the_bytes_of_lean_training_with_and_without_codes(capsys):
     out = capsys.readouterr().out
     net = zoo.create("tresnet_tiny", efficiency="fused", int8=True)
     kept = saved(net, net.spec.resolution).bytes_per_image
-    assert f"{kept:,} bytes where it trains lean with int8 maps: {kept / 1e6:.1f} MB" in out
-    assert "bytes where it trains lean: " in out
+    assert f"{kept:,} bytes where it trains fused with int8 activations: {kept / 1e6:.1f} MB" in out
+    assert "bytes where it trains fused: " in out
     assert cli.run(["cost", "timm/resnet18", "--train"]) == 0
-    assert "trains lean" not in capsys.readouterr().out
+    assert "trains fused" not in capsys.readouterr().out

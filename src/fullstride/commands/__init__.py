@@ -1,11 +1,13 @@
-"""What can a user ask for? One thin command per verb, which imports what it needs, so that `--help` is quick."""
+"""Which commands are there? One function per verb: parse, call, print.
+
+They import what they need when they are called, so that `--help` is quick.
+"""
 
 from fullstride.commands.capacity import capacity
 from fullstride.commands.estimating import calibrate, choose, estimate
-from fullstride.commands.figures import figures
 from fullstride.commands.measuring import bench, cost, zoo
 from fullstride.commands.shipping import export, predict, report
-from fullstride.commands.studying import bench_blocks, rank
+from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate
 
 COMMANDS = {

@@ -1,13 +1,54 @@
-"""What do several commands take?"""
+"""Which arguments do several commands share, and which old names are still read?"""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
+from fullstride.console import print_error
+from fullstride.train.recipe import with_current_flags
+
+Data = Annotated[Positional[str], arg(metavar="DATA")]
+Model = Annotated[Positional[str], arg(metavar="MODEL")]
+Models = Annotated[Positional[tuple[str, ...]], arg(metavar="MODEL ...")]
+Run = Annotated[Positional[str], arg(metavar="RUN")]
+Images = Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE ...")]
+Runs = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN ...")]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, or auto: cuda where there is one.")]
+Profile = Annotated[
+    str,
+    arg(name="device", help="A profile such as v100-fp16, or a file that `calibrate` wrote."),
+]
 Efficiency = Annotated[
     Literal["plain", "lean", "compiled"],
     arg(
-        help="How ours train, as a recipe says it: PyTorch's modules, lean operators, or those by torch.compile."
+        help="How networks of the zoo train, as in a recipe: PyTorch's modules, fused modules, "
+        "or fused modules compiled by torch.compile."
     ),
 ]
+Layout = Literal["nchw", "nhwc"]
+
+# Flags that had another name in version 0.1, and are still read: old name -> name.
+RENAMED = {"--engines": "--runtimes", "--mark-every": "--checkpoint-every-steps"}
+
+
+def with_current_names(words: Sequence[str]) -> list[str]:
+    """The words of a command line with the current names of flags, and a warning for each old one.
+
+    Old names of a recipe's fields are those of `recipe.RENAMED`.
+    """
+    current = []
+    for word in words:
+        flag, equals, value = word.partition("=")
+        new = RENAMED.get(flag.replace("_", "-"))
+        if new:
+            print_error(f"{flag} is deprecated, use {new}")
+        current.append(f"{new}{equals}{value}" if new else word)
+    return with_current_flags(current)
+
+
+def refuse_flags(values: Mapping[str, Any], reason: str) -> None:
+    """Raises ValueError, with `reason`, for the flags that were given a value."""
+    names = [f"--{name.replace('_', '-')}" for name, value in values.items() if value]
+    if names:
+        raise ValueError(f"{', '.join(names)} {reason}")

@@ -112,7 +112,7 @@ class ExportedModule(nn.Module):
 
     def __init__(self, model: ExportedModel):
         super().__init__()
-        self.model = model
+        self.model, self.preprocessing = model, model.preprocessing
         self.runtime = f"{model.runtime}, {model.metadata.precision}"
 
     def random_images(self, batch: int, resolution: int) -> Tensor:

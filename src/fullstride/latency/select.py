@@ -7,10 +7,10 @@ under its own label, and may decide in its place.
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fullstride.latency.estimator import Estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile
@@ -224,3 +224,68 @@ def may_fit(option: Option, budget_ms: float) -> bool:
     """Whether an estimate is above the budget by less than the resolvable ratio."""
     ratio = option.ms / budget_ms
     return option.by == "estimated" and 1 < ratio < option.estimate.resolvable_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The networks that were considered, and the choice among them."""
+
+    profile: Profile
+    batch: int
+    options: tuple[Option, ...]
+    left_out: dict[str, str]  # networks that cannot be built or take no such image, and why
+    choice: Choice
+
+    def to_json(self) -> dict[str, Any]:
+        choice = self.choice
+        return dict(
+            profile=self.profile.to_dict(),
+            batch=self.batch,
+            budget_ms=choice.budget_ms,
+            best=option_json(choice.best),
+            runner_up=choice.runner_up and option_json(choice.runner_up),
+            next=choice.next and option_json(choice.next),
+            near=[option_json(option) for option in choice.near],
+            front=[option_json(option) for option in choice.front],
+            options=[option_json(option) for option in self.options],
+        )
+
+
+def option_json(option: Option) -> dict[str, Any]:
+    time = option.estimate
+    estimated = dict(estimated_ms=time.ms_per_image, low=time.low, high=time.high)
+    return dict(
+        **asdict(option.network),
+        ms_per_image=option.ms,
+        time=option.by,
+        **estimated,
+        published_ms=option.published_ms,
+        bound=time.bound,
+    )
+
+
+def select(
+    profile: Profile,
+    budget_ms: float,
+    *,
+    batch: int = 64,
+    sources: Sequence[str] = ("ours", "timm"),
+    printed: bool = True,
+    watch: Callable[[Sequence[Published]], Iterable[Published]] = lambda networks: networks,
+) -> Selection:
+    """The most accurate network of `sources` within `budget_ms` per image on a device.
+
+    A source is one of `SOURCES` or a CSV file. With `printed`, published times decide where there
+    are any. `watch` may wrap the networks, to show progress. Raises ValueError if nothing fits.
+    """
+    networks = [network for name in sources for network in find_source(name)()]
+    check_budget(budget_ms)
+    left_out: dict[str, str] = {}
+    options = tuple(price(watch(networks), profile, batch, printed, left_out))
+    return Selection(
+        profile=profile,
+        batch=batch,
+        options=options,
+        left_out=left_out,
+        choice=choose(options, budget_ms),
+    )

@@ -1,8 +1,10 @@
 """How is a network timed, and what is recorded? Named protocols, and the result, `Measurement`."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 
 from fullstride import storage
@@ -154,3 +156,9 @@ def compare(one: Measurement, other: Measurement) -> float:
             "measure both again"
         )
     return one.images_per_s / other.images_per_s
+
+
+def save_measurements(rows: Sequence[Measurement], path: Path) -> None:
+    """All of them with their samples, as a JSON list."""
+    with storage.atomic_write(path) as beside:
+        beside.write_text(json.dumps([asdict(row) for row in rows], indent=1))

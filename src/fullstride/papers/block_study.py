@@ -5,9 +5,11 @@ bottleneck, DW an inverted bottleneck with a depthwise convolution. Stacks have 
 and the same width and resolution throughout.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -16,11 +18,12 @@ from torch import nn
 
 from fullstride.measure.bench import bench
 from fullstride.measure.cost.flops import cost
+from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import THROUGHPUT, Protocol
-from fullstride.measure.workload import Layout, Precision
+from fullstride.measure.workload import Layout, Precision, find_precision
 from fullstride.nets.blocks import Basic, Bottleneck, Style
 from fullstride.nets.spec import Stage
-from fullstride.storage import Bounds
+from fullstride.storage import Bounds, atomic_write
 
 if TYPE_CHECKING:
     from fullstride.latency.profiles import Profile
@@ -32,6 +35,8 @@ KINDS = {
 }
 # The ratios that the paper's search chooses from, section 4.
 RATIOS = {"XX": (1.0,), "BL": (0.25, 0.5), "DW": (3.0, 6.0, 9.0)}
+
+LINE = "{:4} {:>6} {:>6} {:>6} {:>10} {:>10} {:>10}  {:21} {:>9}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +94,14 @@ class BlockTime(Stack):
     ms_high: Ms
     params: Count
     macs: Count  # multiply-adds; FLOPs are twice this
+
+    def line(self) -> str:
+        """A line below `Method.heading`."""
+        size = f"{self.params / 1e6:.3f}", f"{self.macs / 1e6:.1f}"
+        interval = f"{self.ms_low:.4g} to {self.ms_high:.4g}"
+        speed = f"{self.macs / self.ms_per_image / 1e6:,.1f}"
+        shape = self.kind, f"{self.ratio:g}", self.width, self.resolution
+        return LINE.format(*shape, *size, f"{self.ms_per_image:.4g}", interval, speed)
 
 
 Interval = tuple[float, float, float]  # ms per image: the value, its lower and its upper bound
@@ -171,3 +184,88 @@ def estimated(profile: "Profile", batch: int) -> Timer:
         return {name: (one.ms_per_image, one.low, one.high) for name, one in results.items()}
 
     return time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How stacks get their times."""
+
+    time: Timer
+    measured: bool  # else estimated
+    description: str
+    settings: Mapping[str, Any]  # for the file
+
+    @property
+    def heading(self) -> str:
+        interval = "10 to 90 % of rounds" if self.measured else "90 % interval"
+        sizes = "kind", "ratio", "width", "map", "params M", "MACs M"
+        return LINE.format(*sizes, "ms/image", interval, "GMACs/s")
+
+    def save(self, path: Path, rows: Sequence[BlockTime]) -> None:
+        content = {**self.settings, "rows": [asdict(row) for row in rows]}
+        with atomic_write(path) as beside:
+            beside.write_text(json.dumps(content, indent=1))
+
+
+def find_method(
+    device: str,
+    batch: int | None = None,
+    rounds: int | None = None,
+    precision: str | None = None,
+    layout: Layout | None = None,
+) -> Method:
+    """Measure on `device` where it is cpu, cuda, cuda:1 or auto, else estimate by a profile.
+
+    Defaults are those of the device; a profile has its own precision and layout, so that giving
+    them with it raises ValueError.
+    """
+    if device in ("auto", "cpu") or device.startswith("cuda"):
+        return measuring_method(device, batch, rounds, precision, layout)
+    options = dict(rounds=rounds, precision=precision, layout=layout)
+    if ignored := [f"--{name}" for name, value in options.items() if value is not None]:
+        raise ValueError(
+            f"{', '.join(ignored)} with --device {device}: leave it out, the profile has its own"
+        )
+    return estimating_method(device, 64 if batch is None else batch)
+
+
+def measuring_method(
+    device: str,
+    batch: int | None,
+    rounds: int | None,
+    precision: str | None,
+    layout: Layout | None,
+) -> Method:
+    place = choose_device(device)
+    gpu = place.type == "cuda"
+    kind, order = find_precision(precision or ("fp16" if gpu else "fp32")), layout or "nchw"
+    images = (64 if gpu else 1) if batch is None else batch
+    rounds = THROUGHPUT.rounds if rounds is None else rounds
+    protocol = replace(THROUGHPUT, batch=images, rounds=rounds)
+    here = Environment.here(place)
+    return Method(
+        time=measured(place, protocol, precision=kind, layout=order),
+        measured=True,
+        description=f"measured on {here.device}, {here.threads} threads, torch {here.torch}, "
+        f"{kind}, {order}, batch {images}",
+        settings=dict(
+            how="measured",
+            protocol=asdict(protocol),
+            precision=kind,
+            layout=order,
+            environment=asdict(here),
+        ),
+    )
+
+
+def estimating_method(name: str, batch: int) -> Method:
+    from fullstride.latency.profiles import load_profile
+
+    profile = load_profile(name)
+    return Method(
+        time=estimated(profile, batch),
+        measured=False,
+        description=f"estimated for {profile.device} by the profile {profile.name}, "
+        f"{profile.precision}, batch {batch}",
+        settings=dict(how="estimated", batch=batch, profile=profile.to_dict()),
+    )

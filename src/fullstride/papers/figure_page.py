@@ -5,9 +5,10 @@ CSS and need no script.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -16,12 +17,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fullstride.latency.profiles import Profile
+from fullstride.papers import figures as paper_figures
 from fullstride.papers.block_plot import block_figure
 from fullstride.papers.block_study import BlockTime
 from fullstride.papers.figures import BLOCKS_TITLE, GENET, Dot, How, Plan
+from fullstride.papers.measured import read_bench
 from fullstride.report import plots
 from fullstride.report.format import three_digits
-from fullstride.report.page import render_template
+from fullstride.report.page import render_template, write
+from fullstride.storage import atomic_write
 
 MARKS: dict[How, dict[str, Any]] = {
     "published": dict(marker="o", ms=7),
@@ -53,6 +58,37 @@ class Drawn:
     figure: Figure
     spots: Sequence[Spot]
     rows: Sequence[Sequence[str]]  # its numbers as a table, the first row its head
+
+
+def write_figures(
+    keys: Sequence[str], profiles: Sequence[Profile], bench: Sequence[Path], out: Path
+) -> Iterator[tuple[Path, str]]:
+    """Write the figures `keys`, all if empty, into the folder `out`, and at last a page with them.
+
+    Yields each path with the number of its points by their source. `bench` are files with
+    measurements. Raises ValueError where `out` is a file.
+    """
+    measured = read_bench(bench, paper_figures.networks())
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: give a folder with --out")
+    drawn = []
+    for key in keys or paper_figures.KEYS:
+        if key == paper_figures.BLOCKS:
+            rows, how, place = paper_figures.blocks(profiles, measured)
+            drawn.append(blocks(rows, how, place))
+            counts = {how: len(rows)}
+        else:
+            plan = paper_figures.PLANS[key]
+            dots = list(paper_figures.dots(plan, profiles, measured))
+            drawn.append(scatter(plan, dots))
+            counts = Counter(dot.how for dot in dots)
+        path = out / f"{key}.png"
+        with atomic_write(path) as beside:
+            beside.write_bytes(png(drawn[-1]))
+        yield path, ", ".join(f"{count} {how}" for how, count in counts.items())
+    path = out / "figures.html"
+    write(path, page(drawn))
+    yield path, "all figures"
 
 
 def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:

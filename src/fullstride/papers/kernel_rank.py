@@ -9,11 +9,13 @@ half. Each kernel is therefore compared with Gaussian matrices of the same shape
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fullstride.measure.memory.activation_bytes import stages
+from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 
 THRESHOLD = 0.5
@@ -21,6 +23,8 @@ THRESHOLD = 0.5
 # to 2 %.
 LEAST_VALUES = 128
 SEED = 0
+LAYER_COLUMNS = ("layer", "kernel", "stride", "kind", "rank", "chance", "relative")
+STAGE_COLUMNS = ("stage", "kind", "layers", "rank", "chance", "relative", "lowest", "its relative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,11 @@ class LayerRank:
             return size
         return f"{size} depthwise" if self.shape[1] == 1 else f"{size} in {self.groups} groups"
 
+    def cells(self) -> list[str]:
+        """What `LAYER_COLUMNS` says."""
+        numbers = [f"{value:.2f}" for value in (self.rank, self.random_rank, self.relative)]
+        return [self.name, " x ".join(map(str, self.shape)), str(self.stride), self.kind, *numbers]
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageRank:
@@ -58,6 +67,29 @@ class StageRank:
     random_rank: float
     relative: float
     lowest: LayerRank  # by `relative`
+
+    def cells(self) -> list[str]:
+        """What `STAGE_COLUMNS` says."""
+        numbers = [f"{value:.2f}" for value in (self.rank, self.random_rank, self.relative)]
+        lowest = [self.lowest.name, f"{self.lowest.relative:.2f}"]
+        return [self.stage, self.kind, str(self.layers), *numbers, *lowest]
+
+
+def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str]:
+    """A network and where its weights come from: a run, a bundle or a file of weights, or a name.
+
+    A name has fresh weights unless `pretrained` asks for the released ones.
+    """
+    if pretrained or Path(name).exists():
+        bundle = zoo.load(name)
+        return bundle.net, bundle.source or name
+    return zoo.create(name), "fresh, so that ranks are those of chance"
+
+
+def surplus_linear_layers(net: nn.Module, rows: Sequence[LayerRank]) -> int:
+    """The number of linear layers where they are more than convolutions, else 0."""
+    linear = sum(type(module).__name__ == "Linear" for module in net.modules())
+    return linear if linear > len(rows) else 0
 
 
 def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:

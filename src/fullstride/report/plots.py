@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -21,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from fullstride.storage import atomic_write
 from fullstride.tasks.task import Metric
 
 INK = "#1d2129"
@@ -272,6 +274,11 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
         for text in legend.get_texts():
             text.set_parse_math(False)
     return figure
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    with atomic_write(path) as beside:
+        beside.write_bytes(png(figure))
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:

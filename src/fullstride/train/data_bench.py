@@ -1,20 +1,23 @@
 """Will the network wait for images? What the data path brings and what training steps take, each measured alone."""
 
+import json
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
+from pathlib import Path
 
 import torch
 
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batch, Batches
-from fullstride.measure.environment import find_device
+from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import fused_form
+from fullstride.storage import atomic_write
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
@@ -155,6 +158,30 @@ def balance(
     return Balance(
         feed=feed, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
     )
+
+
+def save(
+    path: Path,
+    balance: Balance,
+    model: str,
+    data: DataSet,
+    recipe: Recipe,
+    environment: Environment,
+) -> None:
+    """All samples, what was measured and where, as JSON."""
+    content = {
+        "model": model,
+        "data": data.where,
+        "fingerprint": data.fingerprint,
+        "recipe": asdict(recipe),
+        **asdict(balance),
+        "verdict": balance.verdict(),
+        "waiting": balance.waiting,
+        "levers": balance.levers(recipe, from_files=data.train.file is not None),
+        "environment": asdict(environment),
+    }
+    with atomic_write(path) as beside:
+        beside.write_text(json.dumps(content, indent=1))
 
 
 def supply(

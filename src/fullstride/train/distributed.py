@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fullstride.console import TOLD
+from fullstride.console import REPORTED_ELSEWHERE
 
 TIMEOUT = timedelta(seconds=50)  # of a process that waits for another one
 
@@ -100,7 +100,7 @@ def init_distributed(device: torch.device) -> Iterator[tuple[DistributedContext,
         time.sleep(0.5 if dist.get_rank() else 0)  # rank 0 reports first
         store = dist.distributed_c10d._get_default_store()
         is_reported = store.add(f"{type(error).__name__}: {error}", 1) > 1
-        error.add_note(TOLD if is_reported else f"rank {dist.get_rank()}")
+        error.add_note(REPORTED_ELSEWHERE if is_reported else f"rank {dist.get_rank()}")
         raise
     finally:
         dist.destroy_process_group()

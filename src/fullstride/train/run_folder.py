@@ -160,6 +160,16 @@ def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
     )
 
 
+def test_scores(folder: Path) -> dict[str, Any]:
+    """The scores on the test split of a finished run."""
+    return read_json(folder / BUNDLE / "bundle.json")["scores"]["test"]
+
+
+def skipped_images(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Images that could not be read in any epoch, and why."""
+    return {name: reason for row in rows for name, reason in row["skipped"].items()}
+
+
 def should_stop_early(rows: list[dict[str, Any]], recipe: Recipe, metric: Metric) -> bool:
     """Whether the last `early_stop_patience` epochs brought no better minival."""
     patience = recipe.early_stop_patience

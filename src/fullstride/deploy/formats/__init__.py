@@ -2,11 +2,12 @@
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from fullstride.deploy.exported import ExportedModel
+from fullstride.deploy.exported import ExportedModel, ExportedModule
 from fullstride.deploy.formats import (
     onnx,
     openvino,
@@ -66,3 +67,9 @@ def open_file(
             f"add --trust if you trust its author"
         )
     return FORMATS[name].open(path, threads or torch.get_num_threads())
+
+
+def open_as_modules(words: Iterable[str], *, trust: bool = False) -> dict[str, ExportedModule]:
+    """The exported files among `words`, as modules that `bench` can measure."""
+    files = filter(is_exported_path, words)
+    return {word: ExportedModule(open_file(word, trust=trust)) for word in files}

@@ -17,18 +17,26 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fullstride.measure.environment import find_device
+from fullstride.measure.environment import choose_device, find_device
 from fullstride.measure.memory.activation_bytes import saved
-from fullstride.measure.memory.limits import lacks_memory, limit_memory, peak_mib
+from fullstride.measure.memory.limits import (
+    asked_bytes,
+    check_gib,
+    lacks_memory,
+    limit_memory,
+    peak_mib,
+)
 from fullstride.measure.workload import (
     Efficiency,
     Layout,
     Precision,
     Step,
     exact_float32,
+    find_precision,
     lean_form,
 )
 from fullstride.nets.network import Network
+from fullstride.nets.zoo import measurable
 
 MULTIPLE = 8  # images: what the largest batch is rounded down to, unless it is smaller
 STEPS = 3  # after the first one
@@ -224,6 +232,78 @@ def largest(probes: Iterable[Probe], what: str) -> int:
             f"{what} does not fit into memory at batch 1: use a smaller resolution or more memory"
         )
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the largest batch is wanted of, with its prediction."""
+
+    trial: Trial
+    prediction: Prediction
+
+    @property
+    def needs_large_maps(self) -> bool:
+        """Whether the predicted batch has maps of 2^31 elements or more."""
+        return self.prediction.batch > self.prediction.map_batch
+
+    def search(self) -> Iterator[Probe]:
+        """Prove the prediction by real steps, from the predicted batch on."""
+        return search(self.trial.probe, self.prediction.batch)
+
+
+def plan(
+    model: str,
+    resolution: int | None = None,
+    *,
+    device: str = "auto",
+    precision: str = "bf16",
+    layout: Layout = "nchw",
+    compiled: bool = False,
+    efficiency: Efficiency = "plain",
+    memory_gib: float | None = None,
+    predict_only: bool = False,
+) -> Plan:
+    """Predict the largest batch of a named network; see `fullstride capacity --help`.
+
+    A prediction alone is for a GPU, which need not be here, unless `device` is cpu. Raises
+    ValueError, in one line, where something is missing or does not fit together.
+    """
+    check_gib(memory_gib)
+    absent = predict_only and device in ("auto", "cuda") and not torch.cuda.is_available()
+    place = torch.device("cuda") if absent else choose_device(device)
+    if memory_gib is None and (absent or place.type == "cpu"):
+        raise ValueError(
+            f"no GPU to ask for its memory, on {device}: say with --memory-gib how much to fill"
+        )
+    if place.type == "cpu" and precision in ("fp16", "float16"):
+        raise ValueError("training in float16 is for GPUs: on the CPU say --precision bf16 or fp32")
+    memory_bytes = (memory_gib or 0) * 2**30 if absent else asked_bytes(memory_gib, place)
+    net = measurable([model])[model]
+    if efficiency != "plain":
+        if compiled:
+            raise ValueError(
+                f"--compiled with --efficiency {efficiency}: say --efficiency compiled, "
+                "or leave one out"
+            )
+        lean_form(net, model)
+    step: dict[str, Any] = dict(
+        resolution=net.spec.resolution if resolution is None else resolution,
+        precision=find_precision(precision),
+        in_channels=net.spec.in_channels,
+        compiled=compiled,
+        efficiency=efficiency,
+    )
+    kind = "cpu" if place.type == "cpu" else "cuda"
+    prediction = predict(net, memory_bytes, device=kind, **step)
+    trial = Trial(
+        net=net,
+        layout=layout,
+        device=str(place),
+        memory_bytes=memory_bytes,
+        map_batch=prediction.map_batch,
+        **step,
+    )
+    return Plan(trial=trial, prediction=prediction)
 
 
 def main() -> None:

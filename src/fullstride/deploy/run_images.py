@@ -1,0 +1,81 @@
+"""On which images is an exported file compared and calibrated? Some of the run's own data set."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fullstride.data.dataset import Images
+from fullstride.data.loader import Batches
+from fullstride.deploy.comparison import ComparisonImages, LazyImages
+from fullstride.deploy.export import Finetune, Progress
+from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
+from fullstride.deploy.predict import inputs
+from fullstride.nets.bundle import Bundle
+from fullstride.train import loop
+from fullstride.train.scoring import matching_data
+
+MAX_COMPARISON_IMAGES = 500
+MAX_CALIBRATION_IMAGES = 256
+
+
+def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonImages:
+    """At most `MAX_COMPARISON_IMAGES` images of the minival split, with their classes.
+
+    `data` names the data set; the one that `run` was trained on by default.
+    """
+    minival = matching_data(run, bundle, data).minival
+    images = evenly_spaced(minival, MAX_COMPARISON_IMAGES)
+    if not images:
+        raise ValueError("none of the images to compare on could be read: give others by --data")
+    return ComparisonImages(images, [minival.targets[index] for index in images.indices])
+
+
+def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:
+    """At most `MAX_CALIBRATION_IMAGES` training images, which int8 takes its ranges from."""
+    images = evenly_spaced(matching_data(run, bundle, data).train, MAX_CALIBRATION_IMAGES)
+    if not images:
+        raise ValueError(
+            "none of the images for int8's ranges could be read: give others by --calibration"
+        )
+    return images
+
+
+def evenly_spaced(images: Images, count: int) -> LazyImages:
+    """At most `count` readable images from all over a set, which may be sorted by class."""
+    count = min(count, len(images))
+    indices = [number * len(images) // count for number in range(count)]
+    return LazyImages(images, [indices[number] for number, _ in images.subset(indices).readable()])
+
+
+def int8_finetuning(
+    run: str,
+    bundle: Bundle,
+    data: str = "",
+    *,
+    epochs: int,
+    calibration: LazyImages,
+    progress: Progress = lambda line: None,
+    watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
+) -> Finetune | None:
+    """The function that fine-tunes the network with simulated int8; None for 0 epochs.
+
+    `progress` is called with one line when it begins; `watch` may wrap the batches.
+    """
+    if epochs < 0:
+        raise ValueError(f"--finetune-epochs {epochs}: use 0 or more")
+    if not epochs:
+        return None
+    data_set = matching_data(run, bundle, data)
+
+    def finetune(net: nn.Module) -> nn.Module:
+        progress(f"int8 loses too much: fine-tuning with simulated int8, epochs: {epochs}")
+        batches = inputs("normalised", bundle.preprocessing, calibration)
+        images = torch.cat([torch.from_numpy(x) for x in batches])
+        recipe = replace(INT8_FINETUNE, epochs=epochs)
+        return finetune_int8(
+            net, bundle.preprocessing, data_set, images, recipe=recipe, watch=watch
+        )
+
+    return finetune

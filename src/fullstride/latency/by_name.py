@@ -1,0 +1,72 @@
+"""How long do named networks take? Those of the zoo, of timm, or in the folder of a run."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fullstride.latency.estimator import Estimate, estimates, is_tie
+from fullstride.latency.profiles import Profile
+from fullstride.latency.roofline import unfitted
+from fullstride.latency.spec_operators import operators_by_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedEstimate:
+    """One line of a comparison."""
+
+    network: str
+    resolution: int  # pixels a side
+    estimate: Estimate
+    ties: tuple[int, ...]  # lines, from 0, that the model cannot tell from this one; itself too
+    unfitted: tuple[str, ...]  # kinds of operators in it that the profile was not fitted to
+
+
+def estimate_by_name(
+    names: Sequence[str],
+    profile: Profile,
+    batch: int = 64,
+    resolution: int | None = None,
+    *,
+    training: bool = False,
+) -> list[NamedEstimate]:
+    """The times of named networks on the device of `profile`, the fastest first.
+
+    `resolution` is by default each network's own. With `training` they are times of a training
+    step, where the profile has them. Raises ValueError, in one line, for an unknown name.
+    """
+    if not names:
+        raise ValueError("nothing to estimate: name one or more networks or runs")
+    networks = [operators_by_name(name, resolution) for name in names]
+    operators = [each for each, _ in networks]
+    times = estimates(operators, profile, [batch] * len(names), training=training)
+    fit = profile.training if training and profile.training else profile.inference
+    calibrated = fit.source.startswith("fullstride calibrate")
+    order = sorted(range(len(names)), key=lambda i: times[i].ms_per_image)
+    return [
+        NamedEstimate(
+            network=names[i],
+            resolution=networks[i][1],
+            estimate=times[i],
+            ties=tuple(line for line, j in enumerate(order) if is_tie(times[i], times[j])),
+            unfitted=tuple(unfitted(operators[i], fit.numbers, microbenchmarks=calibrated)),
+        )
+        for i in order
+    ]
+
+
+def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str, Any]:
+    """The profile and a row for each network, ready for JSON."""
+    return dict(
+        profile=profile.to_dict(),
+        estimates=[
+            dict(
+                network=row.network,
+                resolution=row.resolution,
+                images_per_s=row.estimate.images_per_s,
+                **asdict(row.estimate),
+                ties=[rows[line].network for line in row.ties if line != number],
+                not_fitted_on=row.unfitted,
+            )
+            for number, row in enumerate(rows)
+        ],
+    )

@@ -1,0 +1,129 @@
+"""What does calibrating a device decide and write? A plan, measured times, fitted profiles."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import torch
+
+from fullstride.latency.calibrate import Calibration, Plan, Timing, fit_profile, machine, measure
+from fullstride.latency.profiles import profile_names, save_profile
+from fullstride.latency.roofline import Machine, Runtime
+from fullstride.measure.environment import Environment
+from fullstride.measure.workload import Layout, find_precision
+from fullstride.storage import atomic_write, make_parent_folders
+
+RUNTIME_OF_WORD: dict[str, Runtime] = {
+    "eager": "eager",
+    "graph": "cuda graph",
+    "compiled": "compiled",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedProfile:
+    """A profile that was written to `path`."""
+
+    path: Path
+    machine: Machine
+    sheet: str  # source of the peaks
+    calibration: Calibration
+
+
+def default_plan(
+    device: torch.device,
+    *,
+    runtimes: Sequence[str] = (),
+    batches: Sequence[int] = (),
+    resolution: int | None = None,
+    precision: str | None = None,
+    layout: Layout = "nchw",
+    minutes: float = 8.0,
+) -> Plan:
+    """What to measure on a GPU or a CPU; what is left out has the default of that device."""
+    gpu = device.type == "cuda"
+    names = tuple(dict.fromkeys(runtimes)) or (tuple(RUNTIME_OF_WORD) if gpu else ("eager",))
+    return Plan(
+        device=device,
+        runtimes=tuple(RUNTIME_OF_WORD[name] for name in names),
+        batches=tuple(dict.fromkeys(batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
+        resolution=(224 if gpu else 128) if resolution is None else resolution,
+        precision=find_precision(precision or ("fp16" if gpu else "fp32")),
+        layout=layout,
+        minutes=minutes,
+    )
+
+
+def check_outputs(name: str, *paths: Path | None) -> None:
+    """Raises ValueError or OSError before anything is measured if a result could not be written."""
+    if name in profile_names():
+        raise ValueError(
+            f"{name} is a profile that comes with fullstride: give yours another --name"
+        )
+    for path in filter(None, paths):
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder: give the name of a file")
+        make_parent_folders(path)
+        with TemporaryFile(dir=path.parent):
+            pass
+
+
+def peaks_by_runtime(plan: Plan) -> dict[Runtime, tuple[Machine, str]]:
+    """The device's peaks and their source for each runtime."""
+    return {each: machine(plan.device, plan.precision, each) for each in plan.runtimes}
+
+
+def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
+    """Yields runtime, batch size and times as soon as that batch size is done."""
+    for (runtime, batch), rows in groupby(measure(plan), lambda row: (row.runtime, row.batch)):
+        yield runtime, batch, list(rows)
+
+
+def median_spread(samples: Sequence[Timing]) -> float:
+    """Of a network's rounds; above 0.05 the machine was not quiet."""
+    return sorted(sample.spread for sample in samples)[len(samples) // 2]
+
+
+def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
+    """All measured times and the environment as JSON."""
+    keys = ("network", "family", "batch", "seconds", "spread")
+    rows = [
+        {"engine": sample.runtime, **{key: getattr(sample, key) for key in keys}}
+        for sample in samples
+    ]
+    settings = {key: getattr(plan, key) for key in ("resolution", "precision", "layout")}
+    environment = asdict(Environment.here(plan.device))
+    with atomic_write(path) as beside:
+        beside.write_text(
+            json.dumps({"environment": environment, **settings, "times": rows}, indent=1)
+        )
+
+
+def save_profiles(
+    samples: Sequence[Timing],
+    plan: Plan,
+    peaks: Mapping[Runtime, tuple[Machine, str]],
+    out: Path,
+    name: str,
+) -> Iterator[FittedProfile]:
+    """Fit and write a profile for each runtime; of several each has its own name and path.
+
+    Raises ValueError at the end if there were too few times for one of them.
+    """
+    failures = []
+    for runtime, (peak, sheet) in peaks.items():
+        suffix = "" if len(peaks) == 1 else f"-{runtime.replace(' ', '-')}"
+        path = out.with_stem(out.stem + suffix)
+        rows = [sample for sample in samples if sample.runtime == runtime]
+        try:
+            calibration = fit_profile(rows, plan, peak, sheet, name + suffix)
+        except ValueError as error:  # the other runtimes' times are still good
+            failures.append(f"no profile for {runtime}: {error}")
+            continue
+        save_profile(calibration.profile, path)
+        yield FittedProfile(path=path, machine=peak, sheet=sheet, calibration=calibration)
+    if failures:
+        raise ValueError("; ".join(failures))

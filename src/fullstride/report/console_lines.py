@@ -1,0 +1,244 @@
+"""How do results read as lines of a terminal? Functions from data to text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fullstride.report.console_tables import interval
+from fullstride.report.format import three_digits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fullstride.latency.by_name import NamedEstimate
+    from fullstride.latency.calibration import FittedProfile
+    from fullstride.latency.profiles import Profile
+    from fullstride.latency.select import Choice, Option, Selection
+    from fullstride.measure.environment import Environment
+    from fullstride.measure.memory.max_batch import Plan, Probe
+    from fullstride.measure.network_cost import NetworkCost
+    from fullstride.tasks.task import Metric
+    from fullstride.train.data_bench import Balance
+    from fullstride.train.recipe import Recipe
+
+
+def whole_lines(cost: "NetworkCost") -> list[str]:
+    side, whole = cost.resolution, cost.whole
+    return [
+        f"{cost.name} at {side} x {side} pixels, from {cost.source}",
+        f"{whole.params:,} parameters, {whole.macs:,} MACs, {whole.activations:,} activations",
+        f"MACs are multiply-adds; FLOPs are 2 x MACs: {2 * whole.macs:,}",
+    ]
+
+
+def layer_lines(cost: "NetworkCost") -> list[str]:
+    """A line for each convolution and linear layer."""
+    line = "{:48} {!s:>18} -> {!s:18} {:>12,} {:>16,}".format
+    return [line(r.name, r.shape_in, r.shape_out, r.params, r.macs) for r in cost.layers]
+
+
+def saved_lines(cost: "NetworkCost", by_layer: bool) -> list[str]:
+    """The bytes of a training step, by layer if wanted, plain and fused."""
+    assert cost.saved is not None
+    layers = cost.saved.by_layer.items() if by_layer else ()
+    total = cost.saved.bytes_per_image
+    lines = [f"{name or 'loss':48} {size:>14,} bytes saved" for name, size in layers]
+    lines.append(
+        f"{total:,} bytes an image are saved for backward in {cost.precision}: {total / 1e6:.1f} MB"
+    )
+    for label, size in cost.fused_bytes.items():
+        lines.append(f"{size:,} bytes where it trains {label}: {size / 1e6:.1f} MB")
+    return lines
+
+
+def stage_lines(cost: "NetworkCost") -> list[str]:
+    """A line of plain text for each stage and one for their sum."""
+    training = cost.saved is not None
+    line = ("{:20} {:>13} {:>16} {:>13} {:>9}" + " {:>9}" * training).format
+    saved = cost.saved_by_stage
+    lines = [line("stage", "parameters", "MACs", "activations", "MB moved", "MB saved")]
+    for row in [*cost.stages, cost.sum]:
+        counts = (f"{count:,}" for count in (row.params, row.macs, row.activations))
+        sizes = f"{row.moved_bytes / 1e6:.2f}", f"{saved.get(row.stage, 0) / 1e6:.2f}"
+        lines.append(line(row.stage, *counts, *sizes))
+    return lines
+
+
+def capacity_lines(model: str, plan: "Plan") -> list[str]:
+    """The settings of a search for the largest batch, and its prediction."""
+    trial, prediction = plan.trial, plan.prediction
+    mode = f"{trial.efficiency}, by torch.compile" if trial.compiled else trial.efficiency
+    saved, fixed = prediction.bytes_per_image / 1e6, prediction.fixed_bytes / 1e6
+    lines = [
+        f"{model} at {trial.resolution} x {trial.resolution}, {trial.precision}, {trial.layout}, "
+        f"{mode}, {trial.memory_bytes / 2**30:.1f} GiB",
+        f"predicted: batch {prediction.batch}, from {saved:.1f} MB an image and {fixed:.0f} MB "
+        "whatever the batch",
+    ]
+    if plan.needs_large_maps:
+        lines.append(
+            f"from batch {prediction.map_batch + 1} on, an activation has 2^31 elements or more, "
+            "which not every GPU kernel supports"
+        )
+    return lines
+
+
+def probe_line(probe: "Probe") -> str:
+    peak = f", {probe.peak_memory_mib:,.0f} MiB" if probe.peak_memory_mib else ""
+    outcomes = {
+        "fits": "trains",
+        "memory": "out of memory",
+        "elements": f"an activation has 2^31 elements or more: {probe.why}",
+    }
+    return f"batch {probe.batch}: {outcomes[probe.outcome]}{peak}"
+
+
+def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
+    """The largest batch and what bounds it. Raises ValueError where not even one image fits."""
+    from fullstride.measure.memory.max_batch import largest
+
+    side = plan.trial.resolution
+    batch = largest(probes, f"{model} at {side} x {side}")
+    outcomes = {probe.outcome for probe in probes if probe.batch > batch}
+    bound = "2^31 elements in an activation, not memory" if outcomes == {"elements"} else "memory"
+    error = plan.prediction.batch / batch - 1
+    return f"proven: batch {batch}, bounded by {bound}; the prediction is {error:+.1%} off"
+
+
+def estimate_lines(rows: Sequence["NamedEstimate"], batch: int) -> list[str]:
+    """Of one network all, of several what belongs to the table of them."""
+    time = rows[0].estimate
+    if len(rows) == 1:
+        (row,) = rows
+        lines = [
+            f"{row.network} at {row.resolution} x {row.resolution}, batch {batch}, {time.work}",
+            f"{three_digits(time.ms_per_image)} ms/image, {time.images_per_s:,.0f} images/s; "
+            f"90 % interval {interval(time)} ms",
+            f"a batch takes {three_digits(time.device_ms)} ms on the device, "
+            f"{three_digits(time.host_ms)} ms on the host; bounded by {time.bound}",
+        ]
+    else:
+        lines = [
+            f"batch {batch}, {time.work}; device and host ms are of a batch; ties differ by less "
+            f"than a factor of {time.resolvable_ratio:g},",
+            "from which on the order of two networks is right in eight cases of ten",
+        ]
+    return lines + [
+        f"{row.network} has operators that this profile was not fitted on, so its interval means "
+        f"little: {', '.join(row.unfitted)}"
+        for row in rows
+        if row.unfitted
+    ]
+
+
+def profile_line(profile: "Profile", training: bool = False) -> str:
+    """Where a profile comes from and how large its error was."""
+    fit = profile.training if training and profile.training else profile.inference
+    device = (profile.device, profile.machine.runtime, profile.layout, profile.precision)
+    source = f"{fit.networks} networks of {fit.source}; {fit.software}; fitted {fit.date}"
+    note = f"; {profile.note}" if profile.note else ""
+    return (
+        f"{profile.name} ({', '.join(filter(None, device))}): {fit.error:g} % off where not "
+        f"fitted; {source}{note}"
+    )
+
+
+def fitted_profile_lines(fitted: "FittedProfile") -> list[str]:
+    """A new profile: peaks of the device, and errors of designed and of whole networks."""
+    machine, result = fitted.machine, fitted.calibration
+    families = ", ".join(f"{family} {error:g}" for family, error in result.by_family.items())
+    ratios = ", ".join(f"{network} {ratio:.2f}" for network, ratio in result.whole.items())
+    lines = [
+        f"{fitted.path}: {machine.peak_tflops:g} TFLOPS, {machine.bandwidth_gb_s:g} GB/s, "
+        f"{fitted.sheet}",
+        f"  {result.times} times fitted; {result.left_out:g} % off for microbenchmarks of a "
+        f"family left out:",
+        f"  {families}",
+    ]
+    if ratios:
+        lines += [
+            "  estimated / measured of whole networks, which are never fitted:",
+            f"  {ratios}",
+        ]
+    return [*lines, profile_line(result.profile)]
+
+
+def left_out_line(selection: "Selection") -> str:
+    name, why = next(iter(selection.left_out.items()))
+    count = len(selection.left_out)
+    total = count + len(selection.options)
+    return f"left out {count} of {total} networks; the first, {name}: {why}"
+
+
+def selection_lines(choice: "Choice", tied: "Callable[[Option, Option], bool]") -> list[str]:
+    """The best network within the budget, the runner-up, ties, and what a looser budget buys."""
+
+    def line(option: "Option") -> str:
+        return (
+            f"{option.label}, {option.network.top1:g} %, {three_digits(option.ms)} ms ({option.by})"
+        )
+
+    best, budget = choice.best, choice.budget_ms
+    lines = [f"best within {budget:g} ms an image: {line(best)}"]
+    if best.by == "estimated" and best.estimate.high > budget:
+        lines.append(
+            f"  its 90 % interval reaches {three_digits(best.estimate.high)} ms, beyond the "
+            "budget: measure it there"
+        )
+    if choice.runner_up:
+        tie = "; the model cannot tell which is faster" if tied(best, choice.runner_up) else ""
+        lines.append(f"runner-up: {line(choice.runner_up)}{tie}")
+    lines += [f"may fit as well, the model cannot tell: {line(option)}" for option in choice.near]
+    if larger := choice.next:
+        gain, more = larger.network.top1 - best.network.top1, larger.ms - best.ms
+        lines.append(
+            f"a looser budget buys {line(larger)}: {gain:.1f} points more for "
+            f"{three_digits(more)} ms more, {larger.ms / best.ms:.2f} times the time"
+        )
+    return lines
+
+
+def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
+    """One row of a run's log."""
+    return (
+        f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  "
+        f"minival {metric.text(row[f'minival/{metric.name}'])}  "
+        f"{row['images_per_s']:,.0f} images/s, {row['data_share']:.0%} of the time waiting for them"
+    )
+
+
+def stopped_early_line(recipe: "Recipe") -> str:
+    epochs = recipe.early_stop_patience
+    return f"no better minival in {epochs} epochs: training stops, with the best weights"
+
+
+def test_line(scores: Mapping[str, Any], metric: "Metric", bundle: "Path") -> str:
+    """The result of a run, and where it is."""
+    return (
+        f"test {metric.text(scores[metric.name])} on {scores['images']} images; bundle in {bundle}"
+    )
+
+
+def score_line(split: str, scores: Mapping[str, float], metric: "Metric") -> str:
+    """All scores of a split, beginning with the task's metric."""
+    others = [
+        f"{name} {value:.4f}"
+        for name, value in scores.items()
+        if name not in (metric.name, "images")
+    ]
+    values = ", ".join([metric.text(scores[metric.name]), *others])
+    return f"{split} {values}, on {scores['images']} images"
+
+
+def data_bench_lines(
+    balance: "Balance", recipe: "Recipe", levers: Sequence[str], environment: "Environment"
+) -> list[str]:
+    """Where it was measured, whether the network will wait for images, and what would help."""
+    lines = [
+        f"{recipe.decoder}, {recipe.precision}, {environment.device}, {balance.cores} cores, "
+        f"torch {environment.torch}"
+    ]
+    if recipe.teacher:
+        lines.append(f"without the teacher {recipe.teacher}, which makes training steps slower")
+    if balance.device == "cpu":
+        lines.append("on a CPU decoding and training share the cores, and slow each other down")
+    return [*lines, balance.verdict(), *(f"  {lever}" for lever in levers)]

@@ -1,0 +1,164 @@
+"""How do results look in a terminal's table? Functions from data to tables of rich."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from fullstride.report.format import three_digits
+
+if TYPE_CHECKING:
+    from fullstride.deploy.export import ExportResult
+    from fullstride.latency.by_name import NamedEstimate
+    from fullstride.latency.estimator import Estimate
+    from fullstride.latency.select import Choice, Option
+    from fullstride.measure.protocols import Measurement
+    from fullstride.train.data_bench import Balance
+
+
+def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table without lines, whose header is bold."""
+    result = Table(*columns, box=None, header_style="bold")
+    for row in rows:
+        result.add_row(*row)
+    return result
+
+
+def latency_and_throughput_table(
+    online: "Sequence[Measurement]", throughput: "Sequence[Measurement]"
+) -> Table:
+    """The protocols online and throughput side by side, a line for each network."""
+    batch, reference = throughput[0].protocol.batch, throughput[0].reference
+    columns = ["network", "ms p50", "p90", "p99", f"images/s at {batch}", "spread"]
+    rows = []
+    for one, many in zip(online, throughput, strict=True):
+        times = (f"{ms:.3f}" for ms in (one.ms_p50, one.ms_p90, one.ms_p99))
+        rates = f"{many.images_per_s:,.1f}", f"{many.spread:.2f}", *ratio_cells(many)
+        rows.append([one.name, *times, *rates])
+    return table([*columns, *([f"to {reference}"] if reference else [])], rows)
+
+
+def protocol_table(parts: "Sequence[Sequence[Measurement]]") -> Table:
+    """One protocol. An empty line separates its parts, within which ratios are."""
+    first = parts[0][0]
+    numbers = number_columns(first)
+    reference = [f"to {first.reference}"] if first.reference else []
+    columns = [first.protocol.name, "work", "batch", *numbers, "spread", *reference]
+    rows = []
+    for part in parts:
+        for row in part:
+            cells = [row.name, row.protocol.work, str(row.protocol.batch)]
+            cells += [cell(row) for cell in numbers.values()]
+            rows.append([*cells, f"{row.spread:.2f}", *ratio_cells(row)])
+        rows.append([])
+    return table(columns, rows)
+
+
+def ratio_cells(row: "Measurement") -> list[str]:
+    return [] if row.ratio is None else [f"{row.ratio:.2f}"]
+
+
+def number_columns(first: "Measurement") -> "dict[str, Callable[[Measurement], str]]":
+    """The columns of a protocol beside the network, batch, spread and ratio."""
+    by_protocol: dict[str, dict[str, Callable[[Measurement], str]]] = {
+        "online": {
+            f"ms p{p}": lambda row, p=p: f"{getattr(row, f'ms_p{p}'):.3f}" for p in (50, 90, 99)
+        },
+        "genet": {"ms/image": lambda row: f"{row.ms_per_image:.3f}"},
+        "resnet_rs": {"s/128 images": lambda row: f"{128 / row.images_per_s:.3f}"},
+    }
+    rate = {"images/s": lambda row: f"{row.images_per_s:,.1f}"}
+    columns = dict(by_protocol.get(first.protocol.name, rate))
+    if first.largest_batch:
+        columns["largest batch"] = lambda row: str(row.largest_batch)
+    if first.peak_memory_mib:
+        images = f" at {first.protocol.memory_batch}" if first.protocol.memory_batch else ""
+        columns[f"peak MiB{images}"] = lambda row: f"{row.peak_memory_mib:,.0f}"
+    if first.cpu_ms_per_image:
+        columns["CPU ms/image"] = lambda row: f"{row.cpu_ms_per_image:.3f}"
+    return columns
+
+
+def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]:
+    """How and where they were measured, and which runtime ran each exported file."""
+    environment = rows[-1].environment
+    sides = dict.fromkeys(row.protocol.resolution for row in rows)
+    sizes = " and ".join(f"{side} x {side}" for side in sides)
+    precisions = ", ".join(dict.fromkeys(row.precision for row in rows))
+    modes = " and ".join(dict.fromkeys("compiled" if row.compiled else "eager" for row in rows))
+    where = f"{environment.device}, {environment.threads} threads, torch {environment.torch}"
+    how = f"{sizes} x {channels}, {precisions}, {rows[-1].layout}, {modes}, {where}"
+    notes = [how, *dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime)]
+    if any(row.protocol.name == "tresnet" and row.efficiency != "plain" for row in rows):
+        notes.insert(1, "inference has no fused form: measure it without --efficiency")
+    return notes
+
+
+def estimate_table(rows: "Sequence[NamedEstimate]") -> Table:
+    """A line for each network, the fastest first, numbered from 1."""
+    columns = ["", "network", "pixels", "ms/image", "90 % interval", "images/s", "device ms"]
+    cells = []
+    for number, row in enumerate(rows, start=1):
+        time = row.estimate
+        speed = three_digits(time.ms_per_image), interval(time), f"{time.images_per_s:,.0f}"
+        parts = three_digits(time.device_ms), three_digits(time.host_ms), time.bound
+        ties = f"{row.ties[0] + 1} to {row.ties[-1] + 1}" if len(row.ties) > 1 else ""
+        cells.append([str(number), row.network, str(row.resolution), *speed, *parts, ties])
+    return table([*columns, "host ms", "bounded by", "ties"], cells)
+
+
+def interval(estimate: "Estimate") -> str:
+    return f"{three_digits(estimate.low)} to {three_digits(estimate.high)}"
+
+
+def selection_table(choice: "Choice", tied: "Callable[[Option, Option], bool]") -> Table:
+    """The networks on the front of accuracy and time, the fastest first."""
+    printed = any(option.published_ms is not None for option in choice.front)
+    columns = ["on the front", "pixels", "top-1 %", "ms/image", "time", "estimate, 90 % interval"]
+    columns += [*(["published"] if printed else []), "tie", "accuracy from", "note"]
+    rows = []
+    for number, option in enumerate(choice.front):
+        network, time = option.network, option.estimate
+        cells = [
+            network.name,
+            str(network.resolution),
+            f"{network.top1:g}",
+            three_digits(option.ms),
+        ]
+        cells += [option.by, f"{three_digits(time.ms_per_image)}, {interval(time)}"]
+        if printed:
+            cells.append("" if option.published_ms is None else f"{option.published_ms:g}")
+        tie = "with the above" if number and tied(option, choice.front[number - 1]) else ""
+        rows.append([*cells, tie, network.source, network.note])
+    return table(columns, rows)
+
+
+def export_table(exported: "ExportResult") -> Table:
+    """How a file compares with PyTorch on the same images."""
+    check = exported.comparison
+    columns = ["images", "difference", "cosine", "same class", "top-1 % PyTorch", "top-1 % file"]
+    scores = ("-" if value is None else f"{value:.2f}" for value in (check.top1, check.file_top1))
+    differences = f"{check.relative_difference:.1e}", f"{check.cosine:.6f}"
+    same = f"{check.same_top1} of {check.images}"
+    return table(columns, [[str(check.images), *differences, same, *scores]])
+
+
+def data_bench_table(balance: "Balance") -> Table:
+    """Rates of decoding and of training steps."""
+    from fullstride.measure.timing import spread
+
+    feed, steps = balance.feed, balance.steps
+    rows = [
+        ("decoding in one process", feed.images_per_s_alone, feed.samples_alone),
+        ("the same, per CPU-second", feed.images_per_cpu_s, feed.samples_cpu),
+        (f"decoding with --workers {feed.workers}", feed.images_per_s, feed.samples),
+        (
+            f"training steps of {steps.batch} at {balance.resolution} pixels",
+            steps.images_per_s,
+            steps.samples,
+        ),
+    ]
+    if not feed.workers:
+        del rows[2]
+    cells = [[name, f"{rate:,.1f}", f"{spread(samples):.2f}"] for name, rate, samples in rows]
+    return table(["", "images/s", "spread"], cells)
