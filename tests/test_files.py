@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,9 +26,11 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.papers.measured import BlocksFile
 from fullstride.papers.suite_page import RowFile, SuiteFile
-from fullstride.storage import from_json
+from fullstride.storage import from_json, to_json
+from fullstride.train.autotune import CacheEntry
 from fullstride.train.recipe import saved_recipe
 from fullstride.train.recipes import RECIPES
+from fullstride.train.run_folder import LOG, RUN_CONFIG, RunConfig, read_config, read_log
 
 SPEC = replace(SPECS["genet_tiny"], classes=2, stages=SPECS["genet_tiny"].stages[:1])
 HERE = Environment.here()
@@ -42,6 +45,18 @@ MEASUREMENT = Measurement(
     layout="nchw",
     compiled=False,
     environment=HERE,
+)
+RUN = RunConfig(
+    model="genet_tiny",
+    weights="",
+    data="digits",
+    minival=None,
+    fingerprint="a",
+    classes=("b", "c"),
+    spec=json.loads(SPEC.to_json()),
+    preprocessing=asdict(Preprocessing(resolution=32)),
+    recipe=asdict(RECIPES["digits"]),
+    efficiency="plain",
 )
 NUMBER = dict(
     table="TResNet 3",
@@ -78,6 +93,17 @@ def metadata() -> dict[str, Any]:
     return {k: json.loads(v) if k in structured else v for k, v in about.to_strings().items()}
 
 
+def in_folder(read: Callable[[Path], object], name: str) -> Callable[[Any], object]:
+    """A function that writes JSON as the file `name` of a new folder, then calls `read` on it."""
+
+    def write_and_read(data: Any) -> object:
+        with TemporaryDirectory() as folder:
+            (Path(folder) / name).write_text(json.dumps(data))
+            return read(Path(folder))
+
+    return write_and_read
+
+
 # kind of file -> its valid content and the function that reads it
 FILES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], object]]] = {
     "spec": (lambda: json.loads(SPEC.to_json()), NetSpec.from_json),
@@ -90,6 +116,18 @@ FILES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], 
     "recipe": (
         lambda: {"recipe": json.loads(json.dumps(asdict(RECIPES["digits"])))},
         partial(saved_recipe, where="run.json"),
+    ),
+    "run": (
+        lambda: json.loads(to_json(RUN)),
+        in_folder(partial(read_config, hint="give --data"), RUN_CONFIG),
+    ),
+    "log": (
+        lambda: {"epoch": 1, "minival/top1": 0.5, "minival/loss": 1.0, "train/loss": 2.0},
+        in_folder(read_log, LOG),
+    ),
+    "autotune's cache": (
+        lambda: dict(fastest="plain", images_per_s={"plain": 5.0}, environment=asdict(HERE)),
+        partial(from_json, CacheEntry, where="cache"),
     ),
     "suite's row": (
         lambda: dict(alike={"device": "a"}, measured={"timm": [measurement()]}, failed={"a": "b"}),

@@ -174,7 +174,7 @@ def load(file: Path, contest: Contest, here: Environment) -> Row | None:
         return None
     if row.alike != same_environment(here):
         return None
-    measured = {kind: list(each) for kind, each in row.measured.items()}
+    measured: dict[Kind, list[Measurement]] = {k: list(m) for k, m in row.measured.items()}
     return Row(contest=contest, measured=measured, failed=dict(row.failed))
 
 

@@ -68,7 +68,9 @@ class Row:
         )
 
     def to_json(self, environment: Environment) -> str:
-        measured = {kind: tuple(each) for kind, each in self.measured.items()}
+        measured: dict[Kind, tuple[Measurement, ...]] = {
+            kind: tuple(each) for kind, each in self.measured.items()
+        }
         return to_json(RowFile(same_environment(environment), measured, self.failed))
 
 

@@ -20,7 +20,7 @@ from fullstride.report.page import Entry, Prediction
 from fullstride.storage import read_json
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
-from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_log
+from fullstride.train.run_folder import BUNDLE, read_config, read_log
 from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
@@ -36,10 +36,10 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
     first = next(iter(bundles))
     data = matching_data(first, bundles[first])
     for run in bundles:
-        other = read_json(Path(run) / RUN_CONFIG)
-        if other["fingerprint"] != data.fingerprint:
+        other = read_config(Path(run), "give other runs")
+        if other.fingerprint != data.fingerprint:
             raise ValueError(
-                f"{run} was trained on {other['data']}, {first} on {data.name}: report them apart"
+                f"{run} was trained on {other.data}, {first} on {data.name}: report them apart"
             )
     metric = find_task(bundles[first].task).metric
     times = measurements(bench) if bench else {}

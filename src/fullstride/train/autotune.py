@@ -11,7 +11,9 @@ import json
 import os
 import statistics
 import time
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +28,7 @@ from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
-from fullstride.storage import atomic_write
+from fullstride.storage import atomic_write, from_json, read_json
 from fullstride.tasks.task import Task
 from fullstride.train.batches import repeat
 from fullstride.train.distributed import SINGLE_PROCESS
@@ -81,21 +83,30 @@ def choose_efficiency(
             recipe, task, net, example, torch.device(device), recipe.batch // processes
         )
         fastest = max(rates, key=rates.__getitem__)
-        entries[digest] = dict(fastest=fastest, images_per_s=rates, environment=environment)
+        entries[digest] = CacheEntry(fastest, rates, environment)
+        content = {key: asdict(entry) for key, entry in entries.items()}
         with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(entries, indent=1))
-    return recipe.with_efficiency(entries[digest]["fastest"])
+            temporary.write_text(json.dumps(content, indent=1))
+    return recipe.with_efficiency(entries[digest].fastest)
 
 
-def read_cache(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CacheEntry:
+    """What was measured once."""
+
+    fastest: Efficiency
+    images_per_s: Mapping[Efficiency, float]
+    environment: Mapping[str, Any]
+
+
+def read_cache(path: Path) -> dict[str, CacheEntry]:
     """The valid entries of the cache file. Others are dropped, as they can be measured again."""
-    try:
-        entries = json.loads(path.read_text())
-        return {
-            key: entry for key, entry in entries.items() if entry["fastest"] in get_args(Efficiency)
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
+    entries: dict[str, CacheEntry] = {}
+    with suppress(OSError, ValueError):
+        for key, entry in from_json(dict[str, Any], read_json(path), str(path)).items():
+            with suppress(ValueError):
+                entries[key] = from_json(CacheEntry, entry, key)
+    return entries
 
 
 def candidates(net: Backbone, device: torch.device) -> list[Efficiency]:
@@ -115,9 +126,10 @@ def measure_rates(
     example: Batch,
     device: torch.device,
     batch: int,
-) -> dict[str, float]:
+) -> dict[Efficiency, float]:
     """Images/s by efficiency, of those whose batch fits into memory."""
-    rates, out_of_memory = {}, None
+    rates: dict[Efficiency, float] = {}
+    out_of_memory = None
     for efficiency in candidates(net, device):
         try:
             rates[efficiency] = rate(

@@ -1,17 +1,23 @@
-"""What does a run folder hold, and whose is it? What was asked, the log, the last checkpoint, the best weights."""
+"""What is in a run folder? The run's configuration, log, last checkpoint and best weights."""
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fullstride.nets.efficiency import current_name
-from fullstride.storage import atomic_write, read_json, recover_interrupted_write
+from fullstride.storage import (
+    atomic_write,
+    from_json,
+    read_json,
+    recover_interrupted_write,
+    to_json,
+)
 from fullstride.tasks.task import Metric
-from fullstride.train.recipe import Recipe, with_current_names
+from fullstride.train.recipe import Recipe, saved_recipe
 
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
 BEST, BUNDLE = "best", "bundle"
@@ -19,10 +25,10 @@ BEST, BUNDLE = "best", "bundle"
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What makes a run this run and no other: going on in its folder needs the same."""
+    """The arguments of a run. A run is resumed only with the same ones; `data` may have moved."""
 
     model: str
-    weights: str  # where the first weights came from; "" for fresh ones
+    weights: str  # source of the initial weights; "" for random ones
     data: str
     minival: float | None  # share of the training images; None: by their number
     fingerprint: str  # of the images and their labels
@@ -30,73 +36,69 @@ class RunConfig:
     spec: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
     recipe: Mapping[str, Any]
-    efficiency: str  # of the recipe, or the fastest if that is auto
+    efficiency: str = ""  # of the recipe, or the fastest if that is auto
     task: str = "classify"
 
 
-def create_or_resume(folder: Path, asked: RunConfig) -> None:
-    """Make `folder` this run's, or find that it is. A run without a checkpoint has nothing to lose and gives way."""
-    wanted = json.loads(json.dumps(asdict(asked)))
+def create_or_resume(folder: Path, config: RunConfig) -> None:
+    """Create the folder of a run, or check that it has a run of the same `config`.
+
+    A run without a checkpoint is overwritten. Raises ValueError for a folder with another run.
+    """
     if folder.is_dir():
         for name in (RUN_CONFIG, LOG, CHECKPOINT, BEST, BUNDLE):
             recover_interrupted_write(folder / name)
-    if (folder / RUN_CONFIG).exists() and (
-        (folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()
-    ):
-        found = read_json(folder / RUN_CONFIG)
-        if not isinstance(found, dict):
-            raise ValueError(
-                f"{folder / RUN_CONFIG} does not say what was asked: give another --out"
-            )
-        if isinstance(
-            found.get("recipe"), dict
-        ):  # by an earlier version, in which what it does not say was so
-            defaults = {
-                field.name: field.default
-                for field in fields(Recipe)
-                if field.default is not MISSING
-            }
-            found["recipe"] = json.loads(json.dumps(defaults)) | with_current_names(found["recipe"])
-            found["efficiency"] = config_efficiency(found)
-            if found["recipe"].get("efficiency") != "auto":
-                found["recipe"]["efficiency"] = found["efficiency"]
-        found.setdefault("task", "classify")
-        differ = [
+    path = folder / RUN_CONFIG
+    if path.exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
+        saved, current = (
+            json.loads(to_json(replace(each, data="")))
+            for each in (read_config(folder, "give another --out"), config)
+        )
+        changes = [
             f"{name} is {old!r} there and {new!r} now"
-            for name, old, new in differences(found, wanted)
-            if name
-            != "data"  # the folder may have moved; the fingerprint says whether the images are the same
+            for name, old, new in differences(saved, current)
         ]
-        if differ:
+        if changes:
             raise ValueError(
-                f"{folder} holds another run: {'; '.join(differ[:5])}. Give another --out or ask the same"
+                f"{folder} has another run: {'; '.join(changes[:5])}. Give another --out, or the "
+                "same arguments"
             )
         return
-    if folder.exists() and not (folder / RUN_CONFIG).exists():
-        strange = [path.name for path in folder.iterdir()] if folder.is_dir() else ["a file"]
-        if strange:
+    if folder.exists() and not path.exists():
+        files = [each.name for each in folder.iterdir()] if folder.is_dir() else ["a file"]
+        if files:
             raise ValueError(
-                f"{folder} exists and is no run, but holds {strange[0]}: give another --out"
+                f"{folder} exists and is not a run, but has {files[0]}: give another --out"
             )
-    with atomic_write(folder / RUN_CONFIG) as beside:
-        beside.write_text(json.dumps(wanted, indent=1))
+    with atomic_write(path) as temporary:
+        temporary.write_text(to_json(config))
+
+
+def read_config(folder: Path, hint: str) -> RunConfig:
+    """The configuration of a run of this or an earlier version, by the names of this version.
+
+    Fields of the recipe that an earlier version did not have take their defaults. Raises
+    ValueError, in one line that ends with `hint`.
+    """
+    path = folder / RUN_CONFIG
+    try:
+        config = from_json(RunConfig, read_json(path), str(path))
+        recipe = asdict(saved_recipe(config.recipe, str(path)))
+    except ValueError as error:
+        raise ValueError(f"{error}; or {hint}") from None
+    efficiency = current_name(config.efficiency)
+    if config.efficiency == "compiled" and "timm" in config.spec:
+        efficiency = "plain_compiled"  # version 0.1 compiled timm's networks as plain modules
+    if recipe["efficiency"] != "auto" and efficiency:
+        recipe["efficiency"] = efficiency
+    return replace(config, efficiency=efficiency, recipe=recipe)
 
 
 def saved_efficiency(folder: Path) -> str:
-    """The way of training that the run in `folder` goes on with; "" where there is none."""
-    found = (
-        read_json(folder / RUN_CONFIG)
-        if (folder / CHECKPOINT).exists() and (folder / RUN_CONFIG).exists()
-        else None
-    )
-    return config_efficiency(found) if isinstance(found, dict) else ""
-
-
-def config_efficiency(config: Mapping[str, Any]) -> str:
-    """The efficiency in a run's JSON; timm's networks were always compiled as plain modules."""
-    name = str(config.get("efficiency", ""))
-    plain = name == "compiled" and "timm" in config.get("spec", ())
-    return "plain_compiled" if plain else current_name(name)
+    """The efficiency of a run that can be resumed; "" where there is none."""
+    if not ((folder / CHECKPOINT).exists() and (folder / RUN_CONFIG).exists()):
+        return ""
+    return read_config(folder, "give another --out").efficiency
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -115,45 +117,55 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be read ({type(error).__name__}): remove it to begin again at the first epoch"
+            f"{path} cannot be read ({type(error).__name__}): remove it to start again at the "
+            "first epoch"
         ) from None
 
 
 def read_log(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
-    """The rows of the first `epochs`: those that a checkpoint holds, as a row written after it is done again."""
+    """The rows of the first `epochs`. A row after the last checkpoint is written again."""
     path = folder / LOG
     if not path.exists():
         return []
-    try:
-        return [upgrade_row(json.loads(line)) for line in path.read_text().splitlines()[:epochs]]
-    except ValueError as error:
-        raise ValueError(f"{path} is not whole JSON ({error}): give another --out") from None
+    lines = path.read_text().splitlines()[:epochs]
+    return [read_row(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
 
 
-def upgrade_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of any version by the current names: earlier logs have "minival_top1" for "minival/top1"."""
-    return {key.replace("minival_", "minival/"): value for key, value in row.items()}
+def read_row(text: str, where: str) -> dict[str, Any]:
+    """A row of the log of any version by the current names. Raises ValueError in one line.
+
+    Logs of version 0.1 have "minival_top1" for "minival/top1".
+    """
+    data = from_json(dict[str, Any], text, where)
+    row = {key.replace("minival_", "minival/"): value for key, value in data.items()}
+    for key, value in row.items():
+        kinds = (int,) if key == "epoch" else (int, float)
+        if (key == "epoch" or key.startswith("minival/")) and type(value) not in kinds:
+            raise ValueError(f"{where}: {key} is {value!r}: use a number")
+    if "epoch" not in row:
+        raise ValueError(f"{where} lacks epoch")
+    return row
 
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
-    """Log first, checkpoint second: a stop between the two costs one row, which is written again."""
-    with atomic_write(folder / LOG) as beside:
-        beside.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """Write the log, then the checkpoint: after a stop between the two a row is written again."""
+    with atomic_write(folder / LOG) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_checkpoint(folder, state)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    with atomic_write(folder / CHECKPOINT) as beside, beside.open("wb") as file:
+    with atomic_write(folder / CHECKPOINT) as temporary, temporary.open("wb") as file:
         try:
             torch.save(state, file)
-        except RuntimeError as error:  # of the archive's own writer, where the disk is full
+        except RuntimeError as error:  # of PyTorch's writer, where the disk is full
             raise OSError(
                 f"{folder / CHECKPOINT} could not be written whole ({error}): make room"
             ) from error
 
 
 def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
-    """The first of the rows with the best minival by `metric`, and among equal ones the lowest loss."""
+    """The first row with the best minival by `metric` and, of those, with the lowest loss."""
     return max(
         rows,
         key=lambda row: (metric.rank(row[f"minival/{metric.name}"]), -row.get("minival/loss", 0.0)),

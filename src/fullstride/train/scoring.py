@@ -9,7 +9,6 @@ from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import read_json
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train import run_folder
@@ -83,10 +82,8 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
         path = Path(where) / run_folder.RUN_CONFIG
         if not path.exists():
             raise ValueError(f"{where} is not a run and does not name its images: give --data")
-        config = read_json(path)
-        if not isinstance(config, dict) or "data" not in config:
-            raise ValueError(f"{path} does not name the images of the training: give --data")
-        data, minival = str(config["data"]), config.get("minival")
+        config = run_folder.read_config(path.parent, "give --data")
+        data, minival = config.data, config.minival
     images = find_task(bundle.task).open_data(data, minival=minival)
     if images.classes != bundle.classes:
         theirs, ours = (

@@ -99,10 +99,12 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
     """
     offset = 0
     try:
-        text = dict(encoding="utf-8", errors="surrogateescape")
-        with tarfile.open(fileobj=file, mode="r:", **text) as tar:
+        with tarfile.open(
+            fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape"
+        ) as tar:
             while member := tar.next():
-                tar.members = []  # else it collects the headers of all files
+                # else it collects the headers of all files
+                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
                 end = member.offset_data + (member.size if member.isreg() else 0)
                 if member.issparse():
                     raise ShardError(
@@ -148,8 +150,8 @@ class _HeaderFile(io.FileIO):
         super().__init__(path)
         self.path, self.size = path, os.fstat(self.fileno()).st_size
 
-    def read(self, size: int = -1, /) -> bytes:
-        if size < 0:
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
             raise ShardError(f"{str(self.path)!r} is damaged, a size below 0: copy it again")
         if self.tell() + size > self.size + BLOCK:
             raise _cut_short(self.path, "the name of a file is missing")
