@@ -1,12 +1,13 @@
-"""How much faster do exported files answer than timm in PyTorch? Each file on this CPU, in turn with timm's network.
+"""How much faster are exported files than timm in PyTorch, on this CPU?
 
     python benchmarks/shipping.py --out benchmarks/shipping.json
 
-For a machine with nothing else to do, on which it takes about half an hour. TResNet-M, ResNet-RS-50 and GENet-large at
-224 pixels, batches of 1 and 16, on 2 threads. Reference is timm's network of the same name in eager float32, NCHW.
-Weights are random, with batch-norm statistics of real size; int8 takes its ranges from smooth random pictures. So the
-times are those of trained networks and the answers are not: what precision costs is measured on trained networks.
-The last lines say what one export takes: seconds, and the most memory that its process had.
+Takes about half an hour on an idle machine. TResNet-M, ResNet-RS-50 and GENet-large at 224 pixels,
+batches of 1 and 16, on 2 threads. Each file is measured in turn with the reference, timm's network
+of the same name in eager float32, NCHW. Weights are random, with realistic batch-norm statistics;
+int8 takes its ranges from smooth random pictures. So the times are those of trained networks, but
+accuracies are not: shipping_digits.py measures them. The last line has the time and the peak memory
+of one export.
 """
 
 import argparse
@@ -54,19 +55,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     parser.add_argument("--only", help="one of the networks")
-    parser.add_argument("--files", nargs="*", help="such as openvino-int8; all where not given")
+    parser.add_argument("--files", nargs="*", help="such as openvino-int8; by default all")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--one-export", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(THREADS)
-    if asked.one_export:
-        print(json.dumps(one_export(asked.one_export)))
+    if args.one_export:
+        print(json.dumps(one_export(args.one_export)))
         return
     rows: list[Measurement] = []
-    files = [each for each in FILES if not asked.files or "-".join(each) in asked.files]
+    files = [each for each in FILES if not args.files or "-".join(each) in args.files]
     print(f"{'network':14}{'file':16}{'batch':>6}{'ms/image':>10}{'spread':>8}{'times timm':>12}")
-    for name in [asked.only] if asked.only else PAIRS:
-        for row in contest(name, files, asked.rounds):
+    for name in [args.only] if args.only else PAIRS:
+        for row in measure(name, files, args.rounds):
             rows.append(row)
             speed = f"{1000 / row.images_per_s:>10.2f}{row.spread:>8.2f}{row.ratio:>12.2f}"
             print(f"{name:14}{row.name:16}{row.protocol.batch:>6}{speed}", flush=True)
@@ -76,26 +77,27 @@ def main() -> None:
         text=True,
         check=True,
     )
-    took = json.loads(whole.stdout.splitlines()[-1])
-    print(
-        f"export of tresnet_m to ONNX: {took['seconds']:.1f} s, {took['peak_memory_gib']:.2f} GiB"
-    )
-    if asked.out:
-        with atomic_write(asked.out) as beside:
-            found = {"export": took, "rows": [{**asdict(row), "environment": None} for row in rows]}
+    one = json.loads(whole.stdout.splitlines()[-1])
+    print(f"export of tresnet_m to ONNX: {one['seconds']:.1f} s, {one['peak_memory_gib']:.2f} GiB")
+    if args.out:
+        with atomic_write(args.out) as beside:
+            results = {
+                "export": one,
+                "rows": [{**asdict(row), "environment": None} for row in rows],
+            }
             environment = asdict(rows[0].environment)
-            beside.write_text(json.dumps({"environment": environment, **found}, indent=1) + "\n")
+            beside.write_text(json.dumps({"environment": environment, **results}, indent=1) + "\n")
 
 
-def contest(name: str, files: list[tuple[str, Precision]], rounds: int) -> Iterator[Measurement]:
-    """timm's network, and each file of ours, measured in turn. A row is named by its file, and timm's by itself."""
+def measure(name: str, files: list[tuple[str, Precision]], rounds: int) -> Iterator[Measurement]:
+    """timm's network and each file, measured in turn. A row is named after its file or network."""
     bundle = random_bundle(name)
     with TemporaryDirectory() as scratch:
         nets: dict[str, nn.Module] = {PAIRS[name]: zoo.create(PAIRS[name])}
         for format, precision in files:
             label = f"{format} {precision}"
             path = Path(scratch) / f"{format}_{precision}{FORMATS[format].suffix}"
-            ship(bundle, path, format, precision)
+            export_random(bundle, path, format, precision)
             nets[label] = ExportedModule(open_file(path, threads=THREADS, trust=True))
         for batch in BATCHES:
             protocol = replace(THROUGHPUT, batch=batch, resolution=SIDE, rounds=rounds)
@@ -103,7 +105,7 @@ def contest(name: str, files: list[tuple[str, Precision]], rounds: int) -> Itera
 
 
 def random_bundle(name: str) -> Bundle:
-    """A network whose gains are of both signs and whose statistics are those of what passes through it."""
+    """A network with weights of both signs in its batch norms, and statistics of random images."""
     torch.manual_seed(0)
     net = zoo.create(name, resolution=SIDE)
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -119,8 +121,8 @@ def random_bundle(name: str) -> Bundle:
     )
 
 
-def ship(bundle: Bundle, path: Path, format: str, precision: Precision) -> None:
-    """Without a limit on top-1: of random weights it says nothing."""
+def export_random(bundle: Bundle, path: Path, format: str, precision: Precision) -> None:
+    """Without a limit on the drop of top-1, which means nothing for random weights."""
     pictures = smooth_pictures(48)
     export(
         bundle,
@@ -135,7 +137,7 @@ def ship(bundle: Bundle, path: Path, format: str, precision: Precision) -> None:
 
 
 def smooth_pictures(count: int) -> list[Image.Image]:
-    """Noise that is stronger the coarser it is, as in photographs."""
+    """Noise with more power in low frequencies, as in photographs."""
     rng = np.random.default_rng(0)
     frequencies = np.hypot(*np.meshgrid(np.fft.fftfreq(SIDE), np.fft.fftfreq(SIDE)))
     frequencies[0, 0] = 1 / SIDE
@@ -152,17 +154,15 @@ def one_export(name: str) -> dict[str, float]:
     bundle = random_bundle(name)
     with TemporaryDirectory() as scratch:
         began = time.perf_counter()
-        ship(bundle, Path(scratch) / "net.onnx", "onnx", "fp32")
+        export_random(bundle, Path(scratch) / "net.onnx", "onnx", "fp32")
         seconds = time.perf_counter() - began
     (kib,) = (
         line.split()[1]
         for line in Path("/proc/self/status").read_text().splitlines()
         if "VmHWM" in line
     )
-    return {
-        "seconds": seconds,
-        "peak_memory_gib": int(kib) / 2**20,
-    }  # getrusage would count the parent's memory
+    # getrusage would count the memory of the parent process.
+    return {"seconds": seconds, "peak_memory_gib": int(kib) / 2**20}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Answers pictures over HTTP with a file that `fullstride export` wrote. The server is uvicorn.
+"""Classify pictures over HTTP with a file of `fullstride export`. The server is uvicorn.
 
 pip install 'fullstride[export]' starlette uvicorn
 MODEL=model.onnx uvicorn --app-dir docs serve:app
@@ -17,16 +17,16 @@ from fullstride.data.dataset import UnreadableImage, decode
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import probabilities
 
-MOST_BYTES = 20 * 2**20  # of a picture
-model = open_file(os.environ["MODEL"], threads=1)  # one for each worker: uvicorn --workers N
+MAX_BYTES = 20 * 2**20  # of a picture
+model = open_file(os.environ["MODEL"], threads=1)  # per worker: uvicorn --workers N
 
 
-async def answer(request: Request) -> JSONResponse:
+async def classify(request: Request) -> JSONResponse:
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            return JSONResponse({"error": f"a picture above {MOST_BYTES >> 20} MiB"}, 413)
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BYTES:
+            return JSONResponse({"error": f"the picture is larger than {MAX_BYTES >> 20} MiB"}, 413)
     try:
         picture = decode(body, model.preprocessing.channels)
     except UnreadableImage as error:
@@ -37,4 +37,4 @@ async def answer(request: Request) -> JSONResponse:
     )
 
 
-app = Starlette(routes=[Route("/", answer, methods=["POST"])])
+app = Starlette(routes=[Route("/", classify, methods=["POST"])])
