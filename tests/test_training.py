@@ -402,7 +402,7 @@ def test_a_cache_that_could_not_serve_is_refused(finished, digits, tmp_path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 90, 10))
     with pytest.raises(
         ValueError,
-        match="GiB free, the teacher's answers to 3 views .* recipe.distinct_views to fewer",
+        match="GiB free, the teacher's probabilities of 3 views .* recipe.distinct_views to fewer",
     ):
         rows_of(tmp_path / "run", digits, recipe, teacher_cache=cache)
     assert not (tmp_path / "run").exists()
@@ -413,7 +413,7 @@ def test_a_teacher_of_other_classes_is_refused_before_anything_is_written(
 ):
     other = replace(digits, classes=tuple("abcdefghi"), train=below(digits.train, 9))
     with pytest.raises(
-        ValueError, match=r"the teacher .* knows the classes 10 \(0, 1, 2, ...\), the images have 9"
+        ValueError, match=r"the teacher .* has the classes 10 \(0, 1, 2, ...\), the images have 9"
     ):
         rows_of(tmp_path / "run", other, replace(SHORT, teacher=str(finished[0])))
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""What does a teacher say of the same images? Another network's probabilities, to be learned from."""
+"""What are the soft targets of knowledge distillation? The probabilities of a teacher network."""
 
 import hashlib
 import json
@@ -23,27 +23,27 @@ from fullstride.train.recipe import RENAMED, Recipe
 
 
 class TeacherProbabilities(Protocol):
-    """Probabilities (N, K) for the images x (N, C, H, W), which are the views of the images `indices` in an epoch."""
+    """Probabilities (N, K) for images x (N, C, H, W), views of the images `indices` in an epoch."""
 
     def __call__(self, x: Tensor, epoch: int, indices: Tensor) -> Tensor: ...
 
 
 class Teacher(nn.Module):
-    """A trained network that sees what the student sees: (N, C, H, W) as the student's input -> (N, K) probabilities.
+    """A trained network on the student's input: (N, C, H, W) -> probabilities (N, K).
 
-    Images are brought from the student's mean and deviation to the teacher's own.
+    The input is converted from the student's mean and standard deviation to the teacher's.
     """
 
     def __init__(self, bundle: Bundle, student: Preprocessing):
         super().__init__()
         self.net = bundle.net.eval().requires_grad_(False)
-        own, pre = bundle.preprocessing, student
+        own = bundle.preprocessing
 
         def per_channel(values: tuple[float, ...]) -> Tensor:
             return torch.tensor(values).view(-1, 1, 1)
 
-        scale = per_channel(pre.std) / per_channel(own.std)
-        shift = (per_channel(pre.mean) - per_channel(own.mean)) / per_channel(own.std)
+        scale = per_channel(student.std) / per_channel(own.std)
+        shift = (per_channel(student.mean) - per_channel(own.mean)) / per_channel(own.std)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
 
@@ -55,21 +55,25 @@ class Teacher(nn.Module):
 def matching_teacher(
     bundle: Bundle, name: str, classes: tuple[str, ...], student: Preprocessing
 ) -> Teacher:
-    """Raises ValueError, in one line, for a teacher of other classes or other image channels.
+    """The network of `bundle` as a teacher for the data set's `classes`.
 
-    Weights from elsewhere may call the same classes otherwise, so names decide only where they are the same ones
-    in another order.
+    Only the number of classes is compared, because released weights may have other names for them;
+    but equal names in another order are an error.
+
+    Raises ValueError if classes or image channels differ.
     """
     theirs = bundle.classes
     if len(theirs) != len(classes) or (theirs != classes and set(theirs) == set(classes)):
-        shown = [f"{len(names)} ({', '.join(names[:3])}, ...)" for names in (theirs, classes)]
+        teacher, data = (
+            f"{len(names)} ({', '.join(names[:3])}, ...)" for names in (theirs, classes)
+        )
         raise ValueError(
-            f"the teacher {name} knows the classes {shown[0]}, the images have {shown[1]}: take another"
+            f"the teacher {name} has the classes {teacher}, the images have {data}: use another"
         )
     if bundle.preprocessing.channels != student.channels:
         raise ValueError(
-            f"the teacher {name} takes {bundle.preprocessing.channels} image channels, the student "
-            f"{student.channels}: take another"
+            f"the teacher {name} has {bundle.preprocessing.channels} image channels, the student "
+            f"{student.channels}: use another"
         )
     return Teacher(bundle, student)
 
@@ -81,7 +85,10 @@ def build_teacher(
     device: torch.device | str,
     cache: Path | None,
 ) -> TeacherProbabilities | None:
-    """The recipe's teacher, if it has one; its answers are kept in the folder `cache`, if there is one."""
+    """The recipe's teacher, or None; with a folder `cache` its probabilities are stored there.
+
+    Raises ValueError if the cache cannot be used with the recipe, or the teacher with the data.
+    """
     if not recipe.teacher:
         if cache:
             raise ValueError(
@@ -98,19 +105,15 @@ def build_teacher(
             "--teacher-cache stores the probabilities of single images at the resolution: set "
             "recipe.mixup and recipe.cutmix to 0 and recipe.grow_from to None, or leave it out"
         )
-    old_names = {new: old for old, new in RENAMED.items()}  # those of caches on disk
-    decisive = [
-        *(field.name for field in fields(Augmentation)),
-        "decoder",
-        "seed",
-        "distinct_views",
-        "precision",
-    ]
+    # Caches of version 0.1 stay valid, because the key has the names of that version.
+    old_names = {new: old for old, new in RENAMED.items()}
+    names = [field.name for field in fields(Augmentation)]
+    names += ["decoder", "seed", "distinct_views", "precision"]
     views = {
         "data": data.fingerprint,
         "mirror": data.mirror,
         "preprocessing": asdict(pre),
-        **{old_names.get(name, name): getattr(recipe, name) for name in decisive},
+        **{old_names.get(name, name): getattr(recipe, name) for name in names},
     }
     return CachedTeacher(
         teacher, cache, len(data.train), views, recipe.distinct_views or math.ceil(recipe.epochs)
@@ -118,12 +121,15 @@ def build_teacher(
 
 
 class CachedTeacher:
-    """A teacher whose answers are kept on disk, so that each view of an image is answered once for all students.
+    """A teacher whose probabilities are stored on disk, so that several runs compute them once.
 
-    `views` says what decides the pixels of a view beside the number of its image and its epoch; answers to other
-    views, or of another teacher, lie in another folder of `folder`. There, a file for each epoch (of those after
-    which views come again) holds K numbers of 16 bits for each image; a row of zeros is not answered yet. The
-    rounded answer is learned from also where it was just given, so that a run that goes on repeats the same bits.
+    `views` is the key: everything that determines the pixels of a view, besides the image and the
+    epoch. Each combination of key and teacher has a subfolder of `folder`, with a file for each of
+    the `epochs` after which views repeat. A file has K half-precision numbers per image; zeros mean
+    that the image has not been computed. The rounded probabilities are returned also when they are
+    computed, so that resumed runs are reproducible.
+
+    Raises ValueError if there is not enough disk space.
     """
 
     def __init__(
@@ -131,52 +137,52 @@ class CachedTeacher:
     ):
         self.teacher, self.epochs = teacher, epochs
         self.shape = images, teacher.net.spec.classes
-        sees = {
+        conversion = {
             name: value.flatten().tolist() for name, value in teacher.named_buffers(recurse=False)
         }
-        about = json.dumps(
-            {"teacher": digest(teacher), **sees, "images": images, **views},
+        key = json.dumps(
+            {"teacher": digest(teacher), **conversion, "images": images, **views},
             sort_keys=True,
             indent=1,
         )
-        self.folder = folder / hashlib.sha256(about.encode()).hexdigest()[:16]
+        self.folder = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
         self.folder.mkdir(parents=True, exist_ok=True)
         self.bytes = 2 * images * self.shape[1]
-        wanted = self.bytes * epochs - sum(
-            path.stat().st_blocks * 512 for path in self.folder.glob("*.f16")
-        )
-        free = shutil.disk_usage(folder).free
-        if wanted > free:
+        written = sum(path.stat().st_blocks * 512 for path in self.folder.glob("*.f16"))
+        missing, free = self.bytes * epochs - written, shutil.disk_usage(folder).free
+        if missing > free:
             raise ValueError(
-                f"{folder} has {free / 2**30:,.1f} GiB free, the teacher's answers to {epochs} views of each image "
-                f"take {wanted / 2**30:,.1f}: give another folder, or set recipe.distinct_views to fewer"
+                f"{folder} has {free / 2**30:,.1f} GiB free, the teacher's probabilities of "
+                f"{epochs} views of each image need {missing / 2**30:,.1f}: give another folder, "
+                "or set recipe.distinct_views to fewer"
             )
-        (self.folder / "about.json").write_text(about)
-        self.opened: tuple[int, np.memmap] | None = None
+        (self.folder / "about.json").write_text(key)
+        self.open_file: tuple[int, np.memmap] | None = None
 
     def __call__(self, x: Tensor, epoch: int, indices: Tensor) -> Tensor:
-        kept, rows = self.file(epoch % self.epochs), indices.numpy()
-        found = kept[rows].astype(np.float32)
-        new = np.abs(found.sum(1) - 1) > 0.05  # zeros, or a row that was cut short
-        if new.any():
-            asked = torch.from_numpy(np.flatnonzero(new))
-            kept[rows[new]] = self.teacher(x[asked.to(x.device)]).cpu().numpy()
-            found = kept[rows].astype(np.float32)
-        said = torch.from_numpy(found).to(x.device)
-        return said / said.sum(1, keepdim=True)
+        cache, rows = self.probabilities(epoch % self.epochs), indices.numpy()
+        rounded = cache[rows].astype(np.float32)
+        missing = np.abs(rounded.sum(1) - 1) > 0.05  # zeros, or a partially written row
+        if missing.any():
+            places = torch.from_numpy(np.flatnonzero(missing))
+            cache[rows[missing]] = self.teacher(x[places.to(x.device)]).cpu().numpy()
+            rounded = cache[rows].astype(np.float32)
+        probabilities = torch.from_numpy(rounded).to(x.device)
+        return probabilities / probabilities.sum(1, keepdim=True)
 
-    def file(self, view: int) -> np.memmap:
-        if self.opened is None or self.opened[0] != view:
+    def probabilities(self, view: int) -> np.memmap:
+        """The file of one view of each image, as an array (images, K)."""
+        if self.open_file is None or self.open_file[0] != view:
             path = self.folder / f"{view:05}.f16"
             path.touch()
-            os.truncate(path, self.bytes)  # zeros, which take no place until they are written
-            self.opened = view, np.memmap(path, np.float16, "r+", shape=self.shape)
-        return self.opened[1]
+            os.truncate(path, self.bytes)  # zeros, which need no disk space until they are written
+            self.open_file = view, np.memmap(path, np.float16, "r+", shape=self.shape)
+        return self.open_file[1]
 
 
 def digest(net: nn.Module) -> str:
-    """The same for the same weights."""
-    found = hashlib.sha256()
+    """A hash of the weights and their names."""
+    weights = hashlib.sha256()
     for name, value in sorted(net.state_dict(keep_vars=True).items()):
-        found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        weights.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return weights.hexdigest()
