@@ -68,34 +68,48 @@ def forms() -> dict[str, Callable[[], Any]]:
     affine, slopes, codes = Affine(c, nc, nc), Slopes(nc, nc, nc), x.to(torch.int8)
     return {
         "stats": lambda: passes.stats(x, c),
-        "join: batch norm, act": lambda: passes.join(x, affine, None, None, 0.01),
-        "join: + other": lambda: passes.join(x, affine, x, None, 0),
-        "join: + normed other": lambda: passes.join(x, affine, x, affine, 0),
-        "join_coded: batch norm, act": lambda: passes.join_coded(x, affine, None, None, 0, c, None),
-        "join_coded: + other": lambda: passes.join_coded(x, affine, x, None, 0, c, None),
-        "join_coded: + normed other": lambda: passes.join_coded(x, affine, x, affine, 0, c, c),
-        "join: of codes + other": lambda: passes.join(codes, affine, x, None, 0, torch.bfloat16),
-        "join: of codes + normed codes": lambda: passes.join(
+        "bn_add_act: batch norm, act": lambda: passes.bn_add_act(x, affine, None, None, 0.01),
+        "bn_add_act: + other": lambda: passes.bn_add_act(x, affine, x, None, 0),
+        "bn_add_act: + normed other": lambda: passes.bn_add_act(x, affine, x, affine, 0),
+        "bn_add_act_int8: batch norm, act": lambda: passes.bn_add_act_int8(
+            x, affine, None, None, 0, c, None
+        ),
+        "bn_add_act_int8: + other": lambda: passes.bn_add_act_int8(x, affine, x, None, 0, c, None),
+        "bn_add_act_int8: + normed other": lambda: passes.bn_add_act_int8(
+            x, affine, x, affine, 0, c, c
+        ),
+        "bn_add_act: of codes + other": lambda: passes.bn_add_act(
+            codes, affine, x, None, 0, torch.bfloat16
+        ),
+        "bn_add_act: of codes + normed codes": lambda: passes.bn_add_act(
             codes, affine, codes, affine, 0, torch.bfloat16
         ),
-        "join_sums: of y": lambda: passes.join_sums(x, x, None, affine, None, None, 0.01),
-        "join_sums: of x": lambda: passes.join_sums(x, x, x, affine, x, None, 0),
-        "join_sums: normed other": lambda: passes.join_sums(x, x, x, affine, x, affine, 0),
-        "join_sums: of codes": lambda: passes.join_sums(x, x, codes, affine, x, None, 0),
-        "join_sums: normed codes": lambda: passes.join_sums(x, x, codes, affine, codes, affine, 0),
-        "join_gradients: of y": lambda: passes.join_gradients(
+        "bn_add_act_sums: of y": lambda: passes.bn_add_act_sums(
+            x, x, None, affine, None, None, 0.01
+        ),
+        "bn_add_act_sums: of x": lambda: passes.bn_add_act_sums(x, x, x, affine, x, None, 0),
+        "bn_add_act_sums: normed other": lambda: passes.bn_add_act_sums(
+            x, x, x, affine, x, affine, 0
+        ),
+        "bn_add_act_sums: of codes": lambda: passes.bn_add_act_sums(
+            x, x, codes, affine, x, None, 0
+        ),
+        "bn_add_act_sums: normed codes": lambda: passes.bn_add_act_sums(
+            x, x, codes, affine, codes, affine, 0
+        ),
+        "bn_add_act_gradients: of y": lambda: passes.bn_add_act_gradients(
             x, x, None, affine, slopes, None, None, None, 0.01
         ),
-        "join_gradients: other": lambda: passes.join_gradients(
+        "bn_add_act_gradients: other": lambda: passes.bn_add_act_gradients(
             x, x, x, affine, slopes, x, None, None, 0
         ),
-        "join_gradients: normed other": lambda: passes.join_gradients(
+        "bn_add_act_gradients: normed other": lambda: passes.bn_add_act_gradients(
             x, x, x, affine, slopes, x, affine, slopes, 0
         ),
-        "join_gradients: of codes": lambda: passes.join_gradients(
+        "bn_add_act_gradients: of codes": lambda: passes.bn_add_act_gradients(
             x, x, codes, affine, slopes, x, None, None, 0
         ),
-        "join_gradients: normed codes": lambda: passes.join_gradients(
+        "bn_add_act_gradients: normed codes": lambda: passes.bn_add_act_gradients(
             x, x, codes, affine, slopes, codes, affine, slopes, 0
         ),
         "squeezed": lambda: passes.squeezed(x, affine, 0.01),

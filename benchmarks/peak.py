@@ -48,20 +48,20 @@ def halved(x: Tensor) -> Tensor:
 
 ALLOCATING: dict[str, Callable[..., Any]] = {  # by the names of `plain`
     "stats": lambda x, *_: (numbers(x), numbers(x)),
-    "join": lambda x, affine, other, other_affine, slope, dtype=None: empty_like(
+    "bn_add_act": lambda x, affine, other, other_affine, slope, dtype=None: empty_like(
         x, dtype=dtype or x.dtype
     ),
-    "join_coded": lambda x, affine, other, other_affine, *_: (
+    "bn_add_act_int8": lambda x, affine, other, other_affine, *_: (
         empty_like(x),
         codes(x),
         None if other_affine is None else codes(other),
     ),
-    "join_sums": lambda grad, y, x, affine, other, other_affine, *_: (
+    "bn_add_act_sums": lambda grad, y, x, affine, other, other_affine, *_: (
         numbers(y),
         numbers(y),
         None if other_affine is None else numbers(y),
     ),
-    "join_gradients": lambda grad, y, x, affine, slopes, other, *_: (
+    "bn_add_act_gradients": lambda grad, y, x, affine, slopes, other, *_: (
         empty_like(y),
         None if other is None else empty_like(y),
     ),

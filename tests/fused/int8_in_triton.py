@@ -49,13 +49,13 @@ def test_codes_are_those_of_the_definition_and_the_result_is_that_without_codes(
     other = None if which == "none" else one.other
     normed, rates = which == "normed", torch.full((2, shape[1]), RATE, device=DEVICE) * 2
     ours = one.affine, other, one.other_affine if normed else None
-    y, codes, other_codes = passes.join_coded(
+    y, codes, other_int8 = passes.bn_add_act_int8(
         one.x, *ours, 0.0, rates[0], rates[1] if normed else None
     )
-    assert torch.equal(y, passes.join(one.x, *ours, 0.0))
-    wanted = reference.join_coded(one.x, *ours, 0.0, rates[0], rates[1] if normed else None)
-    assert (other_codes is None) == (wanted[2] is None)
-    for found, true in ((codes, wanted[1]), (other_codes, wanted[2])):
+    assert torch.equal(y, passes.bn_add_act(one.x, *ours, 0.0))
+    wanted = reference.bn_add_act_int8(one.x, *ours, 0.0, rates[0], rates[1] if normed else None)
+    assert (other_int8 is None) == (wanted[2] is None)
+    for found, true in ((codes, wanted[1]), (other_int8, wanted[2])):
         if found is not None and true is not None:
             assert found.dtype == torch.int8
             assert found.is_contiguous(memory_format=format)
@@ -72,9 +72,9 @@ def test_codes_end_at_the_largest_ones():
     zero = one.affine._replace(pivot_c=torch.zeros(8, device=DEVICE))
     x = torch.linspace(-300, 300, 128, device=DEVICE).view(1, 8, 4, 4)
     ones = torch.ones(8, device=DEVICE)
-    _, codes, other_codes = passes.join_coded(x, zero, x, zero, None, ones, ones)
-    assert other_codes is not None
-    assert torch.equal(other_codes.float(), (x + 0.5).floor().clamp(-127, 127))
+    _, codes, other_int8 = passes.bn_add_act_int8(x, zero, x, zero, None, ones, ones)
+    assert other_int8 is not None
+    assert torch.equal(other_int8.float(), (x + 0.5).floor().clamp(-127, 127))
     assert codes.min() <= -125
     assert codes.max() >= 125
     assert ((codes.float() - x.clamp(-126, 126)).abs() <= 1).all()
@@ -88,20 +88,20 @@ def test_gradients_are_made_of_codes_as_defined(shape, dtype, format):
     wide = each(one, Tensor.double)
     for theirs, slopes in ((None, None), (one.other_affine, one.other_slopes)):
         doubled = None if theirs is None else wide.other_affine
-        found = passes.join_sums(one.grad, one.y, x, one.affine, other, theirs, 0.0)
-        wanted = reference.join_sums(
+        found = passes.bn_add_act_sums(one.grad, one.y, x, one.affine, other, theirs, 0.0)
+        wanted = reference.bn_add_act_sums(
             wide.grad, wide.y, x.double(), wide.affine, other.double(), doubled, 0.0
         )
         for ours, true in zip(found, wanted, strict=True):
             if ours is not None and true is not None:
                 near(ours, true, 0.0)
-        found = passes.join_gradients(
+        found = passes.bn_add_act_gradients(
             one.grad, one.y, x, one.affine, one.slopes, other, theirs, slopes, 0.0
         )
         doubled_slopes = None if slopes is None else wide.other_slopes
         given_wide = x.double(), wide.affine, wide.slopes, other.double(), doubled, doubled_slopes
         for ours, true in zip(
-            found, reference.join_gradients(wide.grad, wide.y, *given_wide, 0.0), strict=True
+            found, reference.bn_add_act_gradients(wide.grad, wide.y, *given_wide, 0.0), strict=True
         ):
             assert ours is not None
             assert true is not None
@@ -116,9 +116,9 @@ def test_a_result_is_made_again_of_codes_as_defined(shape, dtype, format, normed
     one = maps(shape, dtype, format)
     x = codes_of(one.x)
     other, theirs = (codes_of(one.other), one.other_affine) if normed else (one.other, None)
-    found = passes.join(x, one.affine, other, theirs, 0.0, dtype)
+    found = passes.bn_add_act(x, one.affine, other, theirs, 0.0, dtype)
     wide = each(one, Tensor.double)
-    wanted = reference.join(
+    wanted = reference.bn_add_act(
         x, wide.affine, other.double(), wide.other_affine if normed else None, 0.0, torch.float64
     )
     assert torch.equal(found > 0, x % 2 == 1)

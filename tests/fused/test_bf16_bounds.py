@@ -19,7 +19,7 @@ TIMES_PLAIN = 4  # that a lean network's error may be of a plain one's whose map
 LARGEST_ERROR, LEAST_COSINE = (
     0.02,
     0.9995,
-)  # of all gradients together, relative; of the worst convolution
+)  # of all gradients all_reduce_sum, relative; of the worst convolution
 
 
 class RoundedConvolutions(TorchDispatchMode):

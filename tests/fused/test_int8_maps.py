@@ -101,11 +101,13 @@ def of_norm(
     """
     exact, rstd = normalised(x, norm)
     calls = rounded(exact, y)
-    of_gain = (d * calls + squeezed * exact).sum((0, 2, 3), keepdim=True)
+    grad_gain = (d * calls + squeezed * exact).sum((0, 2, 3), keepdim=True)
     dz = d + squeezed
-    of_bias, count = dz.sum((0, 2, 3), keepdim=True), dz.numel() / dz.shape[1]
-    of_x = norm.weight[:, None, None] * rstd * (dz - of_bias / count - calls * of_gain / count)
-    return of_x, of_gain.flatten(), of_bias.flatten()
+    grad_bias, count = dz.sum((0, 2, 3), keepdim=True), dz.numel() / dz.shape[1]
+    grad_x = (
+        norm.weight[:, None, None] * rstd * (dz - grad_bias / count - calls * grad_gain / count)
+    )
+    return grad_x, grad_gain.flatten(), grad_bias.flatten()
 
 
 @torch.no_grad()
@@ -131,20 +133,20 @@ def by_formulas(
             calls = exact[i].mean((1, 2))
             inside = (reduce @ calls + reduce_bias).relu()
             gate = (expand @ inside + weights[3]).sigmoid()
-            of_gate = (d[i] * seen_rounded[i]).sum((1, 2)) * (
+            grad_gate = (d[i] * seen_rounded[i]).sum((1, 2)) * (
                 mask[i].flatten() if end.masked else 1
             )
-            of_expanded = of_gate * gate * (1 - gate)
-            of_reduced = (expand.T @ of_expanded) * (inside > 0)
+            grad_expanded = grad_gate * gate * (1 - gate)
+            grad_reduced = (expand.T @ grad_expanded) * (inside > 0)
             parts = (
-                torch.outer(of_reduced, calls),
-                of_reduced,
-                torch.outer(of_expanded, inside),
-                of_expanded,
+                torch.outer(grad_reduced, calls),
+                grad_reduced,
+                torch.outer(grad_expanded, inside),
+                grad_expanded,
             )
             for total, part in zip(totals, parts, strict=True):
                 total += part
-            squeezed[i] = ((reduce.T @ of_reduced) / x[i, 0].numel())[:, None, None]
+            squeezed[i] = ((reduce.T @ grad_reduced) / x[i, 0].numel())[:, None, None]
             scale = scale.clone()
             scale[i] *= gate[:, None, None]
         names = ("se.reduce.weight", "se.reduce.bias", "se.expand.weight", "se.expand.bias")
@@ -213,11 +215,11 @@ def test_memory_formats_are_kept_and_change_no_numbers(gated, masked, shortcut):
     )
     expected = outcome(end, [x, other, mask], direction, int8=True)
     for one, two in ((LAST, LAST), (LAST, FIRST), (FIRST, LAST)):
-        laid = [
+        in_format_of = [
             t.detach().contiguous(memory_format=f).requires_grad_()
             for t, f in ((x, one), (other, two))
         ]
-        actual = outcome(end, [*laid, mask], direction, int8=True)
+        actual = outcome(end, [*in_format_of, mask], direction, int8=True)
         assert actual["y"].is_contiguous(memory_format=one)
         for name in expected:
             assert distance(actual[name], expected[name]) < 1e-9, name
@@ -315,14 +317,14 @@ def test_operators_with_int8_maps_pass_opcheck(gated, masked, shortcut):
             arguments[2],
             int8=True,
         ).sum().backward()
-    (forward, args, (y, moments, means, codes, other_codes)), (backward, inputs_, _) = calls
+    (forward, args, (y, batch_stats, means, codes, other_int8)), (backward, inputs_, _) = calls
     for op, what in ((forward, args), (backward, inputs_)):
         torch.library.opcheck(op, what, test_utils=("test_schema", "test_faketensor"))
-    assert codes.dtype == other_codes.dtype == torch.int8
-    assert [codes.shape == y.shape, other_codes.shape == y.shape] == [True, shortcut == "normed"]
+    assert codes.dtype == other_int8.dtype == torch.int8
+    assert [codes.shape == y.shape, other_int8.shape == y.shape] == [True, shortcut == "normed"]
     _, gain, bias, _, se, mask, other, slope, eps, *_ = args
-    other = [other_codes, *other[1:3]] if len(other) > 1 else other
-    again = codes, gain, bias, moments, means, se, mask, other, slope, eps, y.dtype
+    other = [other_int8, *other[1:3]] if len(other) > 1 else other
+    again = codes, gain, bias, batch_stats, means, se, mask, other, slope, eps, y.dtype
     torch.library.opcheck(
         torch.ops.fullstride.rejoin.default, again, test_utils=("test_schema", "test_faketensor")
     )

@@ -88,6 +88,6 @@ def test_every_kernel_compiles_for_hopper_without_spills_and_reads_and_writes_ma
             each
         )  # no value of 16 bits, and no byte, comes or goes alone
         widest = {
-            "join: of codes + normed codes": 64,
+            "bn_add_act: of codes + normed codes": 64,
         }  # 8 codes are as many as a thread takes at once
         assert max(loads) == widest.get(each["form"], 128), each

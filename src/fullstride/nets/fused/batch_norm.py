@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fullstride.nets.fused import pointwise_ops, spatial_ops
+from fullstride.nets.fused import gate_ops, pointwise_ops, spatial_ops
 
 # An input is recomputed from its output if no |bias / gain| is above MAX_OFFSET: in bf16 within
 # 2^-6 of its standard deviation. Below MIN_GAIN, float16 runs out of digits.
@@ -62,9 +62,9 @@ def bn_add_relu(
         check(shortcut, shortcut_norm, group)
         other += [shortcut_norm.weight, shortcut_norm.bias, shortcut_norm.running_mean]
     eps = [norm.eps] if shortcut_norm is None else [norm.eps, shortcut_norm.eps]
-    save = "codes" if int8 and saved == "both" else saved
+    save = "int8" if int8 and saved == "both" else saved
     gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, stats, *_ = pointwise_ops.join(
+    y, stats, *_ = pointwise_ops.bn_add_act(
         x, gain, bias, pivot, list(se), mask, other, slope, eps, save, group
     )
     update(norm, stats[0], x, group)
@@ -90,7 +90,7 @@ def bn_act(
         raise ValueError(f'slope {slope} cannot be inverted: use saved="both", or a slope above 0')
     check(x, norm, group)
     gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, stats, *_ = pointwise_ops.join(
+    y, stats, *_ = pointwise_ops.bn_add_act(
         x, gain, bias, pivot, [], None, [], slope, [norm.eps], saved, group
     )
     update(norm, stats[0], x, group)
@@ -109,14 +109,16 @@ def bn_act_conv(
     assert isinstance(conv.padding, tuple)
     geometry = [*conv.stride, *conv.padding, conv.groups]
     gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, stats = spatial_ops.conv(x, gain, bias, pivot, weight, geometry, slope, norm.eps, group)
+    y, stats = spatial_ops.bn_act_conv(
+        x, gain, bias, pivot, weight, geometry, slope, norm.eps, group
+    )
     update(norm, stats, x, group)
     return y
 
 
 def pool_conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """conv(average_pool(x)) for a 1 x 1 convolution and `layers.average_pool`: saves x alone."""
-    return spatial_ops.pool(x, conv.weight.to(x.dtype))
+    return spatial_ops.pool_conv(x, conv.weight.to(x.dtype))
 
 
 def bn_act_se(
@@ -132,7 +134,7 @@ def bn_act_se(
         )
     check(x, norm, group)
     gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, stats, _ = pointwise_ops.gate(x, gain, bias, pivot, list(se), slope, norm.eps, group)
+    y, stats, _ = gate_ops.bn_act_se(x, gain, bias, pivot, list(se), slope, norm.eps, group)
     update(norm, stats, x, group)
     return y
 
@@ -143,7 +145,7 @@ def bn_act_blur(
     """blur(act(norm(x))) as by `BlurPool`, and its means over the pixels (N, C). Saves x alone."""
     check(x, norm, group)
     gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, means, stats = spatial_ops.blur(x, gain, bias, pivot, slope, norm.eps, group)
+    y, means, stats = spatial_ops.bn_act_blur(x, gain, bias, pivot, slope, norm.eps, group)
     update(norm, stats, x, group)
     return y, means
 

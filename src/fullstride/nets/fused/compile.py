@@ -54,7 +54,7 @@ def recompute_from_int8(graph: Graph, checkpoints: Sequence[Node]) -> None:
     for node in list(graph.nodes):
         if (
             node.target is not torch.ops.fullstride.join.default
-            or node.args[9] != "codes"
+            or node.args[9] != "int8"
             or node in checkpoints
         ):
             continue

@@ -1,4 +1,4 @@
-"""Who makes the passes over maps: Triton, or plain PyTorch?"""
+"""Which implementation computes the passes over maps: Triton or PyTorch?"""
 
 import os
 from functools import cache
@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def choose(x: Tensor) -> ModuleType:
-    """The module whose passes are for maps like x: `on_triton` on a GPU, where Triton is installed, else `plain`."""
+    """`triton.passes` for maps like x on a GPU, if Triton is installed, else `reference`."""
     device = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return in_triton() or reference if device and x.dtype in DTYPES else reference
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST_CODE = 127  # of int8, on either side of zero
-LEAST_POSITIVE = 2.0**-14  # of what float16 holds in full precision
+INT8_MAX = 127  # of int8, on either side of zero
+MIN_POSITIVE = 2.0**-14  # of what float16 holds in full precision
 
 
 class Affine(NamedTuple):
@@ -43,7 +43,7 @@ def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
     return centred.mean((2, 3)), centred.square().mean((2, 3))
 
 
-def join(
+def bn_add_act(
     x: Tensor,
     affine: Affine,
     other: Tensor | None,
@@ -54,15 +54,15 @@ def join(
     """y = act(affine(x) + other), or + other_affine(other): the end of a block; without `other`, batch norm and act.
 
     `slope` is of the activation for negative values; None: no activation. `dtype` is of y; None: as x. Where x is codes
-    of `join_coded`, y has the sign that they tell.
+    of `bn_add_act_int8`, y has the sign that they tell.
     """
-    z = joined(x, affine, other, other_affine)
+    z = affine_sum(x, affine, other, other_affine)
     if x.dtype == torch.int8:
-        z = torch.where(x % 2 == 1, z.clamp(min=LEAST_POSITIVE), z.clamp(max=0))
+        z = torch.where(x % 2 == 1, z.clamp(min=MIN_POSITIVE), z.clamp(max=0))
     return activated(z, slope).to(dtype or x.dtype)
 
 
-def join_coded(
+def bn_add_act_int8(
     x: Tensor,
     affine: Affine,
     other: Tensor | None,
@@ -71,15 +71,15 @@ def join_coded(
     rate_c: Tensor,
     other_rate_c: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`join`, and codes in int8: the number from -127 to 127 nearest to (x - pivot) * rate that is odd where y > 0,
+    """`bn_add_act`, and codes in int8: the number from -127 to 127 nearest to (x - pivot) * rate that is odd where y > 0,
     and even elsewhere, so that a result that is made again of it can have the same sign.
 
     With `other_affine`, also the nearest numbers for `other`, of both kinds.
     """
-    y = join(x, affine, other, other_affine, slope)
+    y = bn_add_act(x, affine, other, other_affine, slope)
     odd = (y > 0).to(torch.float32)
     halves = (per_map(rate_c) * (wide(x) - per_map(affine.pivot_c))).clamp(
-        1 - LARGEST_CODE, LARGEST_CODE - 1
+        1 - INT8_MAX, INT8_MAX - 1
     ) - odd
     codes = (2 * torch.floor(halves / 2 + 0.5) + odd).to(torch.int8)
     if other is None or other_affine is None or other_rate_c is None:
@@ -87,10 +87,10 @@ def join_coded(
     others = torch.floor(
         (wide(other) - per_map(other_affine.pivot_c)) * per_map(other_rate_c) + 0.5
     )
-    return y, codes, others.clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
+    return y, codes, others.clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
 
 
-def join_sums(
+def bn_add_act_sums(
     grad: Tensor,
     y: Tensor,
     x: Tensor | None,
@@ -114,7 +114,7 @@ def join_sums(
     return *sums, (d * (wide(other) - per_map(other_affine.pivot_c))).sum((2, 3))
 
 
-def join_gradients(
+def bn_add_act_gradients(
     grad: Tensor,
     y: Tensor,
     x: Tensor | None,
@@ -125,25 +125,25 @@ def join_gradients(
     other_slopes: Slopes | None,
     slope: float | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of `other`; arguments as of `join_sums`. The second one is d where `other` came as it was."""
+    """Gradients of x and of `other`; arguments as of `bn_add_act_sums`. The second one is d where `other` came as it was."""
     d = before(grad, y, slope)
     centred = recovered(y, affine, slope) if x is None else wide(x) - per_map(affine.pivot_c)
-    of_x = sloped(d, centred, slopes).to(y.dtype)
+    grad_x = sloped(d, centred, slopes).to(y.dtype)
     if other is None:
-        return of_x, None
+        return grad_x, None
     if other_affine is None or other_slopes is None:
-        return of_x, d.to(y.dtype)
-    return of_x, sloped(d, wide(other) - per_map(other_affine.pivot_c), other_slopes).to(y.dtype)
+        return grad_x, d.to(y.dtype)
+    return grad_x, sloped(d, wide(other) - per_map(other_affine.pivot_c), other_slopes).to(y.dtype)
 
 
 def squeezed(x: Tensor, affine: Affine, slope: float | None) -> Tensor:
     """Means over the pixels of act(affine(x)): (N, C)."""
-    return activated(joined(x, affine, None, None), slope).mean((2, 3))
+    return activated(affine_sum(x, affine, None, None), slope).mean((2, 3))
 
 
 def gated(x: Tensor, affine: Affine, gate_nc: Tensor, slope: float | None) -> Tensor:
     """y = gate * act(affine(x)): batch norm, activation and squeeze-and-excitation."""
-    return (per_map(gate_nc) * activated(joined(x, affine, None, None), slope)).to(x.dtype)
+    return (per_map(gate_nc) * activated(affine_sum(x, affine, None, None), slope)).to(x.dtype)
 
 
 def gated_sums(
@@ -181,7 +181,7 @@ def blurred(x: Tensor, affine: Affine, slope: float | None) -> tuple[Tensor, Ten
 
     (N, C, H, W) -> (N, C, H/2, W/2), rounded up, and (N, C) in full precision. A side of one pixel is repeated.
     """
-    y = blur(activated(joined(x, affine, None, None), slope))
+    y = blur(activated(affine_sum(x, affine, None, None), slope))
     return y.to(x.dtype), y.mean((2, 3))
 
 
@@ -219,12 +219,16 @@ def per_map(numbers: Tensor) -> Tensor:
     return numbers[..., None, None]
 
 
-def joined(x: Tensor, affine: Affine, other: Tensor | None, other_affine: Affine | None) -> Tensor:
+def affine_sum(
+    x: Tensor, affine: Affine, other: Tensor | None, other_affine: Affine | None
+) -> Tensor:
     pivot_c, scale_nc, shift_nc = affine
     z = per_map(scale_nc) * (wide(x) - per_map(pivot_c)) + per_map(shift_nc)
     if other is None:
         return z
-    return z + (wide(other) if other_affine is None else joined(other, other_affine, None, None))
+    return z + (
+        wide(other) if other_affine is None else affine_sum(other, other_affine, None, None)
+    )
 
 
 def activated(z: Tensor, slope: float | None) -> Tensor:
@@ -292,4 +296,4 @@ def before_blur(
     grad: Tensor, squeeze_nc: Tensor | None, x: Tensor, affine: Affine, slope: float | None
 ) -> Tensor:
     g = wide(grad) if squeeze_nc is None else wide(grad) + per_map(squeeze_nc)
-    return unblur(g, x) * act_slope(joined(x, affine, None, None), slope)
+    return unblur(g, x) * act_slope(affine_sum(x, affine, None, None), slope)

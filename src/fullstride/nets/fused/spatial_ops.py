@@ -1,6 +1,7 @@
-"""What do the lean operators compute that look at more than one pixel at once, and what do their gradients?
+"""What do the fused operators over several pixels compute, and what are their gradients?
 
-Those of `abn_conv`, `pool_conv` and `abn_blur`; what `operators.py` says of its own holds for them too.
+They are those of `batch_norm.bn_act_conv`, `pool_conv` and `bn_act_blur`. The conventions are those
+of `pointwise_ops`.
 """
 
 from collections.abc import Sequence
@@ -13,19 +14,17 @@ from torch.library import custom_op
 from fullstride.nets.fused.dispatch import choose
 from fullstride.nets.fused.statistics import (
     Norm,
-    laid,
-    like,
-    numbers,
-    precise,
+    empty_map,
+    empty_numbers,
+    in_format_of,
     statistics,
+    without_autocast,
 )
-
-# ---- conv(act(norm(x))): `abn_conv`.
 
 
 @custom_op("fullstride::conv", mutates_args=())
-@precise
-def conv(
+@without_autocast
+def bn_act_conv(
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
@@ -36,17 +35,18 @@ def conv(
     eps: float,
     group: str,
 ) -> tuple[Tensor, Tensor]:
-    """The convolution's output and the moments of its input. `geometry`: strides, paddings, groups."""
-    moments, _ = statistics(x, pivot, group)
-    inside = laid(
-        choose(x).join(x, Norm.of(moments, gain, bias, eps).affine(), None, None, slope), x
+    """conv(act(norm(x))) and the batch statistics of x. `geometry`: strides, paddings, groups."""
+    batch_stats, _ = statistics(x, pivot, group)
+    inside = in_format_of(
+        choose(x).bn_add_act(x, Norm.of(batch_stats, gain, bias, eps).affine(), None, None, slope),
+        x,
     )
-    return laid(
+    return in_format_of(
         F.conv2d(inside, weight, None, geometry[:2], geometry[2:4], 1, geometry[4]), x
-    ), moments
+    ), batch_stats
 
 
-@conv.register_fake
+@bn_act_conv.register_fake
 def _(x, gain, bias, pivot, weight, geometry, slope, eps, group):
     sides = (
         (side + 2 * padding - kernel) // stride + 1
@@ -54,18 +54,18 @@ def _(x, gain, bias, pivot, weight, geometry, slope, eps, group):
             x.shape[2:], weight.shape[2:], geometry[:2], geometry[2:4], strict=True
         )
     )
-    return like(x, len(x), len(weight), *sides), numbers(x, 3, x.shape[1])
+    return empty_map(x, len(x), len(weight), *sides), empty_numbers(x, 3, x.shape[1])
 
 
 @custom_op("fullstride::conv_backward", mutates_args=())
-@precise
-def conv_backward(
+@without_autocast
+def bn_act_conv_backward(
     grad: Tensor,
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
     weight: Tensor,
-    moments: Tensor,
+    batch_stats: Tensor,
     geometry: Sequence[int],
     slope: float | None,
     eps: float,
@@ -73,10 +73,10 @@ def conv_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, gain, bias and weight."""
     kernels = choose(x)
-    norm = Norm.of(moments, gain, bias, eps)
-    inside = laid(kernels.join(x, norm.affine(), None, None, slope), x)
+    norm = Norm.of(batch_stats, gain, bias, eps)
+    inside = in_format_of(kernels.bn_add_act(x, norm.affine(), None, None, slope), x)
     strides, paddings, groups = geometry[:2], geometry[2:4], geometry[4]
-    of_inside, of_weight, _ = torch.ops.aten.convolution_backward(
+    grad_inside, grad_weight, _ = torch.ops.aten.convolution_backward(
         grad,
         inside,
         weight,
@@ -89,63 +89,63 @@ def conv_backward(
         groups,
         [True, True, False],
     )
-    d_nc, d_x_nc, _ = kernels.join_sums(of_inside, inside, x, norm.affine(), None, None, slope)
-    of_gain, of_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
-    of_x, _ = kernels.join_gradients(
-        of_inside, inside, x, norm.affine(), slopes, None, None, None, slope
+    d_nc, d_x_nc, _ = kernels.bn_add_act_sums(
+        grad_inside, inside, x, norm.affine(), None, None, slope
     )
-    return laid(of_x, x), of_gain.to(gain.dtype), of_bias.to(bias.dtype), laid(of_weight, weight)
+    grad_gain, grad_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
+    grad_x, _ = kernels.bn_add_act_gradients(
+        grad_inside, inside, x, norm.affine(), slopes, None, None, None, slope
+    )
+    return (
+        in_format_of(grad_x, x),
+        grad_gain.to(gain.dtype),
+        grad_bias.to(bias.dtype),
+        in_format_of(grad_weight, weight),
+    )
 
 
-@conv_backward.register_fake
-def _(grad, x, gain, bias, weight, moments, geometry, slope, eps, group):
-    return like(x), torch.empty_like(gain), torch.empty_like(bias), like(weight)
+@bn_act_conv_backward.register_fake
+def _(grad, x, gain, bias, weight, batch_stats, geometry, slope, eps, group):
+    return empty_map(x), torch.empty_like(gain), torch.empty_like(bias), empty_map(weight)
 
 
-def keep_for_conv(ctx, inputs, output) -> None:
+def save_for_bn_act_conv(ctx, inputs, output) -> None:
     x, gain, bias, _, weight, ctx.geometry, ctx.slope, ctx.eps, ctx.group = inputs
-    moments = output[1]
-    ctx.mark_non_differentiable(moments)
-    ctx.save_for_backward(x, gain, bias, weight, moments)
+    batch_stats = output[1]
+    ctx.mark_non_differentiable(batch_stats)
+    ctx.save_for_backward(x, gain, bias, weight, batch_stats)
 
 
-def differentiate_conv(ctx, grad, _):
-    of_x, of_gain, of_bias, of_weight = conv_backward(
+def differentiate_bn_act_conv(ctx, grad, _):
+    grad_x, grad_gain, grad_bias, grad_weight = bn_act_conv_backward(
         grad, *ctx.saved_tensors, ctx.geometry, ctx.slope, ctx.eps, ctx.group
     )
-    return of_x, of_gain, of_bias, None, of_weight, *[None] * 4
+    return grad_x, grad_gain, grad_bias, None, grad_weight, *[None] * 4
 
 
-conv.register_autograd(differentiate_conv, setup_context=keep_for_conv)
+bn_act_conv.register_autograd(differentiate_bn_act_conv, setup_context=save_for_bn_act_conv)
 
 
-# ---- conv(average(x)): `pool_conv`.
-
-POOL = (
-    [2, 2],
-    [2, 2],
-    [0, 0],
-    True,
-    False,
-)  # kernel, stride, padding, round up, and pixels outside do not count
+# Of `layers.average_pool`: kernel, stride, padding, ceil_mode, count_include_pad
+POOL = ([2, 2], [2, 2], [0, 0], True, False)
 
 
 @custom_op("fullstride::pool", mutates_args=())
-@precise
-def pool(x: Tensor, weight: Tensor) -> Tensor:
-    return laid(F.conv2d(F.avg_pool2d(x, *POOL), weight), x)
+@without_autocast
+def pool_conv(x: Tensor, weight: Tensor) -> Tensor:
+    return in_format_of(F.conv2d(F.avg_pool2d(x, *POOL), weight), x)
 
 
-@pool.register_fake
+@pool_conv.register_fake
 def _(x, weight):
-    return like(x, len(x), len(weight), *((side + 1) // 2 for side in x.shape[2:]))
+    return empty_map(x, len(x), len(weight), *((side + 1) // 2 for side in x.shape[2:]))
 
 
 @custom_op("fullstride::pool_backward", mutates_args=())
-@precise
-def pool_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+@without_autocast
+def pool_conv_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
-    of_pooled, of_weight, _ = torch.ops.aten.convolution_backward(
+    grad_pooled, grad_weight, _ = torch.ops.aten.convolution_backward(
         grad,
         F.avg_pool2d(x, *POOL),
         weight,
@@ -158,33 +158,30 @@ def pool_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
         1,
         [True, True, False],
     )
-    return laid(torch.ops.aten.avg_pool2d_backward(of_pooled, x, *POOL, None), x), laid(
-        of_weight, weight
-    )
+    return in_format_of(
+        torch.ops.aten.avg_pool2d_backward(grad_pooled, x, *POOL, None), x
+    ), in_format_of(grad_weight, weight)
 
 
-@pool_backward.register_fake
+@pool_conv_backward.register_fake
 def _(grad, x, weight):
-    return like(x), like(weight)
+    return empty_map(x), empty_map(weight)
 
 
-def keep_for_pool(ctx, inputs, output) -> None:
+def save_for_pool_conv(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def differentiate_pool(ctx, grad):
-    return pool_backward(grad, *ctx.saved_tensors)
+def differentiate_pool_conv(ctx, grad):
+    return pool_conv_backward(grad, *ctx.saved_tensors)
 
 
-pool.register_autograd(differentiate_pool, setup_context=keep_for_pool)
-
-
-# ---- blur(act(norm(x))): `abn_blur`.
+pool_conv.register_autograd(differentiate_pool_conv, setup_context=save_for_pool_conv)
 
 
 @custom_op("fullstride::blur", mutates_args=())
-@precise
-def blur(
+@without_autocast
+def bn_act_blur(
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
@@ -193,58 +190,62 @@ def blur(
     eps: float,
     group: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, its means (N, C), and the moments."""
-    moments, _ = statistics(x, pivot, group)
-    y, means_nc = choose(x).blurred(x, Norm.of(moments, gain, bias, eps).affine(), slope)
-    return laid(y, x), means_nc, moments
+    """blur(act(norm(x))), its means over the pixels (N, C), and the batch statistics."""
+    batch_stats, _ = statistics(x, pivot, group)
+    y, means_nc = choose(x).blurred(x, Norm.of(batch_stats, gain, bias, eps).affine(), slope)
+    return in_format_of(y, x), means_nc, batch_stats
 
 
-@blur.register_fake
+@bn_act_blur.register_fake
 def _(x, gain, bias, pivot, slope, eps, group):
     n, c, h, w = x.shape
-    return like(x, n, c, (h + 1) // 2, (w + 1) // 2), numbers(x, n, c), numbers(x, 3, c)
+    return (
+        empty_map(x, n, c, (h + 1) // 2, (w + 1) // 2),
+        empty_numbers(x, n, c),
+        empty_numbers(x, 3, c),
+    )
 
 
 @custom_op("fullstride::blur_backward", mutates_args=())
-@precise
-def blur_backward(
+@without_autocast
+def bn_act_blur_backward(
     grad: Tensor,
-    of_means: Tensor,
+    grad_means: Tensor,
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
-    moments: Tensor,
+    batch_stats: Tensor,
     slope: float | None,
     eps: float,
     group: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, gain and bias."""
     kernels = choose(x)
-    norm = Norm.of(moments, gain, bias, eps)
-    squeeze_nc = of_means / (grad.shape[2] * grad.shape[3])
+    norm = Norm.of(batch_stats, gain, bias, eps)
+    squeeze_nc = grad_means / (grad.shape[2] * grad.shape[3])
     d_nc, d_x_nc = kernels.blurred_sums(grad, squeeze_nc, x, norm.affine(), slope)
-    of_gain, of_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
-    of_x = kernels.blurred_gradients(grad, squeeze_nc, x, norm.affine(), slopes, slope)
-    return laid(of_x, x), of_gain.to(gain.dtype), of_bias.to(bias.dtype)
+    grad_gain, grad_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
+    grad_x = kernels.blurred_gradients(grad, squeeze_nc, x, norm.affine(), slopes, slope)
+    return in_format_of(grad_x, x), grad_gain.to(gain.dtype), grad_bias.to(bias.dtype)
 
 
-@blur_backward.register_fake
-def _(grad, of_means, x, gain, bias, moments, slope, eps, group):
-    return like(x), torch.empty_like(gain), torch.empty_like(bias)
+@bn_act_blur_backward.register_fake
+def _(grad, grad_means, x, gain, bias, batch_stats, slope, eps, group):
+    return empty_map(x), torch.empty_like(gain), torch.empty_like(bias)
 
 
-def keep_for_blur(ctx, inputs, output) -> None:
+def save_for_bn_act_blur(ctx, inputs, output) -> None:
     x, gain, bias, _, ctx.slope, ctx.eps, ctx.group = inputs
-    moments = output[2]
-    ctx.mark_non_differentiable(moments)
-    ctx.save_for_backward(x, gain, bias, moments)
+    batch_stats = output[2]
+    ctx.mark_non_differentiable(batch_stats)
+    ctx.save_for_backward(x, gain, bias, batch_stats)
 
 
-def differentiate_blur(ctx, grad, of_means, _):
-    of_x, of_gain, of_bias = blur_backward(
-        grad, of_means, *ctx.saved_tensors, ctx.slope, ctx.eps, ctx.group
+def differentiate_bn_act_blur(ctx, grad, grad_means, _):
+    grad_x, grad_gain, grad_bias = bn_act_blur_backward(
+        grad, grad_means, *ctx.saved_tensors, ctx.slope, ctx.eps, ctx.group
     )
-    return of_x, of_gain, of_bias, *[None] * 4
+    return grad_x, grad_gain, grad_bias, *[None] * 4
 
 
-blur.register_autograd(differentiate_blur, setup_context=keep_for_blur)
+bn_act_blur.register_autograd(differentiate_bn_act_blur, setup_context=save_for_bn_act_blur)

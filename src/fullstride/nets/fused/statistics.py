@@ -1,4 +1,4 @@
-"""What is computed between two passes over the maps? Numbers for each image and channel, and where they are stored."""
+"""What is computed between two passes over the maps? Statistics, gates and their gradients."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -12,12 +12,13 @@ from torch import Tensor
 from fullstride.nets.fused.dispatch import choose
 from fullstride.nets.fused.reference import Affine, Slopes
 
-LEAST_GAIN = 1e-5  # |gain| below which an input made of its output is finite but no longer right
-LEAST_GATE = 1e-30  # that a gate's product can be divided by it
+# Smallest |gain| to divide by: an input recomputed below it is finite, but not exact.
+MIN_DIVISOR = 1e-5
+MIN_GATE = 1e-30  # a product with the gate is divided by it
 
 
-def precise(op: Callable) -> Callable:
-    """Without autocast, which would round the numbers between the passes."""
+def without_autocast(op: Callable) -> Callable:
+    """Disable autocast, which would round the statistics between the passes."""
 
     @wraps(op)
     def run(x: Tensor, *rest):
@@ -32,20 +33,20 @@ def memory_format(x: Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def laid(y: Tensor, x: Tensor) -> Tensor:
-    """y in the memory format of x."""
+def in_format_of(y: Tensor, x: Tensor) -> Tensor:
+    """y, in the memory format of x."""
     return y.contiguous(memory_format=memory_format(x))
 
 
-def like(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty map in x's memory format, of x's shape and type unless others are given."""
+def empty_map(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty map in the memory format of x, by default of its shape and dtype."""
     return torch.empty(
         shape or x.shape, dtype=dtype or x.dtype, device=x.device, memory_format=memory_format(x)
     )
 
 
-def numbers(x: Tensor, *shape: int) -> Tensor:
-    """Empty numbers, in the precision that sums of x are taken in."""
+def empty_numbers(x: Tensor, *shape: int) -> Tensor:
+    """An empty tensor in the precision of sums over x."""
     return x.new_empty(shape, dtype=precision(x))
 
 
@@ -54,7 +55,7 @@ def precision(x: Tensor) -> torch.dtype:
 
 
 class Norm(NamedTuple):
-    """Batch norm by a batch's own statistics: gain * rstd * (x - mean) + bias."""
+    """Batch norm by batch statistics: gain * rstd * (x - mean) + bias."""
 
     size: Tensor  # values per channel, of all processes
     mean: Tensor
@@ -63,39 +64,39 @@ class Norm(NamedTuple):
     bias: Tensor
 
     @staticmethod
-    def of(moments: Tensor, gain: Tensor, bias: Tensor, eps: float) -> "Norm":
-        size, mean, variance = moments
+    def of(batch_stats: Tensor, gain: Tensor, bias: Tensor, eps: float) -> "Norm":
+        size, mean, variance = batch_stats
         return Norm(size, mean, (variance + eps).rsqrt(), gain.to(mean.dtype), bias.to(mean.dtype))
 
     def affine(self, factor: Tensor | float = 1.0) -> Affine:
-        """Of factor * the norm; the factor may be (N, C)."""
+        """The affine of factor * norm; the factor may be (N, C)."""
         return Affine(self.mean, factor * (self.gain * self.rstd)[None], factor * self.bias[None])
 
     def inverse(self) -> Affine:
-        """The affine to make an input again by; a gain of zero would divide by zero."""
-        away = torch.where(self.gain < 0, -LEAST_GAIN, LEAST_GAIN).to(self.gain.dtype)
+        """The affine for recomputing an input from its output; no gain is zero."""
+        away = torch.where(self.gain < 0, -MIN_DIVISOR, MIN_DIVISOR).to(self.gain.dtype)
         return Norm(
-            *self[:3], torch.where(self.gain.abs() < LEAST_GAIN, away, self.gain), self.bias
+            *self[:3], torch.where(self.gain.abs() < MIN_DIVISOR, away, self.gain), self.bias
         ).affine()
 
     def gradients(
         self, first_nc: Tensor, second_nc: Tensor, group: str
     ) -> tuple[Tensor, Tensor, Slopes]:
-        """Of gain and bias, and of the input where dz is the gradient of the norm's output.
+        """Gradients of gain and bias, and the slopes for that of the input.
 
-        From sums over the pixels of dz and dz * (x - mean).
+        From sums over the pixels of dz and dz * (x - mean), where dz is the gradient of the output.
         """
-        of_bias, of_gain = first_nc.sum(0), second_nc.sum(0) * self.rstd
-        shares = together(torch.stack([of_bias, of_gain]), group) / self.size
+        grad_bias, grad_gain = first_nc.sum(0), second_nc.sum(0) * self.rstd
+        shares = all_reduce_sum(torch.stack([grad_bias, grad_gain]), group) / self.size
         scale = self.gain * self.rstd
         slopes = Slopes(
             scale[None], (-scale * shares[0])[None], (-scale * self.rstd * shares[1])[None]
         )
-        return of_gain, of_bias, slopes
+        return grad_gain, grad_bias, slopes
 
 
 def statistics(x: Tensor, pivot_c: Tensor, group: str) -> tuple[Tensor, Tensor]:
-    """Count, mean and variance of each channel, (3, C), and the mean of x - mean of each image, (N, C)."""
+    """Count, mean and variance per channel (3, C), and the mean of x - mean per image (N, C)."""
     pivot_c = pivot_c.to(precision(x))
     first_nc, second_nc = choose(x).stats(x, pivot_c)
     pixels, images = x.shape[2] * x.shape[3], max(len(x), 1)
@@ -105,7 +106,7 @@ def statistics(x: Tensor, pivot_c: Tensor, group: str) -> tuple[Tensor, Tensor]:
     count = torch.full_like(mean, len(x) * pixels)
     if not group:
         return torch.stack([count, pivot_c + mean, spread / max(len(x) * pixels, 1)]), centred_nc
-    parts = gathered(torch.stack([count, pivot_c + mean, spread]), group)
+    parts = all_gather(torch.stack([count, pivot_c + mean, spread]), group)
     counts, means, spreads = parts.unbind(1)
     total = counts.sum(0).clamp(min=1)
     whole = (counts * means).sum(0) / total
@@ -113,46 +114,49 @@ def statistics(x: Tensor, pivot_c: Tensor, group: str) -> tuple[Tensor, Tensor]:
     return torch.stack([total, whole, variance]), centred_nc + (pivot_c + mean - whole)
 
 
-def gathered(part: Tensor, group: str) -> Tensor:
-    """What each process of the group gives, in their order."""
+def all_gather(part: Tensor, group: str) -> Tensor:
+    """The tensors of all processes of the group, stacked in the order of their ranks."""
     from torch.distributed import distributed_c10d as c10d  # PyTorch may be built without
 
     members = c10d._resolve_process_group(group)  # pyright: ignore[reportArgumentType, reportPrivateImportUsage]
-    found = [torch.empty_like(part) for _ in range(dist.get_world_size(members))]
-    dist.all_gather(found, part, members)
-    return torch.stack(found)
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(members))]
+    dist.all_gather(parts, part, members)
+    return torch.stack(parts)
 
 
-def together(part: Tensor, group: str) -> Tensor:
+def all_reduce_sum(part: Tensor, group: str) -> Tensor:
     """The sum over the processes of the group."""
-    return gathered(part, group).sum(0) if group else part
+    return all_gather(part, group).sum(0) if group else part
 
 
 class Gate(NamedTuple):
-    """Squeeze-and-excitation on the means of a map."""
+    """The gate of squeeze-and-excitation."""
 
-    seen_nc: Tensor
+    gate_input_nc: Tensor
     inside: Tensor  # between its two layers, (N, reduced channels)
     out_nc: Tensor
 
     @staticmethod
-    def of(seen_nc: Tensor, se: Sequence[Tensor]) -> "Gate":
-        reduce, reduce_bias, expand, expand_bias = (weight.to(seen_nc.dtype) for weight in se)
-        inside = F.linear(seen_nc, reduce.flatten(1), reduce_bias).relu()
-        return Gate(seen_nc, inside, F.linear(inside, expand.flatten(1), expand_bias).sigmoid())
-
-    def gradients(self, of_out: Tensor, se: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Of the means that it sees, and of its weights."""
-        reduce, _, expand, _ = (weight.to(self.seen_nc.dtype) for weight in se)
-        of_expanded = of_out * self.out_nc * (1 - self.out_nc)
-        of_reduced = (of_expanded @ expand.flatten(1)) * (self.inside > 0)
-        found = (
-            of_reduced.T @ self.seen_nc,
-            of_reduced.sum(0),
-            of_expanded.T @ self.inside,
-            of_expanded.sum(0),
+    def of(gate_input_nc: Tensor, se: Sequence[Tensor]) -> "Gate":
+        reduce, reduce_bias, expand, expand_bias = (weight.to(gate_input_nc.dtype) for weight in se)
+        inside = F.linear(gate_input_nc, reduce.flatten(1), reduce_bias).relu()
+        return Gate(
+            gate_input_nc, inside, F.linear(inside, expand.flatten(1), expand_bias).sigmoid()
         )
-        of_se = [
-            of.reshape(weight.shape).to(weight.dtype) for of, weight in zip(found, se, strict=True)
+
+    def gradients(self, grad_out: Tensor, se: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Gradients of its input, and of its weights and biases."""
+        reduce, _, expand, _ = (weight.to(self.gate_input_nc.dtype) for weight in se)
+        grad_expanded = grad_out * self.out_nc * (1 - self.out_nc)
+        grad_reduced = (grad_expanded @ expand.flatten(1)) * (self.inside > 0)
+        grads = (
+            grad_reduced.T @ self.gate_input_nc,
+            grad_reduced.sum(0),
+            grad_expanded.T @ self.inside,
+            grad_expanded.sum(0),
+        )
+        grad_se = [
+            grad.reshape(weight.shape).to(weight.dtype)
+            for grad, weight in zip(grads, se, strict=True)
         ]
-        return of_reduced @ reduce.flatten(1), of_se
+        return grad_reduced @ reduce.flatten(1), grad_se

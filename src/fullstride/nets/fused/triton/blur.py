@@ -35,14 +35,14 @@ from fullstride.nets.fused.triton.tiles import (
 
 def blurred(x: Tensor, affine: Affine, slope: float | None) -> tuple[Tensor, Tensor]:
     n, c, h, w = x.shape
-    of_x = tiles_of(x)
+    grad_x = tiles_of(x)
     y = empty(
         (n, c, (h + 1) // 2, (w + 1) // 2),
         dtype=x.dtype,
         device=x.device,
-        memory_format=of_x.format,
+        memory_format=grad_x.format,
     )
-    tiles = replace(of_x, pixels=y.shape[2] * y.shape[3], block=GATHERED_BLOCK)
+    tiles = replace(grad_x, pixels=y.shape[2] * y.shape[3], block=GATHERED_BLOCK)
     (total,) = tiles.sums(
         blurred_kernel, 1, y, tiles.lay(x), *affine_of(affine), slope_of(slope), *sides(x)
     )
@@ -70,11 +70,11 @@ def blurred_gradients(
 ) -> Tensor:
     tiles = tiles_of(x, GATHERED_BLOCK)
     x = tiles.lay(x)
-    of_x = empty_like(x)
-    maps = of_x, tiles.lay(grad), *squeeze_of(squeeze_nc), x
+    grad_x = empty_like(x)
+    maps = grad_x, tiles.lay(grad), *squeeze_of(squeeze_nc), x
     numbers = *affine_of(affine), *rows(*slopes), slope_of(slope), *sides(x)
     tiles.launch(blurred_gradients_kernel, *maps, *numbers)
-    return of_x
+    return grad_x
 
 
 def squeeze_of(squeeze_nc: Tensor | None) -> tuple[Tensor | None, int]:
@@ -171,7 +171,7 @@ def blurred_sums_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def blurred_gradients_kernel(
-    of_x,
+    grad_x,
     grad,
     squeeze,
     squeeze_row,
@@ -209,7 +209,7 @@ def blurred_gradients_kernel(
         centred = values(x, at, mask) - pivot
         d = unblurred(grad, squeeze, n, p, c, mask, height, width, border, channels, nhwc)
         d = before(d, scale * centred + shift, slope)
-        tl.store(of_x + at, steep * d + constant + linear * centred, mask=mask)
+        tl.store(grad_x + at, steep * d + constant + linear * centred, mask=mask)
 
 
 @triton.jit

@@ -61,10 +61,10 @@ def gated_gradients(
 ) -> Tensor:
     tiles = tiles_of(y)
     y = tiles.lay(y)
-    of_x = empty_like(y)
+    grad_x = empty_like(y)
     numbers = *affine_of(affine), *rows(gate_nc), *rows(squeeze_nc), *rows(*slopes)
-    tiles.launch(gated_gradients_kernel, of_x, tiles.lay(grad), y, *numbers, slope_of(slope))
-    return of_x
+    tiles.launch(gated_gradients_kernel, grad_x, tiles.lay(grad), y, *numbers, slope_of(slope))
+    return grad_x
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -178,7 +178,7 @@ def gated_sums_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def gated_gradients_kernel(
-    of_x,
+    grad_x,
     grad,
     y,
     pivot,
@@ -217,4 +217,4 @@ def gated_gradients_kernel(
         d = gate * values(grad, at, mask) + squeeze
         d = tl.where(s > 0, d, d * slope)
         gradient = steep * d + constant + linear * recovered(s, inverse_scale, shift, slope)
-        tl.store(of_x + at, gradient, mask=mask)
+        tl.store(grad_x + at, gradient, mask=mask)

@@ -25,8 +25,6 @@ from fullstride.nets.fused.triton.tiles import (
     activated,
     affine_at,
     affine_of,
-    coded,
-    coded_with_sign,
     inside,
     number,
     numbers_of,
@@ -35,11 +33,13 @@ from fullstride.nets.fused.triton.tiles import (
     recovered,
     rows,
     save,
-    signed,
     slope_of,
     slopes_at,
     tiles_of,
+    to_int8,
+    to_int8_with_sign,
     values,
+    with_sign_of,
 )
 
 __all__ = [
@@ -50,7 +50,14 @@ __all__ = [
     "gated_gradients",
     "gated_sums",
 ]
-__all__ += ["join", "join_coded", "join_gradients", "join_sums", "squeezed", "stats"]
+__all__ += [
+    "bn_add_act",
+    "bn_add_act_int8",
+    "bn_add_act_gradients",
+    "bn_add_act_sums",
+    "squeezed",
+    "stats",
+]
 
 
 def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +66,7 @@ def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
     return first / tiles.pixels, second / tiles.pixels
 
 
-def join(
+def bn_add_act(
     x: Tensor,
     affine: Affine,
     other: Tensor | None,
@@ -71,11 +78,13 @@ def join(
     x = tiles.lay(x)
     y = empty_like(x, dtype=dtype or x.dtype)
     theirs = tiles.lay(other), *affine_of(other_affine), None
-    tiles.launch(join_kernel, y, None, None, x, *affine_of(affine), None, *theirs, slope_of(slope))
+    tiles.launch(
+        bn_add_act_kernel, y, None, None, x, *affine_of(affine), None, *theirs, slope_of(slope)
+    )
     return y
 
 
-def join_coded(
+def bn_add_act_int8(
     x: Tensor,
     affine: Affine,
     other: Tensor | None,
@@ -87,14 +96,14 @@ def join_coded(
     tiles = tiles_of(x)
     x = tiles.lay(x)
     y, codes = empty_like(x), empty_like(x, dtype=torch.int8)
-    other_codes = None if other_rate_c is None else empty_like(codes)
+    other_int8 = None if other_rate_c is None else empty_like(codes)
     ours = x, *affine_of(affine), numbers_of(rate_c)
     theirs = tiles.lay(other), *affine_of(other_affine), numbers_of(other_rate_c)
-    tiles.launch(join_kernel, y, codes, other_codes, *ours, *theirs, slope_of(slope))
-    return y, codes, other_codes
+    tiles.launch(bn_add_act_kernel, y, codes, other_int8, *ours, *theirs, slope_of(slope))
+    return y, codes, other_int8
 
 
-def join_sums(
+def bn_add_act_sums(
     grad: Tensor,
     y: Tensor,
     x: Tensor | None,
@@ -106,14 +115,16 @@ def join_sums(
     tiles = tiles_of(y)
     ours = *(tiles.lay(each) for each in (grad, y, x)), *affine_of(affine)
     if other is None or other_affine is None:
-        first, second = tiles.sums(join_sums_kernel, 2, None, *ours, None, None, slope_of(slope))
+        first, second = tiles.sums(
+            bn_add_act_sums_kernel, 2, None, *ours, None, None, slope_of(slope)
+        )
         return first, second, None
     theirs = tiles.lay(other), other_affine.pivot_c.float().contiguous()
-    first, second, third = tiles.sums(join_sums_kernel, 3, *ours, *theirs, slope_of(slope))
+    first, second, third = tiles.sums(bn_add_act_sums_kernel, 3, *ours, *theirs, slope_of(slope))
     return first, second, third
 
 
-def join_gradients(
+def bn_add_act_gradients(
     grad: Tensor,
     y: Tensor,
     x: Tensor | None,
@@ -126,14 +137,14 @@ def join_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     tiles = tiles_of(y)
     grad, y, x = (tiles.lay(each) for each in (grad, y, x))
-    of_x = empty_like(y)
-    of_other = None if other is None else empty_like(y)
+    grad_x = empty_like(y)
+    grad_other = None if other is None else empty_like(y)
     theirs = None, None, None, None, None, 0
     if other is not None and other_affine is not None and other_slopes is not None:
         theirs = tiles.lay(other), other_affine.pivot_c.float().contiguous(), *rows(*other_slopes)
     ours = grad, y, x, *affine_of(affine), *rows(*slopes)
-    tiles.launch(join_gradients_kernel, of_x, of_other, *ours, *theirs, slope_of(slope))
-    return of_x, of_other
+    tiles.launch(bn_add_act_gradients_kernel, grad_x, grad_other, *ours, *theirs, slope_of(slope))
+    return grad_x, grad_other
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -165,10 +176,10 @@ def stats_kernel(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def join_kernel(
+def bn_add_act_kernel(
     y,
     codes,
-    other_codes,
+    other_int8,
     x,
     pivot,
     scale,
@@ -198,7 +209,7 @@ def join_kernel(
         )
     if codes is not None:
         rate = number(rate, n, 0, c, channels)
-    if other_codes is not None:
+    if other_int8 is not None:
         other_rate = number(other_rate, n, 0, c, channels)
     for step in range(steps):
         p = first + step * block_p
@@ -210,19 +221,19 @@ def join_kernel(
             more = values(other, at, mask)
             if other_pivot is not None:
                 more -= other_pivot
-                if other_codes is not None:
-                    tl.store(other_codes + at, coded(more, other_rate), mask=mask)
+                if other_int8 is not None:
+                    tl.store(other_int8 + at, to_int8(more, other_rate), mask=mask)
                 more = other_scale * more + other_shift
             z += more
         if x.dtype.element_ty == tl.int8:
-            z = signed(z, value)
+            z = with_sign_of(z, value)
         tl.store(y + at, activated(z, slope), mask=mask)
         if codes is not None:
-            tl.store(codes + at, coded_with_sign(centred, rate, z), mask=mask)
+            tl.store(codes + at, to_int8_with_sign(centred, rate, z), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def join_sums_kernel(
+def bn_add_act_sums_kernel(
     first_sums,
     second_sums,
     third_sums,
@@ -273,9 +284,9 @@ def join_sums_kernel(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def join_gradients_kernel(
-    of_x,
-    of_other,
+def bn_add_act_gradients_kernel(
+    grad_x,
+    grad_other,
     grad,
     y,
     x,
@@ -329,12 +340,12 @@ def join_gradients_kernel(
             if x is None
             else values(x, at, mask) - pivot
         )
-        tl.store(of_x + at, steep * d + constant + linear * centred, mask=mask)
+        tl.store(grad_x + at, steep * d + constant + linear * centred, mask=mask)
         if other is not None:
             more = other_linear * (values(other, at, mask) - other_pivot)
-            tl.store(of_other + at, other_steep * d + other_constant + more, mask=mask)
-        elif of_other is not None:
-            tl.store(of_other + at, d, mask=mask)
+            tl.store(grad_other + at, other_steep * d + other_constant + more, mask=mask)
+        elif grad_other is not None:
+            tl.store(grad_other + at, d, mask=mask)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fullstride.nets.fused.reference import LARGEST_CODE, LEAST_POSITIVE, Affine
+from fullstride.nets.fused.reference import INT8_MAX, MIN_POSITIVE, Affine
 
 # Block sizes, none of them measured yet: with 4 warps a thread has 16 values of each map, or 8
 ROW_BLOCKS = (128, 64, 32)  # along a row; of these the one that pads it least
@@ -26,7 +26,7 @@ OPTIONS = dict(
     num_warps=4, enable_fp_fusion=True
 )  # multiply-adds, said aloud since Triton is to change its default
 
-LARGEST, LEAST = tl.constexpr(float(LARGEST_CODE)), tl.constexpr(LEAST_POSITIVE)
+LARGEST, LEAST = tl.constexpr(float(INT8_MAX)), tl.constexpr(MIN_POSITIVE)
 
 # kernels are compiled once for all values of these
 SIZES = ("outer", "units", "height", "width", "border")
@@ -199,13 +199,13 @@ def activated(z, slope):
 
 
 @triton.jit
-def coded(centred, rate):
+def to_int8(centred, rate):
     """The nearest codes, in int8."""
     return tl.clamp(tl.floor(centred * rate + 0.5), -LARGEST, LARGEST).to(tl.int8)
 
 
 @triton.jit
-def coded_with_sign(centred, rate, z):
+def to_int8_with_sign(centred, rate, z):
     """The nearest codes that are odd where z > 0, and even elsewhere."""
     odd = tl.where(z > 0, 1.0, 0.0)
     halves = tl.clamp(centred * rate, 1.0 - LARGEST, LARGEST - 1.0) - odd
@@ -213,7 +213,7 @@ def coded_with_sign(centred, rate, z):
 
 
 @triton.jit
-def signed(z, codes):
+def with_sign_of(z, codes):
     """z with the sign that codes tell."""
     odd = codes - 2.0 * tl.floor(codes * 0.5) > 0.5
     return tl.where(odd, tl.maximum(z, LEAST), tl.minimum(z, 0.0))
