@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,8 +160,14 @@ def test_names_of_version_0_1_are_read_in_recipes_and_flags(old, new, capsys):
 @pytest.mark.parametrize(
     ("spec", "new"), [({}, "fused_compiled"), ({"timm": {}}, "plain_compiled")]
 )
-def test_a_run_of_version_0_1_continues_with_the_modules_that_it_was_compiled_with(spec, new):
-    assert run_folder.config_efficiency({"efficiency": "compiled", "spec": spec}) == new
+def test_a_run_of_version_0_1_continues_with_the_modules_that_it_was_compiled_with(
+    spec, new, tmp_path
+):
+    data = json.loads((Path(__file__).parent / "old_runs/sgd/run.json").read_text())
+    data["recipe"]["efficiency"] = data["efficiency"] = "compiled"
+    (tmp_path / run_folder.RUN_CONFIG).write_text(json.dumps(data | {"spec": spec}))
+    config = run_folder.read_config(tmp_path, "give another --out")
+    assert (config.efficiency, config.recipe["efficiency"]) == (new, new)
 
 
 def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
