@@ -46,9 +46,7 @@ def predict(
         if json:
             print(dumps(asdict(row)))
         elif row.guesses:
-            labels = (" ".join(guess.label.split()) for guess in row.guesses)
-            chances = (f"{100 * guess.probability:.1f} %" for guess in row.guesses)
-            print(f"{row.path}: {', '.join(map(' '.join, zip(labels, chances, strict=True)))}")
+            print(f"{row.path}: {', '.join(map(str, row.guesses))}")
     report_skipped(skipped)
     if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")

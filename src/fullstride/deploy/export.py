@@ -26,10 +26,11 @@ from fullstride.deploy.formats import FORMATS, detect_format
 from fullstride.deploy.formats.base import Format, last_line
 from fullstride.deploy.int8 import fall_back_to_float, sensitivity
 from fullstride.deploy.job import STRIDE, Backend, ExportJob
-from fullstride.deploy.predict import FullSizeInputs, inputs, logits, outputs, softmax
+from fullstride.deploy.predict import FullSizeInputs, activate, inputs, logits, outputs
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import atomic_write, remove
+from fullstride.tasks import find_task
 
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
 Finetune = Callable[[nn.Module], nn.Module]  # a folded network -> one that loses less in int8
@@ -104,7 +105,7 @@ def export(
             f"--device {device} is for aoti and pt2: leave it out"
         )
     check_free(path, force, kind.suffix)
-    check_arguments(bundle, images, kind, input_kind, any_size, backend, max_drop)
+    check_arguments(bundle, images, kind, input_kind, any_size, backend, max_drop, precision)
     if precision == "int8" and not calibration:
         raise ValueError(
             "int8 takes its ranges from images: name some of the same kind by --calibration"
@@ -116,6 +117,7 @@ def export(
         scores=dict(bundle.scores),
         source=bundle.source,
         licence=bundle.licence,
+        task=bundle.task,
         precision=precision,
         input_kind=input_kind,
         device=device,
@@ -186,6 +188,7 @@ def check_arguments(
     any_size: bool,
     backend: Backend,
     max_drop: float | None,
+    precision: Precision,
 ) -> None:
     """Raises ValueError for arguments of `export` that do not fit together."""
     if backend != "onnx" and kind.name != "triton-server":
@@ -200,6 +203,11 @@ def check_arguments(
         raise ValueError(
             f"--any-size for a network of {side} pixels: it works for resolutions of {sides}, ..."
         )
+    if precision == "int8" and not find_task(bundle.task).single_label:
+        raise ValueError(
+            f"int8 files are compared by their top-1, which the task {bundle.task} does not have: "
+            "use another --precision"
+        )
     if not images.pictures:
         raise ValueError("no images to compare outputs on: name some by --data")
 
@@ -210,7 +218,8 @@ def make_reference(bundle: Bundle, images: ComparisonImages, input_kind: InputKi
     if input_kind == "normalised":
         expected = logits(bundle, batches)
     else:
-        expected = softmax(logits(bundle, inputs("normalised", pre, images.pictures)))
+        rows = logits(bundle, inputs("normalised", pre, images.pictures))
+        expected = activate(bundle.task, rows)
     return Reference(fold_batch_norm(bundle.net), batches, expected)
 
 

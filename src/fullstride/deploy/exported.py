@@ -31,6 +31,7 @@ class Metadata:
     scores: Mapping[str, Any]  # of the bundle: split -> score -> value
     source: str = ""
     licence: str = ""
+    task: str = "classify"
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
     # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
@@ -56,6 +57,7 @@ class Metadata:
         try:
             if sum(map(len, strings.values())) > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
+            strings = {"task": "classify", **strings}  # earlier files are of this task
             values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
             for name in ("classes", "preprocessing", "scores", "float_layers"):
                 values[name] = parse_json(values[name], name)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.data.transforms.crop import to_input
-from fullstride.deploy.exported import InputKind, Metadata
+from fullstride.deploy.exported import Metadata
 from fullstride.deploy.resize import resize_and_crop
-from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks import find_task
 
 Backend = Literal["onnx", "openvino", "tensorrt"]
 STRIDE = 32  # pixels: sides of images of any size are multiples of it, at least two
@@ -47,9 +47,7 @@ class ExportJob:
     def module(self, dtype: torch.dtype = torch.float32) -> "ExportWrapper":
         """The module to export, computing in `dtype`."""
         net = copy.deepcopy(self.net).to(self.metadata.device, dtype)
-        return ExportWrapper(
-            net, self.metadata.preprocessing, self.metadata.input_kind, dtype
-        ).eval()
+        return ExportWrapper(net, self.metadata, dtype).eval()
 
     def program(
         self, dtype: torch.dtype = torch.float32, batch: int | None = None
@@ -69,13 +67,12 @@ class ExportJob:
 
 
 class ExportWrapper(nn.Module):
-    """A network with its preprocessing and softmax, as `input_kind` says (see `Metadata`)."""
+    """A network with preprocessing and its task's activation, as `Metadata.input_kind` says."""
 
-    def __init__(
-        self, net: nn.Module, pre: Preprocessing, input_kind: InputKind, dtype: torch.dtype
-    ):
+    def __init__(self, net: nn.Module, metadata: Metadata, dtype: torch.dtype):
         super().__init__()
-        self.net, self.pre, self.input_kind, self.dtype = net, pre, input_kind, dtype
+        self.net, self.pre, self.dtype = net, metadata.preprocessing, dtype
+        self.input_kind, self.task = metadata.input_kind, find_task(metadata.task)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images
@@ -83,5 +80,5 @@ class ExportWrapper(nn.Module):
             x = resize_and_crop(x, self.pre)
         if self.input_kind != "normalised":
             x = to_input(x, self.pre)
-        logits = self.net(x.to(self.dtype)).float()
-        return logits if self.input_kind == "normalised" else logits.softmax(1)
+        outputs = self.net(x.to(self.dtype)).float()
+        return outputs if self.input_kind == "normalised" else self.task.activate(outputs)

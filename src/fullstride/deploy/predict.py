@@ -14,20 +14,15 @@ from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-
-
-@dataclass(frozen=True)
-class Guess:
-    label: str
-    probability: float
+from fullstride.tasks import find_task
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable classes of one picture, best first; or why it could not be read."""
+    """What `Task.decode` makes of one picture, best first; or why it could not be read."""
 
     path: str
-    guesses: tuple[Guess, ...] = ()
+    guesses: tuple[Any, ...] = ()  # `Guess` for classification
     unreadable: str = ""
 
 
@@ -52,17 +47,14 @@ def predict(
                 readable[path] = decode(path, model.preprocessing.channels)
             except UnreadableImage as error:
                 reasons[path] = error.reason
-        rows = dict(
-            zip(readable, probabilities(model, list(readable.values()), device), strict=True)
-        )
+        rows = torch.from_numpy(probabilities(model, list(readable.values()), device))
+        decoded = find_task(task_of(model)).decode(rows, model.classes, top)
+        guesses = dict(zip(readable, decoded, strict=True))
         for path in paths[start : start + batch]:
             if path in reasons:
                 yield Prediction(str(path), unreadable=reasons[path])
             else:
-                best = np.argsort(-rows[path], kind="stable")[:top]
-                yield Prediction(
-                    str(path), tuple(Guess(model.classes[k], float(rows[path][k])) for k in best)
-                )
+                yield Prediction(str(path), guesses[path])
 
 
 def probabilities(
@@ -70,14 +62,15 @@ def probabilities(
     pictures: Sequence[Image.Image],
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
-    """(N, K) float32, each row summing to 1, of pictures of any sizes."""
+    """The activated outputs for pictures of any sizes; for classification (N, K) float32."""
     if not pictures:
         return np.empty((0, len(model.classes)), np.float32)
     if isinstance(model, Bundle):
-        return softmax(logits(model, inputs("normalised", model.preprocessing, pictures), device))
+        rows = logits(model, inputs("normalised", model.preprocessing, pictures), device)
+        return activate(model.task, rows)
     kind = model.metadata.input_kind
     rows = outputs(model, inputs(kind, model.preprocessing, pictures))
-    return softmax(rows) if kind == "normalised" else rows
+    return activate(model.metadata.task, rows) if kind == "normalised" else rows
 
 
 def logits(
@@ -129,6 +122,9 @@ class FullSizeInputs(Sequence[np.ndarray]):
         return next(inputs("pictures", self.pre, [self.pictures[index]]))
 
 
-def softmax(rows: np.ndarray) -> np.ndarray:
-    powers = np.exp(rows - rows.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
+def activate(task: str, rows: np.ndarray) -> np.ndarray:
+    return find_task(task).activate(torch.from_numpy(rows)).numpy()
+
+
+def task_of(model: Bundle | ExportedModel) -> str:
+    return model.task if isinstance(model, Bundle) else model.metadata.task

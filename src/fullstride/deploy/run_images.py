@@ -13,6 +13,7 @@ from fullstride.deploy.export import Finetune, Progress
 from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
 from fullstride.deploy.predict import inputs
 from fullstride.nets.bundle import Bundle
+from fullstride.tasks import find_task
 from fullstride.train import loop
 from fullstride.train.scoring import matching_data
 
@@ -29,6 +30,8 @@ def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonIma
     images = evenly_spaced(minival, MAX_COMPARISON_IMAGES)
     if not images:
         raise ValueError("none of the images to compare on could be read: give others by --data")
+    if not find_task(bundle.task).single_label:
+        return ComparisonImages(images)
     return ComparisonImages(images, [minival.targets[index] for index in images.indices])
 
 
@@ -74,8 +77,9 @@ def int8_finetuning(
         batches = inputs("normalised", bundle.preprocessing, calibration)
         images = torch.cat([torch.from_numpy(x) for x in batches])
         recipe = replace(INT8_FINETUNE, epochs=epochs)
+        task = find_task(bundle.task)
         return finetune_int8(
-            net, bundle.preprocessing, data_set, images, recipe=recipe, watch=watch
+            net, bundle.preprocessing, data_set, images, task=task, recipe=recipe, watch=watch
         )
 
     return finetune

@@ -22,6 +22,7 @@ from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.bundle import Bundle
 from fullstride.storage import atomic_write
+from fullstride.tasks import find_task
 
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
 
@@ -29,13 +30,13 @@ CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` 
 def most_accurate(
     bundles: Mapping[str, Bundle], budget_ms: float | None
 ) -> tuple[str, Bundle, float | None]:
-    """The name and the bundle with the best test top-1 within the budget, and its latency in ms.
+    """The name and the bundle with the best test score within the budget, and its latency in ms.
 
     Latency is the median of one image, measured here; without a budget it is not measured and None.
     Raises ValueError, with the latencies, if no bundle fits, and if one of several has no test
     score or other classes.
     """
-    if len({bundle.classes for bundle in bundles.values()}) > 1:
+    if len({(bundle.task, bundle.classes) for bundle in bundles.values()}) > 1:
         raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
     fit, ms = dict(bundles), {}
     if budget_ms is not None:
@@ -51,11 +52,13 @@ def most_accurate(
         if not fit:
             times = ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
             raise ValueError(f"no network runs within {budget_ms:g} ms: {times}")
+    best = next(iter(fit))
     if len(fit) > 1:
+        metric = find_task(fit[best].task).metric
         for name, bundle in fit.items():
-            if "top1" not in bundle.scores.get("test", {}):
+            if metric.name not in bundle.scores.get("test", {}):
                 raise ValueError(f"{name} has no test score to be compared by: export it alone")
-    best = max(fit, key=lambda name: fit[name].scores["test"]["top1"] if len(fit) > 1 else 0.0)
+        best = max(fit, key=lambda name: metric.rank(fit[name].scores["test"][metric.name]))
     return best, fit[best], ms.get(best)
 
 
