@@ -1,8 +1,8 @@
-"""Where do pictures come from? `open_data` makes a data set of a folder, a table, shards, Hugging Face's or "digits".
+"""Where do images come from? `open_data` opens a folder, a table, tar shards, a dataset of Hugging Face or "digits".
 
-The digits travel with the package: 1,797 gray handwritten digits of 8 x 8 pixels, the test set of "Optical Recognition
-of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning repository, CC BY 4.0), unchanged from
-scikit-learn, which redistributes it.
+The digits are part of the package: 1,797 gray handwritten digits of 8 x 8 pixels, the test set of
+"Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning
+repository, CC BY 4.0), unchanged from scikit-learn, which redistributes it.
 """
 
 import hashlib
@@ -31,35 +31,32 @@ __all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures in a fixed order, decoded when asked for."""
+    """Images in a fixed order with their targets, decoded at each access."""
 
-    names: tuple[str, ...]  # POSIX paths below the data folder
-    targets: tuple[Any, ...]  # one for each image: its class as an int, or what a task makes of it
-    read: Callable[
-        [str], Image.Image
-    ]  # a name's picture; must pickle, because loader workers get a copy
-    file: Callable[[str], Path | bytes] | None = (
-        None  # what it is decoded from, a file or its bytes, where there is one
-    )
+    names: tuple[str, ...]  # POSIX paths relative to the data folder
+    targets: tuple[Any, ...]  # one for each image: a class index, or what a task reads
+    read: Callable[[str], Image.Image]  # name -> decoded image; pickled to loader workers
+    # name -> the file that `read` decodes, or its bytes; None if there is no file
+    file: Callable[[str], Path | bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
 
     def subset(self, indices: Iterable[int]) -> "Images":
         """The images at `indices`, in that order."""
-        chosen = list(indices)
+        indices = list(indices)
         return replace(
             self,
-            names=tuple(self.names[index] for index in chosen),
-            targets=tuple(self.targets[index] for index in chosen),
+            names=tuple(self.names[index] for index in indices),
+            targets=tuple(self.targets[index] for index in indices),
         )
 
     def picture(self, index: int) -> Image.Image:
-        """Upright, of mode "L" or "RGB". Raises UnreadableImage."""
+        """The image upright, of mode "L" or "RGB". Raises UnreadableImage."""
         return self.read(self.names[index])
 
     def readable(self) -> Iterator[tuple[int, Image.Image]]:
-        """Index and picture of each one that can be read, in order."""
+        """Index and image of each readable image, in order."""
         for index in range(len(self)):
             try:
                 picture = self.picture(index)
@@ -70,33 +67,51 @@ class Images:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images to learn from (`train`), to choose by (`minival`) and to report on (`test`)."""
+    """Images for training (`train`), for model selection (`minival`) and for the final score (`test`)."""
 
     name: str
-    where: str  # what `open_data` finds it by from any working directory
-    classes: tuple[str, ...]
+    where: str  # opens the same data set from any working directory
+    classes: tuple[str, ...]  # a name for each output of a network
     train: Images
     minival: Images
     test: Images
     channels: int  # 1: gray, 3: RGB
-    mirror: bool  # whether a picture flipped left to right is still of its class
-    fingerprint: str  # of class names, and of each part's names, labels and file sizes
-    minival_share: float | None = None  # as it was asked for
+    mirror: bool  # whether a left-right flip keeps the class
+    fingerprint: str  # of class names, and of names, targets and file sizes of each split
+    minival_share: float | None = None  # the argument of `open_data`
+
+    def with_targets(self, classes: tuple[str, ...], target: Callable[[Any], Any]) -> "DataSet":
+        """The same images with other targets, computed from the present ones."""
+
+        def changed(images: Images) -> Images:
+            return replace(images, targets=tuple(map(target, images.targets)))
+
+        return replace(
+            self,
+            classes=classes,
+            train=changed(self.train),
+            minival=changed(self.minival),
+            test=changed(self.test),
+        )
 
 
 def open_data(where: str, *, minival: float | None = None) -> DataSet:
-    """The data set at `where`: "digits" (for a folder of that name, "./digits"), a folder, a table or tar shards.
+    """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
-    A folder holds one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or both, each with
-    such subfolders; val/ alone is the test. What is missing is cut from the training images by a hash of their names:
-    a tenth for the test, so that no image changes sides when others come or go, and of the rest the share `minival`,
-    by default a tenth, but no more than 500 images or a fiftieth, whichever is more.
+    A folder has one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or
+    both, each with such subfolders; val/ alone is the test set. Missing splits are taken from the
+    training images by a hash of their names, so that no image changes its split when others are added
+    or removed: a tenth for the test, and of the rest the share `minival`, by default a tenth, but at
+    most the larger of 500 images and a fiftieth.
 
-    A table is a .csv or .tsv file with the columns path and label and perhaps split. Shards are a folder of .tar files
-    such as `fullstride pack` writes, or a pattern: `photos-{000000..000007}.tar`, `photos-*.tar`.
+    A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards are a
+    folder of .tar files such as `fullstride pack` writes, or a pattern:
+    `photos-{000000..000007}.tar`, `photos-*.tar`.
 
-    A dataset of Hugging Face is a folder that `save_to_disk` wrote, or one of parquet files. Where several columns fit,
-    FOLDER?label=NAME&image=NAME chooses. Needs the extra `hf`.
+    A dataset of Hugging Face is a folder written by `save_to_disk`, or one of parquet files. If
+    several columns fit, FOLDER?label=NAME&image=NAME selects them. Needs the extra `hf`.
+
+    Raises ValueError in one line.
     """
     if minival is not None and not 0 < minival < 1:
         raise ValueError(
@@ -107,8 +122,8 @@ def open_data(where: str, *, minival: float | None = None) -> DataSet:
 
 def _open(where: str, minival: float | None) -> DataSet:
     if where == "digits":
-        classes, parts = tuple("0123456789"), _digit_parts(minival)
-        return _data_set("digits", where, classes, parts, _read_digit, channels=1, mirror=False)
+        classes, splits = tuple("0123456789"), _digit_splits(minival)
+        return _data_set("digits", where, classes, splits, _read_digit, channels=1, mirror=False)
     folder, choice = choice_in(where)
     if choice:
         return _of_dataset(find_folder(folder), choice, minival)
@@ -130,20 +145,20 @@ def _of_files(
     name: str,
     where: Path | str,
     classes: tuple[str, ...],
-    parts: Splits,
+    splits: Splits,
     file: Callable[[str], Path | bytes],
     channels: int = 3,
     mirror: bool = True,
 ) -> DataSet:
     return _data_set(
-        name, str(where), classes, parts, _Decoded(file, channels), channels, mirror, file
+        name, str(where), classes, splits, _Decoded(file, channels), channels, mirror, file
     )
 
 
 def _of_shards(folder: Path, pattern: str, minival: float | None) -> DataSet:
-    index, parts, file = read_shards(folder, pattern, minival)
+    index, splits, file = read_shards(folder, pattern, minival)
     return _of_files(
-        folder.name, folder / pattern, index.classes, parts, file, index.channels, index.mirror
+        folder.name, folder / pattern, index.classes, splits, file, index.channels, index.mirror
     )
 
 
@@ -156,22 +171,22 @@ def _data_set(
     name: str,
     where: str,
     classes: tuple[str, ...],
-    parts: Splits,
+    splits: Splits,
     read: Callable[[str], Image.Image],
     channels: int,
     mirror: bool,
     file: Callable[[str], Path | bytes] | None = None,
 ) -> DataSet:
     train, minival, test = (
-        Images(tuple(s.name for s in p), tuple(s.target for s in p), read, file) for p in parts
+        Images(tuple(s.name for s in p), tuple(s.target for s in p), read, file) for p in splits
     )
-    fingerprint = hashlib.sha256(json.dumps([classes, parts]).encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(json.dumps([classes, splits]).encode()).hexdigest()[:16]
     return DataSet(name, where, classes, train, minival, test, channels, mirror, fingerprint)
 
 
 @dataclass(frozen=True)
 class _Below:
-    """The file of a name below `root`."""
+    """The path of a name relative to `root`."""
 
     root: Path
 
@@ -181,7 +196,7 @@ class _Below:
 
 @dataclass(frozen=True)
 class _Decoded:
-    """The picture of a name, decoded from what `file` gives for it."""
+    """The image of a name, decoded from the result of `file`."""
 
     file: Callable[[str], Path | bytes]
     channels: int
@@ -193,13 +208,13 @@ class _Decoded:
             raise UnreadableImage(name, error.reason) from error
 
 
-def _digit_parts(minival: float | None) -> Splits:
+def _digit_splits(minival: float | None) -> Splits:
     """Split by position: the last 500 were written by other people."""
     _, labels = _digit_arrays()
     samples = [Sample(f"digits/{i:04}", int(label), 64) for i, label in enumerate(labels)]
     pool, test = samples[:1297], samples[1297:]
-    held_out = 260 if minival is None else min(max(1, round(minival * len(pool))), len(pool) - 1)
-    return Splits(pool[:-held_out], pool[-held_out:], test)
+    count = 260 if minival is None else min(max(1, round(minival * len(pool))), len(pool) - 1)
+    return Splits(pool[:-count], pool[-count:], test)
 
 
 def _read_digit(name: str) -> Image.Image:
