@@ -106,7 +106,9 @@ def measure(plan: Plan, networks: Sequence[Microbenchmark] | None = None) -> Ite
     count = -(-len(networks) // GROUP)
     groups = [networks[i::count] for i in range(count)]
     operators = {each.name: traced(each.build, plan.resolution) for each in networks}
-    cells = [(runtime, batch) for runtime in plan.runtimes for batch in plan.batches]
+    cells: list[tuple[Runtime, int]] = [
+        (runtime, batch) for runtime in plan.runtimes for batch in plan.batches
+    ]
     end = time.monotonic() + 60 * plan.minutes
     for number, (runtime, batch) in enumerate(cells):
         now = time.monotonic()

@@ -9,6 +9,7 @@ and traced on the meta device instead.
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +30,9 @@ from fullstride.measure.cost.operators import (
 )
 from fullstride.measure.cost.operators import convolution as convolution_of_pixels
 from fullstride.nets import zoo
-from fullstride.nets.backbone import Spec
 from fullstride.nets.bundle import build
 from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, check_range
+from fullstride.nets.timm_wrapper import TimmSpec
 
 # What decides which operators run (the name of the walk first), and the sizes. Numbers and names
 # only: the garbage collector looks at tuples of these once, and at others again and again, which
@@ -44,12 +45,12 @@ def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operato
 
     `resolution` is by default the network's own. Raises ValueError in one line.
     """
-    spec = zoo.load(name).net.spec if Path(name).exists() else zoo.spec(name)
+    spec: Any = zoo.load(name).net.spec if Path(name).exists() else zoo.spec(name)
     side = spec.resolution if resolution is None else resolution
     return operators_of(spec, side), side
 
 
-def operators_of(spec: Spec, resolution: int | None = None) -> Operators:
+def operators_of(spec: NetSpec | TimmSpec, resolution: int | None = None) -> Operators:
     """The operators of one image at `resolution`, by default the spec's own.
 
     Equal to `traced(Network(spec), resolution)`, row by row. Raises ValueError for a spec that
@@ -106,7 +107,7 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
 
 
 @lru_cache(maxsize=256)
-def traced_network(spec: Spec, side: int) -> Operators:
+def traced_network(spec: NetSpec | TimmSpec, side: int) -> Operators:
     """Cached, because building and tracing take a second where a walk takes a millisecond."""
     return traced(partial(build, spec), side, spec.in_channels)
 

@@ -44,7 +44,7 @@ def find_batches(
             resolution=protocol.resolution, in_channels=in_channels, precision=precision
         )
         size |= dict(compiled=compiled, efficiency=(efficiency or {}).get(name, "plain"))
-        guess = predict(net, room, **size, device=device.type)  # pyright: ignore[reportArgumentType]
+        guess = predict(net, room, **size, **{"device": device.type})
         limits: dict[str, Any] = dict(
             device=str(device), memory_bytes=room, map_batch=guess.map_batch
         )
