@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.latency import calibrate, calibration, estimate, load_profile
+from fullstride.latency import calibrate, calibration_files, estimate, load_profile
 from fullstride.latency.calibrate import (
     Plan,
     Timing,
@@ -250,7 +250,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
 def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measured(
     words, told, capsys, monkeypatch
 ):
-    monkeypatch.setattr(calibration, "measure", None)
+    monkeypatch.setattr(calibration_files, "measure", None)
     assert cli.run(["calibrate", "--device", "cpu", *words]) in (1, 2)
     line = capsys.readouterr().err
     assert told in line

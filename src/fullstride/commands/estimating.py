@@ -73,25 +73,25 @@ def calibrate(
         minutes: Time after which no further network is measured; the fit takes some seconds more.
         times: A JSON file for all measured times.
     """
-    from fullstride.latency import calibration
+    from fullstride.latency import calibration_files
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import fitted_profile_lines
 
-    calibration.check_outputs(name, out, times)
+    calibration_files.check_outputs(name, out, times)
     settings: dict[str, Any] = dict(runtimes=runtimes, batches=batches, resolution=resolution)
     settings |= dict(precision=precision, layout=layout, minutes=minutes)
-    plan = calibration.default_plan(choose_device(device), **settings)
-    peaks = calibration.peaks_by_runtime(plan)
+    plan = calibration_files.default_plan(choose_device(device), **settings)
+    peaks = calibration_files.peaks_by_runtime(plan)
     samples = []
-    for runtime, batch, rows in calibration.measure_by_batch(plan):
+    for runtime, batch, rows in calibration_files.measure_by_batch(plan):
         print(f"{runtime}, batch {batch}: {len(rows)} networks", flush=True)
         samples += rows
     if samples:
-        noise = f"a network's rounds spread by {calibration.median_spread(samples):.0%}"
+        noise = f"a network's rounds spread by {calibration_files.median_spread(samples):.0%}"
         print(f"{noise}, in the median: above 5 % the machine was not quiet")
     if times:
-        calibration.save_times(times, samples, plan)
-    for fitted in calibration.save_profiles(samples, plan, peaks, out, name):
+        calibration_files.save_times(times, samples, plan)
+    for fitted in calibration_files.save_profiles(samples, plan, peaks, out, name):
         print(*fitted_profile_lines(fitted), sep="\n", flush=True)
 
 
@@ -121,7 +121,8 @@ def choose(
     from fullstride.report import console_lines, console_tables
 
     device = load_profile(profile)
-    settings: dict[str, Any] = dict(batch=batch, sources=source, printed=times == "published")
+    settings: dict[str, Any] = dict(batch=batch, sources=source)
+    settings["prefer_published"] = times == "published"
     selection = select.select(device, budget_ms, watch=progress, **settings)
     if selection.left_out:
         print_error(console_lines.left_out_line(selection))

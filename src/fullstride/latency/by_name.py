@@ -17,8 +17,8 @@ class NamedEstimate:
     network: str
     resolution: int  # pixels a side
     estimate: Estimate
-    ties: tuple[int, ...]  # lines, from 0, that the model cannot tell from this one; itself too
-    unfitted: tuple[str, ...]  # kinds of operators in it that the profile was not fitted to
+    ties: tuple[int, ...]  # lines, from 0, within the resolvable ratio; itself included
+    unfitted: tuple[str, ...]  # its operators that no fitted network had
 
 
 def estimate_by_name(

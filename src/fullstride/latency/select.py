@@ -228,7 +228,7 @@ def may_fit(option: Option, budget_ms: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The networks that were considered, and the choice among them."""
+    """All options, and the choice among them."""
 
     profile: Profile
     batch: int
@@ -270,18 +270,19 @@ def select(
     *,
     batch: int = 64,
     sources: Sequence[str] = ("ours", "timm"),
-    printed: bool = True,
+    prefer_published: bool = True,
     watch: Callable[[Sequence[Published]], Iterable[Published]] = lambda networks: networks,
 ) -> Selection:
     """The most accurate network of `sources` within `budget_ms` per image on a device.
 
-    A source is one of `SOURCES` or a CSV file. With `printed`, published times decide where there
-    are any. `watch` may wrap the networks, to show progress. Raises ValueError if nothing fits.
+    A source is one of `SOURCES` or a CSV file. `prefer_published`: published times decide
+    where they exist. `watch` may wrap the networks, to show progress. Raises ValueError if nothing
+    fits.
     """
     networks = [network for name in sources for network in find_source(name)()]
     check_budget(budget_ms)
     left_out: dict[str, str] = {}
-    options = tuple(price(watch(networks), profile, batch, printed, left_out))
+    options = tuple(price(watch(networks), profile, batch, prefer_published, left_out))
     return Selection(
         profile=profile,
         batch=batch,

@@ -81,8 +81,8 @@ def load(
     The argument is the folder of a bundle or of a run, a file of released weights, a name in
     `weights.hub.HUB`, such a name with timm's tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`.
     Names are looked up in the hub's cache, then on the hub. `name` is the network of a file whose
-    weights fit several. `head` builds the head of a task, see `Bundle.load`; `fullstride.tasks.load`
-    knows those of all tasks. Raises ValueError in one line.
+    weights fit several. `head` builds the head of a task, see `Bundle.load`;
+    `fullstride.tasks.load` knows those of all tasks. Raises ValueError in one line.
     """
     path = Path(name_or_path)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""What does calibrating a device decide and write? A plan, measured times, fitted profiles."""
+"""Which files does a calibration write, and what are its defaults? Times and profiles as JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ def default_plan(
     layout: Layout = "nchw",
     minutes: float = 8.0,
 ) -> Plan:
-    """What to measure on a GPU or a CPU; what is left out has the default of that device."""
+    """A plan with the defaults of a GPU or a CPU for empty arguments."""
     gpu = device.type == "cuda"
     names = tuple(dict.fromkeys(runtimes)) or (tuple(RUNTIME_OF_WORD) if gpu else ("eager",))
     return Plan(
@@ -58,7 +58,7 @@ def default_plan(
 
 
 def check_outputs(name: str, *paths: Path | None) -> None:
-    """Raises ValueError or OSError before anything is measured if a result could not be written."""
+    """Raise ValueError or OSError, before measuring, if a result cannot be written."""
     if name in profile_names():
         raise ValueError(
             f"{name} is a profile that comes with fullstride: give yours another --name"
@@ -83,7 +83,7 @@ def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
 
 
 def median_spread(samples: Sequence[Timing]) -> float:
-    """Of a network's rounds; above 0.05 the machine was not quiet."""
+    """Of the rounds of a network; above 0.05 the machine was busy."""
     return sorted(sample.spread for sample in samples)[len(samples) // 2]
 
 
@@ -96,8 +96,8 @@ def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
     ]
     settings = {key: getattr(plan, key) for key in ("resolution", "precision", "layout")}
     environment = asdict(Environment.here(plan.device))
-    with atomic_write(path) as beside:
-        beside.write_text(
+    with atomic_write(path) as temporary:
+        temporary.write_text(
             json.dumps({"environment": environment, **settings, "times": rows}, indent=1)
         )
 
