@@ -626,7 +626,7 @@ def fed(asked: Asked, recipe: Any) -> Finding:
     from fullstride.train import data_bench
 
     how = dict(workers=workers(asked), device=asked.device, seconds=0.1 if asked.tiny else 5.0)
-    found = data_bench.balance("tresnet_tiny", open_data("digits"), recipe, **how)  # pyright: ignore[reportArgumentType]
+    found = data_bench.bench_data("tresnet_tiny", open_data("digits"), recipe, **how)  # pyright: ignore[reportArgumentType]
     return {**asdict(found), "told": found.verdict()}
 
 

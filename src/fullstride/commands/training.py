@@ -168,11 +168,11 @@ def bench_data(
 
     images, place = open_data(data), choose_device(device)
     settings: dict[str, Any] = dict(workers=workers, device=place, seconds=seconds)
-    balance = data_bench.balance(model, images, recipe, **settings)
-    console().print(data_bench_table(balance))
+    bench = data_bench.bench_data(model, images, recipe, **settings)
+    console().print(data_bench_table(bench))
     environment = Environment.here(place)
-    levers = balance.levers(recipe, from_files=images.train.file is not None)
-    print(*data_bench_lines(balance, recipe, levers, environment), sep="\n")
-    report_skipped(balance.feed.skipped)
+    suggestions = bench.suggestions(recipe, from_files=images.train.file is not None)
+    print(*data_bench_lines(bench, recipe, suggestions, environment), sep="\n")
+    report_skipped(bench.loading.skipped)
     if out:
-        data_bench.save(out, balance, model, images, recipe, environment)
+        data_bench.save(out, bench, model, images, recipe, environment)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fullstride.measure.memory.max_batch import Plan, Probe
     from fullstride.measure.network_cost import NetworkCost
     from fullstride.tasks.task import Metric
-    from fullstride.train.data_bench import Balance
+    from fullstride.train.data_bench import DataBench
     from fullstride.train.recipe import Recipe
 
 
@@ -230,15 +230,15 @@ def score_line(split: str, scores: Mapping[str, float], metric: "Metric") -> str
 
 
 def data_bench_lines(
-    balance: "Balance", recipe: "Recipe", levers: Sequence[str], environment: "Environment"
+    bench: "DataBench", recipe: "Recipe", suggestions: Sequence[str], environment: "Environment"
 ) -> list[str]:
     """Where it was measured, whether the network will wait for images, and what would help."""
     lines = [
-        f"{recipe.decoder}, {recipe.precision}, {environment.device}, {balance.cores} cores, "
+        f"{recipe.decoder}, {recipe.precision}, {environment.device}, {bench.cores} cores, "
         f"torch {environment.torch}"
     ]
     if recipe.teacher:
         lines.append(f"without the teacher {recipe.teacher}, which makes training steps slower")
-    if balance.device == "cpu":
+    if bench.device == "cpu":
         lines.append("on a CPU decoding and training share the cores, and slow each other down")
-    return [*lines, balance.verdict(), *(f"  {lever}" for lever in levers)]
+    return [*lines, bench.verdict(), *(f"  {option}" for option in suggestions)]

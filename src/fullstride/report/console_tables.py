@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fullstride.latency.estimator import Estimate
     from fullstride.latency.select import Choice, Option
     from fullstride.measure.protocols import Measurement
-    from fullstride.train.data_bench import Balance
+    from fullstride.train.data_bench import DataBench
 
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -143,22 +143,22 @@ def export_table(exported: "ExportResult") -> Table:
     return table(columns, [[str(check.images), *differences, same, *scores]])
 
 
-def data_bench_table(balance: "Balance") -> Table:
+def data_bench_table(bench: "DataBench") -> Table:
     """Rates of decoding and of training steps."""
     from fullstride.measure.timing import spread
 
-    feed, steps = balance.feed, balance.steps
+    loading, steps = bench.loading, bench.steps
     rows = [
-        ("decoding in one process", feed.images_per_s_alone, feed.samples_alone),
-        ("the same, per CPU-second", feed.images_per_cpu_s, feed.samples_cpu),
-        (f"decoding with --workers {feed.workers}", feed.images_per_s, feed.samples),
+        ("decoding in one process", loading.images_per_s_alone, loading.samples_alone),
+        ("the same, per CPU-second", loading.images_per_cpu_s, loading.samples_cpu),
+        (f"decoding with --workers {loading.workers}", loading.images_per_s, loading.samples),
         (
-            f"training steps of {steps.batch} at {balance.resolution} pixels",
+            f"training steps of {steps.batch} at {bench.resolution} pixels",
             steps.images_per_s,
             steps.samples,
         ),
     ]
-    if not feed.workers:
+    if not loading.workers:
         del rows[2]
     cells = [[name, f"{rate:,.1f}", f"{spread(samples):.2f}"] for name, rate, samples in rows]
     return table(["", "images/s", "spread"], cells)

@@ -1,4 +1,4 @@
-"""Will the network wait for images? What the data path brings and what training steps take, each measured alone."""
+"""Is data loading the bottleneck? Rates of data loading and of training steps, each alone."""
 
 import json
 import math
@@ -27,28 +27,28 @@ from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 from fullstride.train.run import initial_network
 
-PICTURES = 9  # whose sizes are looked at
+SIZES = 9  # images whose size is read
 PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride pack` recommends
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feed:
-    """What the data path brings when the network rests; rates are medians of their samples."""
+class DataLoading:
+    """Rates of data loading without training, as medians of their samples."""
 
     workers: int
-    images_per_s: float  # with these workers, once they are warm
-    images_per_s_alone: float  # of one process, by the clock: reading from a slow disk counts
+    images_per_s: float  # with these workers, after their start
+    images_per_s_alone: float  # of one process, including the time it waits for a disk
     images_per_cpu_s: float  # of one process, by its user and system time
-    long_side: float  # pixels, median of a few pictures
+    long_side: float  # pixels, median of a few images
     samples: tuple[float, ...] = field(repr=False)  # of images_per_s
     samples_alone: tuple[float, ...] = field(repr=False)
     samples_cpu: tuple[float, ...] = field(repr=False)
-    skipped: dict[str, str]  # pictures that cannot be read, and why
+    skipped: dict[str, str]  # unreadable images, with the reason
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
-    """What training steps take when a batch is always there; the rate is the median of the samples."""
+class TrainingSteps:
+    """Rate of training steps on a batch that is always ready, as the median of the samples."""
 
     batch: int
     images_per_s: float
@@ -56,78 +56,84 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balance:
-    """Supply against demand."""
+class DataBench:
+    """Data loading compared with training steps."""
 
-    feed: Feed
-    steps: Steps
+    loading: DataLoading
+    steps: TrainingSteps
     device: str  # cpu or cuda
-    cores: int  # that this process may use
-    resolution: int  # pixels a side that the network sees
+    cores: int  # available to this process
+    resolution: int  # pixels per side of the network's input
 
     @property
     def ratio(self) -> float:
-        return self.feed.images_per_s / self.steps.images_per_s
+        return self.loading.images_per_s / self.steps.images_per_s
 
     @property
-    def in_turn(self) -> bool:
-        """Whether one process decodes and computes in turn; a GPU computes while its process decodes."""
-        return self.device == "cpu" and not self.feed.workers
+    def is_sequential(self) -> bool:
+        """Whether one process decodes and trains alternately; a GPU trains while it decodes."""
+        return self.device == "cpu" and not self.loading.workers
 
     @property
     def waiting(self) -> float:
-        """The share of time in which the network waits for images."""
-        return 1 / (1 + self.ratio) if self.in_turn else max(0.0, 1 - self.ratio)
+        """The fraction of time for which the network waits for images."""
+        return 1 / (1 + self.ratio) if self.is_sequential else max(0.0, 1 - self.ratio)
 
     @property
     def workers_needed(self) -> int:
-        """By what each one brings: alone, or less where several get into each other's way."""
-        feed, busy = self.feed, min(self.feed.workers, self.workers_kept_busy)
-        each = min(feed.images_per_s_alone, feed.images_per_s / max(1, busy))
+        """Workers at the rate of one alone, or at the lower rate of several that share cores."""
+        loading, busy = self.loading, min(self.loading.workers, self.max_busy_workers)
+        each = min(loading.images_per_s_alone, loading.images_per_s / max(1, busy))
         return math.ceil(self.steps.images_per_s / each)
 
     @property
     def cores_needed(self) -> int:
-        return math.ceil(self.steps.images_per_s / self.feed.images_per_cpu_s)
+        return math.ceil(self.steps.images_per_s / self.loading.images_per_cpu_s)
 
     @property
-    def workers_kept_busy(self) -> int:
-        """How many workers the cores here keep up with; more than cores where workers wait for a disk."""
-        return max(1, int(self.cores * self.feed.images_per_cpu_s / self.feed.images_per_s_alone))
+    def max_busy_workers(self) -> int:
+        """Workers that saturate the cores; more than cores if workers wait for a disk."""
+        loading = self.loading
+        return max(1, int(self.cores * loading.images_per_cpu_s / loading.images_per_s_alone))
 
     def verdict(self) -> str:
-        who = "network" if self.device == "cpu" else "GPU"
+        percent = f"{100 * self.waiting:.0f} % of the time"
         if self.ratio >= 1:
-            brings = f"the data path brings {self.ratio:.1f} times what the network eats"
-            in_turn = f"; decoded in the same process, images still take {100 * self.waiting:.0f} % of the time"
-            return brings + in_turn if self.in_turn else brings
+            enough = f"data loading is {self.ratio:.1f} times as fast as the training steps"
+            sequential = f"; in the same process, it still takes {percent}"
+            return enough + sequential if self.is_sequential else enough
+        name = "network" if self.device == "cpu" else "GPU"
+        cores = "core" if self.cores_needed == 1 else "cores"
         return (
-            f"the {who} will wait {100 * self.waiting:.0f} % of the time: it needs about {self.workers_needed} workers "
-            f"(have {self.feed.workers}) and the time of {self.cores_needed} such core{'s' * (self.cores_needed > 1)} "
-            f"(have {self.cores})"
+            f"the {name} will wait {percent}: it needs about {self.workers_needed} workers (have "
+            f"{self.loading.workers}) and {self.cores_needed} such {cores} (have {self.cores})"
         )
 
-    def levers(self, recipe: Recipe, from_files: bool) -> list[str]:
-        """What would bring more images and is not used yet, the cheapest first; none where images suffice."""
+    def suggestions(self, recipe: Recipe, from_files: bool) -> list[str]:
+        """Options that would make data loading faster, the cheapest first; none if it is enough.
+
+        `from_files` says whether images are decoded from files.
+        """
         if self.ratio >= 1:
             return []
-        found = []
-        workers = min(self.workers_needed, self.workers_kept_busy)
-        if workers > self.feed.workers:
-            found.append(f"--workers {workers}")
+        options = []
+        workers = min(self.workers_needed, self.max_busy_workers)
+        if workers > self.loading.workers:
+            options.append(f"--workers {workers}")
         if from_files and recipe.decoder == "pillow":
-            found.append(
-                "--recipe.decoder opencv, of the extra fullstride[fast]: quicker, its pixels differ a little"
+            options.append(
+                "--recipe.decoder opencv: faster, with slightly different pixels; "
+                "pip install 'fullstride[fast]'"
             )
-        small = math.ceil(self.resolution * PACKED_SIDE)
-        if from_files and self.feed.long_side > 1.5 * small:
-            found.append(
-                f"fullstride pack --long-side {small}: pictures here have {self.feed.long_side:.0f} pixels"
+        small, long_side = math.ceil(self.resolution * PACKED_SIDE), self.loading.long_side
+        if from_files and long_side > 1.5 * small:
+            options.append(
+                f"fullstride pack --long-side {small}: these images have {long_side:.0f} pixels"
             )
-        return found
+        return options
 
 
-def balance(
+def bench_data(
     model: str,
     data: DataSet,
     recipe: Recipe,
@@ -136,8 +142,12 @@ def balance(
     workers: int = 0,
     device: torch.device | str = "cpu",
     seconds: float = 5,
-) -> Balance:
-    """Measure for about `seconds` each: one process that decodes, the workers, and training steps without a teacher."""
+) -> DataBench:
+    """Measure data loading in one process and with `workers`, and training steps.
+
+    Each of the three takes about `seconds`. Training steps are without the recipe's teacher. The
+    task is classification if None.
+    """
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
     device = find_device(device)
@@ -150,63 +160,61 @@ def balance(
     def batches(batch: int, workers: int) -> Batches:
         return measurement_batches(data, task, pre, recipe, device, batch, workers)
 
-    few = next(batches(8, 0).epoch(0))
-    recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, few, device)
+    example = next(batches(8, 0).epoch(0))
+    recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)
     learner = Learner(net.to(device).train(), task, recipe, per_epoch, None, SINGLE_PROCESS)
-    feed, some = supply(batches, workers, device, seconds, data.train)
-    steps = demand(learner, some, min(recipe.batch, len(data.train)), seconds)
-    return Balance(
-        feed=feed, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
+    loading = measure_loading(batches, workers, device, seconds, data.train)
+    steps = measure_steps(learner, example, min(recipe.batch, len(data.train)), seconds)
+    return DataBench(
+        loading=loading, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
     )
 
 
 def save(
     path: Path,
-    balance: Balance,
+    bench: DataBench,
     model: str,
     data: DataSet,
     recipe: Recipe,
     environment: Environment,
 ) -> None:
-    """All samples, what was measured and where, as JSON."""
+    """Write all samples, the recipe and the environment as JSON."""
     content = {
         "model": model,
         "data": data.where,
         "fingerprint": data.fingerprint,
         "recipe": asdict(recipe),
-        **asdict(balance),
-        "verdict": balance.verdict(),
-        "waiting": balance.waiting,
-        "levers": balance.levers(recipe, from_files=data.train.file is not None),
+        **asdict(bench),
+        "verdict": bench.verdict(),
+        "waiting": bench.waiting,
+        "suggestions": bench.suggestions(recipe, from_files=data.train.file is not None),
         "environment": asdict(environment),
     }
-    with atomic_write(path) as beside:
-        beside.write_text(json.dumps(content, indent=1))
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1))
 
 
-def supply(
+def measure_loading(
     batches: Callable[[int, int], Batches],
     workers: int,
     device: torch.device,
     seconds: float,
     images: Images,
-) -> tuple[Feed, Batch]:
-    """What `batches(images a batch, workers)` bring, and one of them."""
-    few = endless(batches(8, 0), 0)
-    some = next(few)  # imports what decodes, opens files
-    (first_s,), _ = timed_calls(lambda: next(few), 1, device)
-    in_block = round(len(some.x) / first_s * BLOCK_S)
+) -> DataLoading:
+    """Rates of `batches(images per batch, workers)`, in one process and with workers."""
+    stream = endless(batches(8, 0), 0)
+    first = next(stream)  # imports the decoder and opens files
+    (batch_s,), _ = timed_calls(lambda: next(stream), 1, device)
+    block = round(len(first.x) / batch_s * BLOCK_S)  # images
 
     def samples(workers: int) -> tuple[list[float], list[float], dict[str, str]]:
-        source = batches(in_block, workers)
-        stream = endless(
-            source, 1 + workers
-        )  # other pictures first: those read before wait in memory
+        source = batches(block, workers)
+        # Images of other epochs come first, because those above are in the file cache.
+        stream = endless(source, 1 + workers)
         batch = len(next(stream).x)
-        calls = max(1, workers) * max(
-            1, round(in_block / batch)
-        )  # workers' batches come in bursts of as many
-        for _ in range(calls):  # until all workers are at work
+        # Batches of several workers arrive together.
+        calls = max(1, workers) * max(1, round(block / batch))
+        for _ in range(calls):  # until all workers have started
             next(stream)
         by_clock, by_cpu, deadline = [], [], time.perf_counter() + seconds
         while len(by_clock) < MIN_SAMPLES or time.perf_counter() < deadline:
@@ -216,31 +224,32 @@ def supply(
         return by_clock, by_cpu, source.skipped
 
     alone, cpu, skipped = samples(0)
-    found = alone
+    parallel = alone
     if workers:
-        found, _, more = samples(workers)
+        parallel, _, more = samples(workers)
         skipped = skipped | more
-    feed = Feed(
+    return DataLoading(
         workers=workers,
-        images_per_s=statistics.median(found),
+        images_per_s=statistics.median(parallel),
         images_per_s_alone=statistics.median(alone),
         images_per_cpu_s=statistics.median(cpu),
         long_side=long_side(images),
-        samples=tuple(found),
+        samples=tuple(parallel),
         samples_alone=tuple(alone),
         samples_cpu=tuple(cpu),
         skipped=skipped,
     )
-    return feed, some
 
 
 def endless(batches: Batches, first: int) -> Iterator[Batch]:
+    """The batches of the epoch `first` and all later ones."""
     for number in count(first):
         yield from batches.epoch(number)
 
 
 def long_side(images: Images) -> float:
-    step = math.ceil(len(images) / PICTURES)
+    """The median long side in pixels of a few images."""
+    step = math.ceil(len(images) / SIZES)
     few = images.subset(range(0, len(images), step))
     return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
 
@@ -249,7 +258,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def demand(learner: Learner, some: Batch, batch: int, seconds: float) -> Steps:
-    """Times of training steps of `batch` images, which repeat those of `some`."""
-    samples = timed_steps(learner, repeat(some, batch), seconds)
-    return Steps(batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples))
+def measure_steps(learner: Learner, example: Batch, batch: int, seconds: float) -> TrainingSteps:
+    """The rate of training steps of `batch` images, which are those of `example`, repeated."""
+    samples = timed_steps(learner, repeat(example, batch), seconds)
+    return TrainingSteps(
+        batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples)
+    )
