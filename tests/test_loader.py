@@ -1,4 +1,4 @@
-"""Is every batch what seed and epoch say, whoever decodes it, and is every image that was left out told of?"""
+"""Batches are functions of seed and epoch for any number of workers; skipped images are named."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Where do images come from? `open_data` opens a folder, a table, tar shards, a dataset of Hugging Face or "digits".
+"""Where do images come from? `open_data` opens a folder, table, shards, Hugging Face data, digits.
 
 The digits are part of the package: 1,797 gray handwritten digits of 8 x 8 pixels, the test set of
 "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning
@@ -67,7 +67,7 @@ class Images:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images for training (`train`), for model selection (`minival`) and for the final score (`test`)."""
+    """Images for training (`train`), model selection (`minival`) and the final score (`test`)."""
 
     name: str
     where: str  # opens the same data set from any working directory
@@ -100,12 +100,12 @@ def open_data(where: str, *, minival: float | None = None) -> DataSet:
 
     A folder has one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or
     both, each with such subfolders; val/ alone is the test set. Missing splits are taken from the
-    training images by a hash of their names, so that no image changes its split when others are added
-    or removed: a tenth for the test, and of the rest the share `minival`, by default a tenth, but at
-    most the larger of 500 images and a fiftieth.
+    training images by a hash of their names, so that no image changes its split when others are
+    added or removed: a tenth for the test, and of the rest the share `minival`, by default a
+    tenth, but at most the larger of 500 images and a fiftieth.
 
-    A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards are a
-    folder of .tar files such as `fullstride pack` writes, or a pattern:
+    A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards
+    are a folder of .tar files such as `fullstride pack` writes, or a pattern:
     `photos-{000000..000007}.tar`, `photos-*.tar`.
 
     A dataset of Hugging Face is a folder written by `save_to_disk`, or one of parquet files. If

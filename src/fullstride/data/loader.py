@@ -1,7 +1,7 @@
-"""How do images reach the device? `Batches` decodes them in worker processes and sends uint8; the device makes floats.
+"""How do images reach the device? Workers decode them to uint8, and the device makes floats.
 
-The order of an epoch and every random draw are functions of seed, epoch and sample, so that neither the
-number of workers nor resuming changes a pixel.
+The order of an epoch and every random draw are functions of seed, epoch and sample, so that
+neither the number of workers nor resuming changes a pixel.
 """
 
 import os
@@ -39,7 +39,7 @@ class View(Protocol):
     def __call__(
         self, image: Any, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
-        """A PIL image, or bytes, and its target -> uint8 (H, W, C) and the target of these pixels."""
+        """An image, PIL or bytes, and its target -> uint8 (H, W, C) and their target."""
         ...
 
 
@@ -114,15 +114,16 @@ def class_indices(targets: list[int]) -> Tensor:
 class Batches:
     """The batches of `images`, epoch after epoch; one epoch at a time.
 
-    With `shuffle`, for training: an incomplete last batch is dropped, unless it is the only one, and
-    an unreadable image is replaced by the next readable one. Without, for evaluation: every readable
-    image once. `skipped` has the names of the unreadable images so far, each with the reason.
+    With `shuffle`, for training: an incomplete last batch is dropped, unless it is the only one,
+    and an unreadable image is replaced by the next readable one. Without, for evaluation: every
+    readable image once. `skipped` has the names of the unreadable images so far, each with the
+    reason.
 
     With `per_class`, every batch has that many images of each of its classes, adjacent and in one
-    process. The number of batches with a class is proportional to its number of images, but a class
-    is at most once in a batch: what exceeds that goes to the other classes. These numbers are rounded
-    at random, and so is which classes meet. A class cycles through its images in random order; one
-    with fewer than `per_class` repeats some in a batch.
+    process. The number of batches with a class is proportional to its number of images, but a
+    class is at most once in a batch: what exceeds that goes to the other classes. These numbers
+    are rounded at random, and so is which classes meet. A class cycles through its images in
+    random order; one with fewer than `per_class` repeats some in a batch.
 
     The view of an image is a function of seed, epoch (modulo `distinct_views`, if not 0) and index;
     an image that occurs twice in an epoch looks the same twice.
@@ -221,7 +222,7 @@ def to_device(targets: Any, device: torch.device) -> Any:
 class _Item(NamedTuple):
     pixels: np.ndarray | None  # None: unreadable
     target: Any
-    index: int  # of the image that was drawn
+    drawn: int  # index of the image that was drawn
     skipped: dict[str, str]
 
 
@@ -267,7 +268,7 @@ def _bytes(source: Path | bytes) -> bytes:
 
 @dataclass(frozen=True)
 class _Collate:
-    """Items -> pixels (N, H, W, C), targets and indices of the readable ones, and the reasons of the others."""
+    """Items -> pixels (N, H, W, C), targets, indices, and the reasons of unreadable images."""
 
     collate: Callable[[list[Any]], Any]
 
@@ -277,11 +278,11 @@ class _Collate:
         return (
             torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)),
             self.collate([item.target for item in readable]),
-            torch.tensor([item.index for item in readable], dtype=torch.long),
+            torch.tensor([item.drawn for item in readable], dtype=torch.long),
             {name: reason for item in items for name, reason in item.skipped.items()},
         )
 
 
 def _exit_on_interrupt(worker: int) -> None:
-    """Ctrl-C reaches workers too; one that went on would print a traceback about its broken pipe."""
+    """Ctrl-C reaches workers too; one that continued would print a traceback of a broken pipe."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))

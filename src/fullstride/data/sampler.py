@@ -67,7 +67,7 @@ def check_groups(
 def _by_class(
     labels: Sequence[int], batches: int, per_batch: int, per_class: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Indices of an epoch's images, batch after batch: `per_class` of each of `per_batch` classes."""
+    """Indices of an epoch's images: in each batch `per_class` of each of `per_batch` classes."""
     _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     groups_left = _round(_batches_per_class(sizes, batches, per_batch), rng)
     images = [
@@ -86,7 +86,7 @@ def _by_class(
 
 
 def _batches_per_class(sizes: np.ndarray, batches: int, per_batch: int) -> np.ndarray:
-    """The number of batches that have each class, as fractions: proportional to its size, at most all."""
+    """The number of batches with each class, as fractions: proportional to its size."""
     full = np.zeros(len(sizes), bool)
     while True:
         free = batches * (per_batch - full.sum())

@@ -89,5 +89,5 @@ class ClassificationScore:
 
 
 def most_probable(probabilities_k: Tensor, classes: Sequence[str], top: int) -> tuple[Guess, ...]:
-    order = probabilities_k.argsort(descending=True, stable=True)[:top].tolist()
-    return tuple(Guess(classes[k], probabilities_k[k].item()) for k in order)
+    order = probabilities_k.argsort(descending=True, stable=True)[:top]
+    return tuple(Guess(classes[int(k)], probabilities_k[k].item()) for k in order)

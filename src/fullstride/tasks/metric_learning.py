@@ -1,4 +1,4 @@
-"""Are embeddings of one class nearer to each other than to all others? Metric learning: the triplet loss."""
+"""Are embeddings of one class nearer to each other than to others? The triplet loss."""
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,6 @@ def weighted_triplet(embeddings_nd: Tensor, labels_n: Tensor) -> Tensor:
 
 
 def _softmax_mean(values_nn: Tensor, scores_nn: Tensor, mask_nn: Tensor) -> Tensor:
-    """Over each row's entries in the mask. An empty row gets a finite number, as infinite scores would give NaN."""
+    """Over each row's entries in the mask; an empty row gets a finite number in place of NaN."""
     least = torch.finfo(scores_nn.dtype).min
     return (scores_nn.masked_fill(~mask_nn, least).softmax(1) * values_nn).sum(1)

@@ -1,4 +1,4 @@
-"""What is a task? The targets of its samples, its head, its loss, its scores and its predictions."""
+"""What is a task? The targets of samples, the head, the loss, the scores and the predictions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -44,13 +44,13 @@ class Score(Protocol):
         """Add what another process counted on other images."""
 
     def compute(self) -> dict[str, float]:
-        """Values by name; one of them is the task's metric, and "loss" decides between equal ones."""
+        """Values by name, with the metric's; of equal metrics the lower "loss" is better."""
         ...
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Everything that depends on the task. A subclass is a frozen dataclass: its fields are its options.
+    """Everything that depends on the task. The fields of a subclass are its options.
 
     An option that a recipe has too takes the recipe's value in training. Instances are pickled to
     the workers of data loaders.
@@ -58,8 +58,9 @@ class Task(ABC):
 
     name: ClassVar[str]  # in `TASKS`, in run.json and in bundle.json
     metric: ClassVar[Metric]
+    # whether a target is the index of one class, which mixup, CutMix, teachers, batches by class
+    # and int8 files require
     single_label: ClassVar[bool] = False
-    """Whether a target is the index of one class, as mixup, CutMix, teachers and batches by class require."""
 
     def with_options(self, recipe: Any) -> Self:
         """The task with the options that `recipe` has."""
@@ -67,7 +68,7 @@ class Task(ABC):
         return replace(self, **{name: getattr(recipe, name) for name in names})
 
     def open_data(self, where: str, *, minival: float | None = None) -> DataSet:
-        """The data set at `where` with the targets of the task, and `classes` with a name for each output."""
+        """The data set at `where` with the task's targets; `classes` has a name for each output."""
         return open_data(where, minival=minival)
 
     def train_view(

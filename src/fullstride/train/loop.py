@@ -67,15 +67,15 @@ def train_epochs(
     checkpoint_every_steps: int = 0,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> Iterator[Checkpoint]:
-    """Train `net` in place and yield an `Epoch` after each one; the caller logs, evaluates and saves.
+    """Train `net` in place, and yield an `Epoch` after each one for the caller to log and save.
 
     Options of `task` that are fields of `recipe` too take the recipe's values.
 
-    `checkpoint_every_steps` yields a `Checkpoint` within an epoch too. `resume` is the `state` of the
-    last one: training then continues as if it had not been stopped, bit for bit where the device
-    computes reproducibly. `teacher` gives the probabilities of the images of a batch. With several
-    processes in `context`, `batches` has each process's part of every batch, and all yield the same.
-    Raises FloatingPointError, with the step, if the loss is not finite.
+    `checkpoint_every_steps` yields a `Checkpoint` within an epoch too. `resume` is the `state` of
+    the last one: training then continues as if it had not been stopped, bit for bit where the
+    device computes reproducibly. `teacher` gives the probabilities of the images of a batch. With
+    several processes in `context`, `batches` has each process's part of every batch, and all yield
+    the same. Raises FloatingPointError, with the step, if the loss is not finite.
     """
     recipe = recipe.in_epochs(len(batches))
     learner = Learner(net, task, recipe, len(batches), teacher, context)
@@ -171,8 +171,8 @@ class Learner:
     def step(self, x: Tensor, targets: Any, number: int, indices: Tensor | None = None) -> Tensor:
         """One step of the optimizer; returns the loss, on the device: reading it would stall a GPU.
 
-        `indices` are those of the images, for a teacher with a cache. Every random draw is a function
-        of the recipe's seed and the step, so that a resumed run draws the same.
+        `indices` are those of the images, for a teacher with a cache. Every random draw is a
+        function of the recipe's seed and the step, so that a resumed run draws the same.
         """
         recipe = self.recipe
         epoch = (number + 0.5) / self.per_epoch
@@ -213,7 +213,7 @@ class Learner:
             return self.task.loss(outputs, targets, teacher)
 
     def check(self, losses: list[Tensor], epoch: int) -> None:
-        """Raise FloatingPointError for the first of `losses`, those of `epoch` so far, that is not finite."""
+        """Raise FloatingPointError if one of `losses`, those of `epoch` so far, is not finite."""
         recipe, values = self.recipe, torch.stack(losses).tolist()
         bad = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
         if bad is not None:
@@ -250,7 +250,7 @@ class Learner:
 
 @contextmanager
 def numerics(tf32: bool, deterministic: bool) -> Iterator[None]:
-    """Within, TF32 only with `tf32`, though convolutions would use it by default; reproducible with `deterministic`."""
+    """TF32 only if `tf32`, though convolutions use it by default; and reproducible algorithms."""
     cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(deterministic or before)
     try:

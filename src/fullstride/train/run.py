@@ -42,7 +42,7 @@ def train(
     context: DistributedContext = SINGLE_PROCESS,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> Iterator[dict[str, Any]]:
-    """Train `model` on `data` in `folder`; yields the log's row of each epoch, first those of an earlier start.
+    """Train `model` on `data` in `folder`; yields the log's row of each epoch, also of earlier ones.
 
     `data` is from `task.open_data`; the task is classification if None. After a stop, the same call
     resumes from the last checkpoint. Checkpoints are written after every epoch and within an epoch
@@ -169,7 +169,7 @@ def train(
 def initial_network(
     model: str, task: Task, data: DataSet, recipe: Recipe, weights: str = ""
 ) -> tuple[Backbone, Preprocessing]:
-    """The network before training, with fresh weights or those of `weights`, and its preprocessing."""
+    """The network before training, with random weights or `weights`, and its preprocessing."""
     torch.manual_seed(recipe.seed)
     net = zoo.create(
         model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution

@@ -1,4 +1,4 @@
-"""How good is a network? Its scores on a part of a data set, and which data set a run was trained on."""
+"""How good is a network? Its scores on images, and the data set that a run was trained on."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def all_skipped(batches: Batches, context: DistributedContext) -> dict[str, str]
 
 
 def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
-    """The data set `data`, or the one that the run at `where` was trained on, for the task of `bundle`.
+    """The data set `data`, by default that of the run at `where`, for the task of `bundle`.
 
     Raises ValueError if it is not known, or has other classes than `bundle`.
     """
