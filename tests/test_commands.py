@@ -1,0 +1,128 @@
+"""The command line's own logic: thin commands, recipes found by the parser, old flags, the bar."""
+
+import ast
+import io
+from dataclasses import fields
+from inspect import getsource
+from itertools import islice
+from typing import get_type_hints
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from fullstride import cli, console
+from fullstride.commands import COMMANDS
+from fullstride.commands.flags import RENAMED
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes import FINETUNE, RECIPES
+
+MOST_LINES = 32
+SWITCHES = [name for name, hint in get_type_hints(Recipe).items() if hint is bool]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_parses_calls_and_prints_in_few_lines(name):
+    (function,) = ast.parse(getsource(COMMANDS[name])).body
+    assert isinstance(function, ast.FunctionDef)
+    first = function.body[1]  # after the docstring
+    assert isinstance(function.body[0].value.value, str)
+    assert function.body[-1].end_lineno - first.lineno + 1 <= MOST_LINES
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
+    dashed = switch.replace("_", "-")
+    for flag in (f"--recipe.{switch}", f"--recipe.{dashed}", f"--recipe.no-{dashed}"):
+        for words in (["train", flag, "digits"], ["bench-data", "digits", flag]):
+            assert cli.chosen_recipe([*words, "--model", "genet_tiny"]) == (
+                RECIPES["digits"],
+                False,
+            )
+
+
+def test_the_digits_recipe_is_for_the_data_digits_alone():
+    for words in (["--out", "digits", "photos"], ["photos", "--out=digits"], ["--model", "digits"]):
+        assert cli.chosen_recipe(["train", *words]) == (FINETUNE, False)
+    for words in (["--recipe", "genet", "digits"], ["digits", "--recipe=genet"]):
+        assert cli.chosen_recipe(["train", *words])[0] == RECIPES["genet"]
+    assert cli.chosen_recipe(["train", "digits", "--tensorboard"])[0] == RECIPES["digits"]
+
+
+def test_the_fields_of_the_chosen_recipe_are_the_defaults_of_its_flags():
+    words = ["train", "digits", "--model", "m", "--out", "o", "--recipe", "genet"]
+    call = cli.parse([*words, "--recipe.lr", "0.3"])
+    assert call.func is COMMANDS["train"]
+    recipe = call.keywords["recipe"]
+    changed = [
+        field.name
+        for field in fields(Recipe)
+        if getattr(recipe, field.name) != getattr(RECIPES["genet"], field.name)
+    ]
+    assert (changed, recipe.lr) == (["lr"], 0.3)
+
+
+def test_the_help_names_positionals_and_the_recipe(capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.run([name, "--help"])
+        positionals = capsys.readouterr().out.partition(" positional arguments ")[2]
+        assert not {"STR", "PATH"} & set(
+            positionals.partition(" options ")[0].replace("[", " ").split()
+        )
+    with pytest.raises(SystemExit):
+        cli.run(["train", "--help"])
+    help_text = capsys.readouterr().out
+    assert "[TRAIN OPTIONS] DATA" in help_text
+    assert "--recipe NAME" in help_text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--mark-every 3", "--checkpoint-every-steps"),
+        ("--mark_every=3", "--checkpoint-every-steps"),
+        ("--recipe.turn 10", "--recipe.rotation-degrees"),
+        ("--recipe.no-padded", "--recipe.no-pad-channels"),
+    ],
+)
+def test_the_old_name_of_a_flag_is_read_with_a_warning(old, new, capsys, monkeypatch):
+    calls = []
+    monkeypatch.setattr(cli, "parse", lambda words: lambda: calls.append(list(words)))
+    assert cli.run(["train", "digits", *old.split()]) == 0
+    assert new in " ".join(calls[0])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert new in error
+
+
+def test_every_renamed_flag_leads_to_one_that_some_command_has():
+    names = {f"--{name.replace('_', '-')}" for c in COMMANDS.values() for name in get_type_hints(c)}
+    assert set(RENAMED.values()) <= names
+    assert not set(RENAMED) & names
+
+
+class Epochs:
+    """Two epochs of five batches, which count how many were closed."""
+
+    closed = 0
+
+    def __len__(self):
+        return 5
+
+    def epoch(self, number, start=0):
+        try:
+            yield from range(start, 5)
+        finally:
+            self.closed += 1
+
+
+def test_a_bar_leaves_no_line_behind_an_epoch_of_which_only_a_part_is_taken():
+    screen = Console(file=io.StringIO(), force_terminal=True)
+    batches, progress = Epochs(), Progress(console=screen)
+    counted = console.CountedBatches(batches, progress)
+    for number in range(2):
+        assert list(islice(counted.epoch(number, 1), 3)) == [1, 2, 3]
+        assert not progress.tasks
+        assert not progress.live.is_started
+    assert batches.closed == 2
