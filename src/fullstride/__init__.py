@@ -1,12 +1,12 @@
 """fullstride: the toolkit for GPU-efficient ConvNets, TResNet, ResNet-RS and GENet.
 
-    "tresnet_m" -> Network --- fit ---> Bundle --- export ---> model.onnx
-       |            ^  \\                 |  \\
-    NetSpec -------/    \\-- cost        |   \\-- predict -> labels
-                                         measure
+    "tresnet_m" -> Network --- train ---> Bundle --- export ---> model.onnx
+       |            ^  \\                   |  \\
+    NetSpec -------/    \\-- cost          |   \\-- predict -> labels
+                                          bench
 
-Floors, each one question, imports only point down:
-`cli > commands > report > deploy > train > tasks > measure | data > nets`.
+The package is divided into rooms, one for each question, and imports only point down:
+`cli > commands > papers > report > deploy > train > latency > tasks > measure > data > nets`.
 """
 
 from importlib import import_module
@@ -18,7 +18,8 @@ try:
 except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0"
 
-# The public names and where they live. They are imported when first asked for, so that `import fullstride` is quick.
+# Public names and their modules. They are imported on first use, so that `import fullstride` is
+# quick.
 PUBLIC = {
     "zoo": "fullstride.nets.zoo",
     "NetSpec": "fullstride.nets.spec",
