@@ -1,4 +1,4 @@
-"""The README keeps its word: its commands run, its table is what the networks are."""
+"""The README and the page on design are true: commands run, tables and trees match the code."""
 
 import re
 import shlex
@@ -14,6 +14,7 @@ from fullstride.train.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+DESIGN = (ROOT / "docs" / "design.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 
 
@@ -59,6 +60,22 @@ def test_the_table_of_the_readme_has_every_network_with_its_cost_and_published_a
 def test_what_the_readme_links_to_is_there():
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_tree_of_the_page_on_design_names_every_module_where_it_is():
+    tree = re.search(r"^src/fullstride/\n(.*?)```", DESIGN, re.MULTILINE | re.DOTALL)[1]
+    named, folders = set(), []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        words = line.split()
+        if words[0].endswith("/"):
+            folders = [*folders[: depth - 1], words[0]]
+        else:
+            inside = "".join(folders[: depth - 1])
+            named |= {inside + word for word in words if word.endswith(".py")}
+    source = ROOT / "src" / "fullstride"
+    modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
+    assert named == {path for path in modules if not path.endswith("__init__.py")}
 
 
 def test_every_target_the_readme_names_is_in_the_makefile():
