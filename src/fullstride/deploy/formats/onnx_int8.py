@@ -47,13 +47,14 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
             None  # every operator with an int8 kernel; logits stay in float: 256 levels would tie
         )
         options = {"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]}
+    reader: Any = Reader(model.graph.input[0].name, job.calibration)
     with TemporaryDirectory() as scratch, quiet(""):  # it logs to the root logger
         before, after = Path(scratch, "float.onnx"), Path(scratch, "int8.onnx")
         onnx.save(means_to_pools(model), before)
         quantize_static(
             before,
             after,
-            Reader(model.graph.input[0].name, job.calibration),  # pyright: ignore[reportArgumentType]
+            reader,
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=types,
             per_channel=True,
