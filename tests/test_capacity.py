@@ -144,12 +144,12 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["genet_tiny", "--memory-gib", "0"], "memory of 0 GiB: use a number above 0"),
         (["genet_tiny", "--memory-gib", "nan"], "memory of nan GiB: use a number above 0"),
         (["genet_tiny", "--device", "cpu", "--memory-gib", "1e6"], "cpu has"),
-        (["genet_tiny", "--device", "cpu"], "say with --memory-gib"),
+        (["genet_tiny", "--device", "cpu"], "--memory-gib"),
         (["genet_tiny", "--device", "cuda:99", "--memory-gib", "16"], "cuda:99 is not here"),
         (
             ["genet_tiny", "--device", "cpu", "--memory-gib", "1", "--precision", "fp16"],
@@ -162,10 +162,10 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
         (["genet_tini", "--memory-gib", "1", "--predict"], "did you mean genet_tiny"),
     ],
 )
-def test_a_capacity_that_cannot_be_found_is_refused_in_one_line(words, told, capsys):
+def test_a_capacity_that_cannot_be_found_is_refused_in_one_line(words, message, capsys):
     assert cli.run(["capacity", *words]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 

@@ -16,7 +16,7 @@ from fullstride.measure import batch_sizes
 from fullstride.measure.batch_sizes import find_batches
 from fullstride.measure.bench import bench
 from fullstride.measure.memory import max_batch
-from fullstride.measure.memory.activation_bytes import saved
+from fullstride.measure.memory.activation_bytes import activation_bytes
 from fullstride.measure.memory.compiled_bytes import compiled_bytes
 from fullstride.measure.memory.max_batch import Probe, Trial, predict
 from fullstride.measure.protocols import (
@@ -48,127 +48,125 @@ def one_block() -> Network:
     return Network(replace(spec, stages=(replace(spec.stages[0], depth=1),)))
 
 
-def test_a_lean_step_is_the_plain_one_and_leaves_the_network_that_was_given_plain():
+def test_a_fused_step_is_the_plain_one_and_leaves_the_network_unchanged():
     net = tiny()
     plain = Step(net, "training", 4, 32, CPU)
-    lean = Step(net, "training", 4, 32, CPU, efficiency="lean")
-    assert (plain.efficiency, lean.efficiency, net.is_fused) == ("plain", "lean", False)
-    lean.images = plain.images
+    fused = Step(net, "training", 4, 32, CPU, efficiency="fused")
+    assert (plain.efficiency, fused.efficiency, net.is_fused) == ("plain", "fused", False)
+    fused.images = plain.images
     plain()
-    lean.targets = plain.targets
-    before = copy.deepcopy(lean.net)
-    for step in (plain, lean):
+    fused.targets = plain.targets
+    before = copy.deepcopy(fused.net)
+    for step in (plain, fused):
         step.net.load_state_dict(before.state_dict())
         step.optimizer = torch.optim.SGD(step.net.parameters(), lr=0.1)
         step()
-    moved = [
-        (a - b).norm() for a, b in zip(lean.net.parameters(), before.parameters(), strict=True)
-    ]
-    apart = [
-        (a - b).norm() for a, b in zip(lean.net.parameters(), plain.net.parameters(), strict=True)
-    ]
-    assert sum(moved) > 0
-    assert sum(apart) < 1e-4 * sum(moved)
+
+    def distance(a: nn.Module, b: nn.Module) -> float:
+        pairs = zip(a.parameters(), b.parameters(), strict=True)
+        return sum((x - y).norm().item() for x, y in pairs)
+
+    assert 0 < distance(fused.net, before)
+    assert distance(fused.net, plain.net) < 1e-4 * distance(fused.net, before)
 
 
-def test_a_step_of_efficiency_compiled_is_a_lean_network_compiled_as_a_recipe_does(monkeypatch):
-    asked: list[tuple[str | None, dict]] = []
-
-    def compile_ours(net: Network, **how: object) -> compile.Compiled:
-        asked.append((net.is_fused, how))
-        return compile.Compiled(net, "recompute", "")
-
-    monkeypatch.setattr(compile, "compile_for_training", compile_ours)
-    step = Step(tiny(), "training", 2, 32, CPU, efficiency="compiled")
-    assert (step.efficiency, step.is_compiled, asked) == (
-        "compiled",
-        True,
-        [("", {"dynamic": False})],
+@pytest.mark.parametrize(
+    ("net", "options", "efficiency", "recomputes"),
+    [
+        (tiny, {"efficiency": "plain_compiled"}, "plain_compiled", True),
+        (tiny, {"efficiency": "fused_compiled"}, "fused_compiled", True),
+        (tiny, {"compiled": True}, "plain_compiled", True),
+        (lambda: fused_form.fused(tiny()), {"compiled": True}, "fused_compiled", True),
+        (lambda: nn.Conv2d(3, 4, 3), {"efficiency": "plain_compiled"}, "plain_compiled", True),
+        (lambda: nn.Conv2d(3, 4, 3), {"compiled": True}, "plain", False),
+    ],
+)
+def test_a_compiled_training_step_recomputes_and_says_where_the_installed_torch_cannot(
+    net, options, efficiency, recomputes, monkeypatch, recwarn
+):
+    monkeypatch.setattr(compile, "why_not_recompute", lambda device: "too old")
+    step = Step(net(), "training", 2, 32, CPU, **options)  # compiles at its first call
+    assert (step.efficiency, step.is_compiled) == (efficiency, True)
+    assert [str(warning.message) for warning in recwarn] == (
+        ["compiled without recomputation: too old"] if recomputes else []
     )
-    assert Step(tiny(), "training", 2, 32, CPU, compiled=True).efficiency == "plain"
 
 
-def test_lean_and_plain_have_their_turn_together_and_each_row_says_which_it_is():
+def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency():
     net = tiny()
-    nets: dict[str, nn.Module] = {"net": net, "net lean": net}
-    rows = bench(nets, TRAINING, efficiency={"net lean": "lean"}, reference="net", threads=1)
+    nets: dict[str, nn.Module] = {"net": net, "net fused": net}
+    rows = bench(nets, TRAINING, efficiency={"net fused": "fused"}, reference="net", threads=1)
     assert [(row.name, row.efficiency, row.ratio is not None) for row in rows] == [
         ("net", "plain", True),
-        ("net lean", "lean", True),
+        ("net fused", "fused", True),
     ]
     assert Measurement.from_json(rows[1].to_json()) == rows[1]
-    with pytest.raises(ValueError, match=r"not measured alike \(efficiency plain and lean\)"):
+    with pytest.raises(ValueError, match="efficiency plain and fused"):
         compare(*rows)
-    before = {
-        key: value for key, value in json.loads(rows[0].to_json()).items() if key != "efficiency"
-    }
-    assert Measurement.from_json(json.dumps(before)) == rows[0]
+    data = json.loads(rows[1].to_json())
+    assert Measurement.from_json({**data, "efficiency": "lean"}) == rows[1]
+    del data["efficiency"]
+    assert Measurement.from_json(data).efficiency == "plain"
 
 
-def test_a_network_that_is_lean_already_says_so_where_it_trains_and_is_plain_where_it_answers():
+def test_a_fused_network_is_measured_as_such_in_training_and_as_plain_in_inference():
     nets = {"net": fused_form.fused(tiny())}
-    answering = Protocol(name="throughput", **SHORT)
-    assert [bench(nets, part, threads=1)[0].efficiency for part in (TRAINING, answering)] == [
-        "lean",
-        "plain",
-    ]
+    inference = Protocol(name="throughput", **SHORT)
+    rows = [bench(nets, part, threads=1)[0] for part in (TRAINING, inference)]
+    assert [row.efficiency for row in rows] == ["fused", "plain"]
 
 
-def test_inference_and_networks_of_others_have_no_lean_form():
-    answering = Protocol(name="throughput", **SHORT)
-    with pytest.raises(ValueError, match="a, lean: inference has no fused form"):
-        bench({"a": tiny()}, answering, efficiency={"a": "lean"})
-    with pytest.raises(ValueError, match="b has no fused form: use efficiency plain"):
-        bench(
-            {"a": tiny(), "b": nn.Conv2d(3, 8, 3)},
-            TRAINING,
-            efficiency={"a": "lean", "b": "compiled"},
-        )
+def test_an_efficiency_is_for_training_and_other_networks_have_no_fused_form():
+    inference = Protocol(name="throughput", **SHORT)
+    with pytest.raises(ValueError, match="a, plain_compiled: .* for training"):
+        bench({"a": tiny()}, inference, efficiency={"a": "plain_compiled"})
+    nets = {"a": tiny(), "b": nn.Conv2d(3, 8, 3)}
+    with pytest.raises(ValueError, match="b has no fused form"):
+        bench(nets, TRAINING, efficiency={"a": "fused", "b": "fused_compiled"})
 
 
-def test_the_batch_that_is_looked_for_is_that_of_the_efficiency(monkeypatch):
-    tried: dict[str, Trial] = {}
+def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
+    trials: dict[str, Trial] = {}
 
     def probe(trial: Trial, batch: int) -> Probe:
-        tried[trial.efficiency] = trial
+        trials[trial.efficiency] = trial
         return Probe(batch=batch, outcome="fits")
 
     monkeypatch.setattr(Trial, "probe", probe)
-    monkeypatch.setattr(batch_sizes, "asked_bytes", lambda *_: 2**30)
+    monkeypatch.setattr(batch_sizes, "budget_bytes", lambda *_: 2**30)
     part = replace(RESNET_RS, resolution=32)
-    assert find_batches({"a": tiny(), "b": tiny()}, part, CPU, efficiency={"b": "lean"}) == {
-        "a": 128,
-        "b": 128,
-    }
-    assert list(tried) == ["plain", "lean"]
-    seen: list[str] = []
+    sizes = find_batches({"a": tiny(), "b": tiny()}, part, CPU, efficiency={"b": "fused"})
+    assert sizes == {"a": 128, "b": 128}
+    assert list(trials) == ["plain", "fused"]
+    efficiencies: list[str] = []
 
     def step(*_, efficiency: str, **__) -> Any:
-        seen.append(efficiency)
+        efficiencies.append(efficiency)
         raise MemoryError
 
     monkeypatch.setattr(max_batch, "Step", step)
     with pytest.raises(MemoryError):
-        tried["lean"].run(8)
-    assert seen == ["lean"]
+        trials["fused"].run(8)
+    assert efficiencies == ["fused"]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_prediction_for_lean_steps_is_of_the_bytes_that_lean_networks_keep(precision):
-    net, room = tiny("tresnet_tiny"), 2.0**32
-    plain, lean = (predict(net, room, 64, precision, efficiency=way) for way in ("plain", "lean"))
-    image = 0 if precision == "float32" else 3 * 64 * 64 * 4
-    assert (
-        lean.bytes_per_image
-        == saved(fused_form.fused(tiny("tresnet_tiny")), 64, precision).bytes_per_image + image
+def test_a_prediction_for_fused_steps_is_of_the_tensors_that_they_save(precision):
+    net, memory = tiny("tresnet_tiny"), 2.0**32
+    plain, fused = (
+        predict(net, memory, 64, precision, efficiency=efficiency)
+        for efficiency in ("plain", "fused")
     )
-    assert lean.bytes_per_image < 0.7 * plain.bytes_per_image
-    assert lean.batch > plain.batch
+    image = 0 if precision == "float32" else 3 * 64 * 64 * 4
+    saved = activation_bytes(fused_form.fused(tiny("tresnet_tiny")), 64, precision)
+    assert fused.bytes_per_image == saved.bytes_per_image + image
+    assert fused.bytes_per_image < 0.7 * plain.bytes_per_image
+    assert fused.batch > plain.batch
     assert not net.is_fused
 
 
-def kept_for_backward(net: Network, images: int, side: int) -> float:
-    """Bytes an image that autograd is really handed by a compiled step, whose passes PyTorch runs as they are cut."""
+def saved_bytes(net: Network, images: int, side: int) -> float:
+    """Bytes per image that autograd saves in a compiled step whose passes run eagerly."""
 
     def backend(gm, inputs):
         with config.patch(**recompute_options(net.custom_operators)):
@@ -176,170 +174,109 @@ def kept_for_backward(net: Network, images: int, side: int) -> float:
                 gm, inputs, inner_compile=lambda graph, *_, **__: make_boxed_func(graph)
             )
 
-    found: dict[int, Any] = {}
+    storages: dict[int, Any] = {}
     own = {t.data_ptr() for t in (*net.parameters(), *net.buffers())}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own and tensor.dim() and len(tensor) == images:
-            found[storage.data_ptr()] = storage
+            storages[storage.data_ptr()] = storage
         return tensor
 
     call: Callable = torch.compile(net, fullgraph=True, backend=backend, dynamic=False)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         _logits = call(torch.randn(images, 3, side, side), net.draw(images))
-    return sum(storage.nbytes() for storage in found.values()) / images
+    return sum(storage.nbytes() for storage in storages.values()) / images
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lean", [False, True])
-def test_the_bytes_of_a_compiled_step_are_those_that_autograd_is_handed(lean):
-    net = (fused_form.fused(one_block()) if lean else one_block()).train()
-    assert compiled_bytes(net, 48, "float32") == kept_for_backward(net, 5, 48)
+@pytest.mark.parametrize("form", [lambda net: net, fused_form.fused], ids=["plain", "fused"])
+def test_the_bytes_of_a_compiled_step_are_those_that_autograd_saves(form):
+    net = form(one_block()).train()
+    assert compiled_bytes(net, 48, "float32") == saved_bytes(net, 5, 48)
 
 
 @pytest.mark.slow
-def test_a_prediction_for_compiled_steps_knows_what_they_keep():
-    net = one_block()
-    lean, both, alone = (
-        predict(net, 2.0**30, 32, efficiency=way, compiled=by_torch)
-        for way, by_torch in (("lean", False), ("compiled", False), ("plain", True))
-    )
-    assert (
-        both.bytes_per_image
-        == compiled_bytes(fused_form.fused(one_block()), 32) + 3 * 32 * 32 * 4
-        < lean.bytes_per_image
-    )
-    assert both.bytes_per_image <= alone.bytes_per_image
-    assert both.map_batch == lean.map_batch
+def test_a_prediction_for_compiled_steps_is_of_the_tensors_that_they_save():
+    net, memory, image = one_block(), 2.0**30, 3 * 32 * 32 * 4
+    eager = predict(net, memory, 32, efficiency="fused")
+    fused = predict(net, memory, 32, efficiency="fused_compiled")
+    plain = predict(net, memory, 32, efficiency="plain_compiled")
+    expected = compiled_bytes(fused_form.fused(one_block()), 32)
+    assert fused.bytes_per_image == expected + image < eager.bytes_per_image
+    assert plain.bytes_per_image == compiled_bytes(one_block(), 32) + image
+    assert predict(net, memory, 32, compiled=True) == plain
+    assert fused.map_batch == eager.map_batch
 
 
 @pytest.fixture
-def anything_fits(monkeypatch):
-    monkeypatch.setattr(
-        Trial,
-        "probe",
-        lambda self, batch: Probe(batch=batch, outcome="fits" if batch < 9 else "memory"),
-    )
+def everything_fits(monkeypatch):
+    def probe(trial: Trial, batch: int) -> Probe:
+        return Probe(batch=batch, outcome="fits" if batch < 9 else "memory")
+
+    monkeypatch.setattr(Trial, "probe", probe)
     for name, parts in PROTOCOLS.items():
-        short = tuple(
-            replace(part, batch=8, warmup_s=0.0, rounds=1, round_s=1e-6) for part in parts
-        )
-        monkeypatch.setitem(PROTOCOLS, name, short)
+        short = dict(batch=8, warmup_s=0.0, rounds=1, round_s=1e-6)
+        monkeypatch.setitem(PROTOCOLS, name, tuple(replace(part, **short) for part in parts))
 
 
-@pytest.mark.usefixtures("anything_fits")
-def test_bench_times_lean_beside_plain_of_the_same_network_in_the_table_and_the_file(
-    tmp_path, capsys
-):
-    words = [
-        "bench",
-        "genet_tiny",
-        "--protocol",
-        "tresnet",
-        "--resolution",
-        "32",
-        "--precision",
-        "fp32",
-    ]
-    words += [
-        "--device",
-        "cpu",
-        "--memory-gib",
-        "1",
-        "--efficiency",
-        "lean",
-        "--reference",
-        "genet_tiny",
-    ]
-    assert cli.run([*words, "--out", str(tmp_path / "b.json")]) == 0
+@pytest.mark.usefixtures("everything_fits")
+def test_bench_times_fused_and_plain_steps_of_one_network(tmp_path, capsys):
+    command = "bench genet_tiny --protocol tresnet --resolution 32 --precision fp32 --device cpu"
+    command += " --memory-gib 1 --efficiency fused --reference genet_tiny --out"
+    assert cli.run([*command.split(), str(tmp_path / "b.json")]) == 0
     out = capsys.readouterr().out
-    assert "genet_tiny lean" in out
-    assert "eager" in out
-    assert out.endswith("inference has no fused form: measure it without --efficiency\n")
-    rows = [
-        Measurement.from_json(json.dumps(row))
-        for row in json.loads((tmp_path / "b.json").read_text())
-    ]
-    assert [(row.name, row.efficiency, row.protocol.work) for row in rows] == [
+    assert "genet_tiny fused" in out
+    rows = json.loads((tmp_path / "b.json").read_text())
+    assert [(row["name"], row["efficiency"], row["protocol"]["work"]) for row in rows] == [
         ("genet_tiny", "plain", "training"),
-        ("genet_tiny lean", "lean", "training"),
+        ("genet_tiny fused", "fused", "training"),
     ]
-    assert all(row.reference == "genet_tiny" and row.ratio for row in rows)
+    assert all(row["reference"] == "genet_tiny" and row["ratio"] for row in rows)
 
 
-def test_the_command_predicts_more_images_for_lean_steps(capsys):
+def test_the_command_predicts_more_images_for_fused_steps(capsys):
     batches = {}
-    for way in ("plain", "lean"):
-        words = [
-            "capacity",
-            "tresnet_tiny",
-            "--memory-gib",
-            "2",
-            "--device",
-            "cuda",
-            "--predict",
-            "--efficiency",
-            way,
-        ]
-        assert cli.run(words) == 0
-        head, line, *_ = capsys.readouterr().out.splitlines()
-        assert f", {way}, " in head
-        batches[way] = int(line.split()[2].strip(","))
-    assert batches["lean"] > 1.3 * batches["plain"]
+    for efficiency in ("plain", "fused"):
+        command = "capacity tresnet_tiny --memory-gib 2 --device cuda --predict --efficiency"
+        assert cli.run([*command.split(), efficiency]) == 0
+        settings, prediction, *_ = capsys.readouterr().out.splitlines()
+        assert efficiency in settings
+        batches[efficiency] = int(prediction.split()[2].strip(","))
+    assert batches["fused"] > 1.3 * batches["plain"]
+
+
+def test_the_names_of_version_0_1_are_read_by_the_command_with_a_warning(capsys):
+    command = "capacity tresnet_tiny --memory-gib 2 --device cuda --predict --efficiency lean"
+    assert cli.run(command.split()) == 0
+    out, error = capsys.readouterr()
+    assert "fused" in out
+    assert "--efficiency" in error
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("command", "message"),
     [
+        ("bench genet_tiny --efficiency fused", "for training"),
+        ("bench genet_tiny --protocol genet --efficiency plain_compiled", "for training"),
         (
-            ["bench", "genet_tiny", "--efficiency", "lean"],
-            "inference has no fused form, use --protocol tresnet",
+            "bench timm/resnet18 --protocol resnet_rs --efficiency fused",
+            "timm/resnet18 has no fused form",
         ),
         (
-            ["bench", "genet_tiny", "--protocol", "genet", "--efficiency", "lean"],
-            "inference has no fused form",
-        ),
-        (
-            ["bench", "timm/resnet18", "--protocol", "resnet_rs", "--efficiency", "lean"],
-            "timm/resnet18 has no fused form: use efficiency plain, or a network that `fullstride zoo` lists",
-        ),
-        (
-            [
-                "bench",
-                "genet_tiny",
-                "--protocol",
-                "resnet_rs",
-                "--efficiency",
-                "lean",
-                "--compiled",
-            ],
+            "bench genet_tiny --protocol resnet_rs --efficiency fused --compiled",
             "leave one out",
         ),
+        ("bench --suite papers --efficiency fused", "--efficiency"),
         (
-            ["bench", "--suite", "papers", "--efficiency", "lean"],
-            "--efficiency with --suite papers: leave it out",
+            "capacity timm/resnet18 --memory-gib 1 --predict --efficiency fused_compiled",
+            "timm/resnet18 has no fused form",
         ),
-        (
-            [
-                "capacity",
-                "timm/resnet18",
-                "--memory-gib",
-                "1",
-                "--predict",
-                "--efficiency",
-                "compiled",
-            ],
-            "no lean form",
-        ),
-        (
-            ["capacity", "genet_tiny", "--memory-gib", "1", "--efficiency", "lean", "--compiled"],
-            "leave one out",
-        ),
+        ("capacity genet_tiny --memory-gib 1 --efficiency fused --compiled", "leave one out"),
     ],
 )
-def test_an_efficiency_that_cannot_be_measured_is_refused_in_one_line(words, told, capsys):
-    assert cli.run([*words, "--device", "cpu"]) == 2
+def test_an_efficiency_that_cannot_be_measured_is_refused_in_one_line(command, message, capsys):
+    assert cli.run([*command.split(), "--device", "cpu"]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert len(error.splitlines()) == 1

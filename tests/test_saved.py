@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure.memory.activation_bytes import saved, stages
+from fullstride.measure.memory.activation_bytes import activation_bytes, stages
 from fullstride.nets import zoo
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
@@ -27,13 +27,13 @@ def small() -> nn.Module:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_network_of_timm_keeps_the_bytes_that_were_measured(name):
-    found = saved(lambda: zoo.create(f"timm/{name}"), 224)
+    found = activation_bytes(lambda: zoo.create(f"timm/{name}"), 224)
     assert found.bytes_per_image / 1e6 == pytest.approx(MEASURED[name], rel=0.01)
     assert sum(found.by_stage.values()) == found.bytes_per_image
 
 
 def test_a_small_network_keeps_what_counting_by_hand_gives():
-    found = saved(small, 32, "float32")
+    found = activation_bytes(small, 32, "float32")
     image, activation = 3 * 32 * 32 * 4, 8 * 16 * 16 * 4
     loss = 10 * 4 + 8  # log-probabilities and the class, a 64-bit number
     assert found.by_stage == {
@@ -65,12 +65,15 @@ def test_what_is_kept_is_what_real_tensors_on_the_cpu_show():
         assert loss.requires_grad
         return sum(storage.nbytes() for storage in storages.values())
 
-    assert saved(net, 64, "float32", device="cpu").bytes_per_image == (kept(5) - kept(3)) / 2
+    assert (
+        activation_bytes(net, 64, "float32", device="cpu").bytes_per_image
+        == (kept(5) - kept(3)) / 2
+    )
 
 
 def test_a_gpu_keeps_padded_maps_in_half_where_the_cpu_keeps_them_whole():
     gpu, cpu = (
-        saved(lambda: zoo.create("timm/tresnet_m"), 224, device=device)
+        activation_bytes(lambda: zoo.create("timm/tresnet_m"), 224, device=device)
         for device in ("cuda", "cpu")
     )
     padded = (
@@ -80,7 +83,7 @@ def test_a_gpu_keeps_padded_maps_in_half_where_the_cpu_keeps_them_whole():
 
 
 def test_every_network_of_ours_is_told_by_stem_stages_and_head():
-    found = saved(lambda: Network(SPECS["tresnet_tiny"]), 64)
+    found = activation_bytes(lambda: Network(SPECS["tresnet_tiny"]), 64)
     assert list(found.by_stage) == ["stem", *(f"stages.{i}" for i in range(4)), "head", "loss"]
     for stage, size in found.by_stage.items():
         inside = [
@@ -91,10 +94,12 @@ def test_every_network_of_ours_is_told_by_stem_stages_and_head():
 
 def test_masks_that_go_around_a_stage_leave_its_bytes_to_it():
     net = Network(SPECS["genet_tiny"])
-    plain = saved(net, 64)
+    plain = activation_bytes(net, 64)
     net.regularise(drop_path=0.5)
-    assert set(saved(net, 64).by_stage) - set(plain.by_stage) <= {"between stages"}  # the masks
-    assert saved(net, 64).by_stage["stages.1"] >= plain.by_stage["stages.1"]
+    assert set(activation_bytes(net, 64).by_stage) - set(plain.by_stage) <= {
+        "between stages"
+    }  # the masks
+    assert activation_bytes(net, 64).by_stage["stages.1"] >= plain.by_stage["stages.1"]
 
 
 def test_a_child_that_holds_nearly_all_is_opened():
@@ -105,7 +110,7 @@ def test_a_child_that_holds_nearly_all_is_opened():
 def test_looking_leaves_the_network_and_autocast_alone():
     net = small().eval()
     before = [p.clone() for p in net.parameters()]
-    saved(net, 32)
+    activation_bytes(net, 32)
     assert not net.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
     assert all(
@@ -117,7 +122,7 @@ def test_looking_leaves_the_network_and_autocast_alone():
 
 def test_an_image_that_a_network_cannot_take_is_refused_in_one_line():
     with pytest.raises(ValueError, match="takes no 3 x 48 x 48 image") as caught:
-        saved(small, 48)
+        activation_bytes(small, 48)
     assert "\n" not in str(caught.value)
 
 

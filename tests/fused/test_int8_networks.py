@@ -11,7 +11,7 @@ from test_compiled import Recording, cut, schema
 from torch import Tensor, nn
 
 from fullstride import cli
-from fullstride.measure.memory.activation_bytes import saved
+from fullstride.measure.memory.activation_bytes import activation_bytes
 from fullstride.measure.memory.compiled_bytes import compiled_bytes
 from fullstride.nets import compile, zoo
 from fullstride.nets.blocks import Block
@@ -139,7 +139,9 @@ def test_inductor_keeps_the_operators_that_take_codes():
 def test_a_network_keeps_one_byte_less_for_each_value_that_only_norms_need(name):
     with torch.device("meta"):
         net = Network(SPECS[name])
-    lean, int8 = (saved(to_fused(net, int8=int8), 224).bytes_per_image for int8 in (False, True))
+    lean, int8 = (
+        activation_bytes(to_fused(net, int8=int8), 224).bytes_per_image for int8 in (False, True)
+    )
     values: list[int] = []
 
     def count(block: nn.Module, _, y: Tensor) -> None:
@@ -240,7 +242,7 @@ def test_cost_prints_the_bytes_of_lean_training_with_and_without_codes(capsys):
     assert cli.run(["cost", "tresnet_tiny", "--train"]) == 0
     out = capsys.readouterr().out
     net = zoo.create("tresnet_tiny", efficiency="fused", int8=True)
-    kept = saved(net, net.spec.resolution).bytes_per_image
+    kept = activation_bytes(net, net.spec.resolution).bytes_per_image
     assert f"{kept:,} bytes where it trains fused with int8 activations: {kept / 1e6:.1f} MB" in out
     assert "bytes where it trains fused: " in out
     assert cli.run(["cost", "timm/resnet18", "--train"]) == 0

@@ -20,10 +20,10 @@ Profile = Annotated[
     arg(name="device", help="A profile such as v100-fp16, or a file that `calibrate` wrote."),
 ]
 Efficiency = Annotated[
-    Literal["plain", "lean", "compiled"],
+    Literal["plain", "fused", "plain_compiled", "fused_compiled"],
     arg(
-        help="How networks of the zoo train, as in a recipe: PyTorch's modules, fused modules, "
-        "or fused modules compiled by torch.compile."
+        help="Modules of a training step, as in a recipe: PyTorch's or fused ones, eager or "
+        "compiled with recomputation."
     ),
 ]
 Layout = Literal["nchw", "nhwc"]

@@ -8,16 +8,17 @@ import torch
 from torch import nn
 
 from fullstride.measure.memory.limits import (
-    asked_bytes,
     available_bytes,
+    budget_bytes,
     check_fits,
     limit_memory,
     memory_errors,
-    share_memory,
+    set_memory_fraction,
 )
 from fullstride.measure.memory.max_batch import MULTIPLE, Probe, Trial, largest, predict, search
 from fullstride.measure.protocols import FILLED, Protocol
-from fullstride.measure.workload import Efficiency, Layout, Precision, Step
+from fullstride.measure.workload import Layout, Precision, Step
+from fullstride.nets.efficiency import Efficiency, is_fused
 
 
 def find_batches(
@@ -37,7 +38,7 @@ def find_batches(
     "filled": the largest batch that trains; "halved": the first of `protocol.batch`, its half, ...
     that trains.
     """
-    room = asked_bytes(memory_gib, device)
+    room = budget_bytes(memory_gib, device)
 
     def find(name: str, net: nn.Module) -> int:
         size: dict[str, Any] = dict(
@@ -91,7 +92,7 @@ def check_room(
     side = protocol.resolution
     if protocol.work == "training":
         # A compiled step saves no more than the eager one, which is quick to count.
-        eager: Efficiency = "plain" if efficiency == "plain" else "lean"
+        eager: Efficiency = "fused" if is_fused(efficiency) else "plain"
         options: dict[str, Any] = dict(device="cpu", efficiency=eager)
         room = available_bytes()
         if predict(net, room, side, precision, in_channels, **options).batch < batch:
@@ -116,8 +117,8 @@ def bounded(device: torch.device, memory_gib: float | None) -> Iterator[None]:
     if device.type == "cpu" or memory_gib is None:
         yield
         return
-    limit_memory(asked_bytes(memory_gib, device), device)
+    limit_memory(budget_bytes(memory_gib, device), device)
     try:
         yield
     finally:
-        share_memory(1.0, device)
+        set_memory_fraction(1.0, device)

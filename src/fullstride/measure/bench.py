@@ -22,18 +22,18 @@ from fullstride.measure.batch_sizes import (
     timed_batch,
 )
 from fullstride.measure.environment import Environment, find_device
-from fullstride.measure.memory.limits import asked_bytes, peak_mib
+from fullstride.measure.memory.limits import budget_bytes, peak_mib
 from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
 from fullstride.measure.timing import cpu_threads, spread, timed_calls, timed_each, warm_up
 from fullstride.measure.workload import (
-    Efficiency,
     Layout,
     Precision,
     Step,
     compiling,
     exact_float32,
-    lean_form,
+    fused_copy,
 )
+from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
 
 
 def bench(
@@ -70,9 +70,10 @@ def bench(
     for name in (name for name, form in forms.items() if form != "plain"):
         if protocol.work == "inference":
             raise ValueError(
-                f"{name}, {forms[name]}: inference has no fused form, leave its efficiency out"
+                f"{name}, {forms[name]}: an efficiency is for training, leave it out for inference"
             )
-        lean_form(nets[name], name)
+        if is_fused(forms[name]):
+            fused_copy(nets[name], name)
     if reference is not None and reference not in nets:
         raise ValueError(f"reference {reference} is not measured: choose from {', '.join(nets)}")
     if protocol.fit != "given" and batches is None:
@@ -93,10 +94,10 @@ def bench(
         check_room(nets[name], protocol, batch, device, in_channels, precision, forms[name])
         first = step(name, min(batch, protocol.memory_batch or batch))
         first()  # compiles, picks algorithms, and shows whether the batch fits
-        peaks[name] = peak_mib(first.held(), first, device)
+        peaks[name] = peak_mib(first.resident(), first, device)
         return first if first.shape[0] == batch else step(name, batch)
 
-    compiles = compiled or "compiled" in forms.values()
+    compiles = compiled or any(map(is_compiled, forms.values()))
     with exact_float32(), cpu_threads(threads), bounded(device, memory_gib), compiling(compiles):
         for name in nets:
             batch = timed_batch(protocol, batches.get(name))
@@ -155,7 +156,7 @@ def check_possible(
             f"protocol {protocol.name} fills a GPU: on the CPU say with --memory-gib how much to "
             "fill"
         )
-    asked_bytes(memory_gib, device)
+    budget_bytes(memory_gib, device)
 
 
 def is_alone(protocol: Protocol) -> bool:
@@ -187,7 +188,7 @@ def measure_all(
     environments: dict[str, Environment] = {}
 
     def on_device(step: Callable[[], object]) -> AbstractContextManager[None]:
-        return step.turn() if isinstance(step, Step) and is_alone(protocol) else nullcontext()
+        return step.on_device() if isinstance(step, Step) and is_alone(protocol) else nullcontext()
 
     for name, step in steps.items():
         with on_device(step):

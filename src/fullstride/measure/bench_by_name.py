@@ -10,17 +10,21 @@ from torch import nn
 from fullstride.measure.bench import bench_all
 from fullstride.measure.protocols import Measurement, Protocol, find_protocol
 from fullstride.measure.workload import (
-    Efficiency,
     Layout,
     Precision,
     find_precision,
-    lean_form,
+    fused_copy,
 )
+from fullstride.nets.efficiency import Efficiency, is_fused
 from fullstride.nets.zoo import measurable
 
 DEFAULT_PROTOCOLS = ("online", "throughput")
 DEFAULT_REFERENCE = "timm/resnet50"  # where a protocol is named
-LABELS: dict[Efficiency, str] = {"lean": "lean", "compiled": "lean compiled"}
+LABELS: dict[Efficiency, str] = {
+    "fused": "fused",
+    "plain_compiled": "compiled",
+    "fused_compiled": "fused compiled",
+}
 TRESNET_RESOLUTION = 224  # pixels a side, as the paper measures all networks
 
 
@@ -122,14 +126,13 @@ def find_protocols(
         return parts
     if compiled:
         raise ValueError(
-            f"--compiled with --efficiency {efficiency}: say --efficiency compiled, "
-            "or leave one out"
+            f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
+            "fused_compiled, or leave one out"
         )
     training = {name: [p for p in each if p.work == "training"] for name, each in parts.items()}
     if not all(training.values()):
         raise ValueError(
-            f"--efficiency {efficiency}: inference has no fused form, "
-            "use --protocol tresnet or resnet_rs"
+            f"--efficiency {efficiency} is for training: use --protocol tresnet or resnet_rs"
         )
     return training
 
@@ -155,7 +158,8 @@ def find_networks(
         forms = {f"{name} padded": fused_form.padded(net, name) for name, net in forms.items()}
     if efficiency != "plain":
         forms = {
-            f"{name} {LABELS[efficiency]}": lean_form(net, name) for name, net in forms.items()
+            f"{name} {LABELS[efficiency]}": fused_copy(net, name) if is_fused(efficiency) else net
+            for name, net in forms.items()
         }
     unchanged: dict[str, nn.Module] = {}
     if reference is not None:

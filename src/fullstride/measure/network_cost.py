@@ -5,7 +5,7 @@ from functools import partial
 
 from fullstride.measure.cost.by_stage import StageCost, stage_costs
 from fullstride.measure.cost.flops import Cost, LayerCost, cost, layer_costs
-from fullstride.measure.memory.activation_bytes import Saved, saved
+from fullstride.measure.memory.activation_bytes import ActivationBytes, activation_bytes
 from fullstride.measure.workload import Precision
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
@@ -22,7 +22,9 @@ class NetworkCost:
     whole: Cost
     stages: tuple[StageCost, ...]
     layers: tuple[LayerCost, ...]
-    saved: Saved | None  # tensors that a training step saves for backward; None if not asked for
+    saved: (
+        ActivationBytes | None
+    )  # tensors that a training step saves for backward; None if not asked for
     fused_bytes: dict[str, int]  # that the same step saves with fused modules, by their name
 
     @property
@@ -56,15 +58,15 @@ def network_cost(
         raise ValueError(f"resolution {side}: use a whole number from 1")
     build = partial(zoo.create, name)
     stages = stage_costs(build, side, precision, spec.in_channels)
-    step = saved(build, side, precision, spec.in_channels) if training else None
+    step = activation_bytes(build, side, precision, spec.in_channels) if training else None
     fused: dict[str, int] = {}
     if step is not None:
         names = {row.stage for row in stages}
         stages += [StageCost(stage, 0, 0, 0, 0) for stage in step.by_stage if stage not in names]
         if isinstance(spec, NetSpec):
             for label, int8 in (("fused", False), ("fused with int8 activations", True)):
-                fused_build = partial(zoo.create, name, efficiency="lean", int8=int8)
-                fused[label] = saved(fused_build, side, precision).bytes_per_image
+                fused_build = partial(zoo.create, name, efficiency="fused", int8=int8)
+                fused[label] = activation_bytes(fused_build, side, precision).bytes_per_image
     return NetworkCost(
         name=name,
         source=spec.source,

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from fullstride import storage
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory.max_batch import MULTIPLE
-from fullstride.measure.workload import Efficiency, Layout, Precision, Work
+from fullstride.measure.workload import Layout, Precision, Work
+from fullstride.nets.efficiency import Efficiency, current_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +118,7 @@ class Measurement:
     precision: Precision
     layout: Layout
     compiled: bool
-    efficiency: Efficiency = "plain"  # of training; what only answers has no fused form
+    efficiency: Efficiency = "plain"  # of training
     runtime: str = ""  # of an exported file, with its precision; "" is PyTorch
     environment: Environment
 
@@ -129,6 +130,9 @@ class Measurement:
         cls, data: str | Mapping[str, Any], where: str = "JSON of a measurement"
     ) -> "Measurement":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
+        data = storage.parse_json(data, where) if isinstance(data, str) else data
+        if isinstance(data, Mapping) and isinstance(data.get("efficiency"), str):
+            data = {**data, "efficiency": current_name(data["efficiency"])}
         return storage.from_json(cls, data, where)
 
 

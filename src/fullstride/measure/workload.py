@@ -1,4 +1,4 @@
-"""What is done with one batch when a network is measured? Inference, or a training step with all its parts."""
+"""What work is timed on one batch? Inference, or a complete training step."""
 
 import copy
 import warnings
@@ -12,42 +12,54 @@ from torch import Tensor, nn
 
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
+from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
 from fullstride.nets.network import Network
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Layout = Literal["nchw", "nhwc"]
 Work = Literal["inference", "training"]
-Efficiency = Literal[
-    "plain", "lean", "compiled"
-]  # how a network trains; compiled: lean, and by torch.compile
 
-SHORT: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-LR = 1e-3  # small: random targets must not lead anywhere
+ABBREVIATIONS: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+LR = 1e-3  # small, so that weights stay finite with random targets
 
 
-def find_precision(word: str) -> Precision:
-    """bf16 and bfloat16 are the same."""
-    for short, whole in SHORT.items():
-        if word in (short, whole):
-            return whole
-    raise ValueError(f"precision {word!r}: use {', '.join(SHORT)}")
+def find_precision(name: str) -> Precision:
+    """The precision of a name such as bf16 or bfloat16. Raises ValueError for any other."""
+    for short, precision in ABBREVIATIONS.items():
+        if name in (short, precision):
+            return precision
+    raise ValueError(f"precision {name!r}: use {', '.join(ABBREVIATIONS)}")
 
 
-def lean_form(net: nn.Module, name: str = "this network") -> Network:
-    """A copy that trains lean. Raises ValueError for a network that is not ours."""
-    copied = copy.deepcopy(net)
-    if isinstance(copied, Network) and copied.is_fused:
-        return copied
-    return fused_form.fused(copied, name)
+def fused_copy(net: nn.Module, name: str = "this network") -> Network:
+    """A copy in fused form, with the int8 activations of `net` if it is fused already.
+
+    Raises ValueError, with `name`, for a network that has no fused form.
+    """
+    net = copy.deepcopy(net)
+    if isinstance(net, Network) and net.is_fused:
+        return net
+    return fused_form.fused(net, name)
 
 
 class Step:
-    """One batch of random images that are on the device already, through a copy of a network: calling it does the work.
+    """A call that runs a copy of a network on one batch of random images on the device.
 
-    Inference converts the whole network to `precision`. Training is a real step: forward and loss, under autocast
-    where `precision` is a short one, backward, scaled for float16, SGD with momentum, and gradients set to none.
-    Compiled, a `Network` trains as a recipe compiles it, and another network by torch.compile alone. An `efficiency`
-    other than plain is for training.
+    Inference converts the whole network to `precision`. Training is a complete step: forward and
+    loss, under autocast for the 16-bit precisions, backward, with a gradient scaler for float16,
+    SGD with momentum, and gradients set to None.
+
+    Args:
+        net: A network; the copy leaves it as it is.
+        work: What a call computes.
+        batch: Images.
+        resolution: Pixels per side.
+        device: Where to compute.
+        in_channels: Channels of an image.
+        precision: Of the computation.
+        layout: Memory format of images and activations.
+        compiled: Use torch.compile: with recomputation for training a `Network`, else alone.
+        efficiency: The modules of a training step, as in a recipe. Other than plain for training.
     """
 
     def __init__(
@@ -67,11 +79,13 @@ class Step:
         self.device, self.work, self.dtype = device, work, getattr(torch, precision)
         self.format = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}[layout]
         self.shape = batch, in_channels, resolution, resolution
-        kept = torch.float32 if self.trains else self.dtype
-        own = copy.deepcopy(net) if efficiency == "plain" else lean_form(net)
-        self.net = own.train(self.trains).to(device, kept).to(memory_format=self.format)
-        self.is_compiled = compiled or efficiency == "compiled"
-        self.forward = self.compiled() if self.is_compiled else self.net
+        dtype = torch.float32 if self.trains else self.dtype
+        own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)
+        self.net = own.train(self.trains).to(device, dtype).to(memory_format=self.format)
+        self.is_compiled = compiled or is_compiled(efficiency)
+        self.recomputes = is_compiled(efficiency) or compiled and isinstance(net, Network)
+        self.recomputes &= self.trains
+        self.forward = self.compile() if self.is_compiled else self.net
         self.optimizer = (
             torch.optim.SGD(self.net.parameters(), lr=LR, momentum=0.9) if self.trains else None
         )
@@ -79,9 +93,7 @@ class Step:
             device.type, enabled=self.trains and precision == "float16"
         )
         self.images: Tensor | None = self.random_images()
-        self.targets: Tensor | None = (
-            None  # made by the first call, which shows how many classes there are
-        )
+        self.targets: Tensor | None = None  # drawn by the first call, which knows the classes
 
     @property
     def trains(self) -> bool:
@@ -89,25 +101,25 @@ class Step:
 
     @property
     def efficiency(self) -> Efficiency:
-        if not (self.trains and isinstance(self.net, Network)) or not self.net.is_fused:
-            return "plain"
-        return "compiled" if self.is_compiled else "lean"
+        """How it trains; plain for inference and for torch.compile without recomputation."""
+        if self.trains and isinstance(self.net, Backbone) and self.net.is_fused:
+            return "fused_compiled" if self.recomputes else "fused"
+        return "plain_compiled" if self.recomputes else "plain"
 
-    def compiled(self) -> Callable[..., Any]:
-        if not (self.trains and isinstance(self.net, Network)):
+    def compile(self) -> Callable[..., Any]:
+        if not self.recomputes:
             return torch.compile(self.net, dynamic=False)
         from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-        operators = self.net.custom_operators
+        operators = self.net.custom_operators if isinstance(self.net, Backbone) else None
         result = compile_for_training(self.net, dynamic=False, operators=operators)
         if result.reason:
             warnings.warn(f"compiled without recomputation: {result.reason}", stacklevel=2)
         return result.call
 
     def random_images(self) -> Tensor:
-        if own := getattr(
-            self.net, "random_images", None
-        ):  # what another engine runs has its own idea of an image
+        # An exported file decides the type and layout of its input.
+        if own := getattr(self.net, "random_images", None):
             return own(self.shape[0], self.shape[2])
         images = torch.randn(
             self.shape, device=self.device, dtype=torch.float32 if self.trains else self.dtype
@@ -121,7 +133,7 @@ class Step:
             with torch.inference_mode():
                 return self.forward(self.images)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            # masks are drawn outside of what may be compiled, as in training
+            # masks are drawn outside of the compiled network, as in training
             masks = (self.net.draw(len(self.images)),) if isinstance(self.net, Backbone) else ()
             logits = self.forward(self.images, *masks).float()
             if self.targets is None:
@@ -134,23 +146,23 @@ class Step:
         return loss.detach()
 
     def state(self) -> list[Tensor]:
-        """What stays on the device between two calls, but for the images."""
+        """The tensors that stay on the device between two calls, without the images."""
         slots = self.optimizer.state.values() if self.optimizer else ()
         momenta = [value for slot in slots for value in slot.values() if isinstance(value, Tensor)]
         return [*self.net.parameters(), *self.net.buffers(), *momenta]
 
-    def held(self) -> list[Tensor]:
+    def resident(self) -> list[Tensor]:
         return self.state() if self.images is None else [*self.state(), self.images]
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Alone on a GPU, as the largest batch needs it to be: the state comes for the turn and leaves behind it."""
+    def on_device(self) -> Iterator[None]:
+        """Alone on a GPU, as the largest batch needs: the state is moved there and back."""
         if self.device.type == "cpu":
             yield
             return
         self.move(self.device)
         self.images = self.random_images()
-        self()  # not counted: it takes memory that the one before gave back
+        self()  # not timed: it allocates again what the step before has freed
         torch.cuda.synchronize(self.device)
         try:
             yield
@@ -170,7 +182,7 @@ class Step:
 
 @contextmanager
 def compiling(compiled: bool) -> Iterator[None]:
-    """Room for many networks of one class: beyond some graphs of one code, torch.compile goes on without a word."""
+    """Compile many networks of one class: above its limit, torch.compile would run eagerly."""
     if not compiled:
         yield
         return
@@ -181,7 +193,7 @@ def compiling(compiled: bool) -> Iterator[None]:
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """No TF32. Algorithms are chosen by trial, which pays because shapes do not change."""
+    """Without TF32, and with cuDNN's benchmark mode, which pays as shapes do not change."""
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")

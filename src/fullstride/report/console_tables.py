@@ -90,7 +90,7 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]
     how = f"{sizes} x {channels}, {precisions}, {rows[-1].layout}, {modes}, {where}"
     notes = [how, *dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime)]
     if any(row.protocol.name == "tresnet" and row.efficiency != "plain" for row in rows):
-        notes.insert(1, "inference has no fused form: measure it without --efficiency")
+        notes.insert(1, "--efficiency is for training: measure inference without it")
     return notes
 
 

@@ -1,7 +1,6 @@
-"""What does a training step keep for its backward pass? Bytes per image and stage, exactly, and nothing is computed.
+"""How many bytes of activations does a training step save for its backward pass? Nothing is run.
 
-The largest batch of a GPU is its memory divided by this number, nearly: it grows with every map that a layer
-needs again for its gradient.
+Exact, per image and by stage. The largest batch of a GPU is nearly its memory divided by this.
 """
 
 import copy
@@ -22,29 +21,28 @@ from fullstride.measure.workload import Precision
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 
-FEW, MORE = 2, 4  # images: what grows between these two batches is kept for each image
-MOST = 0.8  # of all modules: a child that holds more of them is no stage, and its children are
+# Images of two batches. Bytes that grow from one to the other are per image, others are fixed.
+FEW, MORE = 2, 4
+# Fraction of all modules. A child that holds more is not a stage: its children are stages.
+MAX_STAGE_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """What one training step of a network keeps from forward to backward. Weights and running statistics are not in."""
+class ActivationBytes:
+    """The saved tensors of one training step, without weights and running statistics."""
 
     bytes_per_image: int
-    by_stage: dict[
-        str, int
-    ]  # bytes per image: adds up to the whole; a map shared by two is of the first
-    by_layer: dict[
-        str, int
-    ]  # the same by the path of the innermost module at work, "" for the loss
-    fixed_bytes: int  # whatever the batch: weights cast to the precision
-    largest_map: int  # elements per image of the largest tensor that is kept
-    resolution: int  # pixels a side
+    # Bytes per image by stage; their sum is the total. A tensor of two stages counts for the first.
+    by_stage: dict[str, int]
+    by_layer: dict[str, int]  # the same by the path of the innermost module, "" for the loss
+    fixed_bytes: int  # for any batch: weights cast to the precision
+    largest_map: int  # elements per image of the largest saved tensor
+    resolution: int  # pixels per side
     precision: Precision
 
 
-class Kept(NamedTuple):
-    """One storage that is kept."""
+class SavedStorage(NamedTuple):
+    """A storage that autograd saves, and where it is saved first."""
 
     stage: str
     layer: str
@@ -52,23 +50,30 @@ class Kept(NamedTuple):
     elements: int
 
 
-def saved(
+def activation_bytes(
     net: nn.Module | Callable[[], nn.Module],
     resolution: int,
     precision: Precision = "bfloat16",
     in_channels: int = 3,
     *,
     device: Literal["cuda", "cpu"] = "cuda",
-) -> Saved:
-    """What a training step of `net`, eager and with the loss, keeps on a GPU, which need not be here, or on the CPU.
+) -> ActivationBytes:
+    """Count the saved tensors of an eager training step of `net` with the loss.
 
-    They differ where autocast converts other operators. Raises ValueError for images that the network cannot take.
+    Args:
+        net: A network, or the function that builds it.
+        resolution: Pixels per side.
+        precision: Of autocast.
+        in_channels: Channels of an image.
+        device: Whose autocast rules apply. A GPU need not be present.
+
+    Raises ValueError for images that the network does not accept.
     """
-    net = (
-        on_meta(net).train()
-    )  # here: a network may look at its weights then, which it cannot on a device that is not
+    # On the meta device: in training mode, a fused network reads its weights.
+    net = on_meta(net).train()
     few, more = (
-        kept(net, batch, resolution, precision, in_channels, device) for batch in (FEW, MORE)
+        saved_storages(net, batch, resolution, precision, in_channels, device)
+        for batch in (FEW, MORE)
     )
     by_stage: Counter[str] = Counter()
     by_layer: Counter[str] = Counter()
@@ -77,7 +82,7 @@ def saved(
         by_stage[one.stage] += size
         by_layer[one.layer] += size
     per_image = by_stage.total()
-    return Saved(
+    return ActivationBytes(
         bytes_per_image=per_image,
         by_stage={stage: size for stage, size in by_stage.items() if size},
         by_layer={layer: size for layer, size in by_layer.items() if size},
@@ -91,29 +96,31 @@ def saved(
     )
 
 
-def kept(
+def saved_storages(
     net: nn.Module, batch: int, resolution: int, precision: Precision, in_channels: int, device: str
-) -> list[Kept]:
-    """What the forward pass of a training step hands to autograd, in order and each storage once."""
-    found: dict[int, tuple[Kept, object]] = {}
-    where = [("between stages", "")]
+) -> list[SavedStorage]:
+    """The storages that the forward pass of a training step saves, in order, each once."""
+    storages: dict[int, tuple[SavedStorage, object]] = {}
+    location = [("between stages", "")]  # a stack of stage and layer
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own and storage._cdata not in found:
-            # the storage is held, so that no other can have its address
-            found[storage._cdata] = Kept(*where[-1], storage.nbytes(), tensor.numel()), storage
+        if storage._cdata not in own and storage._cdata not in storages:
+            entry = SavedStorage(*location[-1], storage.nbytes(), tensor.numel())
+            storages[storage._cdata] = entry, storage  # a reference, so that no address is reused
         return tensor
 
     with FakeTensorMode():
-        net = imagined(net, device)
+        net = fake_copy(net, device)
         own = {tensor.untyped_storage()._cdata for tensor in (*net.parameters(), *net.buffers())}
         stage_of = {
             id(module): stage for stage, modules in stages(net).items() for module in modules
         }
         for path, module in net.named_modules():
-            module.register_forward_pre_hook(partial(enter, where, stage_of.get(id(module)), path))
-            module.register_forward_hook(partial(leave, where))
+            module.register_forward_pre_hook(
+                partial(enter, location, stage_of.get(id(module)), path)
+            )
+            module.register_forward_hook(partial(leave, location))
         images = torch.empty(batch, in_channels, resolution, resolution, device=device)
         try:
             with (
@@ -121,26 +128,26 @@ def kept(
                 autocast(device, precision),
             ):
                 logits = net(images)
-                where.append(("loss", ""))
+                location.append(("loss", ""))
                 F.cross_entropy(logits.float(), torch.zeros(batch, dtype=torch.long, device=device))
         except (RuntimeError, AssertionError, ValueError) as error:
-            why = str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0]
             raise ValueError(
-                f"the network takes no {in_channels} x {resolution} x {resolution} image: {why}"
+                f"the network takes no {in_channels} x {resolution} x {resolution} image: {reason}"
             ) from None
-    return [one for one, _ in found.values()]
+    return [entry for entry, _ in storages.values()]
 
 
-def enter(where: list[tuple[str, str]], stage: str | None, path: str, *_: object) -> None:
-    where.append((stage or where[-1][0], path))
+def enter(location: list[tuple[str, str]], stage: str | None, path: str, *_: object) -> None:
+    location.append((stage or location[-1][0], path))
 
 
-def leave(where: list[tuple[str, str]], *_: object) -> None:
-    where.pop()
+def leave(location: list[tuple[str, str]], *_: object) -> None:
+    location.pop()
 
 
-def imagined(net: nn.Module, device: str) -> nn.Module:
-    """A copy whose tensors say that they are on `device`, and are nowhere."""
+def fake_copy(net: nn.Module, device: str) -> nn.Module:
+    """A copy with fake tensors of `device`, without memory."""
 
     def blank(tensor: Tensor) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
@@ -153,35 +160,38 @@ def imagined(net: nn.Module, device: str) -> nn.Module:
 
 
 def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
-    """Name -> modules that are called: stem, stages and head of our networks, the top level of others."""
+    """The modules of each stage: stem, stages and head of a `Network`, the top level of others."""
     if isinstance(net, Backbone):
         net = net.get_submodule(net.root)
     if isinstance(net, Network):
-        found = {
+        children = {
             "stem": net.stem,
-            **{f"stages.{i}": s for i, s in enumerate(net.stages)},
+            **{f"stages.{i}": stage for i, stage in enumerate(net.stages)},
             "head": net.head,
         }
     else:
-        found, whole = dict(net.named_children()), len(list(net.modules()))
-        while most := [
-            n for n, m in found.items() if [*m.children()] and len([*m.modules()]) > MOST * whole
-        ]:
-            inside = {f"{most[0]}.{n}": m for n, m in found[most[0]].named_children()}
-            found = {
-                k: v
-                for n, m in found.items()
-                for k, v in (inside if n == most[0] else {n: m}).items()
+        children, limit = dict(net.named_children()), MAX_STAGE_SHARE * len([*net.modules()])
+        while large := next((n for n, m in children.items() if is_large(m, limit)), None):
+            inner = {f"{large}.{n}": m for n, m in children[large].named_children()}
+            children = {
+                name: module
+                for n, m in children.items()
+                for name, module in (inner if n == large else {n: m}).items()
             }
-    # a Sequential is not always called itself: masks go to each of its blocks
+    # Hooks of a Sequential do not run where its blocks are called one by one, with their masks.
     return {
-        n: [*m.children()] if type(m) is nn.Sequential and [*m] else [m] for n, m in found.items()
+        name: [*module.children()] if type(module) is nn.Sequential and [*module] else [module]
+        for name, module in children.items()
     }
+
+
+def is_large(module: nn.Module, limit: float) -> bool:
+    return bool([*module.children()]) and len([*module.modules()]) > limit
 
 
 @contextmanager
 def autocast(device: str, precision: Precision) -> Iterator[None]:
-    """`torch.autocast`, also for a GPU that is not here, where that one would be off."""
+    """`torch.autocast`, also for a GPU that is not present, where it would be off."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     try:
         torch.set_autocast_enabled(device, precision != "float32")

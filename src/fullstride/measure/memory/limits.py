@@ -1,4 +1,4 @@
-"""Does a batch fit, what does it take at most, and how much is there?"""
+"""How much memory is there, what is the peak of a call, and is a batch expected to fit?"""
 
 import resource
 from collections.abc import Callable, Iterable, Iterator
@@ -12,24 +12,33 @@ from fullstride.measure.cost.flops import COUNTED
 
 
 def peak_mib(
-    held: Iterable[Tensor], call: Callable[[], object], device: torch.device
+    resident: Iterable[Tensor], call: Callable[[], object], device: torch.device
 ) -> float | None:
-    """What `call` takes at most with what it holds before, although others wait on the same GPU; None on the CPU."""
+    """The peak memory of `call` with its `resident` tensors; None on the CPU.
+
+    Other tensors on the same GPU are not counted.
+    """
     if device.type == "cpu":
         return None
-    held_bytes = sum(map(size_bytes, held))
+    resident_bytes = sum(map(size_bytes, resident))
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()
-    return (held_bytes + torch.cuda.max_memory_allocated(device) - before) / 2**20
+    return (resident_bytes + torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 def check_fits(net: nn.Module, image: Tensor, batch: int) -> None:
-    """MemoryError if `batch` images like this one (1, C, H, W) are not expected to fit into the memory of the CPU.
+    """Raise MemoryError if inference on `batch` images like this one is not expected to fit.
 
-    Linux grants memory that it does not have and later kills the process without a word; a GPU refuses.
-    The estimate is the images and three times the largest layer's input and output: within 20 % of what
-    TResNet-M and -tiny, GENet-normal, ResNet-50 and ResNet-RS-50 took on a CPU with torch 2.15.
+    For the CPU only: Linux grants memory that it does not have and kills the process later, a GPU
+    raises. The estimate is the images and three times the largest layer's input and output, within
+    20 % of the peak of TResNet-M and -tiny, GENet-normal, ResNet-50 and ResNet-RS-50 on a CPU with
+    torch 2.15.
+
+    Args:
+        net: A network in evaluation mode.
+        image: One image, (1, C, H, W).
+        batch: Images.
     """
     if image.device.type != "cpu":
         return
@@ -63,15 +72,15 @@ def available_bytes() -> float:
         return float("inf")
 
 
-def asked_bytes(gib: float | None, device: torch.device) -> float:
-    """`gib` of the device in bytes, all that is free where None. Raises ValueError for more than the device has."""
-    has = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+def budget_bytes(gib: float | None, device: torch.device) -> float:
+    """`gib` in bytes; None: all free memory of the device. Raises ValueError for more than that."""
+    free = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     check_gib(gib)
-    if gib is not None and gib * 2**30 > has:
+    if gib is not None and gib * 2**30 > free:
         raise ValueError(
-            f"memory of {gib:g} GiB: {device} has {has / 2**30:.1f} GiB free, use no more"
+            f"memory of {gib:g} GiB: {device} has {free / 2**30:.1f} GiB free, use no more"
         )
-    return has if gib is None else gib * 2**30
+    return free if gib is None else gib * 2**30
 
 
 def check_gib(gib: float | None) -> None:
@@ -80,37 +89,35 @@ def check_gib(gib: float | None) -> None:
 
 
 def limit_memory(limit_bytes: float, device: torch.device) -> None:
-    """From here on this process gets no more: of a GPU in all, of the CPU beside what it holds now."""
+    """Limit this process: its whole memory of a GPU, or the CPU memory that it allocates yet."""
     if device.type == "cuda":
-        share = limit_bytes / torch.cuda.mem_get_info(device)[1]
-        share_memory(min(1.0, share), device)
+        set_memory_fraction(min(1.0, limit_bytes / torch.cuda.mem_get_info(device)[1]), device)
         return
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + int(limit_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def share_memory(share: float, device: torch.device) -> None:
-    # torch wants a number here, where it takes "cuda" elsewhere
+def set_memory_fraction(fraction: float, device: torch.device) -> None:
+    # torch requires an index here, unlike elsewhere
     index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.set_per_process_memory_fraction(share, index)
+    torch.cuda.set_per_process_memory_fraction(fraction, index)
 
 
 @contextmanager
-def memory_errors(what: str, hint: str) -> Iterator[None]:
-    """Lack of memory becomes one line: "`what` does not fit into memory: `hint`"."""
+def memory_errors(subject: str, hint: str) -> Iterator[None]:
+    """Turn lack of memory into a ValueError: "`subject` does not fit into memory: `hint`"."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if lacks_memory(error):
-            raise ValueError(f"{what} does not fit into memory: {hint}") from None
+            raise ValueError(f"{subject} does not fit into memory: {hint}") from None
         raise
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out: a GPU has types of its own for that, on the CPU torch says it by a RuntimeError."""
-    said = str(error)
-    typed = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return typed or any(
-        words in said for words in ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc")
-    )
+    """Whether memory ran out. On the CPU, torch raises a plain RuntimeError for it."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    phrases = ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc")
+    return any(phrase in str(error) for phrase in phrases)

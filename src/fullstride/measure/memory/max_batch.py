@@ -1,7 +1,7 @@
-"""What is the largest batch that trains? Predicted from the bytes that a step keeps, then proven by real steps.
+"""What is the largest batch that trains? Predicted from saved tensors, then proven by real steps.
 
-A proof is a few steps of the optimizer in a fresh process: in one that ran out of memory before, what is free lies
-in pieces. `python -m fullstride.measure.memory.max_batch` is that process.
+A proof is a few optimizer steps in a fresh process, because memory is fragmented in one that ran
+out of it before. `python -m fullstride.measure.memory.max_batch` is that process.
 """
 
 import json
@@ -18,42 +18,43 @@ import torch
 from torch import nn
 
 from fullstride.measure.environment import choose_device, find_device
-from fullstride.measure.memory.activation_bytes import saved
+from fullstride.measure.memory.activation_bytes import activation_bytes
 from fullstride.measure.memory.limits import (
-    asked_bytes,
+    budget_bytes,
     check_gib,
     lacks_memory,
     limit_memory,
     peak_mib,
 )
 from fullstride.measure.workload import (
-    Efficiency,
     Layout,
     Precision,
     Step,
     exact_float32,
     find_precision,
-    lean_form,
+    fused_copy,
 )
+from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import measurable
 
-MULTIPLE = 8  # images: what the largest batch is rounded down to, unless it is smaller
+MULTIPLE = 8  # images: the largest batch is rounded down to it, unless it is smaller
 STEPS = 3  # after the first one
 FLOAT_BYTES = 4
-USABLE = 0.97  # of a GPU's memory: the rest is between blocks
+USABLE = 0.97  # of a GPU's memory; fragmentation takes the rest
 WORKSPACE_BYTES = 2**30  # of convolutions on a GPU
-# glibc keeps freed maps below some size in a heap with holes that aligned ones of the same size do not fill again
-UNPOOLED = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_ARENA_MAX": "1"}
-MAP_LIMIT = 2**31  # elements: many GPU kernels count them in 32 bits
+# Without this, glibc's heap has holes between freed maps that aligned ones of the same size do not
+# fit into.
+MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_ARENA_MAX": "1"}
+MAP_LIMIT = 2**31  # elements: many GPU kernels have 32-bit indices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a training step should take. A peak is everything that is kept for backward, beside weights and momentum."""
+    """The predicted memory of a training step: its saved tensors, weights and momentum."""
 
-    bytes_per_image: int  # kept for backward, and the image
-    largest_map: int  # elements per image of the largest tensor that an eager step keeps
+    bytes_per_image: int  # saved tensors and the image
+    largest_map: int  # elements per image of the largest tensor that an eager step saves
     fixed_bytes: int  # weights, their momentum and casts, running statistics, workspace
     memory_bytes: float
 
@@ -64,7 +65,7 @@ class Prediction:
 
     @property
     def map_batch(self) -> int:
-        """The largest batch whose maps all have less than 2^31 elements."""
+        """The largest batch whose tensors all have less than 2^31 elements."""
         return (MAP_LIMIT - 1) // max(1, self.largest_map)
 
 
@@ -79,26 +80,28 @@ def predict(
     compiled: bool = False,
     efficiency: Efficiency = "plain",
 ) -> Prediction:
-    """For steps on a GPU, which need not be here, or on the CPU; for eager ones where another network is compiled."""
-    if efficiency != "plain":
-        net = lean_form(net)
-    found = saved(net, resolution, precision, in_channels, device=device)
-    kept = found.bytes_per_image
-    if isinstance(net, Network) and (compiled or efficiency == "compiled"):
-        from fullstride.measure.memory.compiled_bytes import (
-            compiled_bytes,  # takes seconds to import
-        )
+    """Predict the largest batch for training steps on a GPU, which need not be present, or the CPU.
 
-        kept = compiled_bytes(net, resolution, precision, in_channels)
+    See `Step` for the arguments. With `compiled`, other networks than a `Network` are predicted as
+    eager ones.
+    """
+    if is_fused(efficiency):
+        net = fused_copy(net)
+    eager = activation_bytes(net, resolution, precision, in_channels, device=device)
+    saved_bytes = eager.bytes_per_image
+    if is_compiled(efficiency) or compiled and isinstance(net, Network):
+        from fullstride.measure.memory.compiled_bytes import compiled_bytes  # imports for seconds
+
+        saved_bytes = compiled_bytes(net, resolution, precision, in_channels)
     gpu = device == "cuda"
     weights = sum(p.numel() for p in net.parameters()) * FLOAT_BYTES
     statistics = sum(b.numel() for b in net.buffers()) * FLOAT_BYTES
-    # in float32 the first convolution keeps the image, which is then in the bytes already
+    # In float32, the image is among the saved tensors, of the first convolution.
     image = in_channels * resolution**2 * FLOAT_BYTES if precision != "float32" else 0
     return Prediction(
-        bytes_per_image=kept + image,
-        largest_map=found.largest_map,
-        fixed_bytes=2 * weights + statistics + found.fixed_bytes + (WORKSPACE_BYTES if gpu else 0),
+        bytes_per_image=saved_bytes + image,
+        largest_map=eager.largest_map,
+        fixed_bytes=2 * weights + statistics + eager.fixed_bytes + (WORKSPACE_BYTES if gpu else 0),
         memory_bytes=memory_bytes * (USABLE if gpu else 1),
     )
 
@@ -108,9 +111,8 @@ class Probe:
     """A few training steps at one batch."""
 
     batch: int
-    outcome: Literal[
-        "fits", "memory", "elements"
-    ]  # elements: failed where a map has 2^31 elements or more
+    # memory: out of memory; elements: an error at a batch with tensors of 2^31 elements or more
+    outcome: Literal["fits", "memory", "elements"]
     peak_memory_mib: float | None = None  # GPU only
     why: str = ""
 
@@ -121,7 +123,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is tried in a fresh process, at any batch."""
+    """The training step that is tried in a fresh process, at any batch."""
 
     net: nn.Module
     resolution: int
@@ -132,59 +134,56 @@ class Trial:
     compiled: bool = False
     efficiency: Efficiency = "plain"
     in_channels: int = 3
-    map_batch: int = sys.maxsize  # above it a map has 2^31 elements or more
+    map_batch: int = sys.maxsize  # above it a tensor has 2^31 elements or more
 
     def probe(self, batch: int) -> Probe:
-        """Raises ValueError, in one line, for what fails and is no lack of memory."""
+        """Run the steps in a fresh process. Raises ValueError for errors other than lack of memory."""
         command = [sys.executable, "-m", "fullstride.measure.memory.max_batch"]
-        variables = {**os.environ, **UNPOOLED}
-        done = subprocess.run(
+        variables = {**os.environ, **MALLOC_ENVIRONMENT}
+        process = subprocess.run(
             command, input=pickle.dumps((self, batch)), env=variables, capture_output=True
         )
-        answer: dict[str, Any]
+        result: dict[str, Any]
         try:
-            answer = json.loads(done.stdout.splitlines()[-1])
+            result = json.loads(process.stdout.splitlines()[-1])
         except (IndexError, ValueError):
-            last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
-            answer = {"error": f"exit code {done.returncode}, {last}"}
-        if "error" not in answer:
-            return Probe(**answer)
+            errors = process.stderr.decode(errors="replace").strip().splitlines()
+            last = errors[-1] if errors else "no message"
+            result = {"error": f"exit code {process.returncode}, {last}"}
+        if "error" not in result:
+            return Probe(**result)
         if batch > self.map_batch:
-            return Probe(batch=batch, outcome="elements", why=answer["error"])
-        raise ValueError(f"training steps at batch {batch} failed: {answer['error']}")
+            return Probe(batch=batch, outcome="elements", why=result["error"])
+        raise ValueError(f"training steps at batch {batch} failed: {result['error']}")
 
     def run(self, batch: int) -> Probe:
-        """The steps, in this process, whose memory is limited from here on."""
+        """Run the steps in this process, whose memory is limited from then on."""
         device = find_device(self.device)
 
         def step(images: int) -> Step:
-            how: dict[str, Any] = {
+            options: dict[str, Any] = {
                 k: getattr(self, k) for k in ("precision", "layout", "compiled", "efficiency")
             }
             return Step(
-                self.net, "training", images, self.resolution, device, self.in_channels, **how
+                self.net, "training", images, self.resolution, device, self.in_channels, **options
             )
 
         with exact_float32():
             if device.type == "cpu":
-                step(2)()  # what libraries take when they are first used is no matter of the batch
+                step(2)()  # libraries allocate memory at their first use, for any batch
             limit_memory(self.memory_bytes, device)
             try:
                 work = step(batch)
-                work()  # tries algorithms of convolutions, which may ask for more workspace than there is, and need not
+                # The first step selects algorithms of convolutions, some of which fail to allocate.
+                work()
                 before = retries(device)
-                peak = peak_mib(work.held(), partial(repeat, work), device)
+                peak = peak_mib(work.resident(), partial(repeat, work), device)
                 if retries(device) > before:
-                    return Probe(
-                        batch=batch, outcome="memory", why="the allocator had to try again"
-                    )
+                    return Probe(batch=batch, outcome="memory", why="the allocator retried")
             except (MemoryError, RuntimeError) as error:
-                # the step of two images could: oneDNN says no more when it gets no memory
-                if not (
-                    lacks_memory(error)
-                    or device.type == "cpu"
-                    and "could not create a" in str(error)
-                ):
+                # oneDNN's error for lack of memory; the step of two images did not raise it.
+                onednn = device.type == "cpu" and "could not create a" in str(error)
+                if not (lacks_memory(error) or onednn):
                     raise
                 return Probe(batch=batch, outcome="memory", why=str(error).partition("\n")[0])
         return Probe(batch=batch, outcome="fits", peak_memory_mib=peak)
@@ -200,16 +199,16 @@ def retries(device: torch.device) -> int:
 
 
 def search(probe: Callable[[int], Probe], start: int) -> Iterator[Probe]:
-    """Grow or shrink from `start` until one batch fits and one does not, then halve what lies between to a multiple.
+    """Grow or shrink from `start` until one batch fits and one does not, then bisect.
 
-    The largest that fits is the answer. Below 8 every number counts.
+    The largest batch that fits is the result, a multiple of 8 or less than 8.
     """
     low, high, unit = 0, None, MULTIPLE
     batch, stride = max(unit, start // unit * unit), max(unit, start // 32)
     while high is None or high - low > unit:
-        tried = probe(batch)
-        yield tried
-        if tried.fits:
+        result = probe(batch)
+        yield result
+        if result.fits:
             low = batch
         else:
             high = batch
@@ -224,30 +223,31 @@ def search(probe: Callable[[int], Probe], start: int) -> Iterator[Probe]:
         batch = max(low + unit, batch // unit * unit)
 
 
-def largest(probes: Iterable[Probe], what: str) -> int:
-    """The answer of a search. Raises ValueError where not even one image fits."""
-    found = max((probe.batch for probe in probes if probe.fits), default=0)
-    if not found:
+def largest(probes: Iterable[Probe], subject: str) -> int:
+    """The result of a search. Raises ValueError, about `subject`, where not even one image fits."""
+    batch = max((probe.batch for probe in probes if probe.fits), default=0)
+    if not batch:
         raise ValueError(
-            f"{what} does not fit into memory at batch 1: use a smaller resolution or more memory"
+            f"{subject} does not fit into memory at batch 1: "
+            "use a smaller resolution or more memory"
         )
-    return found
+    return batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the largest batch is wanted of, with its prediction."""
+    """The training step of a search for the largest batch, and its prediction."""
 
     trial: Trial
     prediction: Prediction
 
     @property
     def needs_large_maps(self) -> bool:
-        """Whether the predicted batch has maps of 2^31 elements or more."""
+        """Whether the predicted batch has tensors of 2^31 elements or more."""
         return self.prediction.batch > self.prediction.map_batch
 
     def search(self) -> Iterator[Probe]:
-        """Prove the prediction by real steps, from the predicted batch on."""
+        """Prove the prediction by real steps, starting at the predicted batch."""
         return search(self.trial.probe, self.prediction.batch)
 
 
@@ -265,27 +265,26 @@ def plan(
 ) -> Plan:
     """Predict the largest batch of a named network; see `fullstride capacity --help`.
 
-    A prediction alone is for a GPU, which need not be here, unless `device` is cpu. Raises
-    ValueError, in one line, where something is missing or does not fit together.
+    With `predict_only`, a GPU need not be present. Raises ValueError, in one line, for arguments
+    that are missing or contradict each other.
     """
     check_gib(memory_gib)
     absent = predict_only and device in ("auto", "cuda") and not torch.cuda.is_available()
-    place = torch.device("cuda") if absent else choose_device(device)
-    if memory_gib is None and (absent or place.type == "cpu"):
-        raise ValueError(
-            f"no GPU to ask for its memory, on {device}: say with --memory-gib how much to fill"
-        )
-    if place.type == "cpu" and precision in ("fp16", "float16"):
-        raise ValueError("training in float16 is for GPUs: on the CPU say --precision bf16 or fp32")
-    memory_bytes = (memory_gib or 0) * 2**30 if absent else asked_bytes(memory_gib, place)
+    target = torch.device("cuda") if absent else choose_device(device)
+    if memory_gib is None and (absent or target.type == "cpu"):
+        raise ValueError(f"device {device} has no GPU whose memory could be read: set --memory-gib")
+    if target.type == "cpu" and precision in ("fp16", "float16"):
+        raise ValueError("training in float16 is for GPUs: use --precision bf16 or fp32")
+    memory_bytes = (memory_gib or 0) * 2**30 if absent else budget_bytes(memory_gib, target)
     net = measurable([model])[model]
     if efficiency != "plain":
         if compiled:
             raise ValueError(
-                f"--compiled with --efficiency {efficiency}: say --efficiency compiled, "
-                "or leave one out"
+                f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
+                "fused_compiled, or leave one out"
             )
-        lean_form(net, model)
+    if is_fused(efficiency):
+        fused_copy(net, model)
     step: dict[str, Any] = dict(
         resolution=net.spec.resolution if resolution is None else resolution,
         precision=find_precision(precision),
@@ -293,12 +292,12 @@ def plan(
         compiled=compiled,
         efficiency=efficiency,
     )
-    kind = "cpu" if place.type == "cpu" else "cuda"
+    kind = "cpu" if target.type == "cpu" else "cuda"
     prediction = predict(net, memory_bytes, device=kind, **step)
     trial = Trial(
         net=net,
         layout=layout,
-        device=str(place),
+        device=str(target),
         memory_bytes=memory_bytes,
         map_batch=prediction.map_batch,
         **step,
@@ -307,13 +306,13 @@ def plan(
 
 
 def main() -> None:
-    """Try what comes on standard input, from `Trial.probe`; the last line printed is the answer."""
+    """Run the trial on standard input, from `Trial.probe`, and print the result as JSON."""
     trial, batch = pickle.load(sys.stdin.buffer)
     try:
-        answer = asdict(trial.run(batch))
-    except Exception as error:  # whatever it is, it is told in one line
-        answer = {"error": f"{type(error).__name__} {' '.join(str(error).split())}"}
-    print(json.dumps(answer))
+        result = asdict(trial.run(batch))
+    except Exception as error:  # of any kind: the parent process reports it in one line
+        result = {"error": f"{type(error).__name__} {' '.join(str(error).split())}"}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Does the quick suite run, does training learn on this device, and does the loader keep up?"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullstride.papers import suite
+from gpu_parts.settings import TIME_SHARE, Result, Settings, Work
+
+
+def papers(settings: Settings) -> Iterator[Work]:
+    yield "quick suite", partial(quick_suite, settings)
+
+
+def quick_suite(settings: Settings) -> Result:
+    """Rows are in a temporary folder; the page and its data are copied after each one."""
+    options: dict[str, Any] = {}
+    if settings.tiny:
+        options = dict(networks=("genet_tiny",), resolution=32)
+    minutes = TIME_SHARE * settings.seconds / 60
+    failed, count, page = [], 0, ""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder)
+        for row in suite.run(rows, device=settings.device, quick=True, minutes=minutes, **options):
+            print(row.summary(), flush=True)
+            count, failed = count + 1, [*failed, *row.failed]
+            for name in (suite.PAGE, suite.DATA):
+                shutil.copy(rows / name, settings.out / f"suite_{name}")
+        page = (rows / suite.PAGE).read_text()
+    missing = page.count("not measured yet")
+    summary = f"{count} contests, {missing} not measured for lack of time, {len(failed)} failures; "
+    return {
+        "ok": not failed and not missing,
+        "contests": count,
+        "missing": missing,
+        "failed": failed,
+        "summary": summary + f"see suite_{suite.PAGE}",
+    }
+
+
+def training(settings: Settings) -> Iterator[Work]:
+    from fullstride.train.recipes import DIGITS
+
+    # on a CPU, bf16 with channels last is refused
+    changes: dict[str, Any] = {}
+    if settings.gpu:
+        changes = dict(channels_last=True, efficiency="fused")
+    recipe = replace(DIGITS, precision="bf16", **changes)
+    if settings.tiny:
+        recipe = replace(recipe, steps=2, warmup_epochs=0, batch=16, resolution=32)
+    yield "digits, tresnet_tiny", partial(learn, settings, recipe)
+    yield "bench-data on the digits", partial(bench_data, settings, recipe)
+
+
+def learn(settings: Settings, recipe: Any) -> Result:
+    """Epochs for two minutes of a longer recipe, scored with the weights at that time."""
+    from fullstride.data.dataset import open_data
+    from fullstride.train import run
+
+    last, limit = {}, 1.0 if settings.tiny else min(120.0, 0.6 * settings.seconds)
+    start, rates = time.perf_counter(), []
+    options: dict[str, Any] = dict(device=settings.device, workers=workers(settings))
+    with tempfile.TemporaryDirectory() as folder:
+        data = open_data("digits")
+        rows = run.train(Path(folder), "tresnet_tiny", data, recipe, **options)
+        for last in rows:
+            rates.append(last["images_per_s"])
+            if time.perf_counter() - start > limit:
+                break
+        rows.close()  # pyright: ignore[reportAttributeAccessIssue]
+    top1 = last["minival/top1"]
+    summary = f"{len(rates)} epochs, loss {last['loss']:.3f}, minival {top1:.1f} %"
+    summary += f", {np.median(rates):,.0f} images/s, {last['data_share']:.0%} of the time waiting"
+    return {
+        "ok": settings.tiny or top1 > 90,
+        "images_per_s": rates,
+        "last": last,
+        "summary": summary,
+    }
+
+
+def bench_data(settings: Settings, recipe: Any) -> Result:
+    from fullstride.data.dataset import open_data
+    from fullstride.train import data_bench
+
+    options: dict[str, Any] = dict(workers=workers(settings), device=settings.device)
+    options["seconds"] = 0.1 if settings.tiny else 5.0
+    result = data_bench.bench_data("tresnet_tiny", open_data("digits"), recipe, **options)
+    return {**asdict(result), "summary": result.verdict()}
+
+
+def workers(settings: Settings) -> int:
+    return 0 if settings.tiny else max(1, min(8, (os.cpu_count() or 1) - 1))

@@ -1,0 +1,264 @@
+"""Are kernels and gradients right, and how near is each pass to the bandwidth of the memory?"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fullstride.measure.workload import exact_float32
+from fullstride.nets import zoo
+from fullstride.nets.fused import reference
+from fullstride.nets.fused.dispatch import choose
+from fullstride.nets.fused.network import to_fused
+from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.network import Network
+from fullstride.papers.suite import reason
+from gpu_parts.settings import FORMATS, ROOT, Result, Settings, Work, size_bytes
+
+TESTS = ROOT / "tests" / "fused"
+NETWORKS = {"tresnet_m": 160, "resnet_rs_50": 160, "genet_large": 192}  # pixels per side
+TINY = {"tresnet_tiny": 32}
+IMAGES = 8
+MAX_ERROR_RATIO = 2.0  # of a fused network to a plain one: they add in a different order
+NOISE = {"float32": 1e-4, "bfloat16": 1e-2}  # relative errors below it are equal
+LARGE_MAP = 2**31  # elements, beyond 32-bit indices
+LARGE_MAP_BYTES = 60 * 2**30  # of free GPU memory for the maps of a pass of so many elements
+
+
+def correctness(settings: Settings) -> Iterator[Work]:
+    if settings.gpu:
+        yield "kernels, main tests", partial(kernel_tests, "not slow")
+    for name, side in (TINY if settings.tiny else NETWORKS).items():
+        for precision in NOISE:
+            for layout in FORMATS:
+                yield (
+                    f"gradients of {name}, {precision}, {layout}",
+                    partial(gradients, settings, name, side, precision, layout),
+                )
+    for layout in FORMATS:
+        yield f"maps beyond 2^31 elements, {layout}", partial(large_maps, settings, layout)
+    if settings.gpu:
+        yield "kernels, all shapes", partial(kernel_tests, "slow")
+
+
+def kernel_tests(mark: str) -> Result:
+    """The result of the kernels' own tests, without settings for warnings of other versions."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-o", "filterwarnings=default", "-m", mark, str(TESTS / "kernels_in_triton.py")]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    output = process.stdout.strip() or process.stderr.strip() or "pytest printed nothing"
+    lines = output.splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {
+        "ok": process.returncode == 0,
+        "summary": lines[-1],
+        "failed": failed,
+        "end": lines[-60:] if failed else [],
+    }
+
+
+def gradients(settings: Settings, name: str, side: int, precision: str, layout: str) -> Result:
+    """Errors of fused and plain gradients against plain ones in float64: of all, and the worst."""
+    torch.manual_seed(0)
+    net = zoo.create(name)
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.weight, 0.2, 1.2)
+            nn.init.normal_(norm.bias, std=0.1)
+    images, labels = torch.randn(IMAGES, 3, side, side), torch.arange(IMAGES) % net.spec.classes
+    format, device = FORMATS[layout], settings.device
+
+    def gradient(fused: bool, dtype: torch.dtype, autocast: bool) -> list[Tensor]:
+        twin = zoo.create(name)
+        twin.load_state_dict(net.state_dict())
+        twin = twin.to(device, dtype).to(memory_format=format).train()  # pyright: ignore
+        assert isinstance(twin, Network)
+        twin = to_fused(twin) if fused else twin
+        x = images.to(device, dtype).contiguous(memory_format=format)
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(twin(x).to(dtype), labels.to(device))
+        loss.backward()
+        return [p.grad.double().flatten() for p in twin.parameters() if p.grad is not None]
+
+    autocast = precision == "bfloat16"
+    with exact_float32():
+        exact = gradient(False, torch.float64, False)
+        forms = {
+            "fused": gradient(True, torch.float32, autocast),
+            "plain": gradient(False, torch.float32, autocast),
+        }
+    norm = torch.cat(exact).norm()
+    error = {
+        form: ((torch.cat(each) - torch.cat(exact)).norm() / norm).item()
+        for form, each in forms.items()
+    }
+    cosine = {
+        form: min(
+            F.cosine_similarity(a, b, 0).item()
+            for a, b in zip(each, exact, strict=True)
+            if b.numel() >= 1000
+        )
+        for form, each in forms.items()
+    }
+    summary = ", ".join(
+        f"{form} error {error[form]:.1e}, worst cosine {cosine[form]:.5f}" for form in forms
+    )
+    ok = error["fused"] <= MAX_ERROR_RATIO * error["plain"] + NOISE[precision]
+    return {"ok": ok, "error": error, "worst_cosine": cosine, "summary": summary}
+
+
+def large_maps(settings: Settings, layout: str) -> Result:
+    """The last two images of maps beyond 2^31 elements, against the reference in float64."""
+    if not settings.gpu and not settings.tiny:
+        raise ValueError("maps of 2^31 elements are for a GPU")
+    if settings.gpu and torch.cuda.mem_get_info(settings.device)[0] < LARGE_MAP_BYTES:
+        raise ValueError(f"less than {LARGE_MAP_BYTES / 2**30:.0f} GiB are free")
+    channels, side = (4, 6) if settings.tiny else (64, 56)
+    images = 4 if settings.tiny else LARGE_MAP // (channels * side**2) + 3
+    kernels = choose(torch.zeros(1, device=settings.device))
+    inputs = random_inputs(settings, images, channels, side, layout)
+    tests = kernel_test_module()
+
+    def last_images(t: Tensor) -> Tensor:
+        return t[-2:].clone() if t.ndim > 1 and len(t) == images else t
+
+    last = tests.each(inputs, last_images)
+    wrong = {}
+    for number, form in enumerate(tests.FORMS):
+        results = [t[-2:].double() for t in tests.answers(kernels, form, inputs)]
+        exact = tests.answers(reference, form, tests.each(last, Tensor.double))
+        error = max(
+            ((a - b).abs().max() / b.abs().max().clamp(min=1)).item()
+            for a, b in zip(results, exact, strict=True)
+        )
+        if not error <= 2**-7:
+            wrong[f"{form[0]}-{number}"] = error
+    size = inputs.x.numel()
+    summary = f"{len(tests.FORMS) - len(wrong)} forms right, {size:,} elements"
+    summary += f"; wrong: {', '.join(wrong)}" if wrong else ""
+    return {"ok": not wrong, "wrong": wrong, "elements": size, "summary": summary}
+
+
+@cache
+def kernel_test_module() -> Any:
+    """The tests' table of all passes, which needs Triton."""
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # the module reads its device from it
+    try:
+        return import_module("kernels_in_triton")
+    finally:
+        os.environ.pop("TRITON_INTERPRET", None)
+
+
+def random_inputs(settings: Settings, n: int, c: int, side: int, layout: str) -> Any:
+    """Random values for each argument of a pass, in bf16 on the device."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = dict(dtype=torch.bfloat16, memory_format=FORMATS[layout])
+
+    def maps(side: int = side) -> Tensor:
+        return torch.empty(n, c, side, side, device=settings.device, **options).normal_()
+
+    def per_map() -> Tensor:
+        return torch.rand(n, c, device=settings.device) + 0.5
+
+    def pivot() -> Tensor:
+        return torch.randn(c, device=settings.device)
+
+    affines = [Affine(pivot(), per_map(), per_map()) for _ in range(2)]
+    slopes = [Slopes(per_map(), per_map(), per_map()) for _ in range(2)]
+    four = [maps() for _ in range(4)]
+    half = maps((side + 1) // 2)
+    return kernel_test_module().Given(*four, half, *affines, *slopes, per_map(), per_map())
+
+
+# ---- Bandwidth
+
+SHAPES = ((64, 56), (128, 28), (1024, 14), (2048, 7))  # channels, pixels per side, at stage ends
+ELEMENTS = 2**28  # of a map: many times the cache, and calls much longer than their launch
+CALLS = 20
+
+
+def bandwidth(settings: Settings) -> Iterator[Work]:
+    for layout in FORMATS:
+        for channels, side in SHAPES[:1] if settings.tiny else SHAPES:
+            yield (
+                f"{side}x{side}x{channels}, {layout}",
+                partial(pass_rates, settings, channels, side, layout),
+            )
+    for channels, side in SHAPES if settings.gpu else ():
+        yield (
+            f"{side}x{side}x{channels}, nhwc, reference compiled by torch",
+            partial(pass_rates, settings, channels, side, "nhwc", compiled=True),
+        )
+
+
+def pass_rates(
+    settings: Settings, channels: int, side: int, layout: str, compiled: bool = False
+) -> Result:
+    """GB/s of every pass, counting each input and output map once; `copy` is a plain copy."""
+    images = 2 if settings.tiny else max(1, ELEMENTS // (channels * side**2))
+    inputs = random_inputs(settings, images, channels, side, layout)
+    kernels = choose(inputs.x)
+    rates, failed = {}, {}
+    if not compiled:
+        rates["copy"] = 2 * size_bytes(inputs.x) / seconds(settings, inputs.x.clone) / 1e9
+    names = set()
+    for number, (name, select) in enumerate(kernel_test_module().FORMS):
+        if compiled and name in names:
+            continue  # one form of each: compiling takes longer than all calls
+        names.add(name)
+        arguments = select(inputs)
+        call = getattr(kernels, name)
+        if compiled:
+            torch.compiler.reset()
+            call = torch.compile(getattr(reference, name), dynamic=False)
+        try:
+            outputs = call(*arguments)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            tensors = [t for t in (*arguments, *outputs) if isinstance(t, Tensor)]
+            moved = sum(size_bytes(t) for t in tensors if t.ndim == 4)
+            rates[f"{name}-{number}"] = moved / seconds(settings, partial(call, *arguments)) / 1e9
+        except Exception as error:
+            failed[f"{name}-{number}"] = reason(error)
+    passes = {name: rate for name, rate in rates.items() if name != "copy"}
+    if not passes:
+        raise ValueError(f"no pass ran: {next(iter(failed.values()))}")
+    slowest = min(passes, key=passes.__getitem__)
+    low, high = min(passes.values()), max(passes.values())
+    summary = f"copy {rates['copy']:,.0f} GB/s, " if "copy" in rates else ""
+    summary += f"passes {low:,.0f} to {high:,.0f}, median {np.median([*passes.values()]):,.0f}, "
+    summary += f"slowest {slowest}" + (f"; failed: {', '.join(failed)}" if failed else "")
+    return {
+        "gb_per_s": rates,
+        "failed": failed,
+        "images": images,
+        "passes": kernels.__name__,
+        "summary": summary,
+    }
+
+
+def seconds(settings: Settings, call: Callable[[], object]) -> float:
+    """The median time of a call."""
+    for _ in range(1 if settings.tiny else 5):
+        call()
+    if not settings.gpu:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(CALLS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)]
+    return float(np.median(times)) / 1e3

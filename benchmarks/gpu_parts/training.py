@@ -1,0 +1,235 @@
+"""How fast do networks train and answer, in each form, beside those of timm, and at what batch?"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from fullstride.deploy.fold_batch_norm import fold_batch_norm
+from fullstride.measure.bench import measure_all
+from fullstride.measure.memory.limits import peak_mib
+from fullstride.measure.memory.max_batch import Trial, largest, predict, search
+from fullstride.measure.protocols import THROUGHPUT
+from fullstride.measure.workload import Step, compiling, exact_float32
+from fullstride.nets import zoo
+from fullstride.nets.efficiency import Efficiency
+from fullstride.papers.suite import reason
+from gpu_parts.settings import FORMATS, Result, Settings, Work
+
+
+class Network(NamedTuple):
+    timm: str
+    resolution: int  # pixels per side
+    batch: int
+    over_eager: float  # goal: times the training speed of timm's network, eager
+    over_compiled: float  # the same of timm's network, compiled
+
+
+NETWORKS = {
+    "tresnet_m": Network("tresnet_m", 224, 256, 1.4, 1.2),
+    "resnet_rs_50": Network("resnetrs50", 160, 256, 1.65, 1.3),
+    "genet_large": Network("gernet_l", 256, 256, 1.25, 1.1),
+    "resnet_rs_101": Network("resnetrs101", 192, 256, 1.65, 1.3),
+}
+TINY = {"tresnet_tiny": Network("test_resnet", 32, 4, 0.0, 0.0)}
+PADDED = {"tresnet_l": Network("tresnet_l", 224, 256, 1.0, 1.0)}  # widths that 8 does not divide
+INFERENCE_GOAL = 1.15  # times the speed of timm's network, both compiled
+
+
+class Form(NamedTuple):
+    """How a network is built and run in a race."""
+
+    build: Callable[[], nn.Module]
+    efficiency: Efficiency = "plain"
+    compiled: bool = False  # by torch.compile alone
+    eager: str = ""  # the eager form whose best layout it takes
+
+
+def training_forms(name: str, timm: str) -> dict[str, Form]:
+    """The five ways of training that a recipe has, and timm's network."""
+    theirs, ours = partial(zoo.create, f"timm/{timm}"), partial(zoo.create, name)
+    int8 = partial(zoo.create, name, efficiency="fused", int8=True)
+    forms = {
+        "timm eager": Form(theirs),
+        "timm compiled": Form(theirs, compiled=True, eager="timm eager"),
+        "plain": Form(ours),
+        "fused": Form(ours, "fused"),
+        "plain compiled": Form(ours, "plain_compiled", eager="plain"),
+        "fused compiled": Form(ours, "fused_compiled", eager="fused"),
+        "int8": Form(int8, "fused_compiled", eager="fused"),
+    }
+    if name == "tresnet_m":
+        resnet = partial(zoo.create, "timm/resnet50")
+        forms["resnet50 eager"] = Form(resnet)
+        forms["resnet50 compiled"] = Form(resnet, compiled=True, eager="resnet50 eager")
+    return forms
+
+
+def inference_forms(name: str, timm: str) -> dict[str, Form]:
+    theirs, ours = partial(zoo.create, f"timm/{timm}"), partial(zoo.create, name)
+
+    def folded() -> nn.Module:
+        return fold_batch_norm(ours())
+
+    return {
+        "timm eager": Form(theirs),
+        "timm compiled": Form(theirs, compiled=True, eager="timm eager"),
+        "plain": Form(ours),
+        "folded": Form(folded),
+        "folded compiled": Form(folded, compiled=True, eager="folded"),
+    }
+
+
+def padding_forms(name: str, _timm: str) -> dict[str, Form]:
+    forms = {}
+    for padded in (False, True):
+        build = partial(zoo.create, name, padded=padded)
+        suffix = " padded" if padded else ""
+        forms |= {
+            f"plain{suffix}": Form(build),
+            f"fused{suffix}": Form(build, "fused"),
+            f"plain compiled{suffix}": Form(build, "plain_compiled", eager=f"plain{suffix}"),
+            f"fused compiled{suffix}": Form(build, "fused_compiled", eager=f"fused{suffix}"),
+        }
+    return forms
+
+
+def speed(settings: Settings) -> Iterator[Work]:
+    networks = TINY if settings.tiny else NETWORKS
+    for name, network in networks.items():
+        forms = partial(training_forms, name, network.timm)
+        goals = {"timm eager": network.over_eager, "timm compiled": network.over_compiled}
+        if name == "tresnet_m":
+            goals |= {"resnet50 eager": 1.0, "resnet50 compiled": 1.0}
+        yield f"{name}, training", partial(race, settings, forms, network, "training", goals)
+    for name, network in (TINY if settings.tiny else PADDED).items():
+        forms = partial(padding_forms, name, network.timm)
+        yield f"{name}, training padded", partial(race, settings, forms, network, "training", {})
+    for name, network in networks.items():
+        forms = partial(inference_forms, name, network.timm)
+        goals = {"timm compiled": 0.0 if settings.tiny else INFERENCE_GOAL}
+        yield f"{name}, inference", partial(race, settings, forms, network, "inference", goals)
+
+
+def race(
+    settings: Settings,
+    build_forms: Callable[[], Mapping[str, Form]],
+    network: Network,
+    work: str,
+    goals: Mapping[str, float],
+) -> Result:
+    """Images/s of all forms, in turn in every round, each in its best layout, and peak memory."""
+    side, batch = network.resolution, network.batch
+    short: dict[str, Any] = dict(warmup_s=0.5, rounds=3, round_s=0.2)
+    if settings.tiny:
+        short = dict(warmup_s=0.0, rounds=2, round_s=0.01)
+    trial = replace(THROUGHPUT, batch=batch, resolution=side, work=work, **short)
+    final = trial if settings.tiny else replace(trial, warmup_s=1.0, rounds=15)
+    layouts: dict[str, str] = {}
+    tried: dict[str, dict[str, float]] = {}
+    steps: dict[str, Step] = {}
+    peaks: dict[str, float | None] = {}
+    failed: dict[str, str] = {}
+
+    def step(form: Form, layout: str) -> Step:
+        options: dict[str, Any] = dict(precision="bfloat16", layout=layout)
+        options |= dict(compiled=form.compiled, efficiency=form.efficiency)
+        first = Step(form.build(), work, batch, side, settings.device, **options)  # pyright: ignore[reportArgumentType]
+        first()  # compiles and selects algorithms
+        return first
+
+    with exact_float32(), compiling(True):
+        for name, form in build_forms().items():
+            if form.eager and not settings.gpu:
+                continue
+            try:
+                if form.eager:
+                    layouts[name] = layouts[form.eager]
+                    steps[name] = step(form, layouts[name])
+                else:
+                    both = {layout: step(form, layout) for layout in FORMATS}
+                    rows = measure_all(both, trial, settings.device, precision="bfloat16")
+                    tried[name] = {row.name: row.images_per_s for row in rows}
+                    layouts[name] = max(tried[name], key=tried[name].__getitem__)
+                    steps[name] = both.pop(layouts[name])
+                    both.clear()
+                peaks[name] = peak_mib(steps[name].resident(), steps[name], settings.device)
+            except Exception as error:
+                failed[name] = reason(error)
+                error.__traceback__ = None  # it refers to maps
+        rows = measure_all(steps, final, settings.device, precision="bfloat16")
+    rates = {row.name: row.images_per_s for row in rows}
+    samples = {row.name: row.samples for row in rows}
+    ours = [name for name in rates if not name.startswith(("timm", "resnet50"))]
+    best = max(ours, key=rates.__getitem__)
+    ratios = {
+        name: float(np.median(np.divide(samples[best], samples[name])))
+        for name in rates
+        if name != best
+    }
+    goals = {name: goal for name, goal in goals.items() if name in ratios}
+    summary = f"{best} {rates[best]:,.0f}/s; "
+    summary += ", ".join(f"x{ratios[n]:.2f} {n} (goal {goal:g})" for n, goal in goals.items())
+    summary += f"; failed: {', '.join(failed)}" if failed else ""
+    return {
+        "ok": all(ratios[name] >= goal for name, goal in goals.items()) and not failed,
+        "summary": summary,
+        "best": best,
+        "ratios": ratios,
+        "goals": goals,
+        "images_per_s": rates,
+        "peak_memory_mib": peaks,
+        "batch": batch,
+        "resolution": side,
+        "precision": "bfloat16",
+        "layouts": layouts,
+        "layouts_tried": tried,
+        "failed": failed,
+        "samples": samples,
+        "environments": {row.name: asdict(row.environment) for row in rows},
+    }
+
+
+# ---- The largest batch
+
+GIB = 16.0
+BATCH_FORMS = ("timm eager", "resnet50 eager", "plain", "fused")
+BATCH_FORMS += ("plain compiled", "fused compiled", "int8")
+
+
+def batches(settings: Settings) -> Iterator[Work]:
+    name = "tresnet_tiny" if settings.tiny else "tresnet_m"
+    forms = training_forms(name, (TINY | NETWORKS)[name].timm)
+    for label in ("fused",) if settings.tiny else BATCH_FORMS:
+        yield f"{name}, {label}", partial(largest_batch, settings, label, forms[label])
+
+
+def largest_batch(settings: Settings, label: str, form: Form) -> Result:
+    """The largest batch under 16 GiB, predicted, then proven in fresh processes."""
+    net, side = form.build(), 32 if settings.tiny else 224
+    memory_bytes = GIB * 2**30 if settings.gpu else 2**28
+    options: dict[str, Any] = dict(precision="bfloat16", efficiency=form.efficiency)
+    device = "cuda" if settings.gpu else "cpu"
+    prediction = predict(net, memory_bytes, side, device=device, **options)
+    trial = Trial(
+        net=net,
+        resolution=side,
+        device=str(settings.device),
+        memory_bytes=memory_bytes,
+        layout="nhwc",
+        map_batch=prediction.map_batch,
+        **options,
+    )
+    probes = search(trial.probe, 8 if settings.tiny else prediction.batch)
+    probes = list(islice(probes, 1 if settings.tiny else None))
+    batch = largest(probes, label)
+    return {
+        "largest_batch": batch,
+        "predicted": prediction.batch,
+        "probes": [asdict(probe) for probe in probes],
+        "summary": f"{batch}, predicted {prediction.batch}, {len(probes)} tries",
+    }
