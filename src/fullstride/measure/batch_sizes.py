@@ -45,7 +45,8 @@ def find_batches(
             resolution=protocol.resolution, in_channels=in_channels, precision=precision
         )
         size |= dict(compiled=compiled, efficiency=(efficiency or {}).get(name, "plain"))
-        guess = predict(net, room, **size, **{"device": device.type})
+        options: dict[str, Any] = dict(size, device=device.type)
+        guess = predict(net, room, **options)
         limits: dict[str, Any] = dict(
             device=str(device), memory_bytes=room, map_batch=guess.map_batch
         )
