@@ -19,7 +19,8 @@ from sklearn.datasets import load_digits, load_sample_image
 
 from fullstride.data.dataset import UnreadableImage, decode, open_data
 
-CORNERS_OF = {  # by EXIF orientation: from the upright array to the stored one, from the standard's "row 0 is the ..."
+# by EXIF orientation, from the upright array to the stored one, after the standard's "row 0 is ..."
+CORNERS_OF = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
     3: lambda a: a[::-1, ::-1],
@@ -421,9 +422,10 @@ def test_the_fingerprint_sees_names_labels_and_sizes(tmp_path):
 
 def test_the_cut_is_the_same_in_every_process(tmp_path):
     root = write(tmp_path, *many("a", "b", each=30))
-    code = f"import json; from fullstride.data.dataset import *; print(json.dumps(open_data({str(root)!r}).test.names))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert tuple(json.loads(told.stdout)) == open_data(str(root)).test.names
+    code = "import json; from fullstride.data.dataset import *; "
+    code += f"print(json.dumps(open_data({str(root)!r}).test.names))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert tuple(json.loads(done.stdout)) == open_data(str(root)).test.names
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
+from fullstride.nets.blocks import Basic, ConvStem
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.spec import NetSpec, Stage
 from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.metric_learning import weighted_triplet
@@ -170,6 +172,11 @@ def rows_of(folder, digits, recipe=SHORT, **how):
     return list(run.train(folder, "genet_tiny", digits, recipe, **how))
 
 
+def equal_weights(*folders):
+    ours, theirs = (zoo.load(folder).net.state_dict() for folder in folders)
+    return all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
 def numbers(rows):
     """A log without the times, which differ from run to run."""
     return [
@@ -240,9 +247,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
     def stop_at_the_third(folder, state):
         save(folder, state)
         saved.append(state["index"])
-        if (
-            len(saved) == 6
-        ):  # the marks after two steps of four, and the ends, of two epochs, then the third's middle
+        if len(saved) == 6:  # in the middle of the third epoch, each of four steps
             raise KeyboardInterrupt
 
     monkeypatch.setattr(run_folder, "save_checkpoint", stop_at_the_third)
@@ -251,57 +256,25 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
     monkeypatch.setattr(run_folder, "save_checkpoint", save)
     assert saved == [2, 0, 2, 0, 2, 0][: len(saved)]
     assert numbers(rows_of(tmp_path / "stopped", digits, HARD, workers=1)) == numbers(rows)
-    ours, theirs = (
-        Bundle.load(tmp_path / name / run_folder.BUNDLE).net.state_dict()
-        for name in ("stopped", "whole")
-    )
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert equal_weights(tmp_path / "stopped", tmp_path / "whole")
 
 
 def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
-    words = [
-        sys.executable,
-        "-m",
-        "fullstride",
-        "train",
-        "digits",
-        "--model",
-        "genet_tiny",
-        "--mark-every",
-        "3",
-    ]
-    words += [
-        "--recipe.epochs",
-        "2",
-        "--recipe.warmup-epochs",
-        "0",
-        "--recipe.resolution",
-        "16",
-        "--recipe.dropout",
-        "0.2",
-    ]
-    subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
-    killed = subprocess.Popen(
-        [*words, "--out", str(tmp_path / "killed")], stdout=subprocess.DEVNULL
-    )
-    checkpoint = tmp_path / "killed" / run_folder.CHECKPOINT
+    words = ["train", "digits", "--model", "genet_tiny", "--checkpoint-every-steps", "3"]
+    words += ["--recipe.steps", "24", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
+    words += ["--recipe.dropout", "0.2", "--out"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert cli.run([*words, str(whole)]) == 0
+    process = subprocess.Popen([sys.executable, "-m", "fullstride", *words, str(killed)])
     deadline = time.monotonic() + 60
-    while not checkpoint.exists() and time.monotonic() < deadline:
+    while not (killed / run_folder.CHECKPOINT).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    killed.kill()
-    killed.wait()
-    assert not (tmp_path / "killed" / run_folder.BUNDLE).exists()
-    subprocess.run([*words, "--out", str(tmp_path / "killed")], check=True, capture_output=True)
-    ours, theirs = (
-        Bundle.load(tmp_path / name / run_folder.BUNDLE).net.state_dict()
-        for name in ("killed", "whole")
-    )
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    logs = [
-        [json.loads(line) for line in (tmp_path / name / run_folder.LOG).read_text().splitlines()]
-        for name in ("killed", "whole")
-    ]
-    assert numbers(logs[0]) == numbers(logs[1])
+    process.kill()
+    process.wait()
+    assert not (killed / run_folder.BUNDLE).exists()
+    assert cli.run([*words, str(killed)]) == 0
+    assert equal_weights(killed, whole)
+    assert numbers(run_folder.read_log(killed)) == numbers(run_folder.read_log(whole))
 
 
 def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistics_are_taken(digits):
@@ -435,11 +408,16 @@ def test_half_precision_learns_as_float32_does(precision, digits):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_compiled_network_has_the_losses_of_the_plain_one_with_the_same_masks(digits):
+    stages = (Stage(block=Basic, depth=2, width=8, stride=2),)
+    spec = NetSpec(
+        source="two blocks", stem=ConvStem, stem_width=8, stages=stages, in_channels=1, classes=10
+    )
     losses = []
     for way in ("plain", "plain_compiled"):
         torch.manual_seed(0)
-        net = zoo.create("genet_tiny", in_channels=1)
+        net = Network(spec)
         net.regularise(drop_path=0.3, dropout=0.3)
         batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
         still = replace(GENTLE, lr=1e-9, efficiency=way)  # else rounding grows from step to step
