@@ -159,7 +159,11 @@ class Learner:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         module = self.task.training_module(net)
         if context.is_distributed:
-            module = DistributedDataParallel(module, broadcast_buffers=False)
+            # a task's head leaves the classifier of the network without gradients
+            has_unused = net.task_head is not None
+            module = DistributedDataParallel(
+                module, broadcast_buffers=False, find_unused_parameters=has_unused
+            )
         self.forward: Callable[..., Any] = module
         if is_compiled(recipe.efficiency):
             from fullstride.nets.compile import compile_for_training  # takes seconds to import

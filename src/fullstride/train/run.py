@@ -42,7 +42,7 @@ def train(
     context: DistributedContext = SINGLE_PROCESS,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> Iterator[dict[str, Any]]:
-    """Train `model` on `data` in `folder`; yields the log's row of each epoch, also of earlier ones.
+    """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
 
     `data` is from `task.open_data`; the task is classification if None. After a stop, the same call
     resumes from the last checkpoint. Checkpoints are written after every epoch and within an epoch
