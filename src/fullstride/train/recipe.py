@@ -119,7 +119,7 @@ class Recipe:
     # modules of a training step: PyTorch's or fused ones, eager or compiled with recomputation;
     # auto: the fastest on this device
     efficiency: Literal["plain", "fused", "plain_compiled", "fused_compiled", "auto"] = "plain"
-    # for fused modules: store batch-norm inputs as int8 for the backward pass; gradients are rounded
+    # for fused modules: store batch-norm inputs as int8, which makes gradients less exact
     int8_maps: bool = False
     # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
     pad_channels: bool = False
