@@ -239,7 +239,7 @@ def test_depthwise_groups_grow_and_others_must_divide():
         assert padded(net).spec != spec
         assert (padded(net)(x) - net(x)).abs().max() < 1e-12
     with pytest.raises(
-        ValueError, match=r"^36 inner channels padded to 40 do not divide into groups of 12: leave"
+        ValueError, match=r"^36 inner channels padded to 40 do not divide into groups of 12"
     ):
         padded(Network(grouped(36, 12)))
     same = replace(grouped(12, 6, Basic), stem_width=16)
@@ -248,11 +248,11 @@ def test_depthwise_groups_grow_and_others_must_divide():
     ):
         padded(Network(same))
     with pytest.raises(
-        ValueError, match=r"^groups of \(8, 4\) channels would become \(6, 4\): leave"
+        ValueError, match=r"^groups of \(8, 4\) channels would become \(6, 4\)"
     ):
         padded(Network(replace(grouped(12, 4, Basic), stem_width=24)))
     with pytest.raises(
-        ValueError, match=r"^padded, the network cannot be built \(in_channels must be divisible"
+        ValueError, match=r"cannot be built \(in_channels must be divisible"
     ):
         padded(Network(replace(grouped(24, 8, Basic), stem_width=6)))
 
@@ -262,13 +262,13 @@ def test_the_way_back_loses_nothing_without_a_word():
     wide = padded(net)
     with pytest.raises(
         ValueError,
-        match="the network is not of that spec in more than its widths: give the spec that",
+        match="in more than widths",
     ):
         unpadded(wide, replace(TRESNET, classes=6))
     wider = replace(TRESNET.stages[1], width=30, ratio=0.2)
     with pytest.raises(
         ValueError,
-        match=r"conv.weight has \(24, 16, 1, 1\), less than \(30, 12, 1, 1\): give the spec that",
+        match=r"conv.weight has \(24, 16, 1, 1\), less than \(30, 12, 1, 1\)",
     ):
         unpadded(wide, replace(TRESNET, stages=(TRESNET.stages[0], wider, *TRESNET.stages[2:])))
     as_before = replace(
@@ -276,7 +276,7 @@ def test_the_way_back_loses_nothing_without_a_word():
     )  # and so with an identity for its shortcut
     with pytest.raises(
         ValueError,
-        match="the network has other parts than that spec: give the spec that was padded",
+        match="the network has other modules than that spec",
     ):
         unpadded(wide, replace(TRESNET, stages=(*TRESNET.stages[:2], as_before, TRESNET.stages[3])))
     for name in (
@@ -287,7 +287,7 @@ def test_the_way_back_loses_nothing_without_a_word():
         moved = padded(net)
         moved.state_dict()[name].view(-1)[-1] = 1e-30
         with pytest.raises(
-            ValueError, match=f"the padding of {name} is not zero: what moved it would be lost"
+            ValueError, match=f"the padding of {name} is not zero"
         ):
             unpadded(moved, TRESNET)
     with pytest.raises(
@@ -392,18 +392,18 @@ def test_bench_measures_padded_networks_beside_a_reference_as_it_is(monkeypatch,
     )
     assert stem_widths == {"tresnet_tiny": 12, "tresnet_tiny padded": 16}
     assert cli.run(["bench", "timm/test_resnet", "--padded", "--device", "cpu"]) == 2
-    assert "timm/test_resnet has no padded form: leave" in capsys.readouterr().err
+    assert "timm/test_resnet has no padded form" in capsys.readouterr().err
 
 
 def test_a_network_of_timm_has_no_padded_form(few_digits, tmp_path):
     with pytest.raises(
         ValueError,
-        match="timm/test_resnet has no padded form: leave, or use a network that",
+        match="timm/test_resnet has no padded form",
     ):
         zoo.create("timm/test_resnet", padded=True)
     with pytest.raises(
         ValueError,
-        match="timm/test_resnet has no padded form: leave, or use a network that",
+        match="timm/test_resnet has no padded form",
     ):
         list(
             run.train(

@@ -1,4 +1,4 @@
-"""What does every network offer, one of this package or of timm? `Backbone`, their common base class."""
+"""What do the networks of this package and of timm have in common? `Backbone`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -132,7 +132,7 @@ class ConvStem(Stem):
 
 
 class PoolStem(Stem):
-    """7 x 7 convolution of stride 2 and a max-pool of stride 2. Source: ResNet, arXiv:1512.03385."""
+    """A 7 x 7 convolution and a max-pool, of stride 2. Source: ResNet, arXiv:1512.03385."""
 
     stride = 4
 

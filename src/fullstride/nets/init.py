@@ -1,15 +1,14 @@
-"""What are the weights before training? One function for each way that a paper or its code has it."""
+"""How are the weights initialised? One function per paper, or per its code."""
 
-import torch
 from torch import nn
 
 from fullstride.nets.blocks import Block
 
 
 def tresnet(net: nn.Module) -> None:
-    """Convolutions normal with variance 2 / fan_out, classifier N(0, 0.01), last gain of every block zero.
+    """Convolutions N(0, 2 / fan_out), classifier N(0, 0.01^2), last gain of every block zero.
 
-    Biases (of squeeze-and-excitation and of the classifier) keep PyTorch's uniform draw.
+    Biases (of squeeze-and-excitation and of the classifier) have PyTorch's uniform default.
     Source: the code of TResNet, Alibaba-MIIL/TResNet@aea5f0f.
     """
     for layer in net.modules():
@@ -21,14 +20,16 @@ def tresnet(net: nn.Module) -> None:
 
 
 def resnet_rs(net: nn.Module) -> None:
-    """Convolutions truncated normal with variance 1 / fan_in, classifier N(0, 0.01), biases zero, last gains zero.
+    """Convolutions truncated normal with variance 1 / fan_in, classifier N(0, 0.01^2).
+
+    Biases and the last gain of every block are zero.
 
     Source: the TPU code of ResNet-RS, tensorflow/tpu@7dc921f.
     """
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
             fan_in = layer.weight[0].numel()
-            # TensorFlow cuts at two standard deviations and divides by what the cut takes from the spread.
+            # TensorFlow truncates at two standard deviations and corrects the variance for it.
             std = fan_in**-0.5 / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, 0, std, -2 * std, 2 * std)
         elif isinstance(layer, nn.Linear):
@@ -39,10 +40,10 @@ def resnet_rs(net: nn.Module) -> None:
 
 
 def genet(net: nn.Module) -> None:
-    """Normal with variance 3.26^2 * 2 / (fan_in + fan_out) for convolutions and classifier, biases zero.
+    """Convolutions and classifier N(0, 3.26^2 * 2 / (fan_in + fan_out)), biases zero.
 
-    The paper (arXiv:2006.14090) names MSRA-PReLU and its repository has no such code; the number is
-    from the same authors' ZenNAS, idstcv/ZenNAS@d1d617e. Gains start at one, also the last of a block.
+    The paper (arXiv:2006.14090) names MSRA-PReLU, for which its repository has no code; the number
+    is from the same authors' ZenNAS, idstcv/ZenNAS@d1d617e. All gains are one.
     """
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -52,7 +53,7 @@ def genet(net: nn.Module) -> None:
 
 
 def resnet(net: nn.Module) -> None:
-    """Convolutions normal with variance 2 / fan_out; the classifier keeps PyTorch's uniform draw.
+    """Convolutions N(0, 2 / fan_out), classifier with PyTorch's uniform default.
 
     Source: arXiv:1502.01852, with fan_out as in the authors' and in torchvision's code.
     """
@@ -62,11 +63,8 @@ def resnet(net: nn.Module) -> None:
 
 
 def zero_last_gains(net: nn.Module) -> None:
-    """Let every block begin as its shortcut: the gain of the branch's last batch norm is zero."""
+    """Set the last gain of every branch to zero, so that every block starts as its shortcut."""
     for block in net.modules():
         if isinstance(block, Block):
-            last = [layer for layer in block.branch.modules() if isinstance(layer, nn.BatchNorm2d)][
-                -1
-            ]
-            with torch.no_grad():
-                last.weight.zero_()
+            norms = [m for m in block.branch.modules() if isinstance(m, nn.BatchNorm2d)]
+            nn.init.zeros_(norms[-1].weight)

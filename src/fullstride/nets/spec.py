@@ -23,7 +23,7 @@ from fullstride.nets.blocks import (
 )
 from fullstride.storage import Bounds, check_bounds
 
-# What JSON may name. Renaming a class or a function changes nothing on disk; changing a key here does.
+# The names that JSON may use. Renaming a class changes nothing on disk; changing a key here does.
 NAMED: dict[str, Any] = {
     "Basic": Basic,
     "Bottleneck": Bottleneck,
@@ -39,21 +39,21 @@ NAMED: dict[str, Any] = {
 }
 NAMES = {part: name for name, part in NAMED.items()}
 
-# A file from elsewhere may not ask for more. The widest published network has 4096 channels, the deepest 144 blocks.
+# Limits for files from elsewhere. Published networks have at most 4096 channels and 144 blocks.
 MOST_CHANNELS, MOST_BLOCKS = 65_536, 1_024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Blocks of one kind in a row; the first one changes width and resolution."""
+    """A sequence of equal blocks, of which the first changes width and resolution."""
 
     block: type[Block]
     depth: int  # blocks
     width: int  # channels out of every block
     stride: int = 1  # of the first block: 1, or 2 to halve the map
-    ratio: float = 1.0  # channels between a block's convolutions / width
+    ratio: float = 1.0  # channels inside a block / width
     kernel: Annotated[int, Bounds(le=255)] = 3
-    # channels that a k x k convolution sees at once: 0 all, 1 depthwise
+    # channels per group of a k x k convolution; 0: all, 1: depthwise
     group_width: Annotated[int, Bounds(ge=0)] = 0
     se: SE | None = None
 
@@ -100,7 +100,7 @@ class NetSpec:
     init: Callable[[nn.Module], None] = init.resnet
     in_channels: int = 3
     classes: int = 1000
-    resolution: int = 224  # pixels a side that the network is meant for; it takes any
+    resolution: int = 224  # pixels a side; inputs of any size are accepted
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -110,10 +110,10 @@ class NetSpec:
             raise ValueError(f"a network has 1 to {MOST_BLOCKS} blocks in its stages")
 
     def scaled(self, *, width: float = 1.0, depth: float = 1.0) -> "NetSpec":
-        """The same network with every width and every depth multiplied.
+        """The network with every width and every depth multiplied.
 
-        Widths go to the nearest multiple of 8, which is what tensor cores want (and of the group width,
-        if any); at a multiplier of 1 nothing moves. At least one block and one such multiple stay.
+        Widths are rounded to multiples of 8 for tensor cores, and of the group width; a multiplier
+        of 1 changes nothing. The minimum is one block, and one such multiple.
         """
         check_multiplier("width", width)
         check_multiplier("depth", depth)

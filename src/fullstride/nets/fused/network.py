@@ -1,4 +1,4 @@
-"""How does a network train with memory-efficient operators? `to_fused` changes its modules' classes.
+"""How does a network train with memory-efficient operators? `to_fused` changes its classes.
 
 Parameters, state dicts, hooks, evaluation and export stay as they are: each fused class overrides
 the forward pass of its plain base class in training, and defers to it everywhere else.

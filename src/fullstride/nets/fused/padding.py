@@ -1,9 +1,9 @@
-"""How do odd widths get whole tiles? By channels of zeros up to a multiple of 8, which change no number.
+"""How do networks of odd widths fill whole tiles? By zero channels up to a multiple of 8.
 
-Tensor cores and loads of 128 bits want channels in eights; TResNet-L has 76 of them, TResNet-XL 83. A padded channel
-has rows of weights that are zero, so it is zero behind its convolution, its batch norm and its activation, and no
-weight that reads it gets a gradient. Its own rows get none either, as all that reads it is zero: training, with weight
-decay or momentum, leaves the padding as it is.
+Tensor cores and 128-bit loads need multiples of 8 channels; TResNet-L has 76, TResNet-XL 83. The
+weights of a padded channel are zero, so it is zero after its convolution, batch norm and
+activation, and the weights that read it get no gradient. Its own weights get none either, as all
+that reads it is zero: training, with weight decay or momentum, leaves the padding unchanged.
 """
 
 from dataclasses import replace
@@ -16,17 +16,18 @@ from fullstride.nets.fused.network import FusedNetwork, fused_layers, to_fused
 from fullstride.nets.network import Network
 from fullstride.nets.spec import MOST_CHANNELS, NetSpec, Stage, check_range
 
-# What is one, not zero, in the padding. A gain of zero would make `abn.invertible` refuse the layer; it scales a
-# normalised value that is zero, so it gets no gradient and its size is of no matter. The same holds for variances.
+# The padding of these is one. With a gain of zero the layer would not be `is_invertible`; as it
+# scales a zero it gets no gradient, whatever its value. The same holds for variances.
 ONES = ("norm.weight", "norm.running_var")
 
 
 def padded(net: Network, multiple: int = 8) -> Network:
-    """The same network with channels of zeros up to multiples of `multiple`; `net` itself where none is missing.
+    """The network with zero channels up to multiples of `multiple`; `net` itself if it has them.
 
-    Logits and training are equal but for the order of sums; maps, `features` and `embed` have more channels. Where
-    what the classifier sees is widened (in no TResNet of the zoo), dropout draws more numbers from the same seed:
-    other masks, as likely as before. Raises ValueError where channels of grouped convolutions would not divide.
+    Logits and training are equal up to the order of sums; maps, `features` and `embed` have more
+    channels. If the input of the classifier is widened (in no TResNet of the zoo), dropout draws
+    other masks from the same seed. Raises ValueError if the channels of grouped convolutions would
+    not divide.
     """
     spec = padded_spec(net.spec, multiple)
     if spec == net.spec:
@@ -40,9 +41,10 @@ def padded(net: Network, multiple: int = 8) -> Network:
 
 
 def unpadded(net: Network, spec: NetSpec) -> Network:
-    """Back again: the network of `spec` whose padded form `net` is, which may have been trained; `net` where it fits.
+    """The inverse of `padded`: the network of `spec`, of which `net` is a padded form.
 
-    Raises ValueError where `net` is no such form, or where its padding is not zero and would be lost.
+    `net` itself if it has that spec. Raises ValueError if it is no such form, or if its padding is
+    not zero and would be lost.
     """
     if net.spec == spec:
         return net
@@ -55,26 +57,27 @@ def unpadded(net: Network, spec: NetSpec) -> Network:
     )
     if like != net.spec:
         raise ValueError(
-            "the network is not of that spec in more than its widths: give the spec that was padded"
+            "the network and that spec differ in more than widths: use the spec that was padded"
         )
     narrow = twin(net, spec)
     state = narrow.state_dict()
     for name, value in net.state_dict().items():
         if any(few > many for few, many in zip(state[name].shape, value.shape, strict=True)):
             raise ValueError(
-                f"{name} has {tuple(value.shape)}, less than {tuple(state[name].shape)}: give the spec that was padded"
+                f"{name} has {tuple(value.shape)}, less than {tuple(state[name].shape)}: "
+                "use the spec that was padded"
             )
         inner = corner(value, state[name])
         state[name].copy_(inner)
         if not name.endswith(ONES) and value.count_nonzero() > inner.count_nonzero():
             raise ValueError(
-                f"the padding of {name} is not zero: what moved it would be lost, keep the padded network"
+                f"the padding of {name} is not zero and would be lost: use the padded network"
             )
     return narrow
 
 
 def padded_spec(spec: NetSpec, multiple: int = 8) -> NetSpec:
-    """`spec` with the stem's width, widths, inner channels and the head's width rounded up to multiples."""
+    """`spec` with all numbers of channels rounded up to multiples of `multiple`."""
     check_range("padding to multiples of", multiple, MOST_CHANNELS)
 
     def up(channels: int, step: int = multiple) -> int:
@@ -91,8 +94,8 @@ def padded_spec(spec: NetSpec, multiple: int = 8) -> NetSpec:
             width += multiple  # equal widths would make an identity of the shortcut's convolution
         if stage.group_width and inner % stage.group_width:
             raise ValueError(
-                f"{stage.inner} inner channels padded to {inner} do not divide into groups of {stage.group_width}: "
-                "leave the network as it is"
+                f"{stage.inner} inner channels padded to {inner} do not divide into groups of "
+                f"{stage.group_width}: use the network without padding"
             )
         ratio = stage.ratio if round(width * stage.ratio) == inner else inner / width
         stages.append(replace(stage, width=width, ratio=ratio))
@@ -101,22 +104,20 @@ def padded_spec(spec: NetSpec, multiple: int = 8) -> NetSpec:
 
 
 def twin(net: Network, spec: NetSpec) -> Network:
-    """A network of `spec`, which has other widths, with all settings of `net`; its weights are fresh ones.
+    """A network of `spec`, which has other widths, with the settings of `net` and fresh weights.
 
-    Raises ValueError where it has other parts than `net`, or other groups of channels.
+    Raises ValueError if it has other modules than `net`, or other groups of channels.
     """
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # these weights are not used: what is drawn next must not depend on them
+    with torch.random.fork_rng(devices=[]):  # later draws must not depend on unused weights
         try:
             other = Network(spec).to(net.head.fc.weight)
         except ValueError as error:  # of convolutions in groups
             raise ValueError(
-                f"padded, the network cannot be built ({error}): leave it as it is"
+                f"with padding the network cannot be built ({error}): use it without"
             ) from None
     if list(net.state_dict()) != list(other.state_dict()):
         raise ValueError(
-            "the network has other parts than that spec: give the spec that was padded"
+            "the network has other modules than that spec: use the spec that was padded"
         )
     for old, new in zip(net.modules(), other.modules(), strict=True):
         new.training = old.training
@@ -132,7 +133,8 @@ def twin(net: Network, spec: NetSpec) -> Network:
             )
             if old_group != new_group:
                 raise ValueError(
-                    f"groups of {old_group} channels would become {new_group}: leave the network as it is"
+                    f"groups of {old_group} channels would become {new_group}: "
+                    "use the network without padding"
                 )
     for old, new in zip(net.parameters(), other.parameters(), strict=True):
         new.requires_grad_(old.requires_grad)
@@ -144,5 +146,5 @@ def twin(net: Network, spec: NetSpec) -> Network:
 
 
 def corner(wide: Tensor, narrow: Tensor) -> Tensor:
-    """The leading part of `wide` that has the shape of `narrow`; a view."""
+    """The leading part of `wide` with the shape of `narrow`, as a view."""
     return wide[tuple(slice(size) for size in narrow.shape)]

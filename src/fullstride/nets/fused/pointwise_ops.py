@@ -139,7 +139,7 @@ def bn_add_act_backward(
     eps: Sequence[float],
     group: str,
 ) -> list[Tensor]:
-    """Gradients of x, gain, bias, `se`, and of `other` without its pivot. Either y or x may be None.
+    """Gradients of x, gain, bias, `se` and `other` without its pivot. Either y or x may be None.
 
     x, and an `other` that has a norm, may be int8.
     """

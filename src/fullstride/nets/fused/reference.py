@@ -1,11 +1,11 @@
-"""What happens to the maps between two convolutions? Each pass over them, in plain PyTorch, on any device.
+"""What are the passes over the maps between two convolutions? Their definitions, in PyTorch.
 
-These are the definitions: the Triton forms have the same names and arguments. A pass reads or writes whole maps; what
-lies between two passes is arithmetic on (N, C) numbers, which `nets/fused/pointwise_ops.py` does.
+The Triton kernels have the same names and arguments. A pass reads or writes whole maps;
+`pointwise_ops` does the arithmetic on (N, C) numbers between two passes.
 
-Maps are (N, C, H, W) of any floating type and memory format, and so is what comes out. Numbers for each image and
-channel are (N, C), or (1, C) where they are the same for all images, in float32, or float64 for maps of float64. Every
-sum is taken about a pivot near the channel's mean, where it does not cancel digits.
+Maps are (N, C, H, W) of any floating type and memory format, and so are results. Numbers per image
+and channel are (N, C), or (1, C) where all images share them, in float32, or in float64 for maps of
+float64. Every sum is taken about a pivot near the channel's mean, which avoids cancellation.
 """
 
 from typing import NamedTuple
@@ -27,9 +27,10 @@ class Affine(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """The gradient of a map that is d behind its batch norm: scale * d + constant + linear * (map - pivot).
+    """The gradient of a batch norm's input from that of its output d.
 
-    The last two come of the map's part in the batch's mean and variance.
+    It is scale * d + constant + linear * (map - pivot). The last two terms are the gradient through
+    the mean and the variance of the batch.
     """
 
     scale_nc: Tensor
@@ -51,10 +52,10 @@ def bn_add_act(
     slope: float | None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """y = act(affine(x) + other), or + other_affine(other): the end of a block; without `other`, batch norm and act.
+    """y = act(affine(x) + other), or + other_affine(other): the end of a block, or a batch norm.
 
-    `slope` is of the activation for negative values; None: no activation. `dtype` is of y; None: as x. Where x is codes
-    of `bn_add_act_int8`, y has the sign that they tell.
+    `slope` is that of the activation for negative values, None for no activation. `dtype` is that
+    of y, by default of x. If x is a result of `bn_add_act_int8`, y has the sign that it encodes.
     """
     z = affine_sum(x, affine, other, other_affine)
     if x.dtype == torch.int8:
@@ -71,23 +72,23 @@ def bn_add_act_int8(
     rate_c: Tensor,
     other_rate_c: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`bn_add_act`, and codes in int8: the number from -127 to 127 nearest to (x - pivot) * rate that is odd where y > 0,
-    and even elsewhere, so that a result that is made again of it can have the same sign.
+    """`bn_add_act`, and x as int8: the number from -127 to 127 nearest to (x - pivot) * rate.
 
-    With `other_affine`, also the nearest numbers for `other`, of both kinds.
+    Only odd numbers are used where y > 0, and only even ones elsewhere, so that a recomputed result
+    has the same sign. With `other_affine`, also `other` as int8, odd or even.
     """
     y = bn_add_act(x, affine, other, other_affine, slope)
     odd = (y > 0).to(torch.float32)
     halves = (per_map(rate_c) * (wide(x) - per_map(affine.pivot_c))).clamp(
         1 - INT8_MAX, INT8_MAX - 1
     ) - odd
-    codes = (2 * torch.floor(halves / 2 + 0.5) + odd).to(torch.int8)
+    x_int8 = (2 * torch.floor(halves / 2 + 0.5) + odd).to(torch.int8)
     if other is None or other_affine is None or other_rate_c is None:
-        return y, codes, None
+        return y, x_int8, None
     others = torch.floor(
         (wide(other) - per_map(other_affine.pivot_c)) * per_map(other_rate_c) + 0.5
     )
-    return y, codes, others.clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    return y, x_int8, others.clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
 
 
 def bn_add_act_sums(
@@ -99,12 +100,12 @@ def bn_add_act_sums(
     other_affine: Affine | None,
     slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sums over the pixels of d, d * (x - pivot) and, with `other_affine`, d * (other - its pivot): each (N, C).
+    """Sums over the pixels of d, d * (x - pivot) and, with `other_affine`, d * (other - pivot).
 
-    x and `other` may be codes, whose pivot is 0.
+    Each is (N, C). x and `other` may be int8, with a pivot of 0.
 
-    d = grad * act'(y), the gradient before the activation. Without `x` it is made of y, whose slope must then be above
-    0 and which has no `other`.
+    d = grad * act'(y) is the gradient before the activation. Without x, it is recomputed from y,
+    which needs a slope above 0 and no `other`.
     """
     d = before(grad, y, slope)
     centred = recovered(y, affine, slope) if x is None else wide(x) - per_map(affine.pivot_c)
@@ -125,7 +126,7 @@ def bn_add_act_gradients(
     other_slopes: Slopes | None,
     slope: float | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of `other`; arguments as of `bn_add_act_sums`. The second one is d where `other` came as it was."""
+    """Gradients of x and of `other`, which is d without `other_affine`; see `bn_add_act_sums`."""
     d = before(grad, y, slope)
     centred = recovered(y, affine, slope) if x is None else wide(x) - per_map(affine.pivot_c)
     grad_x = sloped(d, centred, slopes).to(y.dtype)
@@ -149,10 +150,10 @@ def gated(x: Tensor, affine: Affine, gate_nc: Tensor, slope: float | None) -> Te
 def gated_sums(
     grad: Tensor, y: Tensor, affine: Affine, gate_nc: Tensor, slope: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What the gradients of `gated` are made of, from its output alone: five sums over the pixels, each (N, C).
+    """Sums over the pixels for the gradients of `gated`, from its output alone: five, each (N, C).
 
-    With s = act(affine(x)) = y / gate and x made of s: of grad * s, grad * act'(s), grad * act'(s) * (x - pivot),
-    act'(s) and act'(s) * (x - pivot).
+    With s = act(affine(x)) = y / gate and x recomputed from s, they are of grad * s,
+    grad * act'(s), grad * act'(s) * (x - pivot), act'(s) and act'(s) * (x - pivot).
     """
     s = wide(y) / per_map(gate_nc)
     centred, steep, g = recovered(s, affine, slope), act_slope(s, slope), wide(grad)
@@ -170,16 +171,16 @@ def gated_gradients(
     slopes: Slopes,
     slope: float,
 ) -> Tensor:
-    """The gradient of x, where each pixel of act(affine(x)) has the gradient gate * grad + squeeze."""
+    """The gradient of x, if that of act(affine(x)) is gate * grad + squeeze."""
     s = wide(y) / per_map(gate_nc)
     d = (per_map(gate_nc) * wide(grad) + per_map(squeeze_nc)) * act_slope(s, slope)
     return sloped(d, recovered(s, affine, slope), slopes).to(y.dtype)
 
 
 def blurred(x: Tensor, affine: Affine, slope: float | None) -> tuple[Tensor, Tensor]:
-    """act(affine(x)), blurred by [1 2 1] / 4 each way with a reflected border, of every second pixel; and its means.
+    """`layers.BlurPool` of act(affine(x)), and its means over the pixels.
 
-    (N, C, H, W) -> (N, C, H/2, W/2), rounded up, and (N, C) in full precision. A side of one pixel is repeated.
+    (N, C, H, W) -> (N, C, H/2, W/2), rounded up, and (N, C) in the precision of sums.
     """
     y = blur(activated(affine_sum(x, affine, None, None), slope))
     return y.to(x.dtype), y.mean((2, 3))
@@ -190,7 +191,7 @@ def blurred_sums(
 ) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of d and d * (x - pivot), each (N, C).
 
-    d is the gradient before the activation where each pixel of the output has the gradient grad + squeeze.
+    d is the gradient before the activation, if that of the output is grad + squeeze.
     """
     d = before_blur(grad, squeeze_nc, x, affine, slope)
     return d.sum((2, 3)), (d * (wide(x) - per_map(affine.pivot_c))).sum((2, 3))
@@ -210,7 +211,7 @@ def blurred_gradients(
 
 
 def wide(t: Tensor) -> Tensor:
-    """In the precision that sums are taken in."""
+    """In the precision of sums."""
     return t if t.dtype == torch.float64 else t.float()
 
 
@@ -236,7 +237,7 @@ def activated(z: Tensor, slope: float | None) -> Tensor:
 
 
 def act_slope(y: Tensor, slope: float | None) -> Tensor:
-    """The activation's derivative, told by the sign of what came out of it."""
+    """The activation's derivative, from the sign of its output."""
     ones = torch.ones_like(y)
     return ones if slope is None else torch.where(y > 0, ones, slope)
 
@@ -265,12 +266,9 @@ def blur(x: Tensor) -> Tensor:
 
 
 def unblur(g: Tensor, x: Tensor) -> Tensor:
-    """The transpose of `blur`: what each pixel of x gets of the gradient g of its blur."""
+    """The transpose of `blur`: the gradient of x from that of its blur, g."""
     h, w = x.shape[2:]
-    spare = (
-        1 - h % 2,
-        1 - w % 2,
-    )  # the last row and column of an even map's border are under no filter
+    spare = (1 - h % 2, 1 - w % 2)  # no filter reads the last row and column of an even map
     spread = F.conv_transpose2d(g, binomial(g), stride=2, output_padding=spare, groups=g.shape[1])
     step = 1 if border(x) == "reflect" else 0
     rows = spread[:, :, 1:-1].clone()
@@ -288,7 +286,7 @@ def binomial(x: Tensor) -> Tensor:
 
 
 def border(x: Tensor) -> str:
-    """A side of one pixel has nothing to reflect."""
+    """The padding mode: a side of one pixel cannot be reflected."""
     return "reflect" if min(x.shape[2:]) > 1 else "replicate"
 
 

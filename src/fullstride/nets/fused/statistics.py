@@ -118,7 +118,7 @@ def all_gather(part: Tensor, group: str) -> Tensor:
     """The tensors of all processes of the group, stacked in the order of their ranks."""
     from torch.distributed import distributed_c10d as c10d  # PyTorch may be built without
 
-    members = c10d._resolve_process_group(group)  # pyright: ignore[reportArgumentType, reportPrivateImportUsage]
+    members = c10d._resolve_process_group(group)  # pyright: ignore
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(members))]
     dist.all_gather(parts, part, members)
     return torch.stack(parts)

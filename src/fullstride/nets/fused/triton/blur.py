@@ -1,7 +1,7 @@
-"""The passes of the blur of every second pixel in Triton, as gathers both ways. Defined in `plain.py`.
+"""How is `BlurPool` computed in Triton? The passes of `reference`, as gathers in both directions.
 
-The border is reflected, or repeated where a side is one pixel: `border`, 1 or 0, is where the pixel before the first is
-taken from; the one after the last as far from the end.
+`border` is the index of the pixel that pads the first one, and the distance from the end of the one
+that pads the last: 1 for reflection, 0 for replication where a side has one pixel.
 """
 
 # pyright: reportGeneralTypeIssues=false
@@ -214,14 +214,14 @@ def blurred_gradients_kernel(
 
 @triton.jit
 def reflected(i, size, border):
-    """Where the pixel i lies that may be one outside."""
+    """The index of pixel i, which may be one outside of the map."""
     i = tl.where(i < 0, border, i)
     return tl.where(i < size, i, size - 1 - border)
 
 
 @triton.jit
 def unblurred(grad, squeeze, n, p, c, mask, height, width, border, channels, nhwc: tl.constexpr):
-    """What pixels p get of the gradient of the blur: of one output for an even row or column, of two for an odd one."""
+    """The gradient of pixels p: of one output in an even row or column, of two in an odd one."""
     lines = (height + 1) // 2
     columns = (width + 1) // 2
     d = tl.zeros(mask.shape, tl.float32)
@@ -242,11 +242,11 @@ def unblurred(grad, squeeze, n, p, c, mask, height, width, border, channels, nhw
 
 @triton.jit
 def share(output, pixel, size, border, second: tl.constexpr):
-    """The filter's weight from a pixel to an output, along one side."""
+    """The filter's weight of a pixel for an output, along one side."""
     weight = tl.where(output * 2 == pixel, 0.5, 0.25)
     weight += tl.where((output == 0) & (pixel == border), 0.25, 0.0)
     weight += tl.where((output * 2 + 1 == size) & (pixel == size - 1 - border), 0.25, 0.0)
-    if second:  # is the first once more for an even pixel
+    if second:  # for an even pixel it equals the first
         weight = tl.where(pixel % 2 == 0, 0.0, weight)
     return tl.where(output * 2 < size, weight, 0.0)
 

@@ -1,4 +1,4 @@
-"""The passes of squeeze-and-excitation in Triton: act(affine(x)), squeezed and gated. Defined in `plain.py`."""
+"""How is squeeze-and-excitation computed in Triton? `squeezed` and `gated` of `reference`."""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,8 @@
-"""What happens to the maps between two convolutions? Each pass of `plain.py` in Triton, on a GPU.
+"""How are the passes over maps computed in Triton? Each pass of `reference`, on a GPU.
 
-Same names, arguments and numbers as there. Maps of other strides than NHWC or NCHW, and those in another format than
-the first, are copied. Sums are in float32 and by two stages without atomics: always the same bits, whatever the batch.
+Names, arguments and numbers are the same. Maps with strides other than NHWC or NCHW, and those in
+another format than the first, are copied. Sums are in float32, in two stages without atomics, so
+results are deterministic and do not depend on the batch.
 """
 
 # pyright: reportPossiblyUnboundVariable=false
@@ -95,12 +96,12 @@ def bn_add_act_int8(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     tiles = tiles_of(x)
     x = tiles.lay(x)
-    y, codes = empty_like(x), empty_like(x, dtype=torch.int8)
-    other_int8 = None if other_rate_c is None else empty_like(codes)
+    y, x_int8 = empty_like(x), empty_like(x, dtype=torch.int8)
+    other_int8 = None if other_rate_c is None else empty_like(x_int8)
     ours = x, *affine_of(affine), numbers_of(rate_c)
     theirs = tiles.lay(other), *affine_of(other_affine), numbers_of(other_rate_c)
-    tiles.launch(bn_add_act_kernel, y, codes, other_int8, *ours, *theirs, slope_of(slope))
-    return y, codes, other_int8
+    tiles.launch(bn_add_act_kernel, y, x_int8, other_int8, *ours, *theirs, slope_of(slope))
+    return y, x_int8, other_int8
 
 
 def bn_add_act_sums(
@@ -178,7 +179,7 @@ def stats_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def bn_add_act_kernel(
     y,
-    codes,
+    x_int8,
     other_int8,
     x,
     pivot,
@@ -207,7 +208,7 @@ def bn_add_act_kernel(
         other_pivot, other_scale, other_shift = affine_at(
             other_pivot, other_scale, other_shift, n, other_row, c, channels
         )
-    if codes is not None:
+    if x_int8 is not None:
         rate = number(rate, n, 0, c, channels)
     if other_int8 is not None:
         other_rate = number(other_rate, n, 0, c, channels)
@@ -228,8 +229,8 @@ def bn_add_act_kernel(
         if x.dtype.element_ty == tl.int8:
             z = with_sign_of(z, value)
         tl.store(y + at, activated(z, slope), mask=mask)
-        if codes is not None:
-            tl.store(codes + at, to_int8_with_sign(centred, rate, z), mask=mask)
+        if x_int8 is not None:
+            tl.store(x_int8 + at, to_int8_with_sign(centred, rate, z), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)

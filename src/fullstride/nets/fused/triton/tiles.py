@@ -1,8 +1,10 @@
-"""How are maps cut into tiles for Triton: which program does what, and how large are the blocks?
+"""How are maps divided into tiles for Triton?
 
-A program takes one image, a block of its channels and `steps` blocks of its pixels, one after the other. In memory maps
-are rows without gaps: of a pixel's channels (NHWC) or of a channel's pixels (NCHW). A row is `units` * `unit` long, so
-that the compiler knows what divides its length and reads 128 bits at once; there are `outer` rows in an image.
+A program processes one image, a block of its channels and `steps` blocks of its pixels in sequence.
+Maps in memory are contiguous rows: the channels of a pixel (NHWC) or the pixels of a channel
+(NCHW).
+The length of a row is `units` * `unit`, so that the compiler knows a divisor of it and loads 128
+bits at once; an image has `outer` rows.
 """
 
 from dataclasses import dataclass
@@ -16,26 +18,25 @@ from torch import Tensor
 
 from fullstride.nets.fused.reference import INT8_MAX, MIN_POSITIVE, Affine
 
-# Block sizes, none of them measured yet: with 4 warps a thread has 16 values of each map, or 8
-ROW_BLOCKS = (128, 64, 32)  # along a row; of these the one that pads it least
+# Block sizes, not yet tuned on a GPU: with 4 warps a thread has 16 or 8 values of each map.
+ROW_BLOCKS = (128, 64, 32)  # along a row; the one with the least padding is chosen
 BLOCK = 2048  # values of one map
-GATHERED_BLOCK = 1024  # where each value is made of several
+GATHERED_BLOCK = 1024  # the same, where each value depends on several
 STEPS = 8  # at most; more make fewer partial sums, but also fewer programs
 UNITS = (8, 4, 1)  # 128 bits hold 8 values in bf16, 4 in float32
-OPTIONS = dict(
-    num_warps=4, enable_fp_fusion=True
-)  # multiply-adds, said aloud since Triton is to change its default
+# Multiply-adds are fused explicitly, as Triton is to change its default.
+OPTIONS = dict(num_warps=4, enable_fp_fusion=True)
 
 LARGEST, LEAST = tl.constexpr(float(INT8_MAX)), tl.constexpr(MIN_POSITIVE)
 
-# kernels are compiled once for all values of these
+# Kernels are not specialised on the values of these.
 SIZES = ("outer", "units", "height", "width", "border")
 SIZES += ("row", "other_row", "slopes_row", "other_slopes_row", "gate_row", "squeeze_row")
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Of maps of (images, channels, pixels)."""
+    """The tiles of maps of (images, channels, pixels)."""
 
     images: int
     channels: int
@@ -60,12 +61,12 @@ class Tiles:
         return torch.channels_last if self.nhwc else torch.contiguous_format
 
     def lay(self, maps: Any) -> Any:
-        """Maps, or None, in the memory format of these."""
+        """The maps, or None, in the memory format of the tiles."""
         return None if maps is None else maps.contiguous(memory_format=self.format)
 
     @cached_property
     def spans(self) -> int:
-        """In how many parts programs take the pixels of an image."""
+        """The number of programs that share the pixels of an image and a block of channels."""
         return triton.cdiv(self.pixels, self.sizes["block_p"] * self.sizes["steps"])
 
     def launch(self, kernel: Any, *arguments: Tensor | float | None) -> None:
@@ -73,7 +74,7 @@ class Tiles:
         run(kernel, programs, arguments, self.sizes)
 
     def sums(self, kernel: Any, count: int, *arguments: Tensor | float | None) -> list[Tensor]:
-        """Sums over the pixels, each (N, C): the kernel fills its first `count` arguments with those of each span."""
+        """Sums over the pixels, each (N, C): a kernel writes each span's to its first arguments."""
         shape = self.images, self.spans, self.channels
         device = next(each.device for each in arguments if isinstance(each, Tensor))
         partial = [torch.empty(shape, dtype=torch.float32, device=device) for _ in range(count)]
@@ -82,7 +83,7 @@ class Tiles:
 
 
 def tiles_of(x: Tensor, block: int = BLOCK) -> Tiles:
-    """In the memory format that x has, or is nearer to."""
+    """Tiles in the memory format of x, or in the closest one."""
     n, c, h, w = x.shape
     return Tiles(n, c, h * w, c > 1 and x.stride(1) <= x.stride(3), block)
 
@@ -96,7 +97,7 @@ def run(
 
 
 def affine_of(affine: Affine | None) -> tuple[Any, ...]:
-    """As kernels take it: pivot, scale, shift and `rows`' last."""
+    """As arguments of a kernel: pivot, scale, shift, and the stride of `rows`."""
     if affine is None:
         return None, None, None, 0
     return numbers_of(affine.pivot_c), *rows(affine.scale_nc, affine.shift_nc)
@@ -107,13 +108,13 @@ def numbers_of(numbers_c: Tensor | None) -> Tensor | None:
 
 
 def rows(*numbers_nc: Tensor) -> tuple[Any, ...]:
-    """Numbers for each image and channel as kernels take them, then how far apart two images' lie: 0 if shared."""
+    """Numbers per image and channel as arguments of a kernel, and their stride over images or 0."""
     alike = [each.float().contiguous() for each in torch.broadcast_tensors(*numbers_nc)]
     return *alike, 0 if len(alike[0]) == 1 else alike[0].shape[1]
 
 
 def slope_of(slope: float | None) -> float | None:
-    """A float in any case: a kernel would be compiled again for an integer."""
+    """A float: for an integer the kernel would be compiled again."""
     return None if slope is None else float(slope)
 
 
@@ -127,7 +128,7 @@ def place(
     block_c: tl.constexpr,
     steps: tl.constexpr,
 ):
-    """This program's image, first pixels and channels; then how many pixels and channels there are."""
+    """This program's image, first pixels and channels; then the numbers of pixels and channels."""
     inner = units * unit
     pixels = outer if nhwc else inner
     channels = inner if nhwc else outer
@@ -142,7 +143,7 @@ def place(
 
 @triton.jit
 def offsets(n, p, c, pixels, channels, nhwc: tl.constexpr):
-    """Where the values of pixels and channels lie, (block_p, block_c), in 64 bits: maps can have 2^31 values."""
+    """Offsets of pixels and channels, (block_p, block_c), in 64 bits: maps can have 2^31 values."""
     if nhwc:
         at = (n * pixels + p)[:, None] * channels + c[None, :]
     else:
@@ -162,7 +163,7 @@ def values(maps, at, mask):
 
 @triton.jit
 def number(numbers, n, row, c, channels):
-    """Numbers of an image's channels, (1, block_c). Outside they are 1, by which one may divide."""
+    """Numbers of an image's channels, (1, block_c); 1 outside, a safe divisor."""
     return tl.load(numbers + n * row + c, mask=c < channels, other=1.0)[None, :]
 
 
@@ -200,22 +201,22 @@ def activated(z, slope):
 
 @triton.jit
 def to_int8(centred, rate):
-    """The nearest codes, in int8."""
+    """The nearest int8 values."""
     return tl.clamp(tl.floor(centred * rate + 0.5), -LARGEST, LARGEST).to(tl.int8)
 
 
 @triton.jit
 def to_int8_with_sign(centred, rate, z):
-    """The nearest codes that are odd where z > 0, and even elsewhere."""
+    """The nearest int8 values that are odd where z > 0, and even elsewhere."""
     odd = tl.where(z > 0, 1.0, 0.0)
     halves = tl.clamp(centred * rate, 1.0 - LARGEST, LARGEST - 1.0) - odd
     return (2.0 * tl.floor(halves * 0.5 + 0.5) + odd).to(tl.int8)
 
 
 @triton.jit
-def with_sign_of(z, codes):
-    """z with the sign that codes tell."""
-    odd = codes - 2.0 * tl.floor(codes * 0.5) > 0.5
+def with_sign_of(z, x_int8):
+    """z with the sign that the int8 values encode."""
+    odd = x_int8 - 2.0 * tl.floor(x_int8 * 0.5) > 0.5
     return tl.where(odd, tl.maximum(z, LEAST), tl.minimum(z, 0.0))
 
 
