@@ -247,13 +247,9 @@ def test_depthwise_groups_grow_and_others_must_divide():
         ValueError, match="12 inner channels padded to 16 do not divide into groups of 6"
     ):
         padded(Network(same))
-    with pytest.raises(
-        ValueError, match=r"^groups of \(8, 4\) channels would become \(6, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"^groups of \(8, 4\) channels would become \(6, 4\)"):
         padded(Network(replace(grouped(12, 4, Basic), stem_width=24)))
-    with pytest.raises(
-        ValueError, match=r"cannot be built \(in_channels must be divisible"
-    ):
+    with pytest.raises(ValueError, match=r"cannot be built \(in_channels must be divisible"):
         padded(Network(replace(grouped(24, 8, Basic), stem_width=6)))
 
 
@@ -286,9 +282,7 @@ def test_the_way_back_loses_nothing_without_a_word():
     ):
         moved = padded(net)
         moved.state_dict()[name].view(-1)[-1] = 1e-30
-        with pytest.raises(
-            ValueError, match=f"the padding of {name} is not zero"
-        ):
+        with pytest.raises(ValueError, match=f"the padding of {name} is not zero"):
             unpadded(moved, TRESNET)
     with pytest.raises(
         ValueError, match="padding to multiples of 0: use a whole number from 1 to 65536"
