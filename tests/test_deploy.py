@@ -19,7 +19,7 @@ from fullstride.data.dataset import Images, UnreadableImage, open_data
 from fullstride.deploy import export as exporting
 from fullstride.deploy import select
 from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonImages
-from fullstride.deploy.export import export
+from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.predict import inputs, predict
 from fullstride.deploy.run_images import evenly_spaced
 from fullstride.measure.protocols import ONLINE
@@ -156,11 +156,12 @@ def test_outputs_that_are_no_numbers_are_refused_in_every_precision_without_a_wa
 ):
     nan = np.full((len(pictures), 10), np.nan, np.float32)
     monkeypatch.setattr(exporting, "outputs", lambda *args: nan)
-    images = ComparisonImages(pictures, [0] * 6)
+    bundle, images = small_bundle(), ComparisonImages(pictures, [0] * 6)
+    how = dict(calibration=pictures, max_drop=100)
+    how["reference"] = make_reference(bundle, images, "normalised")
     for precision in ("fp32", "fp16", "int8"):
-        how = dict(precision=precision, calibration=pictures, max_drop=100)
         with pytest.raises(ValueError, match="was not written: .* nan "):
-            export(small_bundle(), tmp_path / "net.onnx", images, **how)
+            export(bundle, tmp_path / "net.onnx", images, precision=precision, **how)
 
 
 def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
@@ -168,8 +169,9 @@ def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
     run, models = tmp_path / "run", tmp_path / "models"
     run.mkdir()
     (run / "checkpoint.pt").write_text("days of work")
+    reference = make_reference(bundle, images, "normalised")
     for _ in range(2):
-        export(bundle, models, images, format="triton-server", force=True)
+        export(bundle, models, images, format="triton-server", force=True, reference=reference)
     shutil.copytree(models / "small", models / "another")
     for folder, format in ((run, "openvino"), (run, "triton-server"), (models, "triton-server")):
         with pytest.raises(ValueError, match=f"{folder.name} is a folder with .*--out"):

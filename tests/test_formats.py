@@ -281,9 +281,11 @@ def test_incomplete_files_and_those_of_other_programs_are_named_in_one_line(writ
 def test_labels_of_the_server_are_one_line_each_and_odd_names_travel_whole(pictures, tmp_path):
     names = ("two\nlines", 'it\'s "q" \\', "naïve 猫", "a\tb", *"456789")
     bundle = small_bundle(classes=names, name='ü "x"/\n', source="<&>\n")
+    images = ComparisonImages(pictures)
+    reference = make_reference(bundle, images, "normalised")
     for format in ("onnx", "openvino", "triton-server"):
         path = tmp_path / f"{format}{FORMATS[format].suffix}"
-        export(bundle, path, ComparisonImages(pictures), format=format)
+        export(bundle, path, images, format=format, reference=reference)
         metadata = open_file(path).metadata
         assert (metadata.classes, metadata.name) == (names, bundle.name)
         assert metadata.source == bundle.source
