@@ -1,11 +1,12 @@
-"""Are our networks as fast as timm's on a CPU? Training steps and inference, eager, in both memory layouts.
+"""Are networks of this package as fast as timm's on a CPU? Training and inference, both layouts.
 
     python benchmarks/cpu_parity.py --out benchmarks/cpu_parity.json
 
-For a machine with nothing else to do, on which it takes some minutes. Of each pair both do one call in every round, one
-right after the other, and the ratio is taken within the round: above 1 ours is faster. Every call is of 8 images, on 2
-threads, in float32; a training step is whole, with SGD. Networks are as `zoo.create` gives them: not lean, not folded.
-`--quick` takes one thread, since on a busy machine one that waits for a core holds up the other.
+Needs a quiet machine and takes some minutes. In every round each network of a pair runs one call
+directly after the other, and the ratio is computed within the round: above 1, this package's is
+faster. A call has 8 images, on 2 threads, in float32, eager; training steps are complete, with SGD.
+Networks are plain: neither fused nor with folded batch norms. `--quick` uses one thread, since on a
+busy machine a thread without a core delays the other.
 """
 
 import argparse
@@ -42,7 +43,7 @@ QUICK: dict[str, Any] = dict(batch=2, resolution=64, warmup_s=0.0, rounds=2)
 def contests(
     works: tuple[Protocol, ...], threads: int
 ) -> Iterator[tuple[Measurement, Measurement]]:
-    """timm's and ours, measured in turn."""
+    """timm's network and this package's, measured in turn."""
     for name, theirs in PAIRS.items():
         nets = {each: zoo.create(each) for each in (theirs, name)}
         for work in works:
@@ -80,27 +81,24 @@ def main() -> None:
         "--quick", action="store_true", help="tiny images and two rounds: shows that it runs"
     )
     parser.add_argument("--out", type=Path, help="a JSON file to write")
-    asked = parser.parse_args()
-    works, threads = (
-        (tuple(replace(work, **QUICK) for work in WORKS), 1) if asked.quick else (WORKS, THREADS)
-    )
+    args = parser.parse_args()
+    works, threads = WORKS, THREADS
+    if args.quick:
+        works, threads = tuple(replace(work, **QUICK) for work in WORKS), 1
     rows, environment = [], None
-    print(
-        f"{'network':14}{'work':11}{'layout':8}{'images/s':>9}{'timm':>8}{'ratio':>7}   p10..p90     of CPU time"
-    )
+    line = "{:14}{:11}{:8}{:>9}{:>8}{:>7}  {:13}{:>9}".format
+    print(line("network", "work", "layout", "images/s", "timm", "ratio", "p10..p90", "CPU time"))
     for timm, ours in contests(works, threads):
-        one, environment = row(timm, ours), asdict(ours.environment)
-        rows.append(one)
-        print(
-            f"{ours.name:14}{one['work']:11}{ours.layout:8}{ours.images_per_s:>9.1f}{timm.images_per_s:>8.1f}"
-            f"{one['ratio']:>7.3f}   {one['ratio_p10']:.3f}..{one['ratio_p90']:.3f} {one['cpu_time_ratio']:>8.3f}",
-            flush=True,
-        )
-    if asked.out:
-        with atomic_write(asked.out) as beside:
-            beside.write_text(
-                json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n"
-            )
+        result, environment = row(timm, ours), asdict(ours.environment)
+        rows.append(result)
+        rates = f"{ours.images_per_s:.1f}", f"{timm.images_per_s:.1f}", f"{result['ratio']:.3f}"
+        span = f"{result['ratio_p10']:.3f}..{result['ratio_p90']:.3f}"
+        cpu_time = f"{result['cpu_time_ratio']:.3f}"
+        print(line(ours.name, result["work"], ours.layout, *rates, span, cpu_time), flush=True)
+    if args.out:
+        with atomic_write(args.out) as temporary:
+            data = {"environment": environment, "rows": rows}
+            temporary.write_text(json.dumps(data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

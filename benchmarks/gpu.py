@@ -32,7 +32,7 @@ from gpu_parts.settings import TIME_SHARE, Result, Settings, Work  # noqa: E402
 from fullstride.measure.environment import Environment, choose_device  # noqa: E402
 from fullstride.papers.suite import reason  # noqa: E402
 
-LINES, WIDTH = 100, 160  # of the summary
+LINES, WIDTH = 100, 240  # of the summary
 
 # Name -> its work, and its default minutes.
 PARTS: dict[str, tuple[Callable[[Settings], Iterator[Work]], float]] = {

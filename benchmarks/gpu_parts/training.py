@@ -172,8 +172,10 @@ def race(
         if name != best
     }
     goals = {name: goal for name, goal in goals.items() if name in ratios}
-    summary = f"{best} {rates[best]:,.0f}/s; "
-    summary += ", ".join(f"x{ratios[n]:.2f} {n} (goal {goal:g})" for n, goal in goals.items())
+    summary = "images/s: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    if goals:
+        factors = ", ".join(f"{ratios[n]:.2f}x {n} (goal {goal:g})" for n, goal in goals.items())
+        summary += f"; {best} is {factors}"
     summary += f"; failed: {', '.join(failed)}" if failed else ""
     return {
         "ok": all(ratios[name] >= goal for name, goal in goals.items()) and not failed,

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fullstride.measure.memory.activation_bytes import stages
+from fullstride.measure.cost.stages import stages
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 

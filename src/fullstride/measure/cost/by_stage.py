@@ -9,7 +9,7 @@ from torch import nn
 
 from fullstride.measure.cost.flops import COUNTED, on_meta, unfit_image
 from fullstride.measure.cost.operators import OPERATOR_KINDS, PRODUCTS, Tracer
-from fullstride.measure.memory.activation_bytes import stages
+from fullstride.measure.cost.stages import stages
 from fullstride.measure.workload import Precision
 from fullstride.nets.spec import MOST_CHANNELS, check_range
 
@@ -20,7 +20,7 @@ REST = "between stages"  # operators outside of all stages
 class OperatorCost:
     """Of one image through one operator, as eager PyTorch runs it: nothing is fused."""
 
-    stage: str  # of `activation_bytes.stages`
+    stage: str  # of `stages.stages`
     module: str  # path of the innermost module that runs it
     kind: str  # of `operators.OPERATOR_KINDS`
     macs: int  # multiply-adds

@@ -17,14 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullstride.measure.cost.flops import on_meta
+from fullstride.measure.cost.stages import stages
 from fullstride.measure.workload import Precision
-from fullstride.nets.backbone import Backbone
-from fullstride.nets.network import Network
 
 # Images of two batches. Bytes that grow from one to the other are per image, others are fixed.
 FEW, MORE = 2, 4
-# Fraction of all modules. A child that holds more is not a stage: its children are stages.
-MAX_STAGE_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,36 +154,6 @@ def fake_copy(net: nn.Module, device: str) -> nn.Module:
     }
     memo |= {id(b): blank(b) for b in net.buffers()}
     return copy.deepcopy(net, memo)
-
-
-def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
-    """The modules of each stage: stem, stages and head of a `Network`, the top level of others."""
-    if isinstance(net, Backbone):
-        net = net.get_submodule(net.root)
-    if isinstance(net, Network):
-        children = {
-            "stem": net.stem,
-            **{f"stages.{i}": stage for i, stage in enumerate(net.stages)},
-            "head": net.head,
-        }
-    else:
-        children, limit = dict(net.named_children()), MAX_STAGE_SHARE * len([*net.modules()])
-        while large := next((n for n, m in children.items() if is_large(m, limit)), None):
-            inner = {f"{large}.{n}": m for n, m in children[large].named_children()}
-            children = {
-                name: module
-                for n, m in children.items()
-                for name, module in (inner if n == large else {n: m}).items()
-            }
-    # Hooks of a Sequential do not run where its blocks are called one by one, with their masks.
-    return {
-        name: [*module.children()] if type(module) is nn.Sequential and [*module] else [module]
-        for name, module in children.items()
-    }
-
-
-def is_large(module: nn.Module, limit: float) -> bool:
-    return bool([*module.children()]) and len([*module.modules()]) > limit
 
 
 @contextmanager

@@ -65,11 +65,11 @@ def compiled_bytes(
     *,
     recompute: bool = True,
 ) -> int:
-    """Bytes per image that a compiled training step of `net` saves, with the image, without weights.
+    """Bytes per image that a compiled training step saves, with the image and without weights.
 
-    With recomputation as in training, or as PyTorch's default partitioner cuts the graph. Counted on
-    the graph for the CPU, of a network whose parameters have `precision` too; half a minute for a
-    large one. Temporary tensors within either pass are not counted.
+    With recomputation as in training, or as PyTorch's default partitioner cuts the graph. Counted
+    on the graph for the CPU, of a network whose parameters have `precision` too; half a minute for
+    a large one. Temporary tensors within either pass are not counted.
     """
     dtype = getattr(torch, precision)
     net = copy.deepcopy(net).to("cpu", dtype).train()

@@ -137,7 +137,7 @@ class Trial:
     map_batch: int = sys.maxsize  # above it a tensor has 2^31 elements or more
 
     def probe(self, batch: int) -> Probe:
-        """Run the steps in a fresh process. Raises ValueError for errors other than lack of memory."""
+        """Run the steps in a fresh process. Raises ValueError unless they fit or lack memory."""
         command = [sys.executable, "-m", "fullstride.measure.memory.max_batch"]
         variables = {**os.environ, **MALLOC_ENVIRONMENT}
         process = subprocess.run(
@@ -277,12 +277,11 @@ def plan(
         raise ValueError("training in float16 is for GPUs: use --precision bf16 or fp32")
     memory_bytes = (memory_gib or 0) * 2**30 if absent else budget_bytes(memory_gib, target)
     net = measurable([model])[model]
-    if efficiency != "plain":
-        if compiled:
-            raise ValueError(
-                f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
-                "fused_compiled, or leave one out"
-            )
+    if efficiency != "plain" and compiled:
+        raise ValueError(
+            f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
+            "fused_compiled, or leave one out"
+        )
     if is_fused(efficiency):
         fused_copy(net, model)
     step: dict[str, Any] = dict(
