@@ -5,8 +5,9 @@ import math
 from bisect import bisect_right
 from typing import Any
 
-import timm.optim
 import torch
+from timm.optim.rmsprop_tf import RMSpropTF
+from timm.optim.sgdw import SGDW
 from torch import nn
 
 from fullstride.train.recipe import Recipe
@@ -28,12 +29,10 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
         # TensorFlow's form, with the constants of EfficientNet (arXiv:1905.11946) and its TPU code
-        rmsprop = timm.optim.RMSpropTF(
-            groups, lr=recipe.lr, alpha=0.9, eps=1e-3, momentum=recipe.momentum
-        )
+        rmsprop = RMSpropTF(groups, lr=recipe.lr, alpha=0.9, eps=1e-3, momentum=recipe.momentum)
         rmsprop.register_load_state_dict_pre_hook(with_current_rmsprop_names)
         return rmsprop
-    sgd = timm.optim.SGDW if recipe.decoupled_weight_decay else torch.optim.SGD
+    sgd = SGDW if recipe.decoupled_weight_decay else torch.optim.SGD
     return sgd(
         groups,
         lr=recipe.lr,
