@@ -49,8 +49,8 @@ def main() -> None:
                 rows.append({**row, **asdict(result)})
                 print(
                     f"{row['run']:24}{f'{format} {precision}':16}"
-                    f"{result.relative_difference:>11.1e}{result.images - result.same_top1:>12}"
-                    f"{result.file_top1:>9.2f}{result.top1:>9.2f}",
+                    f"{result.relative_difference:>11.1e}{result.images - result.same_class:>12}"
+                    f"{result.file_accuracy:>9.2f}{result.accuracy:>9.2f}",
                     flush=True,
                 )
     if args.out:

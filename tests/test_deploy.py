@@ -49,7 +49,7 @@ def network_input(bundle, pictures) -> torch.Tensor:
 def test_onnx_runtime_gives_the_logits_of_pytorch_at_any_batch(name, pre, pictures, tmp_path):
     bundle = make_bundle(name, pre)
     comparison = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures)).comparison
-    assert comparison.images == comparison.same_top1 == len(pictures)
+    assert comparison.images == comparison.same_class == len(pictures)
     assert comparison.relative_difference < MAX_DIFFERENCE["fp32"]
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     for count in (1, 3, 6):
@@ -197,7 +197,7 @@ def test_what_a_library_cannot_write_is_one_line_and_leaves_nothing(
 def test_layers_fall_back_to_float_where_training_for_int8_fails(pictures, tmp_path, monkeypatch):
     checks = iter((2, 4, 6))
     monkeypatch.setattr(
-        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_top1=next(checks))
+        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_class=next(checks))
     )
 
     def diverge(net):
@@ -221,7 +221,7 @@ def test_an_int8_file_is_written_of_the_network_that_was_trained_for_it(
 ):
     checks = iter((0, 6))
     monkeypatch.setattr(
-        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_top1=next(checks))
+        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_class=next(checks))
     )
 
     def double(net):
@@ -380,7 +380,7 @@ def test_auto_folds_traces_and_trains_once_and_refuses_at_once_where_a_file_is(
     monkeypatch.setattr(select, "latencies", lambda paths, _: dict.fromkeys(paths, 1.0))
     checks = iter((6, 6, 5, 6, 5, 6))
     monkeypatch.setattr(
-        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_top1=next(checks))
+        exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_class=next(checks))
     )
 
     def tune(net):

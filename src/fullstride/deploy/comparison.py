@@ -57,16 +57,16 @@ class Comparison:
     images: int
     relative_difference: float  # largest absolute difference of an output / largest absolute output
     cosine: float  # between the two outputs of an image, mean over images
-    same_top1: int  # images for which both predict the same class
-    top1: float | None = None  # percent of images, PyTorch; None: without labels
-    file_top1: float | None = None  # percent of images, the file
+    same_class: int  # images for which both predict the same class
+    accuracy: float | None = None  # percent of images, PyTorch; None: without labels
+    file_accuracy: float | None = None  # percent of images, the file
 
     @property
     def drop(self) -> float:
         """Points of top-1 that the file loses; without labels, percent of changed predictions."""
-        if self.top1 is None or self.file_top1 is None:
-            return 100 * (1 - self.same_top1 / self.images)
-        return max(0.0, self.top1 - self.file_top1)
+        if self.accuracy is None or self.file_accuracy is None:
+            return 100 * (1 - self.same_class / self.images)
+        return max(0.0, self.accuracy - self.file_accuracy)
 
 
 def compare(outputs: np.ndarray, expected: np.ndarray, labels: Sequence[int] = ()) -> Comparison:
@@ -84,9 +84,9 @@ def compare(outputs: np.ndarray, expected: np.ndarray, labels: Sequence[int] = (
         images=len(expected),
         relative_difference=difference,
         cosine=cosine,
-        same_top1=int(same.sum()),
-        top1=scores[0],
-        file_top1=scores[1],
+        same_class=int(same.sum()),
+        accuracy=scores[0],
+        file_accuracy=scores[1],
     )
 
 

@@ -137,9 +137,11 @@ def export_table(exported: "ExportResult") -> Table:
     """How a file compares with PyTorch on the same images."""
     check = exported.comparison
     columns = ["images", "difference", "cosine", "same class", "top-1 % PyTorch", "top-1 % file"]
-    scores = ("-" if value is None else f"{value:.2f}" for value in (check.top1, check.file_top1))
+    scores = (
+        "-" if value is None else f"{value:.2f}" for value in (check.accuracy, check.file_accuracy)
+    )
     differences = f"{check.relative_difference:.1e}", f"{check.cosine:.6f}"
-    same = f"{check.same_top1} of {check.images}"
+    same = f"{check.same_class} of {check.images}"
     return table(columns, [[str(check.images), *differences, same, *scores]])
 
 
