@@ -1,9 +1,11 @@
-"""What does the compiler make of the Triton kernels for an H100 or H200? Registers, spills and widths of loads; no GPU.
+"""What does the compiler make of the Triton kernels for an H100 or H200? Registers, spills and
+widths of loads; no GPU.
 
     python benchmarks/compile_kernels.py --out benchmarks/compile_kernels.json
 
-Each pass is called once for each form that it has, on bf16 maps in NHWC; its kernel is not run but compiled for sm_90.
-What has no room in registers is spilled to memory; loads of less than 128 bits are more instructions than needed.
+Each pass is called once for each form that it has, on bf16 maps in NHWC; its kernel is not run but
+compiled for sm_90. What has no room in registers is spilled to memory; loads of less than 128 bits
+are more instructions than needed.
 """
 
 import argparse
@@ -212,7 +214,8 @@ def main() -> None:
     for each in made:
         loads = ", ".join(f"{count} x {bits}" for bits, count in each.loads.items())
         print(
-            f"{each.form:45} {each.registers:4} registers {each.spilled_bytes:3} spilled   loads: {loads} bit"
+            f"{each.form:45} {each.registers:4} registers "
+            f"{each.spilled_bytes:3} spilled   loads: {loads} bit"
         )
     if out:
         facts = asdict(Environment.here()) | dict(

@@ -1,4 +1,5 @@
-"""For all tests: one thread each, because several processes share the cores and threads would wait for each other."""
+"""For all tests: one thread each, because several processes share the cores and threads would wait
+for each other."""
 
 import os
 import signal

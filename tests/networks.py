@@ -1,4 +1,5 @@
-"""What do several tests need? Networks whose every number matters, and who is called what in timm."""
+"""What do several tests need? Networks whose every number matters, and who is called what in
+timm."""
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,8 @@ def randomise(
 ) -> nn.Module:
     """Draw all that an initialisation leaves at zero or one, and leave `net` in evaluation mode.
 
-    Gains, shifts and means get both signs. Each batch norm's statistics are near those of what it meets
-    when noise passes: otherwise a deep network would amplify beyond the range of numbers.
+    Gains, shifts and means get both signs. Each batch norm's statistics are near those of what it
+    meets when noise passes: otherwise a deep network would amplify beyond the range of numbers.
     """
 
     def normal(like: Tensor, std: float) -> Tensor:

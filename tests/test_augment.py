@@ -1,4 +1,5 @@
-"""Does the network see the pixels that published accuracies were measured on, and chance do what it is told?"""
+"""Does the network see the pixels that published accuracies were measured on, and chance do what it
+is told?"""
 
 import math
 

@@ -1,4 +1,5 @@
-"""The study of blocks: stacks that cost what counting by hand gives, timed by whatever times them."""
+"""The study of blocks: stacks that cost what counting by hand gives, timed by whatever times
+them."""
 
 import json
 
@@ -122,7 +123,8 @@ def test_the_picture_has_a_line_for_each_kind_and_ratio_at_each_resolution():
 
 
 def test_the_command_says_measured_and_writes_whole_files(tmp_path, capsys):
-    words = "bench-blocks --kinds XX DW --width 8 --resolution 4 --ratio 1 --depth 1 --rounds 1 --device cpu --out"
+    words = "bench-blocks --kinds XX DW --width 8 --resolution 4 --ratio 1 --depth 1 --rounds 1"
+    words += " --device cpu --out"
     assert cli.run([*words.split(), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "measured on" in said
@@ -153,7 +155,8 @@ def test_bad_input_to_the_command_is_one_line_and_nothing_on_the_page(capsys):
 
 
 def slow_calculator() -> Profile:
-    """A device that has to wait for nothing but its arithmetic: a million FLOPs take a millisecond."""
+    """A device that has to wait for nothing but its arithmetic: a million FLOPs take a
+    millisecond."""
     numbers = {
         "dense": 1.0,
         "1x1": 1.0,

@@ -168,7 +168,7 @@ def test_released_weights_are_asked_of_the_hub_and_their_absence_is_said_plainly
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
     monkeypatch.setattr(hub, "is_offline", lambda: False)
-    said = r"weights of tresnet_m.miil_in1k_448 are not in the local cache, and huggingface.co/timm/.* cannot be reached"
+    said = r"tresnet_m.miil_in1k_448 are not in the local cache, and huggingface.co/timm/"
     with pytest.raises(ValueError, match=said):
         zoo.load("tresnet_m.miil_in1k_448")
 

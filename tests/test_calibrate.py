@@ -1,4 +1,5 @@
-"""Calibration: designed networks that find out every number, timed in turn, and a profile that others can read."""
+"""Calibration: designed networks that find out every number, timed in turn, and a profile that
+others can read."""
 
 import json
 import time

@@ -59,7 +59,8 @@ def network(spec, state):
 
 
 def official_tresnet(theirs, generator, *, count=True, filters=True):
-    """What the authors' code would have saved for `theirs`, whose gains are set to |w| + 1e-5 here."""
+    """What the authors' code would have saved for `theirs`, whose gains are set to |w| + 1e-5
+    here."""
     blurred = [
         name
         for name, layer in theirs.named_modules()
@@ -184,7 +185,8 @@ def test_files_of_timm_load_by_content_alone(file, tmp_path, generator):
 
 
 def tf_variables(theirs, scope="", suffix="", average=True):
-    """Variables of the TPU code for a ResNet-RS of timm: counted in the order in which that code creates layers."""
+    """Variables of the TPU code for a ResNet-RS of timm: counted in the order in which that code
+    creates layers."""
     arrays = {"global_step": np.int64(109475)}
     numbers = {"conv2d": 0, "batch_normalization": 0}
 

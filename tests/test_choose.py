@@ -1,4 +1,5 @@
-"""The right network for a budget: GENet's own choices, a front that nothing beats, and ties said to be ties."""
+"""The right network for a budget: GENet's own choices, a front that nothing beats, and ties said to
+be ties."""
 
 import csv
 import json
@@ -178,7 +179,8 @@ def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_bu
         ("genet_light", 192, 75.7, "results.csv"),
     ]
     assert err.startswith(
-        "fullstride: left out 2 of 4 networks; the first, timm/no_such_net at 224: timm has no network"
+        "fullstride: left out 2 of 4 networks; the first, timm/no_such_net at 224: "
+        "timm has no network"
     )
     assert len(err.splitlines()) == 1
 

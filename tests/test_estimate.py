@@ -1,4 +1,5 @@
-"""Estimates as a user asks for them: what the model says of the real module, in words or JSON, or one line."""
+"""Estimates as a user asks for them: what the model says of the real module, in words or JSON, or
+one line."""
 
 import json
 from dataclasses import replace

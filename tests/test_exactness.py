@@ -1,4 +1,5 @@
-"""Are the networks the published ones? Logits against timm, parameters and arithmetic against the papers' code."""
+"""Are the networks the published ones? Logits against timm, parameters and arithmetic against the
+papers' code."""
 
 from dataclasses import replace
 

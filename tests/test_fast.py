@@ -1,4 +1,5 @@
-"""Are OpenCV's pixels close to Pillow's, of the same part of a picture, and is every odd file still understood?"""
+"""Are OpenCV's pixels close to Pillow's, of the same part of a picture, and is every odd file still
+understood?"""
 
 import pickle
 from dataclasses import replace
@@ -133,7 +134,8 @@ def test_a_small_part_of_fractions_of_pixels_is_not_rounded(photo):
 
 
 def test_views_at_224_of_500_by_375_are_37_db_from_pillows(photo):
-    """Most of it is the half pixel that a part's edges may move by: the resize alone is at 40 dB and more."""
+    """Most of it is the half pixel that a part's edges may move by: the resize alone is at 40 dB
+    and more."""
     file, pre = saved(photo), Preprocessing()
     distances = []
     for seed in range(30):

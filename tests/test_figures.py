@@ -324,7 +324,8 @@ def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
     ]
 
 
-BLOCK = """{"kind": %s, "ratio": 1, "width": 16, "resolution": 7, "ms_per_image": 1, "ms_low": 1, "ms_high": 2,
+BLOCK = """{"kind": %s, "ratio": 1, "width": 16, "resolution": 7, "ms_per_image": 1,
+ "ms_low": 1, "ms_high": 2,
 "params": 1, "macs": 4}"""
 
 

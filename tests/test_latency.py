@@ -206,7 +206,8 @@ def test_engines_join_what_follows_a_convolution():
         for engine in ("eager", "compiled", "tensorrt")
     }
     counts = {engine: (work.launches * work.count).sum() for engine, work in launches.items()}
-    # compiled: of 3 norms, 3 activations and a sum behind convolutions 3 chains are left; TensorRT keeps none of them
+    # compiled: of 3 norms, 3 activations and a sum behind convolutions 3 chains are left; TensorRT
+    # keeps none of them
     assert counts == {"eager": 14, "compiled": 11, "tensorrt": 8}
     traffic = {engine: (work.memory_s * work.count).sum() for engine, work in launches.items()}
     assert traffic["tensorrt"] < traffic["compiled"] < traffic["eager"]
@@ -267,7 +268,8 @@ def test_networks_are_apart_where_their_order_is_right():
     estimated = np.exp(random.uniform(0, 1, 400))
     assert resolvable_ratio(estimated, estimated) == 1
     noisy = resolvable_ratio(estimated, estimated * np.exp(random.normal(0, 0.1, 400)))
-    # the difference of two errors has a deviation of 0.14, and 0.84 of it is exceeded in two cases of ten
+    # the difference of two errors has a deviation of 0.14, and 0.84 of it is exceeded in two cases
+    # of ten
     assert 1.07 < noisy < 1.2
 
 

@@ -1,4 +1,5 @@
-"""Is every operation what others mean by its name, as strong as its source says, and drawn from one generator?"""
+"""Is every operation what others mean by its name, as strong as its source says, and drawn from one
+generator?"""
 
 import math
 import random

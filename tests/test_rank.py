@@ -1,4 +1,5 @@
-"""Intrinsic rank: singular values by another library, chance that stands at one, a command that says what it took."""
+"""Intrinsic rank: singular values by another library, chance that stands at one, a command that
+says what it took."""
 
 import json
 import math
@@ -44,7 +45,8 @@ def test_the_values_of_a_grouped_kernel_are_those_of_the_matrix_with_its_groups_
 
 
 def test_chance_is_what_marchenko_and_pastur_say_of_wide_matrices():
-    # smallest over largest singular value tend to (1 - sqrt(q)) / (1 + sqrt(q)) for rows / columns = q
+    # smallest over largest singular value tend to (1 - sqrt(q)) / (1 + sqrt(q)) for rows / columns
+    # = q
     for rows, columns, kernel in ((256, 256, 9), (512, 256, 9), (256, 256, 1)):
         q = rows / (columns * kernel)
         low, high = 1 - math.sqrt(q), 1 + math.sqrt(q)

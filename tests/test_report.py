@@ -20,13 +20,35 @@ LOG = [
     for n in range(5)
 ]
 TRAINED = Entry(
-    name="tresnet_tiny", data="digits", metric=TOP1, score=98.3, test_images=360, params=1_082_032, macs=3_929_216, resolution=32,
-    ms_p50=1.07, ms_p99=1.5, images_per_s=3222.0, batch=64, log=LOG,
-)  # fmt: skip
+    name="tresnet_tiny",
+    data="digits",
+    metric=TOP1,
+    score=98.3,
+    test_images=360,
+    params=1_082_032,
+    macs=3_929_216,
+    resolution=32,
+    ms_p50=1.07,
+    ms_p99=1.5,
+    images_per_s=3222.0,
+    batch=64,
+    log=LOG,
+)
 UNTRAINED = Entry(
-    name="timm/resnet18", data="", metric=TOP1, score=None, test_images=0, params=11_689_512, macs=37_000_000, resolution=32,
-    ms_p50=3.21, ms_p99=4.4, images_per_s=900.0, batch=64, note="not trained here",
-)  # fmt: skip
+    name="timm/resnet18",
+    data="",
+    metric=TOP1,
+    score=None,
+    test_images=0,
+    params=11_689_512,
+    macs=37_000_000,
+    resolution=32,
+    ms_p50=3.21,
+    ms_p99=4.4,
+    images_per_s=900.0,
+    batch=64,
+    note="not trained here",
+)
 HERE = {"device": "AMD EPYC", "threads": 1, "cuda": None}
 
 

@@ -1,4 +1,5 @@
-"""Do shards give back what was packed, image by image, and does a damaged or hostile one end in one line?"""
+"""Do shards give back what was packed, image by image, and does a damaged or hostile one end in one
+line?"""
 
 import io
 import json
@@ -24,7 +25,8 @@ PARTS = ("train", "minival", "test")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    """120 noisy JPEGs of two classes, named with blanks and other scripts; two are stored on their side."""
+    """120 noisy JPEGs of two classes, named with blanks and other scripts; two are stored on their
+    side."""
     root = tmp_path_factory.mktemp("data") / "photos"
     rng = np.random.default_rng(0)
     for name in ("kočka 猫", "dog"):
@@ -331,7 +333,7 @@ def test_patterns_with_braces_and_stars_choose_shards(tmp_path):
         assert len(labels_of(data)) == wanted
         assert open_data(data.where).fingerprint == data.fingerprint
     for pattern, message in {
-        "p-{000..009}.tar": r"6 of 10 shards are missing in .*'p-004.tar', 'p-005.tar', 'p-006.tar' and 3 more",
+        "p-{000..009}.tar": r"6 of 10 shards are missing in .*'p-004.tar', .* and 3 more",
         "r-*.tar": "no shard 'r-.*it has 'p-000.tar', 'p-001.tar', 'p-002.tar' and 2 more",
         "p-{0..9999999}.tar": "count up, to at most 100,000 shards",
         "p-{3..1}.tar": "count up",

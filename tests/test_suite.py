@@ -1,4 +1,5 @@
-"""Does the suite of the papers' tables measure what they print, go on where it was stopped, and tell what failed?"""
+"""Does the suite of the papers' tables measure what they print, go on where it was stopped, and
+tell what failed?"""
 
 import json
 import subprocess

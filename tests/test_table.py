@@ -1,4 +1,5 @@
-"""Does a CSV table become the right images in the right parts, or a line that names what is wrong and where?"""
+"""Does a CSV table become the right images in the right parts, or a line that names what is wrong
+and where?"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Trains in one process or among several, in float64 with frozen batch norms, and writes the losses: run by a test."""
+"""Trains in one process or among several, in float64 with frozen batch norms, and writes the
+losses: run by a test."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Sentences on the Triton kernels and codes: `test_int8_maps.py` has pytest read this file in a process of its own."""
+"""Sentences on the Triton kernels and codes: `test_int8_maps.py` has pytest read this file in a
+process of its own."""
 
 import pytest
 import torch

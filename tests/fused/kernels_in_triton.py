@@ -1,7 +1,8 @@
-"""Sentences on the Triton kernels: `test_kernels.py` has pytest read this file in a process of its own.
+"""Sentences on the Triton kernels: `test_kernels.py` has pytest read this file in a process of its
+own.
 
-On a GPU the kernels are compiled and run. Elsewhere Triton interprets them, if TRITON_INTERPRET=1 is in the environment
-before anything imports Triton, as torchvision does.
+On a GPU the kernels are compiled and run. Elsewhere Triton interprets them, if TRITON_INTERPRET=1
+is in the environment before anything imports Triton, as torchvision does.
 """
 
 import inspect
@@ -54,7 +55,8 @@ class Given:
 def given(
     shape: tuple[int, ...], dtype: torch.dtype = torch.float32, shared: bool = False
 ) -> Given:
-    """Of maps in NCHW; numbers of the batch norms are for each image, or `shared` by all where that may be."""
+    """Of maps in NCHW; numbers of the batch norms are for each image, or `shared` by all where that
+    may be."""
     torch.manual_seed(0)
     n, c, h, w = shape
     rows, other_rows = (1, n) if shared else (n, 1)

@@ -1,4 +1,5 @@
-"""What does it cost that lean networks keep their maps in bf16? Whole published networks, one step each."""
+"""What does it cost that lean networks keep their maps in bf16? Whole published networks, one step
+each."""
 
 import copy
 from collections.abc import Iterator
@@ -23,7 +24,8 @@ LARGEST_ERROR, LEAST_COSINE = (
 
 
 class RoundedConvolutions(TorchDispatchMode):
-    """What convolutions put out is rounded to bf16, as under autocast, so that keeping it so changes no sign."""
+    """What convolutions put out is rounded to bf16, as under autocast, so that keeping it so
+    changes no sign."""
 
     def __init__(self, net: Network):
         super().__init__()
@@ -69,10 +71,12 @@ def gradients(net: Network, x: Tensor, *, rounded: bool) -> dict[str, Tensor]:
 
 
 def distance(net: Network, x: Tensor) -> tuple[float, float]:
-    """Of the gradients from rounded maps to those from exact ones: the error of all, the cosine of the worst layer.
+    """Of the gradients from rounded maps to those from exact ones: the error of all, the cosine of
+    the worst layer.
 
-    The same network, whose two forward passes give the same bits, so that nothing but what is kept makes a difference:
-    lean and plain ones add in other orders, and their gradients in float32 are a hundredth apart by that alone.
+    The same network, whose two forward passes give the same bits, so that nothing but what is kept
+    makes a difference: lean and plain ones add in other orders, and their gradients in float32 are
+    a hundredth apart by that alone.
     """
     exact, found = (gradients(net, x, rounded=rounded) for rounded in (False, True))
     whole, other = (torch.cat(list(each.values())) for each in (exact, found))

@@ -97,7 +97,8 @@ def of_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a batch norm's input, gain and bias by the textbook, with the input rounded.
 
-    `squeezed`, of the gate's means, is the same for all pixels of an image, whose exact means are known.
+    `squeezed`, of the gate's means, is the same for all pixels of an image, whose exact means are
+    known.
     """
     exact, rstd = normalised(x, norm)
     calls = rounded(exact, y)

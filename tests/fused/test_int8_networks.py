@@ -1,4 +1,5 @@
-"""Networks that keep codes of a byte for what only batch norms need: near the exact gradients, from less memory."""
+"""Networks that keep codes of a byte for what only batch norms need: near the exact gradients, from
+less memory."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -56,7 +57,8 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def ending(net: Network) -> list[Block]:
-    """The blocks that may keep codes: a result that no convolution keeps is made again of what its norms see."""
+    """The blocks that may keep codes: a result that no convolution keeps is made again of what its
+    norms see."""
     blocks = [
         block for stage in net.stages for block in stage.children() if isinstance(block, Block)
     ]
@@ -81,7 +83,7 @@ def test_a_network_that_keeps_codes_has_the_results_of_a_lean_one_and_gradients_
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_compiled_step_makes_results_again_of_codes_and_its_gradients_are_ten_times_nearer_than_bf16s(
+def test_gradients_of_compiled_steps_with_int8_are_ten_times_nearer_than_those_of_bf16(
     name,
 ):
     torch.manual_seed(0)

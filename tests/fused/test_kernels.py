@@ -14,7 +14,8 @@ HERE = Path(__file__).parent
 
 
 def run(*command: str, **variables: str) -> str:
-    """What a Python process of its own prints: Triton decides when it is imported whether it interprets or compiles."""
+    """What a Python process of its own prints: Triton decides when it is imported whether it
+    interprets or compiles."""
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, *command], env=inherited | variables, capture_output=True, text=True

@@ -1,4 +1,5 @@
-"""Two processes take half of a batch each and share their batch statistics: run by a test, writes what they found."""
+"""Two processes take half of a batch each and share their batch statistics: run by a test, writes
+what they found."""
 
 import sys
 from dataclasses import replace

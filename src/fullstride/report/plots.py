@@ -77,7 +77,7 @@ class Point:
 
 
 def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> str:
-    """Plot the score against latency as an SVG, untrained networks as hollow rings in a strip below."""
+    """Plot the score against latency as an SVG; hollow rings are networks without a score."""
     description = [
         f"{p.name}: {p.ms_per_image:.3g} ms, "
         + ("not trained here" if p.score is None else metric.text(p.score, 1))
