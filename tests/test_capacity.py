@@ -19,37 +19,37 @@ def deep(width: int = 8, depth: int = 6) -> nn.Module:
 
 
 def device_for(limit: int):
-    """A probe of a device that holds `limit` images, and what was tried on it."""
-    tried: list[int] = []
+    """A probe of a device that holds `limit` images, and what was batches on it."""
+    batches: list[int] = []
 
     def probe(batch: int) -> Probe:
-        tried.append(batch)
+        batches.append(batch)
         return Probe(batch=batch, outcome="fits" if batch <= limit else "memory")
 
-    return probe, tried
+    return probe, batches
 
 
 @pytest.mark.parametrize("start", [0, 8, 288, 300, 5000])
 @pytest.mark.parametrize("limit", [1, 2, 5, 7, 8, 9, 15, 16, 63, 287, 288, 1001, 4229])
 def test_the_search_finds_the_largest_multiple_of_eight_wherever_it_starts(limit, start):
-    probe, tried = device_for(limit)
+    probe, batches = device_for(limit)
     assert largest(search(probe, start), "net") == (limit // 8 * 8 or limit)
-    assert len(tried) == len(set(tried)) <= 26
+    assert len(batches) == len(set(batches)) <= 26
 
 
 def test_a_good_prediction_needs_few_probes():
-    probe, tried = device_for(4000)
+    probe, batches = device_for(4000)
     assert largest(search(probe, 4100), "net") == 4000
-    assert len(tried) <= 7
+    assert len(batches) <= 7
 
 
 def test_a_network_that_does_not_fit_at_one_image_is_refused():
-    probe, tried = device_for(0)
+    probe, batches = device_for(0)
     with pytest.raises(
         ValueError, match="net does not fit into memory at batch 1: use a smaller resolution"
     ):
         largest(search(probe, 64), "net")
-    assert min(tried) == 1
+    assert min(batches) == 1
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_predictions_are_within_three_percent_of_those_worked_out_by_hand(name, 
 
 
 def test_the_batch_at_which_a_map_has_too_many_elements_is_known():
-    found = predict(zoo.create("timm/resnet50"), 16 * 2**30, 224)
-    assert found.map_batch == (2**31 - 1) // (64 * 112 * 112) == 2674
+    prediction = predict(zoo.create("timm/resnet50"), 16 * 2**30, 224)
+    assert prediction.map_batch == (2**31 - 1) // (64 * 112 * 112) == 2674
 
 
 def answering(monkeypatch, stdout: bytes, stderr: bytes = b"", code: int = 0) -> None:
@@ -129,9 +129,9 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
     guess = predict(net, memory, side, "float32", device="cpu")
     proof = Trial(net=net, resolution=side, device="cpu", memory_bytes=memory, precision="float32")
     probes = list(search(proof.probe, guess.batch))
-    found = largest(probes, "net")
-    assert found == pytest.approx(guess.batch, rel=0.3)
-    assert {probe.batch: probe.fits for probe in probes}[found + 8] is False
+    batch = largest(probes, "net")
+    assert batch == pytest.approx(guess.batch, rel=0.3)
+    assert {probe.batch: probe.fits for probe in probes}[batch + 8] is False
     with pytest.raises(ValueError, match="takes no|channels"):
         Trial(
             net=net,

@@ -28,29 +28,29 @@ def small() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_network_of_timm_keeps_the_bytes_that_were_measured(name):
-    found = activation_bytes(lambda: zoo.create(f"timm/{name}"), 224)
-    assert found.bytes_per_image / 1e6 == pytest.approx(MEASURED[name], rel=0.01)
-    assert sum(found.by_stage.values()) == found.bytes_per_image
+def test_a_network_of_timm_saves_the_bytes_that_were_measured(name):
+    result = activation_bytes(lambda: zoo.create(f"timm/{name}"), 224)
+    assert result.bytes_per_image / 1e6 == pytest.approx(MEASURED[name], rel=0.01)
+    assert sum(result.by_stage.values()) == result.bytes_per_image
 
 
-def test_a_small_network_keeps_what_counting_by_hand_gives():
-    found = activation_bytes(small, 32, "float32")
+def test_a_small_network_saves_what_counting_by_hand_gives():
+    result = activation_bytes(small, 32, "float32")
     image, activation = 3 * 32 * 32 * 4, 8 * 16 * 16 * 4
     loss = 10 * 4 + 8  # log-probabilities and the class, a 64-bit number
-    assert found.by_stage == {
+    assert result.by_stage == {
         "0": image,
         "1": activation,
         "loss": loss,
     }  # the linear layer's input is the activation
-    assert found.by_layer == {"0": image, "1": activation, "": loss}
-    assert (found.bytes_per_image, found.largest_map) == (image + activation + loss, 3 * 32 * 32)
+    assert result.by_layer == {"0": image, "1": activation, "": loss}
+    assert (result.bytes_per_image, result.largest_map) == (image + activation + loss, 3 * 32 * 32)
 
 
-def test_what_is_kept_is_what_real_tensors_on_the_cpu_show():
+def test_saved_bytes_are_those_of_real_tensors_on_the_cpu():
     net = Network(SPECS["resnet_rs_tiny"]).train()
 
-    def kept(batch: int) -> int:
+    def saved_bytes(batch: int) -> int:
         storages = {}
         own = {t.data_ptr() for t in (*net.parameters(), *net.buffers())}
 
@@ -69,11 +69,11 @@ def test_what_is_kept_is_what_real_tensors_on_the_cpu_show():
 
     assert (
         activation_bytes(net, 64, "float32", device="cpu").bytes_per_image
-        == (kept(5) - kept(3)) / 2
+        == (saved_bytes(5) - saved_bytes(3)) / 2
     )
 
 
-def test_a_gpu_keeps_padded_maps_in_half_where_the_cpu_keeps_them_whole():
+def test_a_gpu_saves_padded_maps_in_16_bits_and_the_cpu_in_32():
     gpu, cpu = (
         activation_bytes(lambda: zoo.create("timm/tresnet_m"), 224, device=device)
         for device in ("cuda", "cpu")
@@ -84,12 +84,12 @@ def test_a_gpu_keeps_padded_maps_in_half_where_the_cpu_keeps_them_whole():
     assert cpu.bytes_per_image > gpu.bytes_per_image + 2 * padded
 
 
-def test_every_network_of_ours_is_told_by_stem_stages_and_head():
-    found = activation_bytes(lambda: Network(SPECS["tresnet_tiny"]), 64)
-    assert list(found.by_stage) == ["stem", *(f"stages.{i}" for i in range(4)), "head", "loss"]
-    for stage, size in found.by_stage.items():
+def test_the_stages_of_a_network_are_stem_stages_and_head():
+    result = activation_bytes(lambda: Network(SPECS["tresnet_tiny"]), 64)
+    assert list(result.by_stage) == ["stem", *(f"stages.{i}" for i in range(4)), "head", "loss"]
+    for stage, size in result.by_stage.items():
         inside = [
-            kept for layer, kept in found.by_layer.items() if (layer or "loss").startswith(stage)
+            size for layer, size in result.by_layer.items() if (layer or "loss").startswith(stage)
         ]
         assert sum(inside) == size
 
@@ -104,12 +104,12 @@ def test_masks_that_go_around_a_stage_leave_its_bytes_to_it():
     assert activation_bytes(net, 64).by_stage["stages.1"] >= plain.by_stage["stages.1"]
 
 
-def test_a_child_that_holds_nearly_all_is_opened():
+def test_a_child_with_nearly_all_modules_is_no_stage():
     assert "body.layer3" in stages(zoo.create("timm/tresnet_m"))
     assert "layer3" in stages(zoo.create("timm/resnet50"))
 
 
-def test_looking_leaves_the_network_and_autocast_alone():
+def test_counting_leaves_the_network_and_autocast_alone():
     net = small().eval()
     before = [p.clone() for p in net.parameters()]
     activation_bytes(net, 32)
