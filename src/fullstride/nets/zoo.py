@@ -37,7 +37,7 @@ def create(
     padded: bool = False,
     int8: bool = False,
 ) -> Backbone:
-    """A network with fresh weights: a name of ours, or any of timm's as `timm/NAME`.
+    """A network with fresh weights: a name of the zoo, or any of timm's as `timm/NAME`.
 
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
     `resolution` is the intended one, in pixels per side; other sizes work too. With `efficiency`
