@@ -122,6 +122,7 @@ def broken(folder, how):
         (folder / "bundle.json").write_text(json.dumps({**about, "preprocessing": {"mean": 3}}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

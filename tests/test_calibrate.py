@@ -67,6 +67,7 @@ def samples(networks):
     ]
 
 
+@pytest.mark.slow
 def test_some_forty_networks_have_every_kind_of_operator_and_every_class_in_two_families(networks):
     designed = {design: o for design, o in networks.items() if design.family != WHOLE}
     assert 35 <= len(designed) <= 50
@@ -196,6 +197,7 @@ def test_a_cuda_graph_puts_out_what_the_network_does():
     torch.testing.assert_close(kept, step())
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch, capsys):
     few = [
         design

@@ -49,6 +49,7 @@ def option(name: str, top1: float, ms: float, by="estimated", resolvable_ratio=1
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
 def test_within_the_budgets_of_the_paper_its_own_networks_are_chosen(known, budget, name):
     assert choose(known[True], budget).best.network.name == f"genet_{name}"
@@ -204,6 +205,7 @@ def test_a_table_that_says_no_accuracies_is_named_with_its_line(tmp_path, capsys
 GENET = ("--device", "v100-fp16", "--from", "genet_paper")
 
 
+@pytest.mark.slow
 def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_path, capsys):
     told = ask(capsys, *GENET, "--budget-ms", "0.2", "--out", str(tmp_path / "a.png"))
     assert (

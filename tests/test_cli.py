@@ -98,6 +98,7 @@ def test_help_starts_in_less_than_a_second_and_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_folder_of_jpegs_is_learned_validated_predicted_exported_and_reported(
     run, photos, tmp_path, capsys
 ):
@@ -176,6 +177,7 @@ def test_the_digits_recipe_is_for_the_digits_and_not_for_a_folder_of_their_name(
     assert cli.chosen_recipe(["train", "photos", "--out", "digits"])[0] == FINETUNE
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp_path, capsys):
     data = tmp_path / "data"
     for name in ("temple", "flower"):
@@ -208,6 +210,7 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
     assert cli.run(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(
     run, photos, tmp_path, capsys
 ):
@@ -245,6 +248,7 @@ def test_paths_to_predict_come_on_standard_input_too(run, photos, capsys, monkey
     assert not paths_by_line.read()
 
 
+@pytest.mark.slow
 def test_auto_exports_the_fastest_of_what_runs_here(run, tmp_path, capsys, monkeypatch):
     from fullstride.deploy import select
 
@@ -272,6 +276,7 @@ def test_auto_exports_the_fastest_of_what_runs_here(run, tmp_path, capsys, monke
     assert lines[-1].startswith(f"{made}: ")
 
 
+@pytest.mark.slow
 def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
     out = ["--out", tmp_path / "new"]
     file = ["--out", tmp_path / "new.onnx"]
@@ -379,6 +384,7 @@ def test_a_full_disk_is_one_line_and_the_files_written_before_stay(
     assert "epoch   2/2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path):
     out = tmp_path / "run"
     words = [
@@ -452,6 +458,7 @@ def test_a_killed_worker_is_reported_in_one_line(tmp_path):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_error():
     listing = subprocess.Popen(
         [sys.executable, "-m", "fullstride", "zoo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -36,6 +36,7 @@ def network_input(bundle, pictures) -> torch.Tensor:
 
 
 # Each network once; the pairs that are missing here are exported by other tests.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pre"),
     [
@@ -164,6 +165,7 @@ def test_outputs_that_are_no_numbers_are_refused_in_every_precision_without_a_wa
             export(bundle, tmp_path / "net.onnx", images, precision=precision, **how)
 
 
+@pytest.mark.slow
 def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
     bundle, images = small_bundle(), ComparisonImages(pictures)
     run, models = tmp_path / "run", tmp_path / "models"
@@ -333,6 +335,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(select, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_the_time_that_decides_is_measured_here():
     bundle = make_bundle("genet_tiny", GRAY, scores={"test": {"top1": 1.0}})

@@ -82,6 +82,7 @@ def test_resnet_rs_figure_has_all_lines_of_its_table_7_by_depth_and_resolution()
     assert found["EfficientNet-B7"] == (29.9, 84.7)
 
 
+@pytest.mark.slow
 def test_genets_figure_has_every_line_of_its_table_at_batch_64_and_estimates_of_what_can_be_built():
     found = list(dots(PLANS["genet-5"], [V100], Bench()))
     printed = {
@@ -220,6 +221,7 @@ def test_measured_blocks_take_the_place_of_estimates_and_estimated_ones_are_refu
         read_bench([path], ())
 
 
+@pytest.mark.slow
 def test_without_a_measurement_blocks_are_estimated_by_the_profile():
     rows, how, place = blocks([V100], Bench())
     assert how == "estimated"

@@ -165,6 +165,7 @@ def test_short_precisions_give_nearly_the_same_and_not_exactly(
     assert open_file(path, trust=True).metadata.precision == precision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 @pytest.mark.parametrize("input_kind", ["pixels", "pictures"])
 def test_pixels_go_in_and_probabilities_come_out(
@@ -182,6 +183,7 @@ def test_pixels_go_in_and_probabilities_come_out(
     )
 
 
+@pytest.mark.slow
 def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
     bundle = make_bundle("tresnet_tiny", replace(GRAY, resolution=64))
     path = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures), any_size=True).path
@@ -278,6 +280,7 @@ def test_incomplete_files_and_those_of_other_programs_are_named_in_one_line(writ
         open_file(folder)
 
 
+@pytest.mark.slow
 def test_labels_of_the_server_are_one_line_each_and_odd_names_travel_whole(pictures, tmp_path):
     names = ("two\nlines", 'it\'s "q" \\', "naïve 猫", "a\tb", *"456789")
     bundle = small_bundle(classes=names, name='ü "x"/\n', source="<&>\n")
@@ -315,6 +318,7 @@ def test_running_onnx_writes_no_telemetry(written, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if "onnxruntime" in path.name]
 
 
+@pytest.mark.slow
 def test_signals_arrive_after_files_were_opened_and_left_in_any_order(written):
     code = (
         "import signal, sys, openvino; from pathlib import Path\n"

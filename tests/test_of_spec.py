@@ -148,6 +148,7 @@ def test_they_are_at_odd_sizes_too(name, resolution):
     assert equal(operators_of(wider, resolution), of_module(wider, resolution))
 
 
+@pytest.mark.slow
 def test_they_are_for_networks_that_chance_draws():
     wrong = [
         seed for seed, (spec, found) in by_chance().items() if not equal(operators_of(spec), found)

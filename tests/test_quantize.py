@@ -389,6 +389,7 @@ def test_layers_fall_back_to_float_one_by_one_until_the_loss_is_small_enough():
     assert fall_back_to_float(drop_with, 9.0, []) == []
 
 
+@pytest.mark.slow
 def test_finetuning_makes_a_network_that_loses_less_in_int8(net, digits, images, tests):
     hard = made_hard(net, 300)
     expected = logits(hard, tests).softmax(1)

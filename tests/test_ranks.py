@@ -32,6 +32,7 @@ def messages(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if "fullstride: " in line]
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_losses_the_average_and_the_score_of_one(tmp_path):
     two_processes.main(str(tmp_path / "one"))
     words = [*TORCHRUN, two_processes.__file__, str(tmp_path / "two")]
@@ -43,6 +44,7 @@ def test_two_processes_have_the_losses_the_average_and_the_score_of_one(tmp_path
     assert two[2] == pytest.approx(one[2], rel=1e-9)  # weights of the average
 
 
+@pytest.mark.slow
 def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
     out = tmp_path / "run"
     words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "2", "--out", str(out)]

@@ -17,6 +17,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run_as_they_stand(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]

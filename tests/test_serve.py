@@ -62,6 +62,7 @@ def served(tmp_path_factory):
         server.wait(10)
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_posted_is_answered_with_the_bundles_probabilities(served, tmp_path):
     bundle, pictures, address = served
     for picture, expected in zip(pictures, probabilities(bundle, pictures), strict=True):

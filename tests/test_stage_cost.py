@@ -83,6 +83,7 @@ def test_stage_costs_refuse_an_image_in_one_line():
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_command_tells_flops_from_macs_and_ends_in_the_total(capsys):
     assert cli.run(["cost", "tresnet_m", "--train"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -108,6 +108,7 @@ def two_rows(tmp_path_factory):
     return out, rows, list(study.study(out, rows, PROTOCOL, seeds=2, processes=2))
 
 
+@pytest.mark.slow
 def test_a_study_keeps_every_score_and_computes_none_twice(two_rows):
     out, rows, lines = two_rows
     assert len(lines) == 4

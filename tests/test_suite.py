@@ -107,6 +107,7 @@ def test_the_refinements_of_tresnet_come_one_by_one():
     assert papers.refinements()["+AA"][-1].spec == SPECS["tresnet_m"]
 
 
+@pytest.mark.slow
 def test_the_suite_measures_ours_and_timms_and_goes_on_without_measuring_again(
     tmp_path, monkeypatch, capsys
 ):

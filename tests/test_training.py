@@ -259,6 +259,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
     assert equal_weights(tmp_path / "stopped", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
     words = ["train", "digits", "--model", "genet_tiny", "--checkpoint-every-steps", "3"]
     words += ["--recipe.steps", "24", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
@@ -326,6 +327,7 @@ def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
     assert epoch.loss == pytest.approx(sum(said) / len(said), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_teachers_answers_are_asked_once_and_remembered_for_every_student(
     finished, digits, tmp_path, monkeypatch
 ):
@@ -500,6 +502,7 @@ def test_the_share_of_the_minival_is_part_of_a_run_and_found_again(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digits):
     recipe = replace(SHORT, batch=16, per_class=4, epochs=12, lr=0.05, ema_decay=0.0)
     found = {}
@@ -586,6 +589,7 @@ def test_a_finished_run_is_not_trained_again(finished, digits):
     assert (folder / run_folder.CHECKPOINT).stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_what_is_learned(finished, digits, tmp_path):
     assert numbers(rows_of(tmp_path / "workers", digits, workers=2)) == numbers(finished[1])
 
@@ -650,6 +654,7 @@ def test_a_run_folder_that_is_spoiled_is_told_of_in_one_line(finished, digits, t
         rows_of(folder, digits, recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process")
 def test_a_disk_that_is_full_when_the_checkpoint_is_written_is_told_of_in_one_line(tmp_path):
     code = (

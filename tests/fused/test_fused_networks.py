@@ -273,6 +273,7 @@ def test_a_norm_with_a_small_gain_saves_its_input_and_train_chooses_anew(gain, b
     assert not fused_layers(to_plain(net))
 
 
+@pytest.mark.slow
 def test_two_processes_that_share_their_statistics_learn_as_one_does(tmp_path):
     script = Path(__file__).with_name("two_ranks.py")
     words = [

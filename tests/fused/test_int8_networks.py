@@ -103,6 +103,7 @@ def test_gradients_of_compiled_steps_with_int8_are_ten_times_nearer_than_those_o
     )
 
 
+@pytest.mark.slow
 def test_masks_and_dropout_are_those_of_the_step_in_a_compiled_one_too():
     torch.manual_seed(0)
     net, x = shaken("resnet_rs_tiny"), torch.rand(8, 3, 64, 64).double()
@@ -240,6 +241,7 @@ def test_codes_are_refused_in_one_line_where_nothing_is_lean(call, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_cost_prints_the_bytes_of_lean_training_with_and_without_codes(capsys):
     assert cli.run(["cost", "tresnet_tiny", "--train"]) == 0
     out = capsys.readouterr().out

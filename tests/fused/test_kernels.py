@@ -42,6 +42,7 @@ def sentences(mark: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_kernels_give_the_numbers_of_their_definitions():
     assert " passed" in sentences("not slow")
 

@@ -208,6 +208,7 @@ def test_tresnet_l_pays_for_the_channels_of_its_stem_and_first_stage():
     assert wide - plain == first
 
 
+@pytest.mark.slow
 def test_what_the_docs_say_of_the_price_is_counted():
     shares = []
     for name in ("tresnet_l", "tresnet_xl", "genet_light"):
