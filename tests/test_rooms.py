@@ -37,8 +37,7 @@ def test_without_the_fused_form_everything_else_works_and_asking_for_it_is_one_l
         )
 
     pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-    # `benchmarks/gpu.py`, which that file imports, measures the fused form
-    collected = run(*pytest_, "--collect-only", "--ignore=tests/test_suite.py")
+    collected = run(*pytest_, "--collect-only")
     assert collected.returncode == 0, collected.stdout
     sample = ("tests/test_networks.py", "tests/test_training.py", "tests/test_activation_bytes.py")
     chosen = "(tiny or memorise) and not fused and not lean"

@@ -2,12 +2,7 @@
 tell what failed?"""
 
 import json
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +20,6 @@ from fullstride.papers import lines as papers
 from fullstride.papers import suite
 from fullstride.papers.suite_page import QUANTITIES, Row
 from fullstride.tables import speeds
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-gpu = import_module("gpu")
 
 CPU = torch.device("cpu")
 NAMES = ("resnet_rs_tiny", "timm/test_resnet")
@@ -310,57 +301,3 @@ def test_what_the_suite_cannot_do_is_refused_in_one_line(
     told = capsys.readouterr().err
     assert hint in told
     assert told.count("\n") == 1
-
-
-def test_on_the_gpu_machine_what_fails_or_comes_too_late_is_written_down_and_stops_nothing(
-    tmp_path, monkeypatch
-):
-    def failing() -> dict[str, Any]:
-        raise ValueError("no such thing")
-
-    def slow() -> dict[str, Any]:
-        time.sleep(0.3)
-        return {"ok": True, "told": "fine"}
-
-    works = [("first", failing), ("second", slow), ("third", slow)]
-    monkeypatch.setitem(gpu.PARTS, "training", (lambda _: iter(works), 1))
-    gpu.do("training", gpu.Asked(device=CPU, tiny=True, out=tmp_path, seconds=0.2), commit="abc")
-    told = json.loads((tmp_path / "training.json").read_text())
-    assert [finding.get("error", finding.get("told")) for finding in told["findings"]] == [
-        "no such thing",
-        "fine",
-        "not begun: the part's minutes were over",
-    ]
-    assert told["environment"]["commit"] == "abc"
-
-
-def test_on_the_gpu_machine_a_part_that_hangs_is_ended(tmp_path):
-    began = time.monotonic()
-    words = ["--device", "cpu", "--tiny", "--out", str(tmp_path)]
-    assert "ended after its" in gpu.start("training", words, 0.5)
-    assert time.monotonic() - began < 5
-
-
-@pytest.mark.slow
-def test_the_script_for_a_gpu_runs_through_without_one(tmp_path):
-    pytest.importorskip(
-        "triton", reason="the kernels are written in Triton, which is not installed here"
-    )
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "gpu.py"),
-        "--device",
-        "cpu",
-        "--tiny",
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert set(summary["ends"].values()) == {None}
-    assert not [line for line in summary["lines"] if "error" in line or line.startswith("BAD")]
-    parts = {line[5:].partition(":")[0] for line in summary["lines"]}
-    assert parts == set(gpu.PARTS)
-    assert len(done.stdout.splitlines()) < 100
-    assert len(list(tmp_path.iterdir())) <= 9
