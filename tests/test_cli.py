@@ -420,6 +420,7 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path):
     assert Path(out / "bundle").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the worker in /proc")
 def test_a_killed_worker_is_reported_in_one_line(tmp_path):
     words = [

@@ -128,10 +128,12 @@ def test_a_step_that_recomputes_is_the_eager_one_and_saves_a_map_for_each_convol
     check_recomputing_step(net, SPECS["resnet_rs_tiny"])
 
 
+@pytest.mark.slow
 def test_checkpoints_among_blocks_in_a_row_are_saved_and_no_number_changes(monkeypatch):
     check_checkpoints(lambda net: net, monkeypatch, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*TINY, "timm/resnet18"])
 def test_the_ends_of_residual_blocks_are_found_in_plain_graphs(name):
     net = zoo.create(name).train()

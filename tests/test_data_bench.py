@@ -83,6 +83,7 @@ def data_share(data: DataSet, workers: int) -> float:
     return epoch.data_share
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_disk_makes_the_network_wait_as_long_as_training_then_does(workers):
     data = slow()
@@ -101,6 +102,7 @@ def test_a_slow_disk_makes_the_network_wait_as_long_as_training_then_does(worker
     assert "will wait" in bench.verdict()
 
 
+@pytest.mark.slow
 def test_two_workers_are_twice_as_fast_on_a_slow_disk_and_rates_are_medians():
     bench = bench_data("genet_tiny", slow(), RECIPE, workers=2, seconds=1)
     loading, steps = bench.loading, bench.steps
@@ -118,6 +120,7 @@ def test_two_workers_are_twice_as_fast_on_a_slow_disk_and_rates_are_medians():
     )  # they would disturb the steps that are measured next
 
 
+@pytest.mark.slow
 def test_blank_images_are_loaded_faster_than_a_network_trains():
     bench = bench_data("genet_tiny", reading(blank), replace(RECIPE, resolution=48), seconds=0.2)
     assert bench.ratio > 1

@@ -91,6 +91,7 @@ def check_package(path, bundle, pictures, tolerance):
         assert probabilities(model, some) == pytest.approx(expected, abs=tolerance)
 
 
+@pytest.mark.slow
 def test_a_package_compiled_ahead_of_time_predicts_as_the_bundle_does(pictures, tmp_path):
     bundle, path = small_bundle(), tmp_path / "net.pt2"
     export(bundle, path, ComparisonImages(pictures), format="aoti")

@@ -56,6 +56,7 @@ def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
     assert again.stdout.splitlines()[-1] == lines[-1]  # one process reads what two have written
 
 
+@pytest.mark.slow
 def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path):
     out = tmp_path / "run"
     status, errors = run_two(*TRAIN, "--recipe.batch", "33", "--out", str(out))
@@ -65,6 +66,7 @@ def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_or_of_all_is_reported_once(tmp_path):
     for name in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -124,6 +124,7 @@ def test_a_study_keeps_every_score_and_computes_none_twice(two_rows):
     assert list(study.study(out, rows, PROTOCOL, seeds=2, processes=2)) == []
 
 
+@pytest.mark.slow
 def test_a_row_is_trained_again_only_where_its_recipe_or_network_is_another(two_rows):
     out, (first, _), _ = two_rows
     row = json.loads(out.read_text())["rows"][0]

@@ -24,6 +24,7 @@ def test_a_step_that_recomputes_is_the_eager_one_and_saves_a_map_for_each_convol
     check_recomputing_step(to_fused(prepared(SPECS[name])[0]), SPECS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("int8", "tolerance"),
     [(False, 1e-9), (True, 0.02)],  # recomputed from int8 activations, results differ

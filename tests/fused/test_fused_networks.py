@@ -140,6 +140,7 @@ def test_under_autocast_a_fused_network_is_as_near_to_float64_as_a_plain_one(nam
     assert fused <= 1.25 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY[:2])
 def test_a_compiled_fused_network_is_one_graph_with_the_same_gradients(name):
     torch.manual_seed(0)

@@ -334,6 +334,7 @@ def test_operators_with_int8_maps_pass_opcheck(gated, masked, shortcut):
     assert torch.equal(made > 0, y > 0)
 
 
+@pytest.mark.slow
 def test_the_triton_kernels_have_the_numbers_of_the_reference():
     pytest.importorskip(
         "triton", reason="the kernels are written in Triton, which is not installed here"

@@ -82,6 +82,7 @@ def test_a_network_that_keeps_codes_has_the_results_of_a_lean_one_and_gradients_
     assert torch.nn.functional.cosine_similarity(found, exact, 0) > 0.9999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_gradients_of_compiled_steps_with_int8_are_ten_times_nearer_than_those_of_bf16(
     name,

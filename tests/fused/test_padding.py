@@ -371,6 +371,7 @@ def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
+@pytest.mark.slow
 def test_bench_measures_padded_networks_beside_a_reference_as_it_is(monkeypatch, capsys):
     stem_widths = {}
 
