@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from networks import randomise
 
 from fullstride import cli
-from fullstride.measure import bench
+from fullstride.measure import bench_by_name
 from fullstride.measure.cost.flops import cost, layer_costs
 from fullstride.nets import init, zoo
 from fullstride.nets.blocks import SE, Basic, Bottleneck, SpaceToDepthStem, Style
@@ -371,21 +371,9 @@ def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-@pytest.mark.slow
-def test_bench_measures_padded_networks_beside_a_reference_as_it_is(monkeypatch, capsys):
-    stem_widths = {}
-
-    def bench_all(nets, *_, **__):
-        stem_widths.update({name: net.spec.stem_width for name, net in nets.items()})
-        raise ValueError("that is all")
-
-    monkeypatch.setattr(bench, "bench_all", bench_all)
-    assert (
-        cli.run(
-            ["bench", "tresnet_tiny", "--padded", "--reference", "tresnet_tiny", "--device", "cpu"]
-        )
-        == 2
-    )
+def test_bench_measures_padded_networks_beside_an_unpadded_reference(capsys):
+    nets = bench_by_name.plan(["tresnet_tiny"], padded=True, reference="tresnet_tiny").networks.nets
+    stem_widths = {name: net.spec.stem_width for name, net in nets.items()}
     assert stem_widths == {"tresnet_tiny": 12, "tresnet_tiny padded": 16}
     assert cli.run(["bench", "timm/test_resnet", "--padded", "--device", "cpu"]) == 2
     assert "timm/test_resnet has no padded form" in capsys.readouterr().err
