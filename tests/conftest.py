@@ -4,6 +4,7 @@ for each other."""
 import os
 import signal
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,9 +12,8 @@ import torch
 from fullstride.data.dataset import DataSet, open_data
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in a shell's background, where they would inherit it
+# A shell starts background jobs with SIGINT ignored, which the processes would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -35,3 +35,11 @@ def few_digits() -> DataSet:
         )
     }
     return replace(data, **parts)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `fused` where the optional folder is removed."""
+    if find_spec("fullstride.nets.fused") is None:
+        for item in items:
+            if item.get_closest_marker("fused"):
+                item.add_marker(pytest.mark.skip(reason="nets/fused is removed"))

@@ -137,6 +137,7 @@ def test_networks_with_the_head_of_a_task_are_not_loaded_without_it(
         run.initial_network("genet_tiny", age_with_head, few_ages, padded)
 
 
+@pytest.mark.fused
 def test_a_step_with_a_head_is_the_same_in_the_fused_form(age_with_head, few_ages):
     losses = {}
     for efficiency in ("plain", "fused"):

@@ -41,6 +41,7 @@ def rates(monkeypatch):
     return measured
 
 
+@pytest.mark.fused
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])
 def test_a_fused_network_learns_as_the_plain_one_does(name, few_digits):
     losses = []
@@ -56,6 +57,7 @@ def test_a_fused_network_learns_as_the_plain_one_does(name, few_digits):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+@pytest.mark.fused
 def test_a_fused_run_stopped_within_an_epoch_continues_to_the_same_weights(
     few_digits, tmp_path, monkeypatch
 ):
@@ -90,6 +92,7 @@ def test_a_fused_run_stopped_within_an_epoch_continues_to_the_same_weights(
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
+@pytest.mark.fused
 def test_the_fastest_efficiency_is_measured_once_and_again_where_something_differs(rates, cache):
     net = zoo.create("genet_tiny", in_channels=1)
     auto = replace(SHORT, efficiency="auto")
@@ -109,6 +112,7 @@ def test_the_fastest_efficiency_is_measured_once_and_again_where_something_diffe
     assert rates == ["plain", "fused"] * 4
 
 
+@pytest.mark.fused
 @pytest.mark.parametrize(
     ("name", "device", "efficiencies"),
     [
@@ -126,6 +130,7 @@ def test_a_gpu_is_asked_to_compile_and_networks_of_timm_have_no_fused_form(
     assert rates == efficiencies
 
 
+@pytest.mark.fused
 def test_an_efficiency_whose_batch_does_not_fit_is_left_out(monkeypatch, cache):
     def rate(recipe, *_):
         if recipe.efficiency == "plain":
@@ -170,6 +175,7 @@ def test_a_run_of_version_0_1_continues_with_the_modules_that_it_was_compiled_wi
     assert (config.efficiency, config.recipe["efficiency"]) == (new, new)
 
 
+@pytest.mark.fused
 def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     net = zoo.create("genet_tiny", in_channels=1)
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -180,6 +186,7 @@ def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     assert not net.is_fused
 
 
+@pytest.mark.fused
 def test_a_run_continues_with_the_efficiency_that_it_began_with(few_digits, tmp_path, rates, cache):
     auto = replace(SHORT, efficiency="auto")
     started = run.train(tmp_path / "run", "genet_tiny", few_digits, auto)

@@ -48,6 +48,7 @@ def one_block() -> Network:
     return Network(replace(spec, stages=(replace(spec.stages[0], depth=1),)))
 
 
+@pytest.mark.fused
 def test_a_fused_step_is_the_plain_one_and_leaves_the_network_unchanged():
     net = tiny()
     plain = Step(net, "training", 4, 32, CPU)
@@ -71,6 +72,7 @@ def test_a_fused_step_is_the_plain_one_and_leaves_the_network_unchanged():
     assert distance(fused.net, plain.net) < 1e-4 * moved
 
 
+@pytest.mark.fused
 @pytest.mark.parametrize(
     ("net", "options", "efficiency", "recomputes"),
     [
@@ -93,6 +95,7 @@ def test_a_compiled_training_step_recomputes_and_says_where_the_installed_torch_
     )
 
 
+@pytest.mark.fused
 def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency():
     net = tiny()
     nets: dict[str, nn.Module] = {"net": net, "net fused": net}
@@ -110,6 +113,7 @@ def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency
     assert Measurement.from_json(data).efficiency == "plain"
 
 
+@pytest.mark.fused
 def test_a_fused_network_is_measured_as_such_in_training_and_as_plain_in_inference():
     nets = {"net": fused_form.fused(tiny())}
     inference = Protocol(name="throughput", **SHORT)
@@ -117,6 +121,7 @@ def test_a_fused_network_is_measured_as_such_in_training_and_as_plain_in_inferen
     assert [row.efficiency for row in rows] == ["fused", "plain"]
 
 
+@pytest.mark.fused
 def test_an_efficiency_is_for_training_and_other_networks_have_no_fused_form():
     inference = Protocol(name="throughput", **SHORT)
     with pytest.raises(ValueError, match="a, plain_compiled: .* for training"):
@@ -126,6 +131,7 @@ def test_an_efficiency_is_for_training_and_other_networks_have_no_fused_form():
         bench(nets, TRAINING, efficiency={"a": "fused", "b": "fused_compiled"})
 
 
+@pytest.mark.fused
 def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
     trials: dict[str, Trial] = {}
 
@@ -151,6 +157,7 @@ def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
     assert efficiencies == ["fused"]
 
 
+@pytest.mark.fused
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_prediction_for_fused_steps_is_of_the_tensors_that_they_save(precision):
     net, memory = tiny("tresnet_tiny"), 2.0**32
@@ -190,6 +197,7 @@ def saved_bytes(net: Network, images: int, side: int) -> float:
     return sum(storage.nbytes() for storage in storages.values()) / images
 
 
+@pytest.mark.fused
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [lambda net: net, fused_form.fused], ids=["plain", "fused"])
 def test_the_bytes_of_a_compiled_step_are_those_that_autograd_saves(form):
@@ -197,6 +205,7 @@ def test_the_bytes_of_a_compiled_step_are_those_that_autograd_saves(form):
     assert compiled_bytes(net, 48, "float32") == saved_bytes(net, 5, 48)
 
 
+@pytest.mark.fused
 @pytest.mark.slow
 def test_a_prediction_for_compiled_steps_is_of_the_tensors_that_they_save():
     net, memory, image = one_block(), 2.0**30, 3 * 32 * 32 * 4
@@ -221,6 +230,7 @@ def everything_fits(monkeypatch):
         monkeypatch.setitem(PROTOCOLS, name, tuple(replace(part, **short) for part in parts))
 
 
+@pytest.mark.fused
 @pytest.mark.usefixtures("everything_fits")
 def test_bench_times_fused_and_plain_steps_of_one_network(tmp_path, capsys):
     command = "bench genet_tiny --protocol tresnet --resolution 32 --precision fp32 --device cpu"
@@ -236,6 +246,7 @@ def test_bench_times_fused_and_plain_steps_of_one_network(tmp_path, capsys):
     assert all(row["reference"] == "genet_tiny" and row["ratio"] for row in rows)
 
 
+@pytest.mark.fused
 def test_the_command_predicts_more_images_for_fused_steps(capsys):
     batches = {}
     for efficiency in ("plain", "fused"):
@@ -247,6 +258,7 @@ def test_the_command_predicts_more_images_for_fused_steps(capsys):
     assert batches["fused"] > 1.3 * batches["plain"]
 
 
+@pytest.mark.fused
 def test_the_names_of_version_0_1_are_read_by_the_command_with_a_warning(capsys):
     command = "capacity tresnet_tiny --memory-gib 2 --device cuda --predict --efficiency lean"
     assert cli.run(command.split()) == 0

@@ -329,6 +329,7 @@ def test_networks_of_timm_are_not_scaled():
         zoo.create("timm/resnet18", width=0.5)
 
 
+@pytest.mark.fused
 def test_a_network_is_created_in_fused_form_where_it_has_one():
     fused, plain = (zoo.create("genet_tiny", efficiency=way) for way in ("fused", "plain"))
     assert isinstance(fused, Network)

@@ -17,7 +17,12 @@ from fullstride.train.recipe import saved_recipe
 from fullstride.train.scoring import score_images
 
 OLD = Path(__file__).parent / "old_runs"
-RUNS = ("sgd", "mixed", "rmsprop", "lean")
+RUNS = (
+    "sgd",
+    "mixed",
+    pytest.param("rmsprop", marks=pytest.mark.fused),  # with padded channels
+    pytest.param("lean", marks=pytest.mark.fused),
+)
 SAME_ARITHMETIC = {"sgd", "lean"}  # in the other two, libraries round the last bit differently
 
 

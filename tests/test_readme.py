@@ -65,6 +65,7 @@ def test_what_the_readme_links_to_is_there():
         assert (ROOT / target).exists(), target
 
 
+@pytest.mark.fused
 def test_the_tree_of_the_page_on_design_names_every_module_where_it_is():
     tree = re.search(r"^src/fullstride/\n(.*?)```", DESIGN, re.MULTILINE | re.DOTALL)[1]
     named, folders = set(), []

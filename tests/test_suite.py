@@ -54,6 +54,7 @@ def test_every_printed_line_has_networks_that_are_there_or_a_reason():
             assert entry.kind != "timm" or timm.is_model(entry.name.removeprefix("timm/"))
 
 
+@pytest.mark.fused
 def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
     found = {
         line.name: line.entries
@@ -73,6 +74,7 @@ def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
         assert not ours.is_fused
 
 
+@pytest.mark.fused
 def test_the_refinements_of_tresnet_come_one_by_one():
     with torch.device("meta"):
         nets = {name: entries[-1].build() for name, entries in papers.refinements().items()}
@@ -231,6 +233,7 @@ def test_calls_that_take_half_the_time_are_twice_as_fast():
     assert replace(row, measured=alone).ratio("plain", "timm", "inference") is None
 
 
+@pytest.mark.fused
 def test_a_network_that_fails_is_told_in_one_line_and_stops_no_other(tmp_path, monkeypatch):
     true, fused = suite.bench, "genet_tiny fused"
 
@@ -250,6 +253,7 @@ def test_a_network_that_fails_is_told_in_one_line_and_stops_no_other(tmp_path, m
     )
 
 
+@pytest.mark.fused
 def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
     looked = []
 
