@@ -1,4 +1,5 @@
 import random
+import sys
 import time
 from dataclasses import replace
 from functools import cache, partial
@@ -213,14 +214,17 @@ def candidate(draw: random.Random) -> NetSpec:
 
 def test_two_thousand_candidates_never_seen_before_take_a_fifth_of_a_second_of_one_core():
     draw = random.Random(0)
-    took_s = []
+    cpu_s = []
     for _ in range(3):  # other programs may hold up one try
         specs = [candidate(draw) for _ in range(2_000)]
-        ask = Estimator(profile(MACHINES["eager"]), 64)
+        estimator = Estimator(profile(MACHINES["eager"]), 64)
+        tracer = sys.gettrace()
+        sys.settrace(None)  # that of coverage, whose time does not count
         start = time.process_time()
-        ask.many(specs)
-        took_s.append(time.process_time() - start)
-    assert min(took_s) < 0.2
+        estimator.many(specs)
+        cpu_s.append(time.process_time() - start)
+        sys.settrace(tracer)
+    assert min(cpu_s) < 0.2
 
 
 @pytest.mark.parametrize(
