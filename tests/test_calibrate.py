@@ -85,6 +85,7 @@ def test_some_forty_networks_have_every_kind_of_operator_and_every_class_in_two_
     assert all(len(found) >= 2 for key, found in families.items() if isinstance(key, tuple))
 
 
+@pytest.mark.slow
 def test_every_designed_network_runs(networks):
     for design in networks:
         if design.family != WHOLE:

@@ -367,6 +367,7 @@ def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
     assert [each.name for each in tmp_path.iterdir()] == ["net"]
 
 
+@pytest.mark.slow
 def test_auto_folds_traces_and_trains_once_and_refuses_at_once_where_a_file_is(
     pictures, tmp_path, monkeypatch
 ):

@@ -307,6 +307,7 @@ def test_writing_openvino_sends_no_telemetry(pictures, tmp_path, monkeypatch):
     assert not sent
 
 
+@pytest.mark.slow
 def test_running_onnx_writes_no_telemetry(written, tmp_path):
     code = "import sys; from fullstride import cli; sys.exit(cli.run(sys.argv[1:]))"
     Image.new("RGB", (50, 50)).save(tmp_path / "picture.png")

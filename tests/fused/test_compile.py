@@ -19,6 +19,7 @@ from fullstride.nets.fused.compile import FUSED
 from fullstride.nets.fused.network import to_fused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_a_step_that_recomputes_is_the_eager_one_and_saves_a_map_for_each_convolution(name):
     check_recomputing_step(to_fused(prepared(SPECS[name])[0]), SPECS[name])
