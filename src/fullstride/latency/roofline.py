@@ -27,7 +27,7 @@ from fullstride.storage import Bounds, check_bounds
 Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt"]
 
 ARITHMETIC = ("dense", "1x1", "depthwise", "grouped")
-ARITHMETIC_OF = {"dense": 0, "1x1": 1, "linear": 1, "product": 1, "depthwise": 2, "grouped": 3}
+ARITHMETIC_OF = {name: name for name in ARITHMETIC} | {"linear": "1x1", "product": "1x1"}
 MEMORY = ("convolution", "elementwise", "norm", "statistics", "gather")
 MEMORY_OF = {
     **dict.fromkeys(PRODUCTS, 0),
@@ -186,7 +186,9 @@ def prepare_rows(
     )
 
 
-ARITHMETIC_INDEX = np.array([ARITHMETIC_OF.get(kind, 0) for kind in OPERATOR_KINDS])
+ARITHMETIC_INDEX = np.array(
+    [ARITHMETIC.index(ARITHMETIC_OF.get(kind, "dense")) for kind in OPERATOR_KINDS]
+)
 MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in OPERATOR_KINDS])
 
 
