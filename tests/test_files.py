@@ -26,7 +26,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.papers.measured import BlocksFile
 from fullstride.papers.suite_page import RowFile, SuiteFile
-from fullstride.storage import from_json, to_json
+from fullstride.strict_json import from_json, to_json
 from fullstride.train.autotune import CacheEntry
 from fullstride.train.recipe import saved_recipe
 from fullstride.train.recipes import RECIPES

@@ -203,7 +203,7 @@ def find_recipe(name: str) -> Recipe:
         if close:
             hint = f"did you mean {' or '.join(close)}?"
         raise ValueError(f"no recipe named {name!r}: {hint}")
-    from fullstride.storage import read_json
+    from fullstride.strict_json import read_json
 
     return saved_recipe(read_json(path), name)
 

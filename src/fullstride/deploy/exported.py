@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import MAX_JSON_BYTES, from_json, parse_json
+from fullstride.strict_json import MAX_JSON_BYTES, from_json, parse_json
 
 InputKind = Literal["normalised", "pixels", "pictures"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fullstride.latency.roofline import ARITHMETIC_SHARES, NUMBERS, REQUIRED, Machine, Positive
-from fullstride.storage import Bounds, atomic_write, check_bounds, from_json, parse_json
+from fullstride.storage import atomic_write
+from fullstride.strict_json import Bounds, check_bounds, from_json, parse_json
 
 PACKAGE_PROFILES = resources.files("fullstride.latency").joinpath("device_profiles")
 MAX_BYTES = 100_000  # of a profile's file; those of the package have two thousand

@@ -22,7 +22,7 @@ from fullstride.measure.cost.operators import (
     Operators,
     concatenate,
 )
-from fullstride.storage import Bounds, check_bounds
+from fullstride.strict_json import Bounds, check_bounds
 
 Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt"]
 

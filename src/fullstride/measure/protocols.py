@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from fullstride import storage
+from fullstride import storage, strict_json
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory.max_batch import MULTIPLE
 from fullstride.measure.workload import Layout, Precision, Work
@@ -123,17 +123,17 @@ class Measurement:
     environment: Environment
 
     def to_json(self) -> str:
-        return storage.to_json(self)
+        return strict_json.to_json(self)
 
     @classmethod
     def from_json(
         cls, data: str | Mapping[str, Any], where: str = "JSON of a measurement"
     ) -> "Measurement":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
-        data = storage.parse_json(data, where) if isinstance(data, str) else data
+        data = strict_json.parse_json(data, where) if isinstance(data, str) else data
         if isinstance(data, Mapping) and isinstance(data.get("efficiency"), str):
             data = {**data, "efficiency": current_name(data["efficiency"])}
-        return storage.from_json(cls, data, where)
+        return strict_json.from_json(cls, data, where)
 
 
 def compare(one: Measurement, other: Measurement) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from fullstride.nets.layers import ConvNorm, SpaceToDepth, SqueezeExcite, average_pool, named
-from fullstride.storage import Bounds, check_bounds
+from fullstride.strict_json import Bounds, check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fullstride import storage
+from fullstride import strict_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
@@ -20,7 +20,8 @@ from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
 from fullstride.nets.weights.convert import check, shapes_of
 from fullstride.nets.weights.key_maps import no_init
 from fullstride.nets.weights.reader import read
-from fullstride.storage import atomic_write, read_json
+from fullstride.storage import atomic_write
+from fullstride.strict_json import read_json
 
 FORMAT = 1
 HINT = "give the folder of a bundle or of a run"
@@ -79,7 +80,7 @@ class Bundle:
                 for name, value in self.net.state_dict().items()
             }
             save_file(state, temporary / "weights.safetensors")
-            (temporary / "bundle.json").write_text(storage.to_json(metadata))
+            (temporary / "bundle.json").write_text(strict_json.to_json(metadata))
 
     @staticmethod
     def load(
@@ -95,7 +96,7 @@ class Bundle:
         version = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
         if version != FORMAT:
             raise ValueError(f"{path} has format {version!r}, this version reads format {FORMAT}")
-        metadata = storage.from_json(Metadata, data, str(path))
+        metadata = strict_json.from_json(Metadata, data, str(path))
         try:
             net = load_network(
                 metadata.spec, folder / "weights.safetensors", partial(head, metadata.task)
@@ -120,7 +121,7 @@ def load_network(
     """The network of a bundle's spec. Shapes are compared before memory is allocated for it."""
     where = "bundle.json: spec"
     if "timm" in spec_data:
-        timm = storage.from_json(TimmSpec, spec_data["timm"], where)
+        timm = strict_json.from_json(TimmSpec, spec_data["timm"], where)
         spec = timm_spec(**{name: getattr(timm, name) for name in spec_data["timm"]})
     else:
         spec = NetSpec.from_json(spec_data, where)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from fullstride import storage
+from fullstride import strict_json
 from fullstride.nets import init
 from fullstride.nets.blocks import (
     SE,
@@ -21,7 +21,7 @@ from fullstride.nets.blocks import (
     Stem,
     Style,
 )
-from fullstride.storage import Bounds, check_bounds
+from fullstride.strict_json import Bounds, check_bounds
 
 # The names that JSON may use. Renaming a class changes nothing on disk; changing a key here does.
 NAMED: dict[str, Any] = {
@@ -133,12 +133,12 @@ class NetSpec:
         return replace(self, stem_width=wide(self.stem_width), stages=stages, head_width=head)
 
     def to_json(self) -> str:
-        return storage.to_json(self, NAMES)
+        return strict_json.to_json(self, NAMES)
 
     @staticmethod
     def from_json(data: str | Mapping[str, Any], where: str = "network spec") -> "NetSpec":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
-        return storage.from_json(NetSpec, data, where, NAMED)
+        return strict_json.from_json(NetSpec, data, where, NAMED)
 
 
 def check_range(name: str, value: Any, most: int) -> None:

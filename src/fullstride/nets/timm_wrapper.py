@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.nets.backbone import Backbone, Masks
-from fullstride.storage import Bounds
+from fullstride.strict_json import Bounds
 
 Size = Annotated[int, Bounds(ge=1, le=65_536)]  # in files
 

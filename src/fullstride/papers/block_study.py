@@ -23,7 +23,8 @@ from fullstride.measure.protocols import THROUGHPUT, Protocol
 from fullstride.measure.workload import Layout, Precision, find_precision
 from fullstride.nets.blocks import Basic, Bottleneck, Style
 from fullstride.nets.spec import Stage
-from fullstride.storage import Bounds, atomic_write
+from fullstride.storage import atomic_write
+from fullstride.strict_json import Bounds
 
 if TYPE_CHECKING:
     from fullstride.latency.profiles import Profile

@@ -11,7 +11,7 @@ from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.papers.block_study import BlockTime
 from fullstride.papers.lines import TIMM
 from fullstride.papers.suite_page import SuiteFile
-from fullstride.storage import from_json, read_json
+from fullstride.strict_json import from_json, read_json
 from fullstride.tables.names import PRINTED
 
 ALIASES = {" lean": " fused"}  # suffixes of names in files of earlier versions

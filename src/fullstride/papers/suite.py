@@ -20,7 +20,8 @@ from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
 from fullstride.papers.lines import QUICK_LINES, Contest, Kind, contests, lines, lines_of
 from fullstride.papers.suite_page import Row, RowFile, data, page, same_environment
-from fullstride.storage import atomic_write, from_json, read_json
+from fullstride.storage import atomic_write
+from fullstride.strict_json import from_json, read_json
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
 QUICK_MINUTES = 6.5  # the last contest that starts may take more than a minute

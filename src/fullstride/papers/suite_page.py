@@ -10,7 +10,7 @@ import numpy as np
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
 from fullstride.papers.lines import KINDS, REFERENCE, Contest, Kind, Line, mode
-from fullstride.storage import Bounds, to_json
+from fullstride.strict_json import Bounds, to_json
 from fullstride.tables import speeds
 
 # A finished row is valid in environments that share these fields.

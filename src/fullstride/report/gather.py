@@ -17,7 +17,7 @@ from fullstride.measure.protocols import Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.report.page import Entry, Prediction
-from fullstride.storage import read_json
+from fullstride.strict_json import read_json
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
 from fullstride.train.run_folder import BUNDLE, read_config, read_log

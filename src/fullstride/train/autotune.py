@@ -28,7 +28,8 @@ from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
-from fullstride.storage import atomic_write, from_json, read_json
+from fullstride.storage import atomic_write
+from fullstride.strict_json import from_json, read_json
 from fullstride.tasks.task import Task
 from fullstride.train.batches import repeat
 from fullstride.train.distributed import SINGLE_PROCESS

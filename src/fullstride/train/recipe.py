@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from fullstride.nets.efficiency import current_name, is_fused
-from fullstride.storage import Bounds, check_bounds, from_json
+from fullstride.strict_json import Bounds, check_bounds, from_json
 
 # Larger numbers are typing errors, and some would make a loop endless.
 MAX_NUMBER, MAX_EPOCHS = 1e12, 100_000

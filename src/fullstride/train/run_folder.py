@@ -9,13 +9,8 @@ from typing import Any
 import torch
 
 from fullstride.nets.efficiency import current_name
-from fullstride.storage import (
-    atomic_write,
-    from_json,
-    read_json,
-    recover_interrupted_write,
-    to_json,
-)
+from fullstride.storage import atomic_write, recover_interrupted_write
+from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.tasks.task import Metric
 from fullstride.train.recipe import Recipe, saved_recipe
 

@@ -26,7 +26,7 @@ from fullstride.data.readers.splits import (
     sorted_classes,
 )
 from fullstride.data.readers.tar_headers import Member, Shard, scan
-from fullstride.storage import Bounds, from_json, read_json
+from fullstride.strict_json import Bounds, from_json, read_json
 
 INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
