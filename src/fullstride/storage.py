@@ -1,11 +1,21 @@
-"""How are files stored safely? They are written whole or not at all."""
+"""How are files stored safely? Written whole or not at all; only regular files are opened."""
 
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @contextmanager
@@ -78,3 +88,53 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+# ---- reading
+
+
+def check_regular(path: Path) -> None:
+    """Raise ValueError for a FIFO, device, socket, folder or loop of links.
+
+    Reading one of these may never end. For libraries that open paths themselves; OSErrors of a
+    missing file or of its permissions are passed on.
+    """
+    try:
+        _check_mode(path, path.stat().st_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a loop of links, not a file") from None
+        raise
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read bytes. Raises ValueError for anything else, as `check_regular`.
+
+    The file that was opened is checked once more: another one may have got its name meanwhile.
+    """
+    check_regular(path)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        _check_mode(path, os.fstat(descriptor).st_mode)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file. Raises ValueError for one with more than `limit` bytes.
+
+    The bytes that are read are counted: the size that a file system states may be wrong.
+    """
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"{path} has more than {limit:,} bytes, which no such file has")
+    return content
+
+
+def _check_mode(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'no file')}, not a file")

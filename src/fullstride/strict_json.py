@@ -14,6 +14,8 @@ from reprlib import repr as shortened
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from fullstride.storage import read_regular
+
 T = TypeVar("T")
 MAX_JSON_BYTES = 64 * 2**20  # 20,000 class names take less than 1 MiB
 MAX_INT = 2**63 - 1  # int64, as torch and NumPy have it
@@ -74,13 +76,9 @@ def _bounds_in(hint: Any) -> tuple[tuple[Bounds, type], ...]:
 def read_json(path: Path, hint: str = "check the path", most: int = MAX_JSON_BYTES) -> Any:
     """The parsed content of a JSON file. Raises ValueError in one line."""
     try:
-        with path.open("rb") as file:
-            text = file.read(most + 1)
+        return parse_json(read_regular(path, most), str(path))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"no {path.name} in {path.parent}: {hint}") from None
-    if len(text) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes, which no such file has")
-    return parse_json(text, str(path))
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
