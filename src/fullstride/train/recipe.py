@@ -14,6 +14,9 @@ from fullstride.strict_json import Bounds, check_bounds, from_json
 # Larger numbers are typing errors, and some would make a loop endless.
 MAX_NUMBER, MAX_EPOCHS = 1e12, 100_000
 
+# A warmup that would take all of a short training takes this share of it instead.
+SHORT_WARMUP_SHARE = 0.1
+
 # Fields that had another name in version 0.1. Saved recipes and flags with the old name are read.
 RENAMED = {
     "views": "distinct_views",
@@ -65,7 +68,8 @@ class Recipe:
 
     # learning rate schedule
     schedule: Literal["cosine", "one_cycle", "steps", "exponential"] = "cosine"
-    warmup_epochs: NonNegative = 5.0  # linear warmup from 0; one_cycle has a warmup of its own
+    # linear warmup from 0, a tenth of a training that is not longer; one_cycle has its own
+    warmup_epochs: NonNegative = 5.0
     # for steps: fractions of training at which the learning rate is multiplied by factor
     milestones: tuple[OpenUnitInterval, ...] = (1 / 3, 2 / 3, 8 / 9)
     factor: Positive = 0.1  # for steps and exponential: multiplier of the learning rate
@@ -153,13 +157,6 @@ class Recipe:
                 f"recipe.steps {self.steps} and recipe.images {self.images} both set the length of "
                 "training: use one of them"
             )
-        # With steps or images, `in_epochs` checks again; one_cycle does not use the warmup.
-        unknown_length = self.steps or self.images or self.schedule == "one_cycle"
-        if not (unknown_length or self.warmup_epochs < self.epochs):
-            raise ValueError(
-                f"recipe.warmup_epochs {self.warmup_epochs:g} must be less than recipe.epochs "
-                f"{self.epochs:g}: train longer or set recipe.warmup_epochs={self.epochs / 10:.2g}"
-            )
 
     def at_batch(self, batch: int) -> "Recipe":
         """The recipe for another batch size, by the linear scaling rule (arXiv:1706.02677)."""
@@ -174,6 +171,8 @@ class Recipe:
     def in_epochs(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
         """The recipe with its length in epochs, rounded to whole steps.
 
+        A warmup that is not shorter than training becomes `SHORT_WARMUP_SHARE` of it.
+
         Args:
             steps_per_epoch: Batches in a pass over the training images.
             images_per_step: Default: `batch`. Less for a data set that is smaller than a batch.
@@ -182,7 +181,10 @@ class Recipe:
         if self.images:
             steps = math.ceil(self.images / (images_per_step or self.batch))
         steps = steps or max(1, round(self.epochs * steps_per_epoch))
-        return replace(self, epochs=steps / steps_per_epoch, steps=None, images=None)
+        epochs, warmup = steps / steps_per_epoch, self.warmup_epochs
+        if warmup >= epochs and self.schedule != "one_cycle":
+            warmup = SHORT_WARMUP_SHARE * epochs
+        return replace(self, epochs=epochs, warmup_epochs=warmup, steps=None, images=None)
 
     def resolutions(self, resolution: int) -> tuple[int, ...]:
         """Pixels per side of each epoch before `resolution` is reached, in multiples of 8.
