@@ -47,30 +47,46 @@ def test_a_small_network_saves_what_counting_by_hand_gives():
     assert (result.bytes_per_image, result.largest_map) == (image + activation + loss, 3 * 32 * 32)
 
 
-def test_saved_bytes_are_those_of_real_tensors_on_the_cpu():
-    net = Network(SPECS["resnet_rs_tiny"]).train()
+def saved_bytes(net: nn.Module, batch: int, precision: torch.dtype) -> int:
+    """Bytes of the storages that autograd saves in a real step on the CPU, without weights."""
+    storages = {}
+    own = {t.data_ptr() for t in (*net.parameters(), *net.buffers())}
 
-    def saved_bytes(batch: int) -> int:
-        storages = {}
-        own = {t.data_ptr() for t in (*net.parameters(), *net.buffers())}
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage
+        return tensor
 
-        def pack(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                storages[storage.data_ptr()] = storage
-            return tensor
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", precision, enabled=precision != torch.float32),
+    ):
+        logits = net(torch.randn(batch, 3, 64, 64)).float()
+        loss = nn.functional.cross_entropy(logits, torch.zeros(batch, dtype=torch.long))
+    assert loss.requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = nn.functional.cross_entropy(
-                net(torch.randn(batch, 3, 64, 64)), torch.zeros(batch, dtype=torch.long)
-            )
-        assert loss.requires_grad
-        return sum(storage.nbytes() for storage in storages.values())
 
-    assert (
-        activation_bytes(net, 64, "float32", device="cpu").bytes_per_image
-        == (saved_bytes(5) - saved_bytes(3)) / 2
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])
+def test_saved_bytes_are_those_of_real_tensors_with_drop_path_and_dropout_on(name, precision):
+    net = Network(SPECS[name]).train()
+    net.regularise(drop_path=0.3, dropout=0.2)
+    few, more = (saved_bytes(net, batch, getattr(torch, precision)) for batch in (3, 5))
+    predicted = activation_bytes(net, 64, precision, device="cpu")
+    assert predicted.bytes_per_image == (more - few) / 2
+
+
+@pytest.mark.parametrize("name", ["tresnet_m", "resnet_rs_50", "genet_normal"])
+def test_drop_path_saves_one_number_a_block_and_no_map_of_32_bits(name):
+    plain, regularised = (Network(SPECS[name]) for _ in range(2))
+    regularised.regularise(drop_path=0.2)
+    extra = (
+        activation_bytes(regularised, 224).bytes_per_image
+        - activation_bytes(plain, 224).bytes_per_image
     )
+    assert extra == 4 * sum(rate > 0 for rate in regularised.drop_paths)
 
 
 def test_a_gpu_saves_padded_maps_in_16_bits_and_the_cpu_in_32():

@@ -191,6 +191,17 @@ def test_a_dropped_branch_leaves_the_shortcut_and_masks_change_nothing_in_evalua
         assert torch.equal(net(x, ones), before)
 
 
+def test_a_masked_branch_in_16_bits_is_the_exact_product_rounded_once():
+    block = small("resnet18").stages[0][0].train()
+    x, mask = torch.randn(4, 8, 8, 8), torch.tensor([0.0, 1 / 0.9, 1 / 0.7, 1.0]).view(-1, 1, 1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        branch, y = block.branch(x), block(x.bfloat16(), mask)
+    product = (branch.double() * mask.double()).bfloat16()
+    assert (branch.dtype, y.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert torch.equal(y, (product + x.bfloat16()).relu())
+    assert torch.equal(block(x, mask), (block.branch(x) * mask + x).relu())
+
+
 def test_masks_are_inputs_so_that_the_same_ones_give_the_same_step():
     net = small("genet_tiny").train()
     net.regularise(drop_path=0.5, dropout=0.5)

@@ -66,7 +66,9 @@ class Block(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        branch = self.branch(x) if mask is None else self.branch(x) * mask
+        branch = self.branch(x)
+        if mask is not None:
+            branch.mul_(mask)  # in place, so that a map of 16 bits is not promoted to the mask's 32
         return self.act(branch.add_(self.shortcut(x)))
 
 

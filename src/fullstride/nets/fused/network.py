@@ -62,8 +62,10 @@ class FusedBlock(Fused, Block):
         if not any(layer.norm.training for layer in fused_layers(self)):
             return super().forward(x, mask)
         if not self.is_fusible():
-            branch = self.branch(x) if mask is None else self.branch(x) * mask
-            return self.act(branch + self.shortcut(x))  # the branch's result may be saved
+            branch = self.branch(x)
+            if mask is not None:  # not in place, as the branch's result may be saved
+                branch = (branch * mask).to(branch.dtype)
+            return self.act(branch + self.shortcut(x))
         modules = [*self.branch.children(), None]
         layers: list[Layer] = [
             (layer, after if isinstance(after, SqueezeExcite) else None)
