@@ -6,11 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import make_dataclass
-from difflib import get_close_matches
 from functools import partial, wraps
 from inspect import Parameter, cleandoc, signature
 from io import StringIO
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
@@ -19,8 +17,8 @@ import fullstride
 from fullstride.commands import COMMANDS
 from fullstride.commands.flags import with_current_names
 from fullstride.console import print_error, without_frame
-from fullstride.train.recipe import Recipe, field_help, saved_recipe
-from fullstride.train.recipes import RECIPES
+from fullstride.train.recipe import Recipe, field_help
+from fullstride.train.recipes import RECIPES, find_recipe
 
 DESCRIPTION = (
     "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "
@@ -183,29 +181,6 @@ def optional(hint: Any) -> Any:
     metadata = getattr(hint, "__metadata__", ())
     either = (hint.__origin__ if metadata else hint) | None
     return Annotated[either, *metadata] if metadata else either
-
-
-def find_recipe(name: str) -> Recipe:
-    """The recipe of that name, or a saved one: a JSON file, or the folder of a run or a bundle."""
-    if name in RECIPES:
-        return RECIPES[name]
-    path = Path(name)
-    if name and path.is_dir():
-        files = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
-        if not files:
-            raise ValueError(
-                f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file"
-            )
-        path = files[0]
-    if not name or not path.is_file():
-        close = get_close_matches(name, RECIPES, n=3)
-        hint = f"choose from {', '.join(RECIPES)}, or give a file"
-        if close:
-            hint = f"did you mean {' or '.join(close)}?"
-        raise ValueError(f"no recipe named {name!r}: {hint}")
-    from fullstride.strict_json import read_json
-
-    return saved_recipe(read_json(path), name)
 
 
 def explain(recipe: Recipe) -> None:

@@ -1,9 +1,12 @@
 """Which recipes have names? Those of the papers, each with source and claim, and our defaults."""
 
 from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Literal
 
-from fullstride.train.recipe import Recipe
+from fullstride.strict_json import read_json
+from fullstride.train.recipe import Recipe, saved_recipe
 
 # Fine-tuning on a user's images. All numbers are ours: a low learning rate and a short average
 # suit released weights. No claim.
@@ -204,3 +207,24 @@ RECIPES = {
     "genet": GENET,
     "genet_nas": GENET_NAS,
 }
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name, or a saved one: a JSON file, or the folder of a run or a bundle."""
+    if name in RECIPES:
+        return RECIPES[name]
+    path = Path(name)
+    if name and path.is_dir():
+        files = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
+        if not files:
+            raise ValueError(
+                f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file"
+            )
+        path = files[0]
+    if not name or not path.is_file():
+        close = get_close_matches(name, RECIPES, n=3)
+        hint = f"choose from {', '.join(RECIPES)}, or give a file"
+        if close:
+            hint = f"did you mean {' or '.join(close)}?"
+        raise ValueError(f"no recipe named {name!r}: {hint}")
+    return saved_recipe(read_json(path), name)
