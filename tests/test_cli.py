@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from bundles import GRAY, make_bundle
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -92,10 +93,44 @@ def test_help_starts_in_less_than_a_second_and_imports_nothing_heavy():
     before = spent()
     subprocess.run([sys.executable, "-m", "fullstride", "--help"], check=True, capture_output=True)
     assert spent() - before < 1
-    heavy = {"torch", "timm", "numpy", "PIL"}
-    code = f"import sys, fullstride.cli; print([m for m in {sorted(heavy)} if m in sys.modules])"
+    assert not imported([], HEAVY | {"torch", "numpy", "PIL"})
+
+
+HEAVY = {  # packages that take from a tenth of a second to seconds of CPU time to import
+    "torch._dynamo",
+    "torch._inductor",
+    "sympy",
+    "triton",
+    "torchvision",
+    "timm",
+    "scipy",
+    "matplotlib",
+    "pandas",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+}
+
+
+def imported(words: list[str], modules: set[str]) -> list[str]:
+    """Which of `modules` a new process imports for the command `words`; of none for the parser."""
+    code = (
+        f"import sys; from fullstride import cli; assert not ({words} and cli.run({words}));"
+        "print(*sys.modules, file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"
+    return sorted(modules & set(done.stderr.splitlines()[-1].split()))
+
+
+def test_the_zoo_is_listed_without_pytorch():
+    assert not imported(["zoo"], HEAVY | {"torch", "numpy", "PIL"})
+
+
+def test_one_picture_is_predicted_without_importing_a_compiler_or_another_runtime(tmp_path):
+    make_bundle("genet_tiny", GRAY).save(tmp_path / "bundle")
+    Image.new("L", (40, 40), 100).save(tmp_path / "picture.png")
+    words = ["predict", str(tmp_path / "bundle"), str(tmp_path / "picture.png")]
+    assert not imported(words, HEAVY)
 
 
 @pytest.mark.slow

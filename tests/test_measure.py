@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fullstride import cli
+from fullstride.latency.spec_operators import operators_of
 from fullstride.measure import bench as bench_module
 from fullstride.measure import environment as environment_module
 from fullstride.measure import timing
@@ -35,9 +36,11 @@ from fullstride.measure.protocols import (
     compare,
 )
 from fullstride.measure.workload import Step, exact_float32
+from fullstride.measure.zoo_table import derive
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
-from fullstride.tables import published
+from fullstride.nets.weights.hub import HUB
+from fullstride.tables import networks, published
 
 QUICK = Protocol(name="online", batch=1, resolution=32, warmup_s=0.0, rounds=3, round_s=0.01)
 SHORT = dict(batch=4, resolution=32, warmup_s=0.0, rounds=2, round_s=0.01)
@@ -426,3 +429,31 @@ def test_every_published_accuracy_names_a_network_of_ours_and_its_source():
     assert all(70 < row.top1 < 90 and math.isfinite(row.top1) for row in rows)
     assert all(row.source and row.resolution >= 128 for row in rows)
     assert len({(row.name, row.resolution, row.source) for row in rows}) == len(rows)
+
+
+def test_the_table_of_the_zoo_has_all_networks_with_the_multiply_adds_of_their_specs():
+    rows = networks()
+    assert [(row.name, row.resolution) for row in rows] == [
+        (name, spec.resolution) for name, spec in SPECS.items()
+    ]
+    assert [row.macs for row in rows] == [operators_of(spec).total_macs for spec in SPECS.values()]
+    assert {row.name: row.weights for row in rows if row.weights} == {
+        name: f"timm/{model}" for name, model in HUB.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("genet_tiny", "resnet18", "genet_light"), pytest.param(SPECS, marks=pytest.mark.slow)],
+    ids=["three", "all"],
+)
+def test_the_table_of_the_zoo_is_what_its_networks_cost(names):
+    assert set(derive(names)) == {row for row in networks() if row.name in names}
+
+
+def test_an_exported_file_is_not_compiled_beside_a_compiled_network():
+    file = tiny()
+    file.runtime = "another runtime"
+    step = Step(file, "inference", 1, 32, torch.device("cpu"), compiled=True)
+    assert not step.is_compiled
+    assert step.forward is step.net

@@ -35,7 +35,6 @@ def test_the_python_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch):
     exec(compile(code, "README.md", "exec"), {})
 
 
-@pytest.mark.slow
 def test_the_zoo_and_the_table_of_the_readme_have_published_counts_and_accuracies(capsys):
     assert cli.run(["zoo"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]

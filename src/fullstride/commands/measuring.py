@@ -1,6 +1,5 @@
 """Which networks are there, what do they cost, how fast are they here? Commands that measure."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,21 +11,16 @@ from fullstride.console import console
 
 def zoo() -> None:
     """List the networks: parameters, multiply-adds, published accuracy, and where weights are."""
-    from fullstride.measure.cost.flops import cost
-    from fullstride.nets.families import SPECS
-    from fullstride.nets.network import Network
-    from fullstride.nets.weights.hub import HUB
-    from fullstride.tables import published
+    from fullstride.tables import networks, published
 
     line = "{:18} {:>9} {:>8} {:>6}  {:28} {}".format
     accuracies = published()
     print(line("network", "params M", "MACs G", "pixels", "published top-1 % (pixels)", "weights"))
-    for name, spec in SPECS.items():
-        total = cost(partial(Network, spec), spec.resolution)
-        scores = (f"{p.top1:g} ({p.resolution})" for p in accuracies if p.name == name)
-        weights = f"hub: timm/{HUB[name]}" if name in HUB else ""
-        size = f"{total.params / 1e6:.2f}", f"{total.macs / 1e9:.3f}", spec.resolution
-        print(line(name, *size, ", ".join(scores), weights), flush=True)
+    for row in networks():
+        scores = (f"{p.top1:g} ({p.resolution})" for p in accuracies if p.name == row.name)
+        weights = f"hub: {row.weights}" if row.weights else ""
+        size = f"{row.params / 1e6:.2f}", f"{row.macs / 1e9:.3f}", row.resolution
+        print(line(row.name, *size, ", ".join(scores), weights))
     print("Wherever these names are accepted, timm/NAME is any network of timm.")
 
 

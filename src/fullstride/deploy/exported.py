@@ -125,10 +125,6 @@ class ExportedModule(nn.Module):
         return torch.randint(256, (batch, resolution, resolution, channels), dtype=torch.uint8)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.infer(images)  # pyright: ignore  # the decorator has no types
-
-    @torch.compiler.disable
-    def infer(self, images: Tensor) -> Tensor:
         return torch.from_numpy(self.model.run(images.numpy()))
 
     def train(self, mode: bool = True) -> "ExportedModule":

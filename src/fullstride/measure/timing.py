@@ -3,14 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fullstride.measure.protocols import Protocol
+if TYPE_CHECKING:  # whatever runs an exported file imports this module
+    from fullstride.measure.protocols import Protocol
 
 
-def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device) -> int:
+def warm_up(step: Callable[[], object], protocol: "Protocol", device: torch.device) -> int:
     """Run for `warmup_s`, so that clocks settle; returns the number of calls that fill a round."""
     calls, deadline = 1, time.perf_counter() + protocol.warmup_s
     while True:

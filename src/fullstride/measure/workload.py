@@ -82,7 +82,8 @@ class Step:
         dtype = torch.float32 if self.trains else self.dtype
         own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)
         self.net = own.train(self.trains).to(device, dtype).to(memory_format=self.format)
-        self.is_compiled = compiled or is_compiled(efficiency)
+        # An exported file is run by its own runtime, whatever the other networks are run by.
+        self.is_compiled = (compiled or is_compiled(efficiency)) and not hasattr(net, "runtime")
         self.recomputes = is_compiled(efficiency) or compiled and isinstance(net, Network)
         self.recomputes &= self.trains
         self.forward = self.compile() if self.is_compiled else self.net

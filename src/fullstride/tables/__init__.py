@@ -1,15 +1,42 @@
 """How accurate and how fast are the networks by their papers? Published numbers with their sources.
 
-`accuracy.csv` is top-1 on ImageNet-1k, `accuracy_timm.csv` that of timm's networks as the three
-papers print it, `speed.csv` the papers' speeds on a V100, `latency_*.csv` the times per image of
-34 networks by batch size in Tables 7 to 9 of GENet, arXiv:2006.14090.
+`networks.csv` is what `fullstride zoo` lists, computed by `measure/zoo_table.py`. `accuracy.csv` is
+top-1 on ImageNet-1k, `accuracy_timm.csv` that of timm's networks as the three papers print it,
+`speed.csv` the papers' speeds on a V100, `latency_*.csv` the times per image of 34 networks by
+batch size in Tables 7 to 9 of GENet, arXiv:2006.14090.
 """
 
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal
+from typing import Literal, NamedTuple
+
+NETWORKS = "networks.csv"
+
+
+class ListedNetwork(NamedTuple):
+    """A network of the zoo, for one image at its own resolution."""
+
+    name: str
+    params: int
+    macs: int  # multiply-adds
+    resolution: int  # pixels a side
+    weights: str  # where released weights are, as `fullstride.zoo.load` takes it; "" for none
+
+
+def networks() -> list[ListedNetwork]:
+    """The networks of the zoo, without building any."""
+    return [
+        ListedNetwork(
+            row["name"],
+            int(row["params"]),
+            int(row["macs"]),
+            int(row["resolution"]),
+            row["weights"],
+        )
+        for row in read_csv(NETWORKS)
+    ]
 
 
 @dataclass(frozen=True)

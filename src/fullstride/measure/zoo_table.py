@@ -1,0 +1,44 @@
+"""What does `fullstride zoo` list? The table of networks, computed from their specs.
+
+Building and tracing all of them takes half a minute, so the package includes the result.
+`python -m fullstride.measure.zoo_table` computes it again after a family was added or changed.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fullstride import tables
+from fullstride.measure.cost.flops import cost
+from fullstride.nets.families import SPECS
+from fullstride.nets.network import Network
+from fullstride.nets.weights.hub import HUB
+from fullstride.storage import atomic_write
+
+PATH = Path(tables.__file__).with_name(tables.NETWORKS)
+
+
+def derive(names: Iterable[str] = SPECS) -> Iterator[tables.ListedNetwork]:
+    """The rows of networks by name, each at its own resolution."""
+    for name in names:
+        spec = SPECS[name]
+        total = cost(partial(Network, spec), spec.resolution, spec.in_channels)
+        weights = f"timm/{HUB[name]}" if name in HUB else ""
+        yield tables.ListedNetwork(name, total.params, total.macs, spec.resolution, weights)
+
+
+def main() -> None:
+    """Write the table of the package."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(tables.ListedNetwork._fields)
+    rows.writerows(derive())
+    with atomic_write(PATH) as temporary:
+        temporary.write_text(text.getvalue())
+    print(PATH)
+
+
+if __name__ == "__main__":
+    main()
