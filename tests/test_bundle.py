@@ -1,13 +1,16 @@
 """Trained networks on disk, and where networks come from."""
 
 import json
+import math
 import time
 from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -146,6 +149,73 @@ def test_a_bundle_that_is_not_whole_is_refused_in_one_line(bundle, how, tmp_path
     with pytest.raises(ValueError, match=str(tmp_path)) as refused:
         Bundle.load(tmp_path / "b")
     assert "\n" not in str(refused.value)
+
+
+def changed(value, how):
+    if how == "nan":
+        return torch.where(torch.arange(value.numel()).view_as(value) == 0, torch.nan, value)
+    return value.to(how)
+
+
+@pytest.mark.parametrize("how", ["nan", torch.int32, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", ["tresnet_tiny", "timm/resnet10t"])
+def test_a_bundle_of_weights_that_are_not_finite_floats_is_refused(bundle, name, how, tmp_path):
+    replace(bundle, net=zoo.create(name, classes=3, in_channels=1)).save(tmp_path)
+    state = load_file(tmp_path / "weights.safetensors")
+    weight = next(key for key in state if key.endswith("weight"))
+    save_file({**state, weight: changed(state[weight], how)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=f"{tmp_path}.*{weight}") as caught:
+        Bundle.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_half_precision_in_a_bundle_and_counters_of_any_width_are_read(bundle, tmp_path):
+    bundle.save(tmp_path)
+    state = load_file(tmp_path / "weights.safetensors")
+    half = {
+        name: value.half() if value.is_floating_point() else value.int()
+        for name, value in state.items()
+    }
+    save_file(half, tmp_path / "weights.safetensors")
+    loaded = Bundle.load(tmp_path).net.state_dict()
+    assert all(torch.equal(loaded[name], value.to(state[name])) for name, value in half.items())
+    counter = next(name for name in state if name.endswith("tracked"))
+    save_file({**half, counter: torch.tensor(1.0)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=f"{counter} is torch.float32"):
+        Bundle.load(tmp_path)
+
+
+def test_outputs_that_are_not_finite_end_a_command_without_a_score(bundle, tmp_path, capsys):
+    net = zoo.create("tresnet_tiny", classes=10, in_channels=1).eval()
+    net.head.fc.weight.data.fill_(3e38)
+    replace(bundle, net=net, classes=tuple("0123456789")).save(tmp_path / "b")
+    Image.new("L", (32, 32), 200).save(tmp_path / "gray.png")
+    for words in (["validate", "--data", "digits"], ["predict", str(tmp_path / "gray.png")]):
+        assert cli.run([words[0], str(tmp_path / "b"), *words[1:], "--device", "cpu"]) == 1
+        out, error = capsys.readouterr()
+        assert "nan" not in out
+        assert error.startswith("fullstride: ")
+        assert error.count("\n") == 1
+        assert "not finite" in error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("fit", "stretch"),
+        ("fit", None),
+        ("kernel", "x"),
+        ("resolution", 224.0),
+        ("resolution", True),
+        ("mean", (math.nan,) * 3),
+        ("std", (math.inf,) * 3),
+        ("crop", math.nan),
+    ],
+)
+def test_preprocessing_that_is_not_possible_is_refused_when_it_is_made(field, value):
+    with pytest.raises(ValueError, match=field) as caught:
+        Preprocessing(**{field: value})
+    assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_weights_is_loaded_with_the_preprocessing_of_its_family(bundle, tmp_path):

@@ -1,12 +1,15 @@
 """Do released files become our weights, and does everything else become one clear line?"""
 
+import argparse
 import io
 import json
 import os
 import pickle
 import re
 import struct
+import types
 import zipfile
+from collections import OrderedDict
 from dataclasses import replace
 
 import numpy as np
@@ -19,12 +22,13 @@ from networks import randomise
 from timm.layers import BlurPool2d, ConvNormAct
 from timm.models.tresnet import TResNet
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from fullstride.nets import checkpoints
 from fullstride.nets.families import SPECS
 from fullstride.nets.families.tresnet import tresnet, tresnet_v2
 from fullstride.nets.network import Network
-from fullstride.nets.weights import convert, key_maps, reader
+from fullstride.nets.weights import convert, key_maps, reader, unwrap
 
 EPSILON = 1e-5  # of in-place activated batch norm
 
@@ -115,6 +119,77 @@ def test_official_tresnet_is_timm_with_the_magnitude_of_gains(v2, wrap, tmp_path
     )
     ours = network(SMALL[v2], checkpoints.from_official(tmp_path / "weights.pth", SMALL[v2]))
     assert same_logits(ours, theirs, generator)
+
+
+MODULES = {
+    "compiled": torch.compile,
+    "parallel": nn.DataParallel,
+    "averaged": AveragedModel,
+    "averaged parallel": lambda net: AveragedModel(nn.DataParallel(net)),
+    "Lightning": lambda net: nn.ModuleDict({"model": net}),
+    "compiled in Lightning": lambda net: nn.ModuleDict({"net": torch.compile(net)}),
+    "a compiled part": lambda net: nn.Sequential(OrderedDict(a=torch.compile(net.a), b=net.b)),
+}
+
+
+@pytest.mark.parametrize("wrap", MODULES.values(), ids=MODULES)
+def test_names_are_those_of_the_module_in_every_wrapper(wrap):
+    net = nn.Sequential(OrderedDict(a=nn.Linear(1, 2), b=nn.BatchNorm1d(2)))
+    state = unwrap.unwrap({"model": wrap(net).state_dict()}).state
+    expected = net.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
+def test_names_stay_where_a_prefix_is_not_common_to_all():
+    for state in ({"model.a": 1, "b": 2}, {"a._orig_mod.w": 1, "a.w": 2}):
+        tensors = {name: torch.tensor(value) for name, value in state.items()}
+        assert unwrap.unwrap(tensors).state == tensors
+
+
+@pytest.mark.parametrize(
+    ("raw", "averaged"),
+    [
+        ("state_dict", "state_dict_ema"),
+        ("model", "model_ema"),
+        ("model", "ema"),
+        ("net", "average"),
+    ],
+)
+def test_of_raw_and_averaged_weights_the_averaged_ones_are_taken_unless_raw_is_asked_for(
+    raw, averaged, tmp_path
+):
+    torch.save(
+        {raw: {"w": torch.tensor(1.0)}, averaged: {"w": torch.tensor(2.0)}, "epoch": 3},
+        tmp_path / "both.pth",
+    )
+    taken = reader.read_wrapped(tmp_path / "both.pth")
+    assert (taken.state["w"], taken.key, taken.other) == (2, averaged, raw)
+    taken = reader.read_wrapped(tmp_path / "both.pth", "raw")
+    assert (taken.state["w"], taken.key, taken.other) == (1, raw, averaged)
+    torch.save({averaged: {"w": torch.tensor(2.0)}}, tmp_path / "one.pth")
+    assert checkpoints.read(tmp_path / "one.pth")["w"] == 2
+    with pytest.raises(ValueError, match=f"averaged weights only, in {averaged}") as caught:
+        reader.read(tmp_path / "one.pth", "raw")
+    assert one_line(caught)
+
+
+def test_an_average_without_tensors_does_not_hide_the_weights():
+    data = {"state_dict": {"w": torch.tensor(1.0)}, "ema": {"decay": 0.999}}
+    assert unwrap.unwrap(data).state["w"] == 1
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
+def test_settings_beside_the_weights_are_read_as_data(new, tmp_path):
+    settings = argparse.Namespace(lr=0.1, scales=[1, 2], more=types.SimpleNamespace(seed=0))
+    data = {"args": settings, "model": {"w": torch.ones(2)}}
+    torch.save(data, tmp_path / "w.pth", _use_new_zipfile_serialization=new)
+    assert torch.equal(checkpoints.read(tmp_path / "w.pth")["w"], torch.ones(2))
+    settings.trap = Trap(tmp_path / "ran")
+    torch.save(data, tmp_path / "w.pth", _use_new_zipfile_serialization=new)
+    with pytest.raises(ValueError, match="would run code on loading"):
+        checkpoints.read(tmp_path / "w.pth")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_old_files_of_torch_are_read_too(tmp_path, generator):
@@ -401,7 +476,13 @@ def test_numbers_that_are_not_finite_are_refused_by_name():
     ):
         checkpoints.from_timm(state, SMALL[False])
     state["body.conv1.bn.running_var"] = torch.ones(16, dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"^body.conv1.bn.running_var is torch.int8"):
+    for dtype in (torch.int8, torch.bool, torch.complex64):
+        state["body.conv1.bn.running_var"] = torch.ones(16, dtype=dtype)
+        with pytest.raises(ValueError, match=rf"^body.conv1.bn.running_var is {dtype}"):
+            checkpoints.from_timm(state, SMALL[False])
+    state["body.conv1.bn.running_var"] = torch.ones(16)
+    state["body.conv1.bn.num_batches_tracked"] = torch.tensor(1j)
+    with pytest.raises(ValueError, match=r"num_batches_tracked is torch.complex64"):
         checkpoints.from_timm(state, SMALL[False])
 
 
@@ -523,7 +604,7 @@ WRONG_FILES = {
     "list": (saved(torch.save, [torch.ones(1)]), "holds a list and not tensors by name"),
     "no tensors": (
         saved(torch.save, {"epoch": 3, "model": {"lr": 0.1}}),
-        "holds no tensors by name, only: lr",
+        "holds no tensors by name, only: epoch, model",
     ),
     "tensor larger than its storage": (
         saved(torch.save, {"a": torch.ones(1).expand(10**12)}),

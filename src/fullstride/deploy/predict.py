@@ -62,15 +62,19 @@ def probabilities(
     pictures: Sequence[Image.Image],
     device: torch.device | str = "cpu",
 ) -> np.ndarray:
-    """The activated outputs for pictures of any sizes; for classification (N, K) float32."""
+    """The activated outputs for pictures of any sizes; for classification (N, K) float32.
+
+    Raises FloatingPointError where an output is not finite.
+    """
     if not pictures:
         return np.empty((0, len(model.classes)), np.float32)
-    if isinstance(model, Bundle):
-        rows = logits(model, inputs("normalised", model.preprocessing, pictures), device)
-        return activate(model.task, rows)
-    kind = model.metadata.input_kind
-    rows = outputs(model, inputs(kind, model.preprocessing, pictures))
-    return activate(model.metadata.task, rows) if kind == "normalised" else rows
+    kind = "normalised" if isinstance(model, Bundle) else model.metadata.input_kind
+    batches = inputs(kind, model.preprocessing, pictures)
+    rows = logits(model, batches, device) if isinstance(model, Bundle) else outputs(model, batches)
+    rows = activate(task_of(model), rows) if kind == "normalised" else rows
+    if not np.isfinite(rows).all():
+        raise FloatingPointError("the network's outputs for a picture are not finite")
+    return rows
 
 
 def logits(

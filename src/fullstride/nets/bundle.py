@@ -17,9 +17,9 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
-from fullstride.nets.weights.convert import check, shapes_of
+from fullstride.nets.weights.convert import fit
 from fullstride.nets.weights.key_maps import no_init
-from fullstride.nets.weights.reader import read
+from fullstride.nets.weights.reader import read_flat
 from fullstride.storage import atomic_write
 from fullstride.strict_json import read_json
 
@@ -131,14 +131,14 @@ def load_network(
         net.task_head = head(net)
         return net
 
-    state = read(weights)
+    state = read_flat(weights)
     # The initialisation is slow on the meta device, and needless.
     bare = replace(spec, init=no_init) if isinstance(spec, NetSpec) else spec
     with torch.device("meta"):
         expected = with_head(bare)
     if expected.task_head is None and any(name.startswith("task_head.") for name in state):
         raise ValueError("the network has the head of a task: load it by fullstride.tasks.load")
-    check(shapes_of(expected), state)
+    state = fit(expected.state_dict(), state)
     net = with_head(spec)
     net.load_state_dict(state)
     return net.eval()

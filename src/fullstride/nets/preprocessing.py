@@ -1,9 +1,14 @@
 """How is an image prepared for a network? A wrong preprocessing costs accuracy without an error."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+Kernel = Literal["bilinear", "bicubic", "lanczos"]
+Fit = Literal["crop", "squish"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,9 +18,9 @@ class Preprocessing:
     resolution: int = 224  # pixels a side
     mean: tuple[float, ...] = IMAGENET_MEAN  # one per channel: 1 is gray, 3 is RGB
     std: tuple[float, ...] = IMAGENET_STD
-    kernel: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"  # of the resize, antialiased
+    kernel: Kernel = "bilinear"  # of the resize, antialiased
     # Keep the aspect ratio and crop the centre, or resize to a square.
-    fit: Literal["crop", "squish"] = "crop"
+    fit: Fit = "crop"
     crop: float = 0.875  # with "crop": side of the centre crop / shorter side of the image
 
     def __post_init__(self) -> None:
@@ -24,12 +29,17 @@ class Preprocessing:
                 f"mean {self.mean} and std {self.std}: give 1 number each for gray images or 3 for "
                 "RGB"
             )
-        if not 1 <= self.resolution <= 16_384:
+        if type(self.resolution) is not int or not 1 <= self.resolution <= 16_384:
             raise ValueError(f"resolution {self.resolution}: use 1 to 16384 pixels")
+        for name, value, kinds in (("kernel", self.kernel, Kernel), ("fit", self.fit, Fit)):
+            if value not in get_args(kinds):
+                raise ValueError(f"{name} {value!r}: use {' or '.join(get_args(kinds))}")
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop {self.crop}: use a ratio above 0, up to 1")
-        if min(self.std) <= 0:
-            raise ValueError(f"std {self.std}: every value must be above 0")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
+            raise ValueError(
+                f"mean {self.mean} and std {self.std}: use finite numbers, and std above 0"
+            )
 
     @property
     def channels(self) -> int:

@@ -1,5 +1,6 @@
 """How good is a network? Its scores on images, and the data set that a run was trained on."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -26,7 +27,8 @@ def evaluate(
     """Scores of `net` over an epoch of `batches`; `images` is the number of readable images.
 
     With several processes in `context`, each has a part of the images, and all return the scores of
-    the whole. Raises ValueError if there is no readable image.
+    the whole. Raises ValueError if there is no readable image, and FloatingPointError if a score is
+    not finite.
     """
     net.eval()
     score, images = task.score(), 0
@@ -40,7 +42,11 @@ def evaluate(
         images += count
     if not images:
         raise ValueError("none of the images to score on can be read: give others")
-    return {**score.compute(), "images": images}
+    scores = score.compute()
+    if not all(map(math.isfinite, scores.values())):
+        values = ", ".join(f"{name} {value:g}" for name, value in scores.items())
+        raise FloatingPointError(f"the network's outputs are not finite ({values})")
+    return {**scores, "images": images}
 
 
 def score_images(

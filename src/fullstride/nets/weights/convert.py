@@ -16,7 +16,8 @@ from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.families import SPECS
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights import key_maps, tensorflow
-from fullstride.nets.weights.reader import first_ten, one_line, unwrap
+from fullstride.nets.weights.text import first_ten, one_line
+from fullstride.nets.weights.unwrap import unwrap
 
 State = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -70,7 +71,7 @@ def convert(
     The V2 of the TResNet repository (Stanford Cars) has the shapes of `tresnet_v2_l` and other
     slopes: give its spec, as `fullstride.nets.families.tresnet` describes it.
     """
-    state = unwrap(state)
+    state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
     if match.format not in formats:
         raise ValueError(f"the weights have {match.format} names: use {LOADERS[match.format]}")
@@ -79,7 +80,7 @@ def convert(
 
 def identify(state: State) -> tuple[str, str]:
     """Format and name of the network, by names and shapes; classes and image channels are free."""
-    match = find(normalize(unwrap(state), ema=None), None)
+    match = find(normalize(unwrap(state).state, ema=None), None)
     return match.format, match.name
 
 
@@ -87,6 +88,21 @@ def check(expected: Shapes, state: Mapping[str, Tensor]) -> None:
     """Raise ValueError, in one line, unless `state` has exactly the expected names and shapes."""
     if line := difference(expected, state):
         raise ValueError(f"the weights do not fit: {line}")
+
+
+def fit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> State:
+    """The values of `state` for a network whose `state_dict()` is `expected`, on any device.
+
+    Raises ValueError, in one line, unless names and shapes are equal, and every value is of its
+    kind: finite floats, or whole numbers where the network counts.
+    """
+    check({name: tuple(value.shape) for name, value in expected.items()}, state)
+    return {
+        name: finite_floats(name, state[name])
+        if value.is_floating_point()
+        else of_dtype_kind(name, state[name], value.dtype)
+        for name, value in expected.items()
+    }
 
 
 def difference(expected: Shapes, state: Mapping[str, Tensor]) -> str:
@@ -211,7 +227,7 @@ def rename(state: State, match: Match) -> State:
     for key, name in parameter_names(match.format, match.spec).items():
         if is_counter(key):
             count = state.get(name, torch.zeros((), dtype=torch.long))
-            renamed[key] = count.long()
+            renamed[key] = of_dtype_kind(name, count, torch.long)
             continue
         value = finite_floats(name, state[name])
         is_gain = gain_is_magnitude and key.endswith(".norm.weight")
@@ -232,3 +248,14 @@ def finite_floats(name: str, value: Tensor) -> Tensor:
             f"{one_line(name)} holds a number that is not finite: the training run diverged"
         )
     return value
+
+
+def of_dtype_kind(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Integers as integers of `dtype`, or booleans as they are."""
+    if (value.dtype == torch.bool) != (dtype == torch.bool) or is_inexact(value):
+        raise ValueError(f"{one_line(name)} is {value.dtype}: it is {dtype} in the network")
+    return value.to(dtype)
+
+
+def is_inexact(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()

@@ -12,8 +12,8 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork, released, timm_spec
-from fullstride.nets.weights.convert import check, convert, shapes_of
-from fullstride.nets.weights.reader import read
+from fullstride.nets.weights.convert import convert, fit
+from fullstride.nets.weights.reader import read_flat
 
 # Name -> model of the Hugging Face hub under `timm/`. The weights of TResNet-M and TResNet-V2-L are
 # those pretrained on ImageNet-21K, the most accurate ones; a name with a tag selects others.
@@ -65,15 +65,14 @@ def from_hub(name: str) -> Pretrained:
         model = HUB[family_name]
         model = f"{model.partition('.')[0]}.{tag}" if tag else model
     config = hub_config(model)
-    state = read(download(str(config.hf_hub_id), name))
+    state = read_flat(download(str(config.hf_hub_id), name))
     if spec is not None:
         spec, state = convert(state, family_name)
         net = Network(replace(spec, resolution=config.input_size[1]))
         net.load_state_dict(state)
     else:
         net = TimmNetwork(timm_spec(model, classes=config.num_classes))
-        check(shapes_of(net.net), state)
-        net.net.load_state_dict(state)
+        net.net.load_state_dict(fit(net.net.state_dict(), state))
     return Pretrained(
         net=net.eval(),
         classes=imagenet_names(config.num_classes),

@@ -4,6 +4,7 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fullstride.nets.weights.text import one_line
+from fullstride.nets.weights.unwrap import Unwrapped, WeightsKind, named_tensors, unwrap
+
 HEADER_LIMIT = 100_000_000  # bytes of a safetensors header: the limit of the format itself
 UNPACKED_LIMIT = 16 * 2**30  # bytes; the largest released network has less than one GiB
 RATIO_LIMIT = 200  # unpacked bytes / bytes of the file; weights hardly compress
-
-WRAPPERS = ("state_dict", "model", "state_dict_ema", "model_ema")
 
 # Files that are not weights, by their first bytes.
 NOT_WEIGHTS = {
@@ -27,22 +29,44 @@ NOT_WEIGHTS = {
 }
 
 
-def read(path: str | Path) -> dict[str, Tensor]:
+class Settings:
+    """Stands in for the classes of settings in a checkpoint, so that they are read as data."""
+
+
+# Classes that training programs put beside the weights. Their fields are set, no code of them runs.
+SETTINGS = ("argparse.Namespace", "types.SimpleNamespace")
+
+
+def read(path: str | Path, kind: WeightsKind = "averaged") -> dict[str, Tensor]:
+    """`read_wrapped` without the names of the wrappers."""
+    return read_wrapped(path, kind).state
+
+
+def read_wrapped(path: str | Path, kind: WeightsKind = "averaged") -> Unwrapped:
     """Tensors by name from a file of safetensors, `torch.save`, or `.npz`.
 
+    `kind`: which weights of a training program's checkpoint, that may have their average too.
     Raises ValueError, in one line, for every other file.
     """
-    path = Path(path)
+    return checked(Path(path), partial(unwrap, kind=kind))
+
+
+def read_flat(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file whose names are exact: those of a bundle or of the hub."""
+    return checked(Path(path), lambda data: Unwrapped(named_tensors(data), "", "")).state
+
+
+def checked(path: Path, select: Callable[[Any], Unwrapped]) -> Unwrapped:
     try:
         load = reader(path)
         try:
             data = load(path)
         except Exception as error:  # on a damaged file the libraries raise almost anything
             raise ValueError(reason(error)) from None
-        state = unwrap(data)
-        for name, value in state.items():
+        selected = select(data)
+        for name, value in selected.state.items():
             check_plain(name, value)
-        return state
+        return selected
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except ValueError as error:
@@ -107,7 +131,8 @@ def zip_reader(path: Path) -> Callable[[Path], Any]:
 def read_torch(path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unusual files are checked by the caller
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([(Settings, name) for name in SETTINGS]):
+            return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
@@ -140,28 +165,6 @@ def reason(error: Exception) -> str:
     return f"is damaged or incomplete ({one_line(text or type(error).__name__)}): download it again"
 
 
-def unwrap(data: Any) -> dict[str, Tensor]:
-    """The named tensors in `data`, without dicts and `module.` prefixes around them."""
-    for _ in WRAPPERS:
-        if isinstance(data, Mapping):
-            data = next((data[key] for key in WRAPPERS if isinstance(data.get(key), Mapping)), data)
-    if not isinstance(data, Mapping):
-        raise ValueError(
-            f"holds a {type(data).__name__} and not tensors by name: save a state_dict()"
-        )
-    state = {
-        name: value.detach()
-        for name, value in data.items()
-        if isinstance(name, str) and isinstance(value, Tensor)
-    }
-    if not state:
-        held = ", ".join(one_line(str(name)) for name in list(data)[:10])
-        raise ValueError(f"holds no tensors by name, only: {held or 'nothing'}")
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): value for name, value in state.items()}
-    return state
-
-
 def check_plain(name: str, value: Tensor) -> None:
     if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
         raise ValueError(
@@ -172,14 +175,3 @@ def check_plain(name: str, value: Tensor) -> None:
         raise ValueError(
             f"holds {one_line(name)} {tuple(value.shape)} with fewer numbers than its shape needs"
         )
-
-
-def one_line(text: str) -> str:
-    """Text from a file, printable and short enough for an error."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
-    return line if len(line) <= 120 else f"{line[:120]}..."
-
-
-def first_ten(lines: list[str]) -> str:
-    more = f" and {len(lines) - 10} more" if len(lines) > 10 else ""
-    return ", ".join(one_line(line) for line in lines[:10]) + more

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fullstride.nets.weights.reader import first_ten, one_line
+from fullstride.nets.weights.text import first_ten, one_line
 
 AVERAGE = "ExponentialMovingAverage"
 VARIABLES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
