@@ -20,6 +20,7 @@ from fullstride.latency.select import (
     price,
     published_times,
 )
+from fullstride.measure.budget import Budget
 from fullstride.report.selection_plot import choice_figure
 from fullstride.tables import Published, published
 
@@ -31,6 +32,10 @@ def known():
     """GENet's networks at batch 64, timed by what its authors printed, and by estimates alone."""
     profile = load_profile("v100-fp16")
     return {printed: list(price(genet_paper(), profile, 64, printed)) for printed in (True, False)}
+
+
+def within(ms: float) -> Budget:
+    return Budget(ms_per_image=ms, batch=64)
 
 
 def option(name: str, top1: float, ms: float, by="estimated", resolvable_ratio=1.1) -> Option:
@@ -52,7 +57,7 @@ def option(name: str, top1: float, ms: float, by="estimated", resolvable_ratio=1
 @pytest.mark.slow
 @pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
 def test_within_the_budgets_of_the_paper_its_own_networks_are_chosen(known, budget, name):
-    assert choose(known[True], budget).best.network.name == f"genet_{name}"
+    assert choose(known[True], within(budget)).best.network.name == f"genet_{name}"
 
 
 @pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
@@ -69,7 +74,7 @@ def test_the_networks_of_the_paper_that_cannot_be_built_here_would_not_have_been
 
 
 def test_estimates_alone_miss_one_of_the_three_by_less_than_they_can_tell(known):
-    found = {budget: choose(known[False], budget) for budget in (0.34, 0.20, 0.10)}
+    found = {budget: choose(known[False], within(budget)) for budget in (0.34, 0.20, 0.10)}
     assert [found[b].best.network.name for b in (0.20, 0.10)] == ["genet_normal", "genet_light"]
     large = next(o for o in known[False] if o.network.name == "genet_large")
     assert large in (found[0.34].best, *found[0.34].near)
@@ -115,26 +120,26 @@ def test_the_runner_up_is_another_network_and_a_looser_budget_buys_the_next_poin
         option("c", 72, 3),
         option("d", 80, 5),
     ]
-    found = choose(rows, 4)
+    found = choose(rows, within(4))
     assert (found.best.network.name, found.runner_up.network.name, found.next.network.name) == (
         "b",
         "c",
         "d",
     )
-    assert choose(rows, 6).next is None
-    assert choose(rows, 1).runner_up is None
+    assert choose(rows, within(6)).next is None
+    assert choose(rows, within(1)).runner_up is None
 
 
 def test_what_the_model_cannot_tell_apart_is_a_tie():
     a, b, c = option("a", 70, 1.0), option("b", 71, 1.05), option("c", 72, 1.2)
     assert options_tie(a, b)
     assert not options_tie(a, c)
-    assert choose([a, b, c], 1.0).near == (b,)
+    assert choose([a, b, c], within(1)).near == (b,)
     printed = option("p", 70, 1.0, "published"), option("q", 70, 1.05, "published")
     assert not options_tie(*printed)
     assert options_tie(printed[0], c)  # 1.0 is inside of 0.96 to 1.56
     assert not options_tie(printed[0], option("d", 70, 1.3))
-    assert choose(printed, 1.0).near == ()
+    assert choose(printed, within(1)).near == ()
 
 
 def test_every_candidate_can_be_built_and_has_a_source():
@@ -202,15 +207,14 @@ def test_a_table_that_says_no_accuracies_is_named_with_its_line(tmp_path, capsys
     assert said in capsys.readouterr().err
 
 
-GENET = ("--device", "v100-fp16", "--from", "genet_paper")
+GENET = ("--device", "v100-fp16", "--from", "genet_paper", "--batch", "64")
 
 
 @pytest.mark.slow
 def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_path, capsys):
     told = ask(capsys, *GENET, "--budget-ms", "0.2", "--out", str(tmp_path / "a.png"))
-    assert (
-        "best within 0.2 ms an image: genet_normal at 192 x 192, 80 %, 0.200 ms (published)" in told
-    )
+    assert "best within 0.2 ms an image (batch 64, NVIDIA V100, fp16): genet_normal" in told
+    assert "genet_normal at 192 x 192, 80 %, 0.200 ms (published)" in told
     assert "runner-up: genet_light at 192 x 192" in told
     assert (
         "genet_large at 256 x 256, 81.3 %, 0.330 ms (published): 1.3 points more for 0.130 ms more"
@@ -226,7 +230,7 @@ def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_pat
 
 
 def test_the_picture_names_the_front_and_marks_the_budget_and_the_best(known):
-    found = choose(known[True], 0.34)
+    found = choose(known[True], within(0.34))
     (axes,) = choice_figure(known[True], found, "here").axes
     assert {t.get_text() for t in axes.texts} == {
         f"{o.network.name} {o.network.resolution}" for o in found.front

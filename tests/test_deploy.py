@@ -22,6 +22,7 @@ from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonI
 from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.predict import inputs, predict
 from fullstride.deploy.run_images import evenly_spaced
+from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
 
 
@@ -312,15 +313,17 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
     def bench(nets, protocol, in_channels):
         assert (protocol.name, protocol.resolution, in_channels) == ("online", 32, 3)
         (name,) = nets
-        return [type("M", (), {"ms_p50": times[name]})]
+        return [type("M", (), {"ms_p50": times[name] * protocol.batch})]
 
     monkeypatch.setattr(select, "bench", bench)
-    best, bundle, ms = select.most_accurate(bundles, 5.0)
+    best, bundle, ms = select.most_accurate(bundles, Budget(ms_per_image=5))
     assert (best, bundle.name, ms) == ("good", "good", 3.0)
+    # The time of a call divided by its images, so that a batch does not change the budget.
+    assert select.most_accurate(bundles, Budget(ms_per_image=5, batch=8))[::2] == ("good", 3.0)
     assert select.most_accurate(bundles, None)[0] == "slow"
-    times_in_words = "0.5 ms: slow 9.000 ms, good 3.000 ms, fast 1.000 ms"
+    times_in_words = "0.5 ms an image .*: slow 9.000 ms, good 3.000 ms, fast 1.000 ms"
     with pytest.raises(ValueError, match=times_in_words):
-        select.most_accurate(bundles, 0.5)
+        select.most_accurate(bundles, Budget(ms_per_image=0.5))
     with pytest.raises(ValueError, match="other has no test score"):
         select.most_accurate({**bundles, "other": base}, None)
     with pytest.raises(ValueError, match="good, cats have different classes"):
@@ -339,7 +342,7 @@ def quick(monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_the_time_that_decides_is_measured_here():
     bundle = make_bundle("genet_tiny", GRAY, scores={"test": {"top1": 1.0}})
-    best, _, ms = select.most_accurate({"one": bundle}, 1e6)
+    best, _, ms = select.most_accurate({"one": bundle}, Budget(ms_per_image=1e6))
     assert best == "one"
     assert ms > 0
 
@@ -352,9 +355,12 @@ def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
     monkeypatch.setattr(select, "available", lambda precision: choices)
     monkeypatch.setitem(MAX_DIFFERENCE, "bf16", 0.0)
     ms = {"onnx fp32": 2.0, "openvino fp32": 1.0}
-    monkeypatch.setattr(select, "latencies", lambda paths, _: {label: ms[label] for label in paths})
+    monkeypatch.setattr(
+        select, "latencies", lambda paths, *_: {label: ms[label] for label in paths}
+    )
     lines = []
-    result = select.fastest(bundle, tmp_path / "net", images, budget_ms=5, progress=lines.append)
+    how, budget = dict(progress=lines.append), Budget(ms_per_image=5)
+    result = select.fastest(bundle, tmp_path / "net", images, budget=budget, **how)
     assert (result.format, result.path) == ("openvino", tmp_path / "net")
     assert (tmp_path / "net" / "model.xml").is_file()
     assert [line[:23] for line in lines] == [
@@ -363,7 +369,7 @@ def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
         "onnx fp32: 2.000 ms an ",
     ]
     with pytest.raises(ValueError, match=r"openvino fp32 .* 1.000 ms .* 0.5 ms"):
-        select.fastest(bundle, tmp_path / "other", images, budget_ms=0.5)
+        select.fastest(bundle, tmp_path / "other", images, budget=Budget(ms_per_image=0.5))
     assert [each.name for each in tmp_path.iterdir()] == ["net"]
 
 
@@ -381,7 +387,7 @@ def test_auto_folds_traces_and_trains_once_and_refuses_at_once_where_a_file_is(
     monkeypatch.setattr(
         torch.onnx, "export", lambda *args, **how: calls.update(["trace"]) or trace(*args, **how)
     )
-    monkeypatch.setattr(select, "latencies", lambda paths, _: dict.fromkeys(paths, 1.0))
+    monkeypatch.setattr(select, "latencies", lambda paths, *_: dict.fromkeys(paths, 1.0))
     checks = iter((6, 6, 5, 6, 5, 6))
     monkeypatch.setattr(
         exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_class=next(checks))

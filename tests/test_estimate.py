@@ -84,9 +84,8 @@ def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
         known, machine=replace(known.machine, peak_tflops=known.machine.peak_tflops / 1e3)
     )
     save_profile(slow, tmp_path / "slow.json")
-    told = json.loads(ask(capsys, "resnet18", "--device", str(tmp_path / "slow.json"), "--json"))[
-        "estimates"
-    ][0]
+    asked = ("resnet18", "--device", str(tmp_path / "slow.json"), "--batch", "64")
+    told = json.loads(ask(capsys, *asked, "--json"))["estimates"][0]
     here = estimate(zoo.create("resnet18"), known, 64, 224)
     assert told["ms_per_image"] > 50 * here.ms_per_image
     assert told["bound"] == "arithmetic"
@@ -98,7 +97,7 @@ def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
     ][0]
     assert told["resolution"] == 48
     assert told["ms_per_image"] == pytest.approx(
-        estimate(net, known, 64, 48, in_channels=1).ms_per_image, rel=1e-9
+        estimate(net, known, 1, 48, in_channels=1).ms_per_image, rel=1e-9
     )
 
 

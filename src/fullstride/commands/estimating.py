@@ -17,7 +17,7 @@ from fullstride.console import console, print_error
 def estimate(
     models: Models,
     profile: Profile,
-    batch: int = 64,
+    batch: int = 1,
     resolution: int | None = None,
     train: bool = False,
     json: bool = False,
@@ -26,7 +26,7 @@ def estimate(
 
     Args:
         models: Names that `fullstride zoo` lists, timm/NAME, runs or bundles.
-        batch: Images at a time.
+        batch: Images of a call. Times are those of a call divided by its images.
         resolution: Pixels a side; by default each network's own.
         train: Estimate the time of a training step, where the profile has it.
         json: Print one JSON object instead of a table.
@@ -42,7 +42,7 @@ def estimate(
         return
     if len(rows) > 1:
         console().print(console_tables.estimate_table(rows))
-    print(*console_lines.estimate_lines(rows, batch), sep="\n")
+    print(*console_lines.estimate_lines(rows, device), sep="\n")
     print(console_lines.profile_line(device, train))
 
 
@@ -97,8 +97,9 @@ def calibrate(
 
 def choose(
     profile: Profile,
-    budget_ms: float,
-    batch: int = 64,
+    budget_ms: float | None = None,
+    images_per_s: float | None = None,
+    batch: int = 1,
     source: Annotated[tuple[str, ...], arg(name="from")] = ("ours", "timm"),
     times: Literal["published", "estimated"] = "published",
     out: Path | None = None,
@@ -107,8 +108,9 @@ def choose(
     """Choose the most accurate network within a budget, at the resolution of its accuracy.
 
     Args:
-        budget_ms: Milliseconds an image at most.
-        batch: Images at a time.
+        budget_ms: At most this time: that of a call divided by its images.
+        images_per_s: The budget as a rate instead.
+        batch: Images of a call.
         source: ours, timm (those in the tables of the papers), genet_paper (Table 7 of GENet) or
             a CSV file with the columns model, img_size and top1, as timm publishes; one or more.
         times: With published, a time that GENet's authors printed for that device and batch has
@@ -118,19 +120,21 @@ def choose(
     """
     from fullstride.latency import select
     from fullstride.latency.profiles import load_profile
+    from fullstride.measure.budget import find_budget
     from fullstride.report import console_lines, console_tables
 
-    device = load_profile(profile)
-    settings: dict[str, Any] = dict(batch=batch, sources=source)
-    settings["prefer_published"] = times == "published"
-    selection = select.select(device, budget_ms, watch=progress, **settings)
+    device, budget = load_profile(profile), find_budget(budget_ms, images_per_s, batch)
+    if budget is None:
+        raise ValueError("no budget: give --budget-ms or --images-per-s")
+    settings: dict[str, Any] = dict(sources=source, prefer_published=times == "published")
+    selection = select.select(device, budget, watch=progress, **settings)
     if selection.left_out:
         print_error(console_lines.left_out_line(selection))
     if out:
         from fullstride.report.plots import save_png
         from fullstride.report.selection_plot import choice_figure
 
-        title = f"{device.name}, batch {batch}"
+        title = f"{device.name}, {selection.choice.budget.conditions}"
         save_png(choice_figure(selection.options, selection.choice, title), out)
     if json:
         print(dumps(selection.to_json()))

@@ -62,6 +62,8 @@ def export(
     any_size: bool = False,
     backend: Literal["onnx", "openvino", "tensorrt"] = "onnx",
     budget_ms: float | None = None,
+    images_per_s: float | None = None,
+    batch: int = 1,
     data: str = "",
     calibration: str = "",
     max_drop: float | None = None,
@@ -84,7 +86,10 @@ def export(
         with_resize: The file also resizes images of any size.
         any_size: The sides of images may be any multiples of 32.
         backend: The runtime inside triton-server.
-        budget_ms: Only accept what processes one image within this median time, measured here.
+        budget_ms: Only accept what takes at most this time, measured here: the median time of a
+            call divided by its images.
+        images_per_s: The budget as a rate instead.
+        batch: Images of a call of the budget.
         data: Images to compare on; by default the run's own minival.
         calibration: Images for the ranges of int8; by default the run's own training images.
         max_drop: Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and
@@ -95,11 +100,13 @@ def export(
         force: Replace an existing --out.
     """
     from fullstride.deploy.export_runs import export_runs
+    from fullstride.measure.budget import find_budget
     from fullstride.report.console_tables import export_table
 
     kind = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
     settings: dict[str, Any] = dict(format=format, precision=precision, input_kind=kind)
-    settings |= dict(any_size=any_size, backend=backend, budget_ms=budget_ms, device=device)
+    settings |= dict(any_size=any_size, backend=backend, device=device)
+    settings["budget"] = find_budget(budget_ms, images_per_s, batch)
     settings |= dict(data=data, calibration=calibration, max_drop=max_drop, force=force)
     with Bar() as bar:
         settings |= dict(finetune_epochs=finetune_epochs, progress=bar.print, watch=bar.watch)

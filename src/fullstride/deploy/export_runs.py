@@ -15,7 +15,8 @@ from fullstride.deploy.run_images import (
     int8_finetuning,
 )
 from fullstride.deploy.select import fastest, most_accurate
-from fullstride.measure.environment import choose_device
+from fullstride.measure.budget import Budget
+from fullstride.measure.environment import choose_device, cpu_name
 from fullstride.train import loop
 
 AUTO = "auto"
@@ -31,7 +32,7 @@ def export_runs(
     input_kind: InputKind = "normalised",
     any_size: bool = False,
     backend: Backend = "onnx",
-    budget_ms: float | None = None,
+    budget: Budget | None = None,
     data: str = "",
     calibration: str = "",
     max_drop: float | None = None,
@@ -41,7 +42,7 @@ def export_runs(
     progress: Progress = lambda line: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> ExportResult:
-    """Export the most accurate of `runs` that fits `budget_ms`; see `fullstride export --help`.
+    """Export the most accurate of `runs` that fits `budget`; see `fullstride export --help`.
 
     `progress` is called with lines about the progress; `watch` may wrap training batches. Raises
     ValueError, in one line, for what cannot be exported.
@@ -59,11 +60,11 @@ def export_runs(
         if value and not int8:
             raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
     bundles = {run: tasks.load(run) for run in runs}
-    run, bundle, ms = most_accurate(bundles, None if auto else budget_ms)
-    if ms is not None:
+    run, bundle, ms = most_accurate(bundles, None if auto else budget)
+    if budget and ms is not None:
         progress(
-            f"{run}: {ms:.3f} ms an image here, the most accurate of {len(runs)} "
-            f"within {budget_ms:g} ms"
+            f"{run}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within "
+            f"{budget.on(cpu_name(), 'float32')}"
         )
     how: dict[str, Any] = dict(input_kind=input_kind, any_size=any_size, backend=backend)
     how |= dict(max_drop=max_drop, force=force, progress=progress)
@@ -83,7 +84,7 @@ def export_runs(
             watch=watch,
         )
     if auto:
-        return fastest(bundle, out, images, precision=precision, budget_ms=budget_ms, **how)
+        return fastest(bundle, out, images, precision=precision, budget=budget, **how)
     return export(bundle, out, images, format=format, precision=precision or "fp32", **how)
 
 

@@ -19,6 +19,8 @@ from fullstride.deploy.export import (
 from fullstride.deploy.exported import ExportedModule, InputKind, Precision
 from fullstride.deploy.formats import FORMATS, open_file, tensorrt
 from fullstride.measure.bench import bench
+from fullstride.measure.budget import Budget
+from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.bundle import Bundle
 from fullstride.storage import atomic_write
@@ -28,30 +30,32 @@ CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` 
 
 
 def most_accurate(
-    bundles: Mapping[str, Bundle], budget_ms: float | None
+    bundles: Mapping[str, Bundle], budget: Budget | None
 ) -> tuple[str, Bundle, float | None]:
-    """The name and the bundle with the best test score within the budget, and its latency in ms.
+    """The name and the bundle with the best test score within the budget, and its ms per image.
 
-    Latency is the median of one image, measured here; without a budget it is not measured and None.
+    That is the median time of a call, measured here at the budget's batch size, divided by the
+    images; without a budget it is not measured and None.
     Raises ValueError, with the latencies, if no bundle fits, and if one of several has no test
     score or other classes.
     """
     if len({(bundle.task, bundle.classes) for bundle in bundles.values()}) > 1:
         raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
     fit, ms = dict(bundles), {}
-    if budget_ms is not None:
+    if budget is not None:
         for name, bundle in bundles.items():
             pre = bundle.preprocessing
             rows = bench(
                 {name: bundle.net},
-                replace(ONLINE, resolution=pre.resolution),
+                replace(ONLINE, resolution=pre.resolution, batch=budget.batch),
                 in_channels=pre.channels,
             )
-            ms[name] = rows[0].ms_p50
-        fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget_ms}
+            assert rows[0].ms_p50 is not None  # by the online protocol
+            ms[name] = rows[0].ms_p50 / budget.batch
+        fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget.ms_per_image}
         if not fit:
             times = ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
-            raise ValueError(f"no network runs within {budget_ms:g} ms: {times}")
+            raise ValueError(f"no network runs within {budget.on(cpu_name(), 'float32')}: {times}")
     best = next(iter(fit))
     if len(fit) > 1:
         metric = find_task(fit[best].task).metric
@@ -70,7 +74,7 @@ def fastest(
     precision: Precision | None = None,
     input_kind: InputKind = "normalised",
     finetune: Finetune | None = None,
-    budget_ms: float | None = None,
+    budget: Budget | None = None,
     progress: Progress = lambda line: None,
     force: bool = False,
     **options: Any,
@@ -109,15 +113,19 @@ def fastest(
                 progress(f"{label}: {str(error).removeprefix(f'{path} ')}")
         if not results:
             raise ValueError(f"{out} was not written: no format of those that run here passed")
-        ms = latencies({label: each.path for label, each in results.items()}, bundle)
+        ms = latencies(
+            {label: each.path for label, each in results.items()},
+            bundle,
+            budget.batch if budget else 1,
+        )
         for label in sorted(ms, key=lambda label: ms[label]):
             drop = results[label].comparison.drop
             progress(f"{label}: {ms[label]:.3f} ms an image, {drop:.2f} points lost")
         best = min(ms, key=lambda label: ms[label])
-        if budget_ms is not None and ms[best] > budget_ms:
+        if budget is not None and ms[best] > budget.ms_per_image:
             raise ValueError(
                 f"{out} was not written: {best} is the fastest with {ms[best]:.3f} ms an image, "
-                f"the budget is {budget_ms:g} ms"
+                f"the budget is {budget}"
             )
         final = with_suffix(out, FORMATS[results[best].format].suffix)
         with atomic_write(final) as temporary:
@@ -142,9 +150,9 @@ def available(precision: Precision | None) -> list[tuple[str, Precision]]:
     ]
 
 
-def latencies(paths: Mapping[str, Path], bundle: Bundle) -> dict[str, float]:
-    """The median latency of one image, in ms, of each file, measured in turn."""
+def latencies(paths: Mapping[str, Path], bundle: Bundle, batch: int = 1) -> dict[str, float]:
+    """The median time of a call / its images, in ms, of each file, measured in turn."""
     modules = {label: ExportedModule(open_file(path, trust=True)) for label, path in paths.items()}
-    protocol = replace(ONLINE, resolution=bundle.preprocessing.resolution)
+    protocol = replace(ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
     rows = bench(modules, protocol, in_channels=bundle.preprocessing.channels)
-    return {row.name: row.ms_p50 for row in rows if row.ms_p50 is not None}
+    return {row.name: row.ms_p50 / batch for row in rows if row.ms_p50 is not None}

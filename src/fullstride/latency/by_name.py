@@ -24,7 +24,7 @@ class NamedEstimate:
 def estimate_by_name(
     names: Sequence[str],
     profile: Profile,
-    batch: int = 64,
+    batch: int = 1,
     resolution: int | None = None,
     *,
     training: bool = False,

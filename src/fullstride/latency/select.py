@@ -5,7 +5,6 @@ under its own label, and may decide in its place.
 """
 
 import csv
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from fullstride.latency.estimator import Estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.budget import Budget
 from fullstride.measure.cost.operators import Operators
 from fullstride.nets import families, zoo
 from fullstride.tables import Published, latencies, published, speeds
@@ -54,7 +54,7 @@ class Option:
 class Choice:
     """The most accurate network within a budget, and its neighbours."""
 
-    budget_ms: float  # per image
+    budget: Budget
     best: Option
     runner_up: Option | None  # the most accurate other network, or resolution, within the budget
     next: Option | None  # the next point on the front: the gain of a looser budget
@@ -184,17 +184,20 @@ def front(options: Sequence[Option]) -> list[Option]:
     return points
 
 
-def choose(options: Sequence[Option], budget_ms: float) -> Choice:
-    """The most accurate network within `budget_ms` per image, and its neighbours."""
-    check_budget(budget_ms)
+def choose(options: Sequence[Option], budget: Budget) -> Choice:
+    """The most accurate network within `budget`, and its neighbours.
+
+    `options` are times at the batch size of the budget.
+    """
+    budget_ms = budget.ms_per_image
     if not options:
         raise ValueError("no networks to choose from: name a source")
     line = front(options)
     inside = [option for option in options if option.ms <= budget_ms]
     if not inside:
         raise ValueError(
-            f"nothing fits {budget_ms:g} ms an image: the fastest is {line[0].label} with "
-            f"{line[0].ms:.3g} ms"
+            f"nothing fits {budget}: the fastest is {line[0].label} with {line[0].ms:.3g} ms an "
+            "image; with a larger --batch an image takes less"
         )
     inside.sort(key=lambda option: (-option.network.top1, option.ms))
     best = inside[0]
@@ -206,18 +209,13 @@ def choose(options: Sequence[Option], budget_ms: float) -> Choice:
         if option.network.top1 > best.network.top1 and may_fit(option, budget_ms)
     ]
     return Choice(
-        budget_ms=budget_ms,
+        budget=budget,
         best=best,
         runner_up=next(others, None),
         next=slower[0] if slower else None,
         near=tuple(sorted(near, key=lambda option: -option.network.top1)),
         front=tuple(line),
     )
-
-
-def check_budget(budget_ms: float) -> None:
-    if not 0 < budget_ms < math.inf:
-        raise ValueError(f"a budget of {budget_ms:g} ms an image: give a time above 0")
 
 
 def may_fit(option: Option, budget_ms: float) -> bool:
@@ -231,7 +229,6 @@ class Selection:
     """All options, and the choice among them."""
 
     profile: Profile
-    batch: int
     options: tuple[Option, ...]
     left_out: dict[str, str]  # networks that cannot be built or take no such image, and why
     choice: Choice
@@ -240,8 +237,7 @@ class Selection:
         choice = self.choice
         return dict(
             profile=self.profile.to_dict(),
-            batch=self.batch,
-            budget_ms=choice.budget_ms,
+            **choice.budget.to_dict(),
             best=option_json(choice.best),
             runner_up=choice.runner_up and option_json(choice.runner_up),
             next=choice.next and option_json(choice.next),
@@ -266,27 +262,25 @@ def option_json(option: Option) -> dict[str, Any]:
 
 def select(
     profile: Profile,
-    budget_ms: float,
+    budget: Budget,
     *,
-    batch: int = 64,
     sources: Sequence[str] = ("ours", "timm"),
     prefer_published: bool = True,
     watch: Callable[[Sequence[Published]], Iterable[Published]] = lambda networks: networks,
 ) -> Selection:
-    """The most accurate network of `sources` within `budget_ms` per image on a device.
+    """The most accurate network of `sources` within `budget` on the device of `profile`.
 
     A source is one of `SOURCES` or a CSV file. `prefer_published`: published times decide
     where they exist. `watch` may wrap the networks, to show progress. Raises ValueError if nothing
     fits.
     """
     networks = [network for name in sources for network in find_source(name)()]
-    check_budget(budget_ms)
+    budget = budget.on(profile.device, profile.precision)
     left_out: dict[str, str] = {}
-    options = tuple(price(watch(networks), profile, batch, prefer_published, left_out))
+    options = tuple(price(watch(networks), profile, budget.batch, prefer_published, left_out))
     return Selection(
         profile=profile,
-        batch=batch,
         options=options,
         left_out=left_out,
-        choice=choose(options, budget_ms),
+        choice=choose(options, budget),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fullstride.measure.budget import conditions
 from fullstride.report.console_tables import interval
 from fullstride.report.format import three_digits
 
@@ -104,13 +105,14 @@ def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
     return f"proven: batch {batch}, bounded by {bound}; the prediction is {error:+.1%} off"
 
 
-def estimate_lines(rows: Sequence["NamedEstimate"], batch: int) -> list[str]:
+def estimate_lines(rows: Sequence["NamedEstimate"], profile: "Profile") -> list[str]:
     """Of one network all, of several what belongs to the table of them."""
     time = rows[0].estimate
+    where = conditions(time.batch, profile.device, profile.precision)
     if len(rows) == 1:
         (row,) = rows
         lines = [
-            f"{row.network} at {row.resolution} x {row.resolution}, batch {batch}, {time.work}",
+            f"{row.network} at {row.resolution} x {row.resolution}, {time.work}; {where}",
             f"{three_digits(time.ms_per_image)} ms/image, {time.images_per_s:,.0f} images/s; "
             f"90 % interval {interval(time)} ms",
             f"a batch takes {three_digits(time.device_ms)} ms on the device, "
@@ -118,9 +120,9 @@ def estimate_lines(rows: Sequence["NamedEstimate"], batch: int) -> list[str]:
         ]
     else:
         lines = [
-            f"batch {batch}, {time.work}; device and host ms are of a batch; ties differ by less "
-            f"than a factor of {time.resolvable_ratio:g},",
-            "from which on the order of two networks is right in eight cases of ten",
+            f"{time.work}; {where}; device and host ms are of a batch",
+            f"ties differ by less than a factor of {time.resolvable_ratio:g}, from which on the "
+            "order of two networks is right in eight cases of ten",
         ]
     return lines + [
         f"{row.network} has operators that this profile was not fitted on, so its interval means "
@@ -177,8 +179,8 @@ def selection_lines(choice: "Choice", tied: "Callable[[Option, Option], bool]") 
             f"{option.label}, {option.network.top1:g} %, {three_digits(option.ms)} ms ({option.by})"
         )
 
-    best, budget = choice.best, choice.budget_ms
-    lines = [f"best within {budget:g} ms an image: {line(best)}"]
+    best, budget = choice.best, choice.budget.ms_per_image
+    lines = [f"best within {choice.budget}: {line(best)}"]
     if best.by == "estimated" and best.estimate.high > budget:
         lines.append(
             f"  its 90 % interval reaches {three_digits(best.estimate.high)} ms, beyond the "

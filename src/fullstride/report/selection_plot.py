@@ -22,16 +22,16 @@ def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figu
         figure = Figure((9.2, 5.6), layout="constrained")
         axes = figure.subplots()
         axes.set_title(title, fontsize=10, parse_math=False)
-        scale_latency(axes, [choice.budget_ms, *(option.ms for option in options)])
+        scale_latency(axes, [choice.budget.ms_per_image, *(option.ms for option in options)])
         axes.set_ylim(min(accuracies) - 0.06 * span, max(accuracies) + 0.5 * span)
-        axes.set_xlabel("time of one image (ms)")
+        axes.set_xlabel("time of a call / its images (ms)")
         axes.set_ylabel("published top-1 on ImageNet (%)")
         axes.axvline(
-            choice.budget_ms,
+            choice.budget.ms_per_image,
             color=COLOURS[1],
             lw=1.2,
             dashes=(4, 3),
-            label=f"budget {choice.budget_ms:g} ms",
+            label=f"budget {choice.budget.ms_per_image:g} ms",
         )
         line = [(option.ms, option.network.top1) for option in choice.front]
         axes.step(*zip(*line, strict=True), where="post", color=COLOURS[0], lw=1.5, label="front")

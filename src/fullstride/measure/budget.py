@@ -1,0 +1,75 @@
+"""How much time may a network take? A limit per image, with the conditions that it is meant for."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fullstride.nets.spec import MOST_CHANNELS, check_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """A limit of the time of one call, divided by the images of the call.
+
+    `choose`, `estimate` and `export` mean this by milliseconds per image. Raises ValueError for a
+    time that is not above 0 and a batch below 1.
+    """
+
+    ms_per_image: float
+    batch: int = 1  # images of a call
+    device: str = ""  # where the network runs, in words
+    precision: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ms_per_image < math.inf:
+            raise ValueError(f"a budget of {self.ms_per_image:g} ms an image: give a time above 0")
+        check_range("batch", self.batch, MOST_CHANNELS)
+
+    @property
+    def images_per_s(self) -> float:
+        return 1e3 / self.ms_per_image
+
+    @property
+    def conditions(self) -> str:
+        return conditions(self.batch, self.device, self.precision)
+
+    def __str__(self) -> str:
+        return f"{self.ms_per_image:g} ms an image ({self.conditions})"
+
+    def on(self, device: str, precision: str) -> "Budget":
+        return replace(self, device=device, precision=precision)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in JSON."""
+        conditions = dict(batch=self.batch, device=self.device, precision=self.precision)
+        return dict(budget_ms=self.ms_per_image, images_per_s=self.images_per_s, **conditions)
+
+
+def conditions(batch: int, device: str, precision: str) -> str:
+    """Batch, device and precision, as every answer repeats them."""
+    return ", ".join(filter(None, (f"batch {batch}", device, precision)))
+
+
+def find_budget(
+    budget_ms: float | None, images_per_s: float | None, batch: int = 1
+) -> Budget | None:
+    """The budget that a user gave as a time or as a rate; None for neither.
+
+    Raises ValueError for both, and for a batch above 1 without a budget.
+    """
+    if budget_ms is not None and images_per_s is not None:
+        raise ValueError(
+            f"--budget-ms {budget_ms:g} and --images-per-s {images_per_s:g} are two budgets: "
+            "give one"
+        )
+    if images_per_s is not None:
+        if not 0 < images_per_s < math.inf:
+            raise ValueError(f"{images_per_s:g} images per second: give a rate above 0")
+        budget_ms = 1e3 / images_per_s
+    if budget_ms is None:
+        if batch != 1:
+            raise ValueError(
+                f"--batch {batch} is that of a budget: give --budget-ms or --images-per-s too"
+            )
+        return None
+    return Budget(ms_per_image=budget_ms, batch=batch)
