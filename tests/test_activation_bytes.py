@@ -1,13 +1,20 @@
+import json
+from dataclasses import asdict, replace
+
 import pytest
 import torch
 from torch import nn
 
 from fullstride import cli
 from fullstride.measure.cost.stages import stages
+from fullstride.measure.memory import max_batch
 from fullstride.measure.memory.activation_bytes import activation_bytes
-from fullstride.nets import zoo
+from fullstride.measure.network_cost import network_cost
+from fullstride.nets import fused_form, zoo
+from fullstride.nets.efficiency import TrainingForm
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
+from fullstride.train.recipes import FINETUNE, training_step
 
 # MB per image in bfloat16 at 224 pixels, measured with real tensors and checked by the allocator's
 # peak on a CPU.
@@ -76,6 +83,59 @@ def test_saved_bytes_are_those_of_real_tensors_with_drop_path_and_dropout_on(nam
     few, more = (saved_bytes(net, batch, getattr(torch, precision)) for batch in (3, 5))
     predicted = activation_bytes(net, 64, precision, device="cpu")
     assert predicted.bytes_per_image == (more - few) / 2
+
+
+@pytest.mark.parametrize(
+    ("form", "precision"),
+    [
+        (dict(efficiency="plain"), "bf16"),
+        (dict(efficiency="plain", pad_channels=True), "float32"),
+        pytest.param(dict(efficiency="fused"), "bf16", marks=pytest.mark.fused),
+        pytest.param(dict(efficiency="fused", int8_maps=True), "bf16", marks=pytest.mark.fused),
+    ],
+)
+def test_a_prediction_for_a_recipe_is_of_the_bytes_that_its_step_saves(form, precision, tmp_path):
+    rates = dict(drop_path=0.3, drop_path_by="stage", dropout=0.2)
+    recipe = replace(FINETUNE, resolution=64, precision=precision, **rates, **form)
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(asdict(recipe)))
+    step = training_step(str(path))
+    predicted = max_batch.plan("genet_tiny", **step, device="cpu", memory_gib=1).prediction
+
+    net = Network(SPECS["genet_tiny"])
+    net.regularise(drop_path=0.3, by="stage", dropout=0.2)
+    net = fused_form.padded(net) if recipe.pad_channels else net
+    if recipe.efficiency == "fused":
+        fused_form.fused(net, int8=recipe.int8_maps)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    few, more = (saved_bytes(net.train(), batch, dtype) for batch in (3, 5))
+    image = 3 * 64 * 64 * 4 if precision == "bf16" else 0
+    assert predicted.bytes_per_image == (more - few) / 2 + image
+
+
+def test_flags_have_precedence_over_the_recipe_of_a_prediction():
+    step = training_step("study_drop_path", resolution=96, precision="fp16", layout="nhwc")
+    assert (step["resolution"], step["precision"], step["layout"]) == (96, "fp16", "nhwc")
+    assert step["form"] == TrainingForm(drop_path=0.1, drop_path_by="stage")
+    assert training_step("study_drop_path", efficiency="fused")["form"].efficiency == "fused"
+    assert training_step("")["form"] == TrainingForm()
+
+
+@pytest.mark.fused
+@pytest.mark.slow
+def test_cost_counts_the_step_of_a_recipe_in_every_form():
+    form = TrainingForm(efficiency="fused_compiled", int8=True, drop_path=0.3)
+    cost = network_cost("genet_tiny", 64, training=True, form=form)
+    plain, *_ = nets = [Network(SPECS["genet_tiny"]) for _ in range(3)]
+    for net in nets:
+        net.regularise(drop_path=0.3)
+    for net, int8 in zip(nets[1:], (False, True), strict=True):
+        fused_form.fused(net, int8=int8)
+    assert cost.saved == activation_bytes(plain, 64)
+    compiled = cost.other_bytes.pop("fused and compiled with int8 activations")
+    counts = [activation_bytes(net, 64).bytes_per_image for net in nets[1:]]
+    assert list(cost.other_bytes.values()) == counts
+    assert 0 < compiled < min(counts)
 
 
 @pytest.mark.parametrize("name", ["tresnet_m", "resnet_rs_50", "genet_normal"])
@@ -154,3 +214,12 @@ def test_cost_prints_the_bytes_of_training_in_total_and_by_stage(capsys):
     assert "stages.2" in out
     assert cli.run(["cost", "genet_tiny", "--train", "--precision", "fp8"]) == 2
     assert capsys.readouterr().err == "fullstride: precision 'fp8': use fp32, bf16, fp16\n"
+
+
+def test_a_recipe_of_cost_is_for_training_and_has_a_known_efficiency(tmp_path, capsys):
+    assert cli.run(["cost", "genet_tiny", "--recipe", "genet"]) == 2
+    assert "--train" in capsys.readouterr().err
+    (tmp_path / "r.json").write_text(json.dumps(asdict(replace(FINETUNE, efficiency="auto"))))
+    recipe = ["--recipe", str(tmp_path / "r.json")]
+    assert cli.run(["capacity", "genet_tiny", "--memory-gib", "1", "--predict", *recipe]) == 2
+    assert "--efficiency" in capsys.readouterr().err

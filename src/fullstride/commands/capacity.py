@@ -1,17 +1,20 @@
 """How many images train at once? The command that finds the largest batch."""
 
-from fullstride.commands.flags import Device, Efficiency, Layout, Model
+from typing import Any
+
+from fullstride.commands.flags import Device, Efficiency, Layout, Model, StepRecipe
 
 
 def capacity(
     model: Model,
     resolution: int | None = None,
     device: Device = "auto",
-    precision: str = "bf16",
-    layout: Layout = "nchw",
+    precision: str | None = None,
+    layout: Layout | None = None,
     compiled: bool = False,
-    efficiency: Efficiency = "plain",
+    efficiency: Efficiency | None = None,
     memory_gib: float | None = None,
+    step_recipe: StepRecipe = "",
     predict: bool = False,
 ) -> None:
     """Predict the largest batch that trains, then prove it by real steps in fresh processes.
@@ -20,11 +23,11 @@ def capacity(
 
     Args:
         model: A name that `fullstride zoo` lists, timm/NAME, a run or a bundle.
-        resolution: Pixels a side; by default the network's own.
+        resolution: Pixels a side; by default the recipe's, or else the network's own.
         device: Where to train. A prediction alone is for a GPU, which need not be present, unless
             this is cpu.
-        precision: fp32, bf16 or fp16.
-        layout: Memory format.
+        precision: fp32, bf16 or fp16; by default the recipe's, or else bf16.
+        layout: Memory format; by default the recipe's, or else nchw.
         compiled: For the network compiled by torch.compile; for networks of timm the prediction
             is that of eager steps.
         memory_gib: Use at most this much memory, such as 16 for a card of 16 GB; by default all
@@ -33,18 +36,12 @@ def capacity(
     """
     from fullstride.measure.memory import max_batch
     from fullstride.report.console_lines import capacity_lines, probe_line, proven_line
+    from fullstride.train.recipes import training_step
 
-    plan = max_batch.plan(
-        model,
-        resolution,
-        device=device,
-        precision=precision,
-        layout=layout,
-        compiled=compiled,
-        efficiency=efficiency,
-        memory_gib=memory_gib,
-        predict_only=predict,
-    )
+    flags: dict[str, Any] = dict(resolution=resolution, precision=precision, layout=layout)
+    step = training_step(step_recipe, **flags, efficiency=efficiency)
+    step |= dict(device=device, compiled=compiled, memory_gib=memory_gib)
+    plan = max_batch.plan(model, **step, predict_only=predict)
     print(*capacity_lines(model, plan), sep="\n", flush=True)
     if predict:
         return

@@ -19,6 +19,15 @@ Profile = Annotated[
     str,
     arg(name="device", help="A profile such as v100-fp16, or a file that `calibrate` wrote."),
 ]
+StepRecipe = Annotated[
+    str,
+    arg(
+        name="recipe",
+        metavar="NAME",
+        help="Count the step of this recipe: its regularisation, precision, layout and efficiency. "
+        "A name, or a run, a bundle or a JSON file.",
+    ),
+]
 Efficiency = Annotated[
     Literal["plain", "fused", "plain_compiled", "fused_compiled"],
     arg(

@@ -5,7 +5,15 @@ from typing import Any, Literal
 
 from tyro.conf import UseAppendAction
 
-from fullstride.commands.flags import Device, Efficiency, Layout, Model, Models, refuse_flags
+from fullstride.commands.flags import (
+    Device,
+    Efficiency,
+    Layout,
+    Model,
+    Models,
+    StepRecipe,
+    refuse_flags,
+)
 from fullstride.console import console
 
 
@@ -29,7 +37,8 @@ def cost(
     resolution: int | None = None,
     layers: bool = False,
     train: bool = False,
-    precision: str = "bf16",
+    precision: str | None = None,
+    step_recipe: StepRecipe = "",
 ) -> None:
     """Print the cost of a network and of its stages: parameters, multiply-adds (MACs) and bytes.
 
@@ -41,13 +50,19 @@ def cost(
         layers: Print a line for each convolution and linear layer too, and with --train for each
             layer that saves tensors.
         train: Print also the bytes that a training step on a GPU saves for its backward pass.
-        precision: Of the tensors whose bytes are counted: fp32, bf16 or fp16.
+        precision: Of the tensors whose bytes are counted: fp32, bf16 or fp16; by default that of
+            the recipe, or else bf16.
     """
     from fullstride.measure.network_cost import network_cost
     from fullstride.measure.workload import find_precision
     from fullstride.report import console_lines
+    from fullstride.train.recipes import training_step
 
-    total = network_cost(model, resolution, find_precision(precision), training=train)
+    if step_recipe and not train:
+        raise ValueError(f"--recipe {step_recipe} is for --train: say --train too")
+    step = training_step(step_recipe, resolution=resolution, precision=precision)
+    counted = step["resolution"], find_precision(step["precision"])
+    total = network_cost(model, *counted, training=train, form=step["form"])
     if layers:
         print(*console_lines.layer_lines(total), sep="\n")
     print(*console_lines.whole_lines(total), sep="\n")

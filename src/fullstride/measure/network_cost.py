@@ -1,13 +1,16 @@
 """What does a named network cost, as a whole and by stage? Parameters, multiply-adds and bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from fullstride.measure.cost.by_stage import StageCost, stage_costs
 from fullstride.measure.cost.flops import Cost, LayerCost, cost, layer_costs
 from fullstride.measure.memory.activation_bytes import ActivationBytes, activation_bytes
-from fullstride.measure.workload import Precision
+from fullstride.measure.workload import Precision, in_training_form
 from fullstride.nets import zoo
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.efficiency import TrainingForm, is_compiled
 from fullstride.nets.spec import NetSpec
 
 
@@ -25,7 +28,7 @@ class NetworkCost:
     saved: (
         ActivationBytes | None
     )  # tensors that a training step saves for backward; None if not asked for
-    fused_bytes: dict[str, int]  # that the same step saves with fused modules, by their name
+    other_bytes: dict[str, int]  # that the same step saves per image in other forms, by their name
 
     @property
     def sum(self) -> StageCost:
@@ -46,11 +49,13 @@ def network_cost(
     precision: Precision = "bfloat16",
     *,
     training: bool = False,
+    form: TrainingForm = TrainingForm(),
 ) -> NetworkCost:
     """The cost of a network of the zoo or `timm/NAME`, by default at its own resolution.
 
-    With `training` also the bytes of a training step on a GPU. Nothing is computed. Raises
-    ValueError for a name or a resolution that is not possible.
+    With `training` also the bytes of a training step on a GPU: of the network with plain and with
+    fused modules, and in `form` if that is a compiled one. Nothing is computed. Raises ValueError
+    for a name or a resolution that is not possible.
     """
     spec = zoo.spec(name)
     side = spec.resolution if resolution is None else resolution
@@ -58,15 +63,26 @@ def network_cost(
         raise ValueError(f"resolution {side}: use a whole number from 1")
     build = partial(zoo.create, name)
     stages = stage_costs(build, side, precision, spec.in_channels)
-    step = activation_bytes(build, side, precision, spec.in_channels) if training else None
-    fused: dict[str, int] = {}
+
+    def trained(**changes: Any) -> Backbone:
+        return in_training_form(build(), replace(form, **changes), name)
+
+    def saved(**changes: Any) -> ActivationBytes:
+        return activation_bytes(partial(trained, **changes), side, precision, spec.in_channels)
+
+    step = saved(efficiency="plain", int8=False) if training else None
+    others: dict[str, int] = {}
     if step is not None:
         names = {row.stage for row in stages}
         stages += [StageCost(stage, 0, 0, 0, 0) for stage in step.by_stage if stage not in names]
         if isinstance(spec, NetSpec):
             for label, int8 in (("fused", False), ("fused with int8 activations", True)):
-                fused_build = partial(zoo.create, name, efficiency="fused", int8=int8)
-                fused[label] = activation_bytes(fused_build, side, precision).bytes_per_image
+                others[label] = saved(efficiency="fused", int8=int8).bytes_per_image
+        if is_compiled(form.efficiency):
+            from fullstride.measure.memory.compiled_bytes import compiled_bytes  # for seconds
+
+            label = form.efficiency.replace("_", " and ") + " with int8 activations" * form.int8
+            others[label] = compiled_bytes(trained(), side, precision, spec.in_channels)
     return NetworkCost(
         name=name,
         source=spec.source,
@@ -76,5 +92,5 @@ def network_cost(
         stages=tuple(stages),
         layers=tuple(layer_costs(build, side, spec.in_channels)),
         saved=step,
-        fused_bytes=fused,
+        other_bytes=others,
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
+from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -40,6 +40,17 @@ def fused_copy(net: nn.Module, name: str = "this network") -> Network:
     if isinstance(net, Network) and net.is_fused:
         return net
     return fused_form.fused(net, name)
+
+
+def in_training_form(net: Backbone, form: TrainingForm, name: str = "this network") -> Backbone:
+    """The network as it trains: regularised, padded or fused, in place unless it is padded.
+
+    Raises ValueError, with `name`, for a form that the network does not have.
+    """
+    net.regularise(drop_path=form.drop_path, by=form.drop_path_by, dropout=form.dropout)
+    if form.padded:
+        net = fused_form.padded(net, name)
+    return fused_form.fused(net, name, int8=form.int8) if is_fused(form.efficiency) else net
 
 
 class Step:

@@ -1,5 +1,6 @@
 """How is a training step computed? By plain or fused modules, eagerly or compiled."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 # plain: PyTorch's modules. fused: the memory-efficient operators of `nets.fused`. Compiled: by
@@ -11,6 +12,18 @@ RENAMED: dict[str, Efficiency] = {
     "lean": "fused",
     "compiled": "fused_compiled",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingForm:
+    """What changes the tensors that a training step of a network saves for its backward pass."""
+
+    efficiency: Efficiency = "plain"
+    int8: bool = False  # batch-norm inputs as int8, where the efficiency is a fused one
+    padded: bool = False  # channels padded to multiples of 8
+    drop_path: float = 0.0  # as of `Backbone.regularise`
+    drop_path_by: Literal["block", "stage"] = "block"
+    dropout: float = 0.0
 
 
 def current_name(efficiency: str) -> str:

@@ -38,7 +38,7 @@ def layer_lines(cost: "NetworkCost") -> list[str]:
 
 
 def saved_lines(cost: "NetworkCost", by_layer: bool) -> list[str]:
-    """The bytes of a training step, by layer if wanted, plain and fused."""
+    """The bytes of a training step, by layer if wanted, with plain modules and in other forms."""
     assert cost.saved is not None
     layers = cost.saved.by_layer.items() if by_layer else ()
     total = cost.saved.bytes_per_image
@@ -46,7 +46,7 @@ def saved_lines(cost: "NetworkCost", by_layer: bool) -> list[str]:
     lines.append(
         f"{total:,} bytes an image are saved for backward in {cost.precision}: {total / 1e6:.1f} MB"
     )
-    for label, size in cost.fused_bytes.items():
+    for label, size in cost.other_bytes.items():
         lines.append(f"{size:,} bytes where it trains {label}: {size / 1e6:.1f} MB")
     return lines
 

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from fullstride.nets.efficiency import Efficiency, TrainingForm
 from fullstride.strict_json import read_json
 from fullstride.train.recipe import Recipe, saved_recipe
 
@@ -228,3 +229,42 @@ def find_recipe(name: str) -> Recipe:
             hint = f"did you mean {' or '.join(close)}?"
         raise ValueError(f"no recipe named {name!r}: {hint}")
     return saved_recipe(read_json(path), name)
+
+
+def training_step(
+    name: str,
+    *,
+    resolution: int | None = None,
+    precision: str | None = None,
+    layout: Literal["nchw", "nhwc"] | None = None,
+    efficiency: Efficiency | None = None,
+) -> dict[str, Any]:
+    """How a recipe computes a step, as arguments of `measure.memory.max_batch.plan`.
+
+    Arguments that are not None have precedence over the recipe, which `find_recipe` finds. Without
+    a name: bf16, nchw, plain modules and no regularisation. Raises ValueError for a recipe that
+    chooses its efficiency when training starts.
+    """
+    if not name:
+        form = TrainingForm(efficiency=efficiency or "plain")
+        step = dict(precision=precision or "bf16", layout=layout or "nchw")
+        return dict(step, resolution=resolution, form=form)
+    recipe = find_recipe(name)
+    if efficiency:
+        recipe = recipe.with_efficiency(efficiency)
+    if recipe.efficiency == "auto":
+        raise ValueError(f"the efficiency of recipe {name} is auto: set --efficiency")
+    form = TrainingForm(
+        efficiency=recipe.efficiency,
+        int8=recipe.int8_maps,
+        padded=recipe.pad_channels,
+        drop_path=recipe.drop_path,
+        drop_path_by=recipe.drop_path_by,
+        dropout=recipe.dropout,
+    )
+    return dict(
+        resolution=recipe.resolution if resolution is None else resolution,
+        precision=precision or ("fp32" if recipe.precision == "tf32" else recipe.precision),
+        layout=layout or ("nhwc" if recipe.channels_last else "nchw"),
+        form=form,
+    )

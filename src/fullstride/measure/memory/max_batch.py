@@ -33,8 +33,9 @@ from fullstride.measure.workload import (
     exact_float32,
     find_precision,
     fused_copy,
+    in_training_form,
 )
-from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
+from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import measurable
 
@@ -259,13 +260,14 @@ def plan(
     precision: str = "bf16",
     layout: Layout = "nchw",
     compiled: bool = False,
-    efficiency: Efficiency = "plain",
+    form: TrainingForm = TrainingForm(),
     memory_gib: float | None = None,
     predict_only: bool = False,
 ) -> Plan:
     """Predict the largest batch of a named network; see `fullstride capacity --help`.
 
-    With `predict_only`, a GPU need not be present. Raises ValueError, in one line, for arguments
+    With `predict_only`, a GPU need not be present. `form` is how the network trains, as a recipe
+    says. Raises ValueError, in one line, for arguments
     that are missing or contradict each other.
     """
     check_gib(memory_gib)
@@ -276,20 +278,18 @@ def plan(
     if target.type == "cpu" and precision in ("fp16", "float16"):
         raise ValueError("training in float16 is for GPUs: use --precision bf16 or fp32")
     memory_bytes = (memory_gib or 0) * 2**30 if absent else budget_bytes(memory_gib, target)
-    net = measurable([model])[model]
-    if efficiency != "plain" and compiled:
+    net = in_training_form(measurable([model])[model], form, model)
+    if form.efficiency != "plain" and compiled:
         raise ValueError(
-            f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
+            f"--compiled with --efficiency {form.efficiency}: use --efficiency plain_compiled or "
             "fused_compiled, or leave one out"
         )
-    if is_fused(efficiency):
-        fused_copy(net, model)
     step: dict[str, Any] = dict(
         resolution=net.spec.resolution if resolution is None else resolution,
         precision=find_precision(precision),
         in_channels=net.spec.in_channels,
         compiled=compiled,
-        efficiency=efficiency,
+        efficiency=form.efficiency,
     )
     kind = "cpu" if target.type == "cpu" else "cuda"
     prediction = predict(net, memory_bytes, device=kind, **step)
