@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -65,7 +65,7 @@ class CountedBatches:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+    def epoch(self, number: int, start: int = 0) -> Generator[Any, None, None]:
         task = self.progress.add_task(f"epoch {number + 1}", total=len(self), completed=start)
         self.progress.start()
         try:

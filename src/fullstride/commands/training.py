@@ -84,7 +84,8 @@ def train(
         task: What the network is trained for.
     """
     from fullstride.measure.environment import choose_device
-    from fullstride.report.console_lines import epoch_line, stopped_early_line, test_line
+    from fullstride.report.console_lines import test_line
+    from fullstride.report.training_progress import TrainingProgress, stopped_early_line
     from fullstride.tasks import find_task
     from fullstride.train import run, run_folder
     from fullstride.train.distributed import init_distributed
@@ -99,10 +100,12 @@ def train(
         init_distributed(choose_device(device)) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
     ):
-        settings |= dict(device=place, context=context, watch=bar.watch)
+        progress = TrainingProgress(bar, kind.metric)
+        settings |= dict(announce=progress.announce, watch=progress.watch)
+        settings |= dict(device=place, context=context)
         for row in run.train(out, model, images, recipe, **settings):
             rows.append(row)
-            bar.print(epoch_line(row, kind.metric))
+            progress.print(row)
             if board and context.is_rank_zero:
                 board(row)
         if run_folder.should_stop_early(rows, recipe, kind.metric):

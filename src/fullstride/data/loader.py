@@ -7,7 +7,7 @@ neither the number of workers nor resuming changes a pixel.
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -181,7 +181,7 @@ class Batches:
     def __len__(self) -> int:
         return len(self._sampler)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch, from the one numbered `start`.
 
         Raises ValueError if no image can be read.

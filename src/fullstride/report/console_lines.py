@@ -199,20 +199,6 @@ def selection_lines(choice: "Choice", tied: "Callable[[Option, Option], bool]") 
     return lines
 
 
-def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
-    """One row of a run's log."""
-    return (
-        f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  "
-        f"minival {metric.text(row[f'minival/{metric.name}'])}  "
-        f"{row['images_per_s']:,.0f} images/s, {row['data_share']:.0%} of the time waiting for them"
-    )
-
-
-def stopped_early_line(recipe: "Recipe") -> str:
-    epochs = recipe.early_stop_patience
-    return f"no better minival in {epochs} epochs: training stops, with the best weights"
-
-
 def test_line(scores: Mapping[str, Any], metric: "Metric", bundle: "Path") -> str:
     """The result of a run, and where it is."""
     return (

@@ -4,7 +4,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -34,7 +34,9 @@ class BatchSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Any, Tensor]]: ...
+    def epoch(
+        self, number: int, start: int = 0
+    ) -> Generator[tuple[Tensor, Any, Tensor], None, None]: ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ def train_epochs(
         last = min(len(batches), steps - number * len(batches))  # the last epoch may be partial
         images, wait_s, pause_s = 0, 0.0, 0.0
         epoch_start = step_end = time.perf_counter()
-        epoch_batches = islice(batches.epoch(number, start), last - start)
-        for index, (x, targets, indices) in enumerate(epoch_batches, start + 1):
+        source = batches.epoch(number, start)
+        for index, (x, targets, indices) in enumerate(islice(source, last - start), start + 1):
             wait_s += time.perf_counter() - step_end
             with numerics(recipe.precision == "tf32", recipe.deterministic):
                 step = number * len(batches) + index - 1
@@ -103,6 +105,7 @@ def train_epochs(
                     yield Checkpoint(learner.state(number, index, losses))
                     pause_s += time.perf_counter() - pause_start
             step_end = time.perf_counter()
+        source.close()  # ends a progress bar before the scores are computed
         losses = list(context.mean(torch.stack(losses)))
         learner.check(losses, number)
         loss = torch.stack(losses).mean().item()

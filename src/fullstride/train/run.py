@@ -23,6 +23,7 @@ from fullstride.train.autotune import choose_efficiency
 from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
 from fullstride.train.distill import build_teacher
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.scoring import all_skipped, score_images
 
@@ -40,6 +41,7 @@ def train(
     checkpoint_every_steps: int = 0,
     teacher_cache: Path | None = None,
     context: DistributedContext = SINGLE_PROCESS,
+    announce: Callable[[TrainingPlan], None] = lambda plan: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> Iterator[dict[str, Any]]:
     """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
@@ -49,7 +51,8 @@ def train(
     after every `checkpoint_every_steps` steps. The weights of the epoch with the best minival are
     saved as a bundle in the folder; with the recipe's `early_stop_patience` these are scored on the
     test images at the end, else the last ones. `teacher_cache` is a folder for the probabilities of
-    the teacher. `watch` may wrap the training batches, to show progress.
+    the teacher. `announce` is called before the first step of a run that has not ended; `watch` may
+    wrap the training batches, to show progress.
 
     Raises ValueError if the folder holds another run.
     """
@@ -89,8 +92,25 @@ def train(
     context.on_rank_zero(run_folder.create_or_resume, folder, config)
     resume = run_folder.load_checkpoint(folder)
     rows = run_folder.read_log(folder, resume["epochs"] if resume else 0)
+    has_ended = (folder / run_folder.BUNDLE).is_dir()
+    if not has_ended:
+        announce(
+            TrainingPlan(
+                model=model,
+                weights=weights,
+                net=net,
+                data=data,
+                recipe=recipe,
+                resolved=resolved,
+                resolution=pre.resolution,
+                steps_per_epoch=len(batches),
+                device=torch.device(device),
+                processes=context.world_size,
+                start=(resume["epochs"], resume["index"]) if resume else (0, 0),
+            )
+        )
     yield from rows
-    if (folder / run_folder.BUNDLE).is_dir():
+    if has_ended:
         return
 
     def bundle(net: Backbone, scores: Mapping[str, Any]) -> Bundle:

@@ -1,0 +1,123 @@
+"""What does a user see of a training run? What it will do, how long it takes, and its epochs."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from fullstride.console import Bar
+from fullstride.measure.cost.flops import cost
+from fullstride.measure.environment import Environment
+from fullstride.report.format import count, three_digits
+from fullstride.train.plan import TimedBatches, TrainingPlan
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from fullstride.data.loader import Batches
+    from fullstride.tasks.task import Metric
+
+MAX_CHANGES = 6  # of a named recipe, that are printed
+# Fields whose values are printed anyway.
+PRINTED = {"epochs", "steps", "images", "batch", "lr", "precision", "efficiency", "resolution"}
+
+
+class TrainingProgress:
+    """Prints a run's plan, the time that it will take, and its epochs with a bar.
+
+    `announce` and `watch` are those of `train.run.train`.
+    """
+
+    def __init__(self, bar: Bar, metric: "Metric"):
+        self.bar, self.metric = bar, metric
+        self.plan: TrainingPlan | None = None
+
+    def announce(self, plan: TrainingPlan) -> None:
+        self.plan = plan
+        if self.bar.shown:
+            for line in plan_lines(plan):
+                self.bar.print(line)
+
+    def watch(self, batches: "Batches") -> Any:
+        return self.bar.watch(TimedBatches(batches, self.report))
+
+    def report(self, step_s: float, epoch: int, step: int) -> None:
+        assert self.plan
+        self.bar.print(time_line(self.plan.seconds_left(step_s, epoch, step)))
+
+    def print(self, row: Mapping[str, Any]) -> None:
+        self.bar.print(epoch_line(row, self.metric))
+
+
+def plan_lines(plan: TrainingPlan) -> list[str]:
+    """What a run will do: device, data, network, recipe, and where it starts."""
+    data, recipe, side = plan.data, plan.resolved, plan.resolution
+    environment = Environment.here(plan.device)
+    threads = f", threads: {environment.threads}" if plan.device.type == "cpu" else ""
+    processes = f", processes: {plan.processes}" if plan.processes > 1 else ""
+    total = cost(plan.net, side, data.channels)
+    weights = f"weights from {plan.weights}" if plan.weights else "random weights"
+    images = ", ".join(f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival"))
+    lines = [
+        f"device   {environment.device}{threads}{processes}",
+        f"data     {data.where}: {len(data.classes):,} classes; images: {images}, "
+        f"{len(data.test):,} test",
+        f"network  {plan.model}: {count(total.params)} parameters, "
+        f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
+        f"recipe   {recipe_name(plan.recipe)}: {recipe.epochs:.4g} epochs x "
+        f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images; "
+        f"learning rate {recipe.lr:g}, {recipe.precision}, {recipe.efficiency}",
+    ]
+    if recipe.warmup_epochs < plan.recipe.warmup_epochs:
+        lines.append(
+            f"warmup   {recipe.warmup_epochs:.3g} epochs in place of "
+            f"{plan.recipe.warmup_epochs:g}, which would take all of training"
+        )
+    if any(plan.start):
+        epochs, steps = plan.start
+        within = f" and {steps:,} steps" if steps else ""
+        lines.append(f"resumes  after {epochs} epochs{within}")
+    return lines
+
+
+def recipe_name(recipe: Recipe) -> str:
+    """The named recipe that `recipe` is closest to, and what differs: "digits with seed 1"."""
+    changes = {name: changed_fields(recipe, named) for name, named in RECIPES.items()}
+    name = min(changes, key=lambda name: len(changes[name]))
+    values = [
+        f"{field} {getattr(recipe, field)}" for field in changes[name] if field not in PRINTED
+    ]
+    if len(values) > MAX_CHANGES:
+        return "of its own"
+    return f"{name} with {', '.join(values)}" if values else name
+
+
+def changed_fields(recipe: Recipe, other: Recipe) -> list[str]:
+    names = (field.name for field in fields(Recipe))
+    return [name for name in names if getattr(recipe, name) != getattr(other, name)]
+
+
+def time_line(seconds: float) -> str:
+    left = "less than a minute" if seconds < 45 else f"about {duration(seconds)}"
+    return f"time     {left} left, from the time of the first steps"
+
+
+def duration(seconds: float) -> str:
+    """90 -> 2 min, 4000 -> 67 min, 9000 -> 2.5 h, 300000 -> 3.5 days."""
+    hours = seconds / 3600
+    if hours >= 48:
+        return f"{hours / 24:.1f} days"
+    return f"{hours:.1f} h" if hours >= 2 else f"{max(1, round(60 * hours))} min"
+
+
+def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
+    """One row of a run's log."""
+    return (
+        f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  "
+        f"minival {metric.text(row[f'minival/{metric.name}'])}  "
+        f"{row['images_per_s']:,.0f} images/s, {row['data_share']:.0%} of the time waiting for them"
+    )
+
+
+def stopped_early_line(recipe: Recipe) -> str:
+    epochs = recipe.early_stop_patience
+    return f"no better minival in {epochs} epochs: training stops, with the best weights"
