@@ -335,6 +335,29 @@ def test_a_network_of_timm_stands_where_ours_stand(name):
     assert [64 // m.shape[2] for m in maps] == list(net.strides)
 
 
+@pytest.mark.parametrize(
+    ("name", "side", "works"),
+    [("deit_tiny_patch16_224", 32, 224), ("levit_128", 64, 224), ("inception_v3", 8, 299)],
+)
+def test_a_size_that_a_network_of_timm_does_not_take_is_refused_with_one_that_it_takes(
+    name, side, works
+):
+    net = zoo.create(f"timm/{name}", classes=2, in_channels=1, resolution=side).eval()
+    assert isinstance(net, TimmNetwork)
+    with pytest.raises(ValueError, match=f"takes no {side} x {side}.* {works} x {works}"):
+        net(torch.rand(1, 1, side, side))
+    net.check_size(works, works)
+
+
+def test_another_error_of_a_network_of_timm_is_not_taken_for_its_size():
+    net = zoo.create("timm/resnet18", classes=2).eval()
+    net.get_submodule("net.fc").register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        net(torch.rand(1, 3, 32, 32))
+    with pytest.raises(RuntimeError, match="channels"):
+        net(torch.rand(1, 4, 32, 32))
+
+
 def test_networks_of_timm_are_not_scaled():
     with pytest.raises(ValueError, match="timm/resnet18 cannot be scaled"):
         zoo.create("timm/resnet18", width=0.5)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -5,8 +7,12 @@ from torch import nn
 from fullstride import cli
 from fullstride.measure.cost.by_stage import OperatorCost, operator_costs, stage_costs
 from fullstride.measure.cost.flops import cost, layer_costs
+from fullstride.measure.memory.activation_bytes import activation_bytes
+from fullstride.measure.network_cost import network_cost
+from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
+from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.zoo import create
 
 
@@ -99,3 +105,45 @@ def test_the_command_tells_flops_from_macs_and_ends_in_the_total(capsys):
             if stage not in ("total", "MB")
         ]
         assert sum(numbers) == pytest.approx(float(whole.replace(",", "")), abs=0.05)
+
+
+@pytest.fixture
+def gray(tmp_path):
+    """A network of one channel, and the folder of its bundle."""
+    net = Network(replace(SPECS["genet_tiny"], classes=7, in_channels=1, resolution=48))
+    pre = Preprocessing(resolution=48, mean=(0.5,), std=(0.5,))
+    bundle = Bundle(net, name="mine", classes=tuple("abcdefg"), preprocessing=pre)
+    bundle.save(tmp_path / "mine")
+    return net, str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/weights.safetensors"])
+def test_a_bundle_and_its_file_of_weights_cost_what_their_network_costs(gray, suffix):
+    net, folder = gray
+    assert network_cost(folder + suffix, 48).whole == cost(net, 48, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.fused
+def test_a_training_step_of_a_bundle_saves_what_its_network_saves_and_less_if_fused(gray):
+    net, folder = gray
+    total = network_cost(folder, training=True)
+    saved = activation_bytes(net, 48, in_channels=1).bytes_per_image
+    assert total.saved.bytes_per_image == saved
+    assert 0 < min(total.other_bytes.values()) <= max(total.other_bytes.values()) < saved
+
+
+@pytest.mark.parametrize("words", [["cost"], ["bench", "--rounds", "1", "--device", "cpu"]])
+def test_a_transformer_of_timm_at_32_pixels_is_one_line(words, capsys):
+    assert cli.run([*words, "timm/deit_tiny_patch16_224", "--resolution", "32"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert "32 x 32" in error
+    assert "224 x 224" in error
+
+
+def test_training_a_transformer_of_timm_at_32_pixels_leaves_no_folder(tmp_path, capsys):
+    words = ["--out", str(tmp_path / "out"), "--device", "cpu", "--recipe.resolution", "32"]
+    assert cli.run(["train", "digits", "--model", "timm/deit_tiny_patch16_224", *words]) == 2
+    assert "224 x 224" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -45,7 +45,7 @@ def cost(
     FLOPs are twice the MACs.
 
     Args:
-        model: A name that `fullstride zoo` lists, or timm/NAME.
+        model: A name that `fullstride zoo` lists, timm/NAME, a run, a bundle, or a file of weights.
         resolution: Pixels a side; by default the network's own.
         layers: Print a line for each convolution and linear layer too, and with --train for each
             layer that saves tensors.

@@ -8,7 +8,6 @@ and traced on the meta device instead.
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operato
 
     `resolution` is by default the network's own. Raises ValueError in one line.
     """
-    spec: Any = zoo.load(name).net.spec if Path(name).exists() else zoo.spec(name)
+    spec: Any = zoo.find_spec(name)
     side = spec.resolution if resolution is None else resolution
     return operators_of(spec, side), side
 

@@ -8,7 +8,7 @@ from fullstride.measure.cost.by_stage import StageCost, stage_costs
 from fullstride.measure.cost.flops import Cost, LayerCost, cost, layer_costs
 from fullstride.measure.memory.activation_bytes import ActivationBytes, activation_bytes
 from fullstride.measure.workload import Precision, in_training_form
-from fullstride.nets import zoo
+from fullstride.nets import bundle, zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import TrainingForm, is_compiled
 from fullstride.nets.spec import NetSpec
@@ -51,17 +51,17 @@ def network_cost(
     training: bool = False,
     form: TrainingForm = TrainingForm(),
 ) -> NetworkCost:
-    """The cost of a network of the zoo or `timm/NAME`, by default at its own resolution.
+    """The cost of a network of the zoo, `timm/NAME`, or what `zoo.load` opens at a path.
 
-    With `training` also the bytes of a training step on a GPU: of the network with plain and with
-    fused modules, and in `form` if that is a compiled one. Nothing is computed. Raises ValueError
-    for a name or a resolution that is not possible.
+    `resolution` is by default the network's own. With `training` also the bytes of a training step
+    on a GPU: of the network with plain and with fused modules, and in `form` if that is a compiled
+    one. Nothing is computed. Raises ValueError for a name or a resolution that is not possible.
     """
-    spec = zoo.spec(name)
+    spec = zoo.find_spec(name)
     side = spec.resolution if resolution is None else resolution
     if side < 1:
         raise ValueError(f"resolution {side}: use a whole number from 1")
-    build = partial(zoo.create, name)
+    build = partial(bundle.build, spec)
     stages = stage_costs(build, side, precision, spec.in_channels)
 
     def trained(**changes: Any) -> Backbone:

@@ -2,9 +2,10 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -60,6 +61,19 @@ def released(name: str):
         return None
 
 
+def created(spec: TimmSpec, **options: Any) -> Any:
+    """timm's module with fresh weights."""
+    import timm
+
+    return timm.create_model(
+        spec.name.split(".")[0],
+        pretrained=False,
+        in_chans=spec.in_channels,
+        num_classes=spec.classes,
+        **options,
+    )
+
+
 class TimmNetwork(Backbone):
     """A network of timm: (N, in_channels, H, W) -> (N, K) logits, for sizes that timm accepts."""
 
@@ -67,22 +81,22 @@ class TimmNetwork(Backbone):
     root = "net"
 
     def __init__(self, spec: TimmSpec):
-        import timm
-
         super().__init__()
         self.spec = spec  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.net: Any = timm.create_model(
-            spec.name.split(".")[0],
-            pretrained=False,
-            in_chans=spec.in_channels,
-            num_classes=spec.classes,
-        )
-
+        try:
+            self.net: Any = created(spec)
+        except (AssertionError, AttributeError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"timm/{spec.name} cannot be built for {spec.in_channels} channels and "
+                f"{spec.classes} classes: {type(error).__name__} {error}"
+            ) from None
         self.classifier = f"net.{self.net.pretrained_cfg['classifier']}"
         self.dropout = 0.0
 
     def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
-        return self.net(x) if self.task_head is None else self.task_head(self.features(x))
+        if self.task_head is not None:
+            return self.task_head(self.features(x))
+        return self.checked(self.net, x)
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         """The input of the classifier: (N, C)."""
@@ -101,7 +115,37 @@ class TimmNetwork(Backbone):
                 f"timm/{self.spec.name} has no embedding with a linear classifier: choose another "
                 "network"
             )
-        return self._parts(x)
+        return self.checked(self._parts, x)
+
+    def checked(self, part: Callable[[Tensor], Any], x: Tensor) -> Any:
+        """`part` of `x`. Raises ValueError, with the sizes that work, for an image of another."""
+        try:
+            return part(x)
+        except (AssertionError, RuntimeError):
+            self.check_size(x.shape[2], x.shape[3])
+            raise  # another error, such as a lack of memory
+
+    def check_size(self, height: int, width: int) -> None:
+        """Raises ValueError for images that the network does not take, by their shapes alone."""
+        config = self.net.pretrained_cfg
+        smallest = config.get("min_input_size")
+        side = (smallest or config["input_size"])[-1]
+        why = self.refusal(height, width)
+        if why and not self.refusal(side, side):
+            sizes = f"{side} x {side}{' or larger' if smallest else ''}"
+            raise ValueError(
+                f"timm/{self.spec.name} takes no {height} x {width} image: use {sizes} ({why})"
+            )
+
+    def refusal(self, height: int, width: int) -> str:
+        """timm's message for an image that it does not take, "" for any other."""
+        try:
+            with torch.device("meta"), torch.no_grad():
+                net = created(self.spec).eval()
+                net(torch.empty(1, self.spec.in_channels, height, width))
+        except (AssertionError, RuntimeError) as error:
+            return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        return ""
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         embedding = self.net.forward_head(self.net.forward_features(x), pre_logits=True)
@@ -132,8 +176,6 @@ class TimmNetwork(Backbone):
         dropout: float = 0.0,
     ) -> None:
         """Set the rates of timm's own layers, which draw the masks; 0 leaves timm's default."""
-        import timm
-
         if by == "stage" and drop_path:
             raise ValueError(
                 f"timm/{self.spec.name} drops paths by block only: set the recipe's drop_path_by "
@@ -144,14 +186,12 @@ class TimmNetwork(Backbone):
         rates: dict[str, Any] = {"drop_path_rate": drop_path, "drop_rate": dropout}
         rates = {key: rate for key, rate in rates.items() if rate}
         if rates:
-            base = self.spec.name.split(".")[0]
             try:
-                self.net = timm.create_model(
-                    base, in_chans=self.spec.in_channels, num_classes=self.spec.classes, **rates
-                )
+                self.net = created(self.spec, **rates)
             except TypeError:
+                name = self.spec.name.split(".")[0]
                 raise ValueError(
-                    f"timm/{base} has no {' or '.join(rates)}: set it to 0 in the recipe"
+                    f"timm/{name} has no {' or '.join(rates)}: set it to 0 in the recipe"
                 ) from None
             self.net.load_state_dict(state)
 
@@ -161,7 +201,7 @@ class TimmNetwork(Backbone):
             raise ValueError(
                 f"timm/{self.spec.name} has no intermediate maps: choose another network"
             )
-        maps = self.net.forward_intermediates(x, intermediates_only=True)
+        maps = self.checked(partial(self.net.forward_intermediates, intermediates_only=True), x)
         return tuple({m.shape[2:]: m for m in maps}.values())
 
     @property

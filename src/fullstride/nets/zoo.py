@@ -25,6 +25,13 @@ def spec(name: str) -> NetSpec | TimmSpec:
     return families.find(name)
 
 
+def find_spec(name_or_path: str) -> Spec:
+    """The spec of a network's name, or of the network that `load` opens at a path."""
+    if Path(name_or_path).exists():
+        return load(name_or_path).net.spec
+    return spec(name_or_path)
+
+
 def create(
     name: str,
     *,

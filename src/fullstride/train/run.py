@@ -16,6 +16,7 @@ from fullstride.nets import fused_form, zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle, copy_weights
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head, find_task
 from fullstride.tasks.task import Task
 from fullstride.train import loop, run_folder
@@ -194,6 +195,8 @@ def initial_network(
     net = zoo.create(
         model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution
     )
+    if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
+        net.check_size(recipe.resolution, recipe.resolution)
     net.task_head = task.head(net)
     if net.task_head is not None and recipe.pad_channels:
         raise ValueError(

@@ -104,7 +104,7 @@ def unfit_image(image: torch.Tensor) -> Iterator[None]:
     """Turn the error of a network that does not take `image` into a ValueError of one line."""
     try:
         yield
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError) as error:
         shape = " x ".join(map(str, image.shape[1:]))
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"the network takes no {shape} image: {reason}") from None
