@@ -629,7 +629,7 @@ def test_a_wrong_file_is_one_line(data, says, tmp_path):
 
 
 def test_a_missing_file_and_a_folder_are_one_line(tmp_path):
-    for path, says in ((tmp_path / "none", "No such file"), (tmp_path, "is a directory")):
+    for path, says in ((tmp_path / "none", "No such file"), (tmp_path, "is a folder")):
         with pytest.raises(ValueError, match=says) as caught:
             checkpoints.load(path)
         assert one_line(caught)

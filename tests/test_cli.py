@@ -495,7 +495,7 @@ def test_a_killed_worker_is_reported_in_one_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reader_that_stops_early_is_no_error():
+def test_a_reader_that_stops_early_ends_a_listing_without_a_word_and_with_its_code():
     listing = subprocess.Popen(
         [sys.executable, "-m", "fullstride", "zoo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -505,4 +505,4 @@ def test_a_reader_that_stops_early_is_no_error():
     listing.stdout.close()
     assert listing.stderr.read() == b""
     listing.stderr.close()
-    assert listing.wait(timeout=60) == 0
+    assert listing.wait(timeout=60) == 141

@@ -1,12 +1,20 @@
-"""Only regular files are opened, and no more of them is read than the limit."""
+"""Files that are none, or that would take endless time or memory: one line, at once."""
 
+import json
 import os
+import pickle
 import socket
 import threading
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from fullstride.nets.weights import reader
+from fullstride.nets.weights.reader import read
 from fullstride.storage import check_regular, open_regular, read_regular
 
 
@@ -24,9 +32,9 @@ def special(tmp_path):
 
 @pytest.mark.parametrize("word", ["FIFO", "socket", "loop", "folder", "device"])
 def test_what_is_no_regular_file_is_one_line_at_once(special, word):
-    for read in (check_regular, open_regular, lambda path: read_regular(path, 10)):
+    for action in (check_regular, open_regular, lambda path: read_regular(path, 10)):
         with pytest.raises(ValueError, match=word) as raised:
-            read(special[word])
+            action(special[word])
         assert len(str(raised.value).splitlines()) == 1
         assert str(special[word]) in str(raised.value)
 
@@ -78,3 +86,100 @@ def test_a_file_that_becomes_a_fifo_while_it_is_opened_is_refused(tmp_path, monk
     thread.join(timeout=5)
     assert "FIFO" in str(errors[0])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def shared_tuples(levels: int) -> bytes:
+    """A pickle of {key: 1} whose key is a tuple that holds a tuple twice, and so on."""
+    return b"\x80\x02}K\x01" + b"2\x86" * levels + b"K\x01s."
+
+
+def deep_tuple(levels: int) -> bytes:
+    return b"\x80\x02}K\x01" + b"\x85" * levels + b"K\x01s."
+
+
+def as_archive(pickled: bytes, path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3\n")
+
+
+def as_legacy(pickled: bytes, path: Path) -> None:
+    magic, protocol, system = pickle.dumps(0x1950A86A20F9469CFC6C), pickle.dumps(1001), b"}."
+    path.write_bytes(magic + protocol + system + pickled + b"]." + b"\0" * 64)
+
+
+def safetensors_header(size: int) -> bytes:
+    entries = size // 60
+    tensors = {
+        str(i): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(entries)
+    }
+    header = json.dumps(tensors).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+@pytest.mark.parametrize("write", [as_archive, as_legacy])
+@pytest.mark.parametrize("pickled", [shared_tuples(60), deep_tuple(200_000)], ids=["wide", "deep"])
+def test_a_key_that_takes_endless_time_to_hash_is_refused_at_once(write, pickled, tmp_path):
+    write(pickled, tmp_path / "weights.pth")
+    start = time.process_time()
+    with pytest.raises(ValueError, match="nested"):
+        read(tmp_path / "weights.pth")
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("mib", [3, 5, 76])
+def test_a_large_header_of_safetensors_is_read_or_refused_in_two_seconds(mib, tmp_path):
+    data = safetensors_header(2**18)
+    path = tmp_path / "weights.safetensors"
+    length = mib * 2**20
+    header = data[8:] + b" " * (length - len(data) + 8)
+    path.write_bytes(length.to_bytes(8, "little") + header)
+    start = time.process_time()
+    if mib > 4:
+        with pytest.raises(ValueError, match="header"):
+            read(path)
+    else:
+        assert len(read(path)) > 4000
+    assert time.process_time() - start < 2
+
+
+def test_an_archive_with_a_million_members_is_refused_before_they_are_listed(tmp_path):
+    as_archive(b"\x80\x02}.", tmp_path / "weights.pth")
+    data = (tmp_path / "weights.pth").read_bytes()
+    end = data.rindex(b"PK\5\6")
+    large = data[: end + 12] + (76 * 2**20).to_bytes(4, "little") + data[end + 16 :]
+    (tmp_path / "weights.pth").write_bytes(large)
+    with pytest.raises(ValueError, match="table of contents"):
+        read(tmp_path / "weights.pth")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_checkpoints_with_an_optimizer_and_tuples_are_read(legacy, tmp_path):
+    net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(300)))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    state = {"state_dict": net.state_dict(), "optimizer": optimizer.state_dict()}
+    state |= {"args": {"mean": (0.5, 0.5), "classes": tuple(map(str, range(21_841)))}}
+    torch.save(state, tmp_path / "weights.pth", _use_new_zipfile_serialization=not legacy)
+    assert len(read(tmp_path / "weights.pth")) == 600
+
+
+def test_out_of_memory_and_missing_permission_are_not_called_damage(tmp_path, monkeypatch):
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.zeros(3)}, path)
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(reader, "read_safetensors", full)
+    with pytest.raises(MemoryError, match=path.name):
+        read(path)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(reader, "open_regular", refuse)
+    with pytest.raises(ValueError, match="Permission denied") as raised:
+        read(path)
+    assert "damaged" not in str(raised.value)

@@ -1,8 +1,10 @@
 """How do the words of a command line become a call? The parser, and one line for every failure."""
 
+import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import make_dataclass
@@ -16,7 +18,15 @@ import tyro
 import fullstride
 from fullstride.commands import COMMANDS
 from fullstride.commands.flags import with_current_names
-from fullstride.console import print_error, without_frame
+from fullstride.console import (
+    LostOutputError,
+    Output,
+    open_closed_descriptors,
+    print_error,
+    standard_streams,
+    without_frame,
+)
+from fullstride.storage import lacks_memory
 from fullstride.train.recipe import Recipe, field_help
 from fullstride.train.recipes import RECIPES, find_recipe
 
@@ -24,6 +34,7 @@ DESCRIPTION = (
     "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "
     "ready to ship."
 )
+SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
 RECIPE_COMMANDS = ("train", "bench-data")
 RecipeName = Annotated[
     str,
@@ -39,49 +50,73 @@ RecipeName = Annotated[
 def main() -> None:
     """Run one command and exit.
 
-    Codes: 0 done; 1 the work or the machine failed; 2 the input was wrong; 130 interrupted.
+    Codes: 0 done; 1 the work or the machine failed; 2 the input was wrong; 130 interrupted;
+    141 the reader of the output left before it was complete, and there is no --out.
     """
+    open_closed_descriptors()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
     """Run the command in `words` and return its exit code. A failure is one line on stderr."""
+    try:
+        with standard_streams() as output:
+            return run_in(output, words)
+    except LostOutputError as error:
+        # 128 + SIGPIPE, as shells say of a program that its reader has left
+        return 141 if error.errno == errno.EPIPE else print_error(error, 1)
+
+
+def run_in(output: Output, words: Sequence[str]) -> int:
     if list(words) == ["--version"]:
         print(f"fullstride {fullstride.__version__}")
         return 0
     try:
-        parse(with_current_names(words))()
+        call = parse(with_current_names(words))
+        output.goes_on = getattr(call, "keywords", {}).get("out") is not None
+        call()
     except KeyboardInterrupt:
         hint = "; the same command goes on from the last checkpoint"
         return print_error(f"interrupted{hint if list(words[:1]) == ['train'] else ''}", 130)
-    except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except LostOutputError:
+        raise
     except Exception as error:
-        message, code = failure(error)
-        if code is None:
-            raise
-        return print_error(message, code)
+        return print_error(*failure(error))
     return 0
 
 
-def failure(error: Exception) -> tuple[object, int | None]:
-    """What to print for an error, and the exit code; None for a defect of the program."""
+def failure(error: Exception) -> tuple[object, int]:
+    """What to print for an error, and the exit code."""
     user_errors = ValueError, FileNotFoundError, PermissionError
     if isinstance(error, (*user_errors, IsADirectoryError, NotADirectoryError)):
         return error, 2
+    code = getattr(error, "errno", None)
+    # PyTorch's workers, which send files to each other, raise RuntimeErrors with this text
+    if code in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
+        return "too many open files: raise the limit by `ulimit -n`, or use fewer --workers", 1
     if isinstance(error, FloatingPointError | OSError):
-        return error, 1
+        return error, 2 if code in (errno.ELOOP, errno.ENAMETOOLONG) else 1
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return (
             "a process that decodes images was killed, often for lack of memory: use fewer "
             "--workers; the same command goes on"
         ), 1
-    if isinstance(error, MemoryError | RuntimeError):
-        from fullstride.measure.memory.limits import lacks_memory
+    if lacks_memory(error):
+        return "out of memory: use a smaller batch or resolution", 2
+    return defect(error), 1
 
-        if lacks_memory(error):
-            return "out of memory: use a smaller batch or resolution", 2
-    return error, None
+
+def defect(error: Exception) -> str:
+    """One line for an error that nobody has foreseen, with the place in our own code."""
+    if os.environ.get(SHOW_TRACEBACK):
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}fullstride{os.sep}" in frame.filename]
+    place = f"{own[-1].filename.rpartition(os.sep)[2]} line {own[-1].lineno}, " if own else ""
+    return (
+        f"a defect of fullstride: {place}{type(error).__name__}: {str(error)[:200]}; please report "
+        f"it with the output under {SHOW_TRACEBACK}=1"
+    )
 
 
 def parse(words: Sequence[str]) -> Callable[[], None]:

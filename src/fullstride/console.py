@@ -1,9 +1,12 @@
 """How does a command report to its user? Progress bars, lines, and one line for an error."""
 
+import errno
 import os
 import sys
-from collections.abc import Generator, Mapping
-from typing import Any
+import unicodedata
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,12 +14,159 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 MAX_SKIPPED_SHOWN = 10
 REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
 DEFAULT_WIDTH = 160  # characters, where the output is not a terminal
+# Unicode categories of characters that move the cursor, colour, reverse or hide text, or are half
+# of one: control, format (with bidirectional marks), surrogates, line and paragraph separators.
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+JOINERS = "\u200c\u200d"  # of scripts and of emoji
+
+
+def printable(text: object) -> str:
+    """Text of which every character can be shown in one line of a terminal; others are escaped.
+
+    For names that others chose, of files and of classes. `Output` does the same with all that is
+    printed, but for the ends of lines, which it cannot tell from our own.
+    """
+    return "".join(
+        letter
+        if letter in JOINERS or unicodedata.category(letter) not in UNPRINTABLE
+        else letter.encode("unicode_escape", "surrogatepass").decode()
+        for letter in str(text)
+    )
+
+
+class LostOutputError(OSError):
+    """Standard output cannot be written to, and nothing but it would be of use."""
+
+
+class Output:
+    """Standard output, which may lose its reader.
+
+    Once writing fails, because the reader has closed a pipe, the stream is closed or the disk is
+    full, all output is dropped. Work that `goes_on` does not notice; else it ends with a
+    LostOutputError.
+    """
+
+    def __init__(self, stream: TextIO | None):
+        self.stream, self.goes_on, self.lost = stream, False, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        return self.stream is not None and not self.lost and self.stream.isatty()
+
+    def write(self, text: str) -> int:
+        self.write_as_is("".join(x if x in "\n\t" else printable(x) for x in text))
+        return len(text)
+
+    def write_as_is(self, text: str) -> None:
+        self._try("write", text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments: str) -> None:
+        if self.lost:
+            return
+        try:
+            if self.stream is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            getattr(self.stream, method)(*arguments)
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = True
+        drop(self.stream)
+        if not self.goes_on:
+            raise LostOutputError(error.errno, error.strerror, "standard output") from None
+        print_error(f"standard output is lost ({error.strerror}); the work goes on without it")
+
+
+class _Errors:
+    """The standard error stream. Where writing to it fails, nobody would read of it."""
+
+    def __init__(self, stream: TextIO | None):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments: str) -> None:
+        try:
+            if self.stream is not None:
+                getattr(self.stream, method)(*arguments)
+        except OSError:
+            drop(self.stream)
+
+
+def drop(stream: TextIO | None) -> None:
+    """Lead a stream to the null device: what it has buffered must not fail at the end again."""
+    with suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, cast(TextIO, stream).fileno())
+        os.close(null)
+
+
+class _Styled:
+    """What rich writes to: its own escape codes must reach the terminal."""
+
+    def __init__(self, output: Output):
+        self.output, self.write = output, output.write_as_is
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.output, name)
+
+
+@contextmanager
+def standard_streams() -> Iterator[Output]:
+    """Replace the standard streams in the body; yields what is standard output there."""
+    streams = sys.stdin, sys.stdout, sys.stderr
+    before = [getattr(stream, "errors", None) for stream in streams]
+    for stream, errors in zip(streams, ("surrogateescape", *2 * ["backslashreplace"]), strict=True):
+        if hasattr(stream, "reconfigure"):  # names of files are not always UTF-8
+            stream.reconfigure(errors=errors)
+    output = Output(sys.stdout)
+    sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, _Errors(sys.stderr))
+    try:
+        yield output
+        output.flush()
+    finally:
+        sys.stderr.flush()
+        _, sys.stdout, sys.stderr = streams
+        for stream, errors in zip(streams, before, strict=True):
+            if hasattr(stream, "reconfigure") and not stream.closed:
+                stream.reconfigure(errors=errors)
+
+
+def open_closed_descriptors() -> None:
+    """Open the null device as each standard stream that is closed.
+
+    Else the next file that is opened, a checkpoint for example, would get the number of a standard
+    stream, and what libraries print would be written to it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
 
 
 def console() -> Console:
     """Wide enough for tables where the output is a file or a pipe: lines are not broken."""
     width = None if sys.stdout.isatty() else DEFAULT_WIDTH
-    return Console(width=width, highlight=False)
+    file = cast(TextIO, _Styled(sys.stdout)) if isinstance(sys.stdout, Output) else None
+    return Console(file=file, width=width, highlight=False)
 
 
 class Bar:
@@ -49,7 +199,7 @@ class Bar:
         if self.progress.disable:
             print(line, flush=True)
         else:
-            self.progress.console.print(line, markup=False)
+            self.progress.console.print(printable(line), markup=False)
 
     def watch(self, batches: Any) -> "CountedBatches":
         """The same batches, counted on the bar as they pass."""
@@ -82,7 +232,7 @@ def report_skipped(skipped: Mapping[str, str]) -> None:
     if not skipped:
         return
     items = list(skipped.items())[:MAX_SKIPPED_SHOWN]
-    shown = "; ".join(f"{name}: {reason}" for name, reason in items)
+    shown = "; ".join(f"{printable(name)}: {reason}" for name, reason in items)
     more = f"; and {len(skipped) - len(items)} more" if len(skipped) > len(items) else ""
     print_error(f"skipped {len(skipped)} unreadable: {shown}{more}")
 
@@ -97,7 +247,7 @@ def print_error(message: object, code: int = 0) -> int:
     notes = getattr(message, "__notes__", [])
     if REPORTED_ELSEWHERE not in notes and (notes or rank == "0"):
         prefix = "" if rank == "0" else f"rank {rank}: "
-        print(f"fullstride: {prefix}{one_line(message)}", file=sys.stderr)
+        print(f"fullstride: {prefix}{printable(one_line(message))}", file=sys.stderr)
     return code
 
 

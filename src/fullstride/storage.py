@@ -92,6 +92,15 @@ def remove(path: Path) -> None:
 
 # ---- reading
 
+NO_MEMORY = ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc")  # in errors
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out. Libraries raise errors of many classes for it."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return any(phrase in str(error) for phrase in NO_MEMORY)
+
 
 def check_regular(path: Path) -> None:
     """Raise ValueError for a FIFO, device, socket, folder or loop of links.

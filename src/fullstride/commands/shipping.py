@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Device, Images, Run, Runs
-from fullstride.console import Bar, console, report_skipped
+from fullstride.console import Bar, console, printable, report_skipped
 
 
 def predict(
@@ -46,7 +46,7 @@ def predict(
         if json:
             print(dumps(asdict(row)))
         elif row.guesses:
-            print(f"{row.path}: {', '.join(map(str, row.guesses))}")
+            print(printable(f"{row.path}: {', '.join(map(str, row.guesses))}"))
     report_skipped(skipped)
     if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullstride.console import printable
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.strict_json import MAX_JSON_BYTES, from_json, parse_json
 
@@ -47,7 +48,8 @@ class Metadata:
     def to_strings(self) -> dict[str, str]:
         keys = self.file_keys()
         return {
-            keys[name]: value if isinstance(value, str) else json.dumps(value)
+            # runtimes take UTF-8, which names of files need not be
+            keys[name]: printable(value) if isinstance(value, str) else json.dumps(value)
             for name, value in asdict(self).items()
         }
 

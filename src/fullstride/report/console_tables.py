@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
+from fullstride.console import printable
 from fullstride.report.format import three_digits
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table without lines, whose header is bold."""
     result = Table(*columns, box=None, header_style="bold")
     for row in rows:
-        result.add_row(*row)
+        result.add_row(*(Text(printable(cell)) for cell in row))
     return result
 
 

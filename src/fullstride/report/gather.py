@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fullstride import tasks
+from fullstride.console import printable
 from fullstride.data.dataset import DataSet
 from fullstride.deploy.predict import probabilities
 from fullstride.measure.cost.flops import cost
@@ -50,7 +51,7 @@ def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
     best = max(bundles.values(), key=lambda bundle: metric.rank(bundle.scores["test"][metric.name]))
     environment = next((m.environment for rows in times.values() for m in rows.values()), None)
     return dict(
-        title=f"fullstride on {data.name}",
+        title=printable(f"fullstride on {data.name}"),
         entries=entries,
         predictions=examples(best, data) if find_task(best.task).single_label else [],
         environment=asdict(environment or Environment.here()),
@@ -85,8 +86,8 @@ def entry(run: str, bundle: Bundle, times: dict[str, Measurement], metric: Metri
                 f"{measurement.protocol.resolution}: measure with --resolution {pre.resolution}"
             )
     return Entry(
-        name=bundle.name,
-        data=bundle.source.removeprefix("trained on "),
+        name=printable(bundle.name),
+        data=printable(bundle.source.removeprefix("trained on ")),
         metric=metric,
         score=test[metric.name],
         test_images=test["images"],
@@ -141,8 +142,8 @@ def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
     return [
         Prediction(
             picture=np.asarray(data.test.picture(indices[i])),
-            truth=data.classes[labels[i]],
-            predicted=bundle.classes[predicted[i]],
+            truth=printable(data.classes[labels[i]]),
+            predicted=printable(bundle.classes[predicted[i]]),
             probability=float(probability_nk[i, predicted[i]]),
         )
         for i in (*wrong, *right[spread])
@@ -164,4 +165,4 @@ def notes(data: DataSet, best: Bundle, measured: bool) -> list[str]:
             "Times are medians of rounds in which all networks alternate on the same random input, "
             "one image at a time (online) and in batches (throughput), in float32."
         )
-    return lines
+    return list(map(printable, lines))

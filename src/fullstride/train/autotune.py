@@ -22,13 +22,12 @@ import torch
 
 from fullstride.data.loader import Batch
 from fullstride.measure.environment import Environment
-from fullstride.measure.memory.limits import lacks_memory
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
-from fullstride.storage import atomic_write
+from fullstride.storage import atomic_write, lacks_memory
 from fullstride.strict_json import from_json, read_json
 from fullstride.tasks.task import Task
 from fullstride.train.batches import repeat

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.measure.cost.flops import COUNTED
+from fullstride.storage import lacks_memory
 
 
 def peak_mib(
@@ -113,11 +114,3 @@ def memory_errors(subject: str, hint: str) -> Iterator[None]:
         if lacks_memory(error):
             raise ValueError(f"{subject} does not fit into memory: {hint}") from None
         raise
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out. On the CPU, torch raises a plain RuntimeError for it."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    phrases = ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc")
-    return any(phrase in str(error) for phrase in phrases)

@@ -22,7 +22,6 @@ from fullstride.measure.memory.activation_bytes import activation_bytes
 from fullstride.measure.memory.limits import (
     budget_bytes,
     check_gib,
-    lacks_memory,
     limit_memory,
     peak_mib,
 )
@@ -38,6 +37,7 @@ from fullstride.measure.workload import (
 from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import measurable
+from fullstride.storage import lacks_memory
 
 MULTIPLE = 8  # images: the largest batch is rounded down to it, unless it is smaller
 STEPS = 3  # after the first one

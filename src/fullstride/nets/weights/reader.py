@@ -3,6 +3,7 @@
 import pickle
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fullstride.nets.weights.limits import (
+    TooCostlyError,
+    check_header,
+    check_pickles,
+    zip_members,
+)
 from fullstride.nets.weights.text import one_line
 from fullstride.nets.weights.unwrap import Unwrapped, WeightsKind, named_tensors, unwrap
+from fullstride.storage import check_regular, lacks_memory, open_regular
 
-HEADER_LIMIT = 100_000_000  # bytes of a safetensors header: the limit of the format itself
-UNPACKED_LIMIT = 16 * 2**30  # bytes; the largest released network has less than one GiB
-RATIO_LIMIT = 200  # unpacked bytes / bytes of the file; weights hardly compress
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, EOFError)
 
 # Files that are not weights, by their first bytes.
 NOT_WEIGHTS = {
@@ -46,7 +52,7 @@ def read_wrapped(path: str | Path, kind: WeightsKind = "averaged") -> Unwrapped:
     """Tensors by name from a file of safetensors, `torch.save`, or `.npz`.
 
     `kind`: which weights of a training program's checkpoint, that may have their average too.
-    Raises ValueError, in one line, for every other file.
+    Raises ValueError, in one line, for every other file, and MemoryError where it does not fit.
     """
     return checked(Path(path), partial(unwrap, kind=kind))
 
@@ -58,10 +64,16 @@ def read_flat(path: str | Path) -> dict[str, Tensor]:
 
 def checked(path: Path, select: Callable[[Any], Unwrapped]) -> Unwrapped:
     try:
+        check_regular(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    try:
         load = reader(path)
         try:
             data = load(path)
         except Exception as error:  # on a damaged file the libraries raise almost anything
+            if lacks_memory(error):
+                raise MemoryError from None
             raise ValueError(reason(error)) from None
         selected = select(data)
         for name, value in selected.state.items():
@@ -69,30 +81,25 @@ def checked(path: Path, select: Callable[[Any], Unwrapped]) -> Unwrapped:
         return selected
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
+    except MemoryError:
+        raise MemoryError(f"out of memory while {path} was read") from None
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
 
 
 def reader(path: Path) -> Callable[[Path], Any]:
     """The function that reads the file. Raises ValueError for a file that is unsafe to read."""
-    if path.is_dir():
-        raise ValueError("is a directory: give the file with the weights that is in it")
-    if path.exists() and not path.is_file():
-        raise ValueError("is not an ordinary file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(64)
     if not head:
         raise ValueError("is empty: download it again")
     if head[8:9] == b"{":
-        length = int.from_bytes(head[:8], "little")
-        if length > HEADER_LIMIT:
-            raise ValueError(
-                f"says that its safetensors header has {length} bytes; {HEADER_LIMIT} are allowed"
-            )
-        return safetensors.torch.load_file
+        check_header(int.from_bytes(head[:8], "little"))
+        return read_safetensors
     if head.startswith(b"PK"):
         return zip_reader(path)
     if head.startswith(b"\x80"):
+        check_pickles(path)
         return read_torch
     for start, wrong in NOT_WEIGHTS.items():
         if head.lstrip().startswith(start):
@@ -104,16 +111,12 @@ def reader(path: Path) -> Callable[[Path], Any]:
 
 def zip_reader(path: Path) -> Callable[[Path], Any]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError):
+        members = zip_members(path)
+        check_pickles(path, members)
+    except TooCostlyError:
+        raise
+    except ZIP_ERRORS:
         raise ValueError("is a damaged or incomplete zip archive: download it again") from None
-    unpacked, size = sum(member.file_size for member in members), path.stat().st_size
-    if unpacked > min(UNPACKED_LIMIT, RATIO_LIMIT * size):
-        raise ValueError(
-            f"would unpack from {size} bytes to {unpacked}; {RATIO_LIMIT} times the size and "
-            f"{UNPACKED_LIMIT} bytes are allowed: save the weights as safetensors"
-        )
     names = [member.filename for member in members]
     if any(name.endswith("constants.pkl") for name in names):
         raise ValueError(
@@ -126,6 +129,14 @@ def zip_reader(path: Path) -> Callable[[Path], Any]:
     raise ValueError(
         "is a zip archive without weights: unpack it and give the file with the weights"
     )
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # the library cannot open such a name
+        return safetensors.torch.load(path.read_bytes())
+    return safetensors.torch.load_file(path)
 
 
 def read_torch(path: Path) -> Any:
