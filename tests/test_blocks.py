@@ -128,7 +128,7 @@ def test_the_command_says_measured_and_writes_whole_files(tmp_path, capsys):
     assert cli.run([*words.split(), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "measured on" in said
-    assert "float32" in said
+    assert "fp32" in said
     told = json.loads((tmp_path / "out" / "blocks.json").read_text())
     assert told["how"] == "measured"
     assert told["protocol"]["batch"] == 1

@@ -242,7 +242,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
     ("words", "told"),
     [
         (("--runtimes", "graph"), "cuda graphs are for GPUs"),
-        (("--precision", "fp16"), "float16 is for GPUs"),
+        (("--precision", "fp16"), "fp16 is for GPUs"),
         (("--batches", "0"), "batch 0"),
         (("--minutes", "0"), "above 0"),
         (("--resolution", "32"), "use 64 or more"),

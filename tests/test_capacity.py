@@ -153,7 +153,7 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
         (["genet_tiny", "--device", "cuda:99", "--memory-gib", "16"], "cuda:99 is not here"),
         (
             ["genet_tiny", "--device", "cpu", "--memory-gib", "1", "--precision", "fp16"],
-            "float16 is for GPUs",
+            "fp16 is for GPUs",
         ),
         (
             ["genet_tiny", "--resolution", "0", "--memory-gib", "1", "--predict"],

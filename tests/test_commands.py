@@ -2,7 +2,8 @@
 
 import ast
 import io
-from dataclasses import fields
+import shlex
+from dataclasses import asdict, fields, replace
 from inspect import getsource
 from itertools import islice
 from typing import get_type_hints
@@ -13,8 +14,8 @@ from rich.progress import Progress
 
 from fullstride import cli, console
 from fullstride.commands import COMMANDS
-from fullstride.commands.flags import RENAMED
-from fullstride.train.recipe import Recipe
+from fullstride.commands.flags import RENAMED, with_current_names
+from fullstride.train.recipe import SHORT_FLAGS, Recipe, saved_recipe
 from fullstride.train.recipes import FINETUNE, RECIPES
 
 MOST_LINES = 32
@@ -75,6 +76,58 @@ def test_the_help_names_positionals_and_the_recipe(capsys):
     help_text = capsys.readouterr().out
     assert "[TRAIN OPTIONS] DATA" in help_text
     assert "--recipe NAME" in help_text
+
+
+def help_of(capsys, *words):
+    with pytest.raises(SystemExit):
+        cli.run([*words, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_the_first_lines_of_help_have_an_example_that_the_parser_takes(name, capsys):
+    lines = help_of(capsys, *filter(None, [name])).splitlines()
+    (example,) = [line for line in lines if line.startswith("Example: fullstride ")]
+    assert len([line for line in lines[: lines.index(example)] if line]) <= 2  # usage, summary
+    words = shlex.split(example)[2:]
+    assert words[0] == (name or "train")
+    assert cli.parse(words).func is COMMANDS[words[0]]
+
+
+@pytest.mark.parametrize("command", ["train", "bench-data"])
+def test_the_short_flags_of_a_recipe_set_its_fields_and_are_in_the_help(command, capsys):
+    page = help_of(capsys, command)
+    required = ["photos", "--model", "m", *(["--out", "o"] if command == "train" else [])]
+    short = ["--epochs", "7", "--batch-size=24", "--lr", "0.3", "--resolution", "64"]
+    recipe = cli.parse([command, *required, *short]).keywords["recipe"]
+    assert recipe == replace(FINETUNE, epochs=7, batch=24, lr=0.3, resolution=64)
+    for flag, field in SHORT_FLAGS.items():
+        assert f"{flag} " in page
+        assert f"--recipe.{field} " in page
+
+
+def test_a_short_flag_and_its_field_may_not_differ(capsys):
+    words = ["train", "photos", "--model", "m", "--out", "o", "--batch_size", "8"]
+    assert cli.parse([*words, "--recipe.batch=8"]).keywords["recipe"].batch == 8
+    assert cli.run([*words, "--recipe.batch", "16"]) == 2
+    error = capsys.readouterr().err
+    assert "--batch_size 8 and --recipe.batch 16" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("old", "new"), [("float32", "fp32"), ("bfloat16", "bf16")])
+def test_precisions_are_spelled_one_way_and_the_long_names_are_read(old, new, capsys):
+    words = ["train", "photos", "--model", "m", "--out", "o", "--recipe.precision"]
+    calls = [
+        cli.parse(with_current_names([*words, name])).keywords["recipe"] for name in (old, new)
+    ]
+    assert [recipe.precision for recipe in calls] == [new, new]
+    assert replace(FINETUNE, precision=old) == calls[1]
+    assert saved_recipe({**asdict(FINETUNE), "precision": old}, "run.json") == calls[1]
+    assert cli.run(["cost", "genet_tiny", "--precision", old]) == 0
+    printed = capsys.readouterr().out
+    assert f"write in {new}," in printed
+    assert old not in printed
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,7 @@ def test_a_gpu_at_work_tells_its_clocks_and_what_holds_them_back(monkeypatch):
     ("words", "told"),
     [
         (["--protocol", "gennet"], "no protocol named 'gennet': did you mean genet"),
-        (["--protocol", "genet", "--device", "cpu"], "genet in float16 is for GPUs"),
+        (["--protocol", "genet", "--device", "cpu"], "genet in fp16 is for GPUs"),
         (
             ["--protocol", "tresnet", "--device", "cpu", "--precision", "fp32"],
             "say with --memory-gib how much to fill",

@@ -397,7 +397,7 @@ def test_a_teacher_of_other_classes_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns_as_float32_does(precision, digits):
     losses = {}
-    for kind in ("float32", precision):
+    for kind in ("fp32", precision):
         torch.manual_seed(0)
         net = zoo.create("resnet_rs_tiny", in_channels=1)
         batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
@@ -405,8 +405,8 @@ def test_half_precision_learns_as_float32_does(precision, digits):
             e.loss for e in train_epochs(net, Classify(), batches, replace(GENTLE, precision=kind))
         ]
         assert all(p.dtype == torch.float32 for p in net.parameters())
-    assert losses[precision] == pytest.approx(losses["float32"], rel=0.02)
-    assert losses[precision] != losses["float32"]
+    assert losses[precision] == pytest.approx(losses["fp32"], rel=0.02)
+    assert losses[precision] != losses["fp32"]
 
 
 @pytest.mark.slow

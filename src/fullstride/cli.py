@@ -27,15 +27,16 @@ from fullstride.console import (
     without_frame,
 )
 from fullstride.storage import lacks_memory
-from fullstride.train.recipe import Recipe, field_help
+from fullstride.train.recipe import SHORT_FLAGS, Recipe, field_help
 from fullstride.train.recipes import RECIPES, find_recipe
 
 DESCRIPTION = (
     "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "
-    "ready to ship."
+    "ready to ship.\n\n"
+    "Example: fullstride train digits --model genet_tiny --out runs/digits\n\n"
+    "fullstride COMMAND --help explains a command."
 )
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
-RECIPE_COMMANDS = ("train", "bench-data")
 RecipeName = Annotated[
     str,
     tyro.conf.arg(
@@ -125,11 +126,16 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     Raises ValueError in one line where the parser would draw a frame.
     """
     commands = {name: deferred(command) for name, command in COMMANDS.items()}
-    if words and words[0] in RECIPE_COMMANDS:
+    name = words[0] if words else ""
+    if name not in COMMANDS:
+        for command in commands.values():  # in the list of commands
+            command.__doc__ = (command.__doc__ or "").partition("\n")[0]
+    elif takes_recipe(COMMANDS[name]):
+        refuse_contradictions(words)
         recipe, explains = chosen_recipe(words)
         if explains:
             return partial(explain, recipe)
-        commands[words[0]] = deferred(COMMANDS[words[0]], recipe)
+        commands[name] = deferred(COMMANDS[name], recipe)
     output = StringIO()
     try:
         with redirect_stderr(output):
@@ -140,6 +146,30 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
         if not stop.code:  # --help
             raise
         raise ValueError(without_frame(output.getvalue())) from None
+
+
+def takes_recipe(command: Callable[..., None]) -> bool:
+    return get_type_hints(command).get("recipe") is Recipe
+
+
+def refuse_contradictions(words: Sequence[str]) -> None:
+    """Raises ValueError if a short flag and the flag of its field have different values."""
+    for short, field in SHORT_FLAGS.items():
+        values: dict[str, str] = {}
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            flag, equals, value = word.partition("=")
+            if flag.replace("_", "-") in (short, f"--recipe.{field}"):
+                values[flag] = value if equals else following
+        if len(values) == 2 and len({number_in(value) for value in values.values()}) == 2:
+            flags = " and ".join(f"{flag} {value}" for flag, value in values.items())
+            raise ValueError(f"{flags} are the same setting: give one of them")
+
+
+def number_in(word: str) -> float | str:
+    try:
+        return float(word)
+    except ValueError:
+        return word
 
 
 def deferred(

@@ -19,6 +19,8 @@ def capacity(
 ) -> None:
     """Predict the largest batch that trains, then prove it by real steps in fresh processes.
 
+    Example: fullstride capacity tresnet_m --memory-gib 24 --predict
+
     The result is a multiple of 8, or less than 8.
 
     Args:

@@ -24,6 +24,8 @@ def estimate(
 ) -> None:
     """Estimate the time of networks on a device that need not be present, the fastest first.
 
+    Example: fullstride estimate tresnet_m timm/resnet50 --device rtx4090
+
     Args:
         models: Names that `fullstride zoo` lists, timm/NAME, runs or bundles.
         batch: Images of a call. Times are those of a call divided by its images.
@@ -59,6 +61,8 @@ def calibrate(
     times: Path | None = None,
 ) -> None:
     """Time microbenchmarks on this device and fit a profile for `estimate` and `choose`.
+
+    Example: fullstride calibrate --out here.json
 
     Args:
         device: What to measure.
@@ -106,6 +110,8 @@ def choose(
     json: bool = False,
 ) -> None:
     """Choose the most accurate network within a budget, at the resolution of its accuracy.
+
+    Example: fullstride choose --device rtx4090 --budget-ms 2
 
     Args:
         budget_ms: At most this time: that of a call divided by its images.

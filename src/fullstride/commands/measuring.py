@@ -18,7 +18,10 @@ from fullstride.console import console
 
 
 def zoo() -> None:
-    """List the networks: parameters, multiply-adds, published accuracy, and where weights are."""
+    """List the networks: parameters, multiply-adds, published accuracy, and where weights are.
+
+    Example: fullstride zoo
+    """
     from fullstride.tables import networks, published
 
     line = "{:18} {:>9} {:>8} {:>6}  {:28} {}".format
@@ -42,6 +45,8 @@ def cost(
 ) -> None:
     """Print the cost of a network and of its stages: parameters, multiply-adds (MACs) and bytes.
 
+    Example: fullstride cost tresnet_m
+
     FLOPs are twice the MACs.
 
     Args:
@@ -55,6 +60,7 @@ def cost(
     """
     from fullstride.measure.network_cost import network_cost
     from fullstride.measure.workload import find_precision
+    from fullstride.nets.precision import short_precision
     from fullstride.report import console_lines
     from fullstride.train.recipes import training_step
 
@@ -70,8 +76,8 @@ def cost(
         print(*console_lines.saved_lines(total, by_layer=layers), sep="\n")
     print(*console_lines.stage_lines(total), sep="\n")
     print(
-        f"MB moved: activations of one image that operators read and write in {total.precision}, "
-        "without fusing any; weights are not included"
+        "MB moved: activations of one image that operators read and write in "
+        f"{short_precision(total.precision)}, without fusing any; weights are not included"
     )
 
 
@@ -95,6 +101,8 @@ def bench(
     trust: bool = False,
 ) -> None:
     """Measure latency (p50, p90, p99) and throughput of networks in turn, or a paper's protocol.
+
+    Example: fullstride bench genet_light timm/resnet18
 
     Args:
         models: Names that `fullstride zoo` lists, timm/NAME, runs, bundles, or exported files,

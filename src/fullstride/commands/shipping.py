@@ -22,6 +22,8 @@ def predict(
 ) -> None:
     """Classify images.
 
+    Example: fullstride predict runs/digits photo.jpg
+
     Args:
         run: A run, a bundle, an exported file, a file of weights, or a name with released weights.
         images: Image files, folders of them, or - for a list of paths on standard input.
@@ -72,6 +74,8 @@ def export(
     force: bool = False,
 ) -> None:
     """Write a trained network as a file for another runtime, after comparing it with PyTorch.
+
+    Example: fullstride export runs/digits --out digits.onnx
 
     Args:
         runs: A run, a bundle or a name with released weights. Of several, the most accurate one.
@@ -128,6 +132,8 @@ def report(
     picture: Path | None = None,
 ) -> None:
     """Write an HTML page about runs: accuracy against latency, learning curves, predicted images.
+
+    Example: fullstride report runs/digits --out report.html
 
     Args:
         runs: Finished runs on the same data.

@@ -21,6 +21,8 @@ def rank(
 ) -> None:
     """Print the rank of a network's kernels: singular values above a threshold, and by chance.
 
+    Example: fullstride rank resnet18 --pretrained
+
     Args:
         model: A run, a bundle, a file of weights, a name that `fullstride zoo` lists, or timm/NAME.
         threshold: Which singular values count, as a share of the largest.
@@ -74,6 +76,8 @@ def bench_blocks(
 ) -> None:
     """Measure, or estimate, stacks of one kind of block over width, ratio and resolution.
 
+    Example: fullstride bench-blocks
+
     Stacks of the same width and resolution are timed in turn.
 
     Args:
@@ -122,6 +126,8 @@ def figures(
     out: Path = Path("figures"),
 ) -> None:
     """Draw the papers' figures from published, measured and estimated numbers, each marked as such.
+
+    Example: fullstride figures --out figures
 
     Args:
         device: Profiles, or their files: a figure uses the first that has its kind of times. Few

@@ -19,6 +19,8 @@ def pack(
 ) -> None:
     """Write a data set as tar shards: a few large files in place of many small ones.
 
+    Example: fullstride pack photos shards
+
     The splits stay as they are. Image files are copied unless --long-side is given.
 
     Args:
@@ -59,6 +61,8 @@ def train(
     task: str = "classify",
 ) -> None:
     """Train a network and leave a run folder: log, checkpoint, best weights and a bundle.
+
+    Example: fullstride train digits --model genet_tiny --out runs/digits
 
     After a stop, the same command resumes from the last checkpoint, to the same weights. On
     several GPUs: `torchrun --nproc-per-node N -m fullstride train ...`, with the same flags.
@@ -124,6 +128,8 @@ def validate(
 ) -> None:
     """Evaluate a trained network on images that it was not trained on.
 
+    Example: fullstride validate runs/digits
+
     Args:
         run: A run, a bundle, a file of weights, or a name with released weights.
         data: A folder of images, a table, shards or digits; by default the run's own.
@@ -153,6 +159,8 @@ def bench_data(
     out: Path | None = None,
 ) -> None:
     """Measure whether the GPU will wait for images: the data path and training steps, each alone.
+
+    Example: fullstride bench-data photos --model genet_light
 
     Args:
         data: The same as for `train`: a folder of images, a table, shards or digits.

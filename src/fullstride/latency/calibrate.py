@@ -21,6 +21,7 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Protocol
 from fullstride.measure.timing import spread, timed_calls, warm_up
 from fullstride.measure.workload import Layout, Precision, Step, compiling, exact_float32
+from fullstride.nets.precision import short_precision
 
 # TensorRT is not measured here.
 RUNTIMES: tuple[Runtime, ...] = tuple(name for name in get_args(Runtime) if name != "tensorrt")
@@ -69,7 +70,7 @@ class Plan:
         if not self.minutes > 0:
             raise ValueError(f"{self.minutes:g} minutes to measure: use a number above 0")
         if self.device.type == "cpu" and self.precision == "float16":
-            raise ValueError("float16 is for GPUs: on the CPU say --precision bf16 or fp32")
+            raise ValueError("fp16 is for GPUs: on the CPU say --precision bf16 or fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +210,8 @@ def machine(device: torch.device, precision: Precision, runtime: Runtime) -> tup
         source = profile.sheet
     else:
         tflops, gb_s = peaks(device, precision)
-        source = f"measured: a large product or convolution in {precision}, and a copy"
+        kind = short_precision(precision)
+        source = f"measured: a large product or convolution in {kind}, and a copy"
     return Machine(
         runtime=runtime,
         peak_tflops=float(f"{tflops:.4g}"),

@@ -144,12 +144,12 @@ def check_possible(
     """Raise ValueError for a combination that cannot be measured here."""
     if device.type == "cpu" and precision == "float16":
         raise ValueError(
-            f"{protocol.name} in float16 is for GPUs: on the CPU say --precision bf16 or fp32"
+            f"{protocol.name} in fp16 is for GPUs: on the CPU say --precision bf16 or fp32"
         )
     is_bf16_gpu = device.type == "cuda" and precision == "bfloat16"
     if is_bf16_gpu and not torch.cuda.is_bf16_supported(False):
         raise ValueError(
-            f"{torch.cuda.get_device_name(device)} has no bfloat16: say --precision fp16 or fp32"
+            f"{torch.cuda.get_device_name(device)} has no bf16: say --precision fp16 or fp32"
         )
     if device.type == "cpu" and protocol.fit == "filled" and memory_gib is None:
         raise ValueError(

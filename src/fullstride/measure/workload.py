@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,21 +14,21 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
+from fullstride.nets.precision import SPELLINGS, short_precision
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Layout = Literal["nchw", "nhwc"]
 Work = Literal["inference", "training"]
 
-ABBREVIATIONS: dict[str, Precision] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 LR = 1e-3  # small, so that weights stay finite with random targets
 
 
 def find_precision(name: str) -> Precision:
     """The precision of a name such as bf16 or bfloat16. Raises ValueError for any other."""
-    for short, precision in ABBREVIATIONS.items():
-        if name in (short, precision):
+    for precision in get_args(Precision):
+        if name in (precision, short_precision(precision)):
             return precision
-    raise ValueError(f"precision {name!r}: use {', '.join(ABBREVIATIONS)}")
+    raise ValueError(f"precision {name!r}: use {', '.join(SPELLINGS.values())}")
 
 
 def fused_copy(net: nn.Module, name: str = "this network") -> Network:

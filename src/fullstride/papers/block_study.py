@@ -22,6 +22,7 @@ from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import THROUGHPUT, Protocol
 from fullstride.measure.workload import Layout, Precision, find_precision
 from fullstride.nets.blocks import Basic, Bottleneck, Style
+from fullstride.nets.precision import short_precision
 from fullstride.nets.spec import Stage
 from fullstride.storage import atomic_write
 from fullstride.strict_json import Bounds
@@ -248,7 +249,7 @@ def measuring_method(
         time=measured(place, protocol, precision=kind, layout=order),
         measured=True,
         description=f"measured on {here.device}, {here.threads} threads, torch {here.torch}, "
-        f"{kind}, {order}, batch {images}",
+        f"{short_precision(kind)}, {order}, batch {images}",
         settings=dict(
             how="measured",
             protocol=asdict(protocol),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement, Protocol
+from fullstride.nets.precision import short_precision
 from fullstride.papers.block_study import BlockTime
 from fullstride.papers.lines import TIMM
 from fullstride.papers.suite_page import SuiteFile
@@ -122,7 +123,8 @@ def of_blocks(data: Mapping[str, Any]) -> Bench:
     file = from_json(BlocksFile, data, "blocks")
     for row in file.rows:
         row.stage()  # raises for an invalid block
-    place = f"{file.environment.device}, {file.precision}, batch {file.protocol.batch}"
+    precision = short_precision(file.precision)
+    place = f"{file.environment.device}, {precision}, batch {file.protocol.batch}"
     return Bench(blocks=file.rows, blocks_place=place)
 
 
@@ -139,7 +141,8 @@ def of_suite(file: SuiteFile) -> Iterator[Timed]:
     device = file.environment.device
     for row in file.numbers:
         if row.quantity in QUANTITIES and row.line in PRINTED:
-            way = f"{row.network} on {device}, {row.precision}, {row.layout}, {row.made}"
+            way = f"{row.network} on {device}, {short_precision(row.precision)}, {row.layout}, "
+            way += row.made
             yield Timed(
                 zoo=PRINTED[row.line],
                 resolution=row.resolution,
@@ -157,7 +160,8 @@ def of_measurement(one: Measurement) -> Iterator[Timed]:
         return
     mode = "compiled" if one.compiled else "eager"
     device = one.environment.device
-    way = f"{one.name} on {device}, {one.precision}, {one.layout}, {one.runtime or mode}"
+    way = f"{one.name} on {device}, {short_precision(one.precision)}, {one.layout}, "
+    way += one.runtime or mode
     way += f", batch {protocol.batch}, protocol {protocol.name}"
     for quantity in MEASURES.get((protocol.name, protocol.work), ()):
         yield Timed(

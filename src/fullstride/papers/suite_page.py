@@ -9,6 +9,7 @@ import numpy as np
 
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
+from fullstride.nets.precision import short_precision
 from fullstride.papers.lines import KINDS, REFERENCE, Contest, Kind, Line, mode
 from fullstride.strict_json import Bounds, to_json
 from fullstride.tables import speeds
@@ -214,7 +215,7 @@ def page(
     for one in numbers(planned, rows):
         groups.setdefault((one["table"], one["quantity"]), []).append(one)
     for (table, quantity), group in groups.items():
-        precisions = ", ".join(dict.fromkeys(one["precision"] for one in group))
+        precisions = ", ".join(dict.fromkeys(short_precision(one["precision"]) for one in group))
         text += [f"## {table}: {quantity} ({precisions})", "", *markdown_table(group)]
         sources = dict.fromkeys(one["source"] for one in group if one["source"])
         text += ["", *[f"Published: {source}." for source in sources], ""]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fullstride.measure.budget import conditions
+from fullstride.nets.precision import short_precision
 from fullstride.report.console_tables import interval
 from fullstride.report.format import three_digits
 
@@ -44,7 +45,8 @@ def saved_lines(cost: "NetworkCost", by_layer: bool) -> list[str]:
     total = cost.saved.bytes_per_image
     lines = [f"{name or 'loss':48} {size:>14,} bytes saved" for name, size in layers]
     lines.append(
-        f"{total:,} bytes an image are saved for backward in {cost.precision}: {total / 1e6:.1f} MB"
+        f"{total:,} bytes an image are saved for backward in "
+        f"{short_precision(cost.precision)}: {total / 1e6:.1f} MB"
     )
     for label, size in cost.other_bytes.items():
         lines.append(f"{size:,} bytes where it trains {label}: {size / 1e6:.1f} MB")
@@ -70,8 +72,8 @@ def capacity_lines(model: str, plan: "Plan") -> list[str]:
     mode = f"{trial.efficiency}, by torch.compile" if trial.compiled else trial.efficiency
     saved, fixed = prediction.bytes_per_image / 1e6, prediction.fixed_bytes / 1e6
     lines = [
-        f"{model} at {trial.resolution} x {trial.resolution}, {trial.precision}, {trial.layout}, "
-        f"{mode}, {trial.memory_bytes / 2**30:.1f} GiB",
+        f"{model} at {trial.resolution} x {trial.resolution}, {short_precision(trial.precision)}, "
+        f"{trial.layout}, {mode}, {trial.memory_bytes / 2**30:.1f} GiB",
         f"predicted: batch {prediction.batch}, from {saved:.1f} MB an image and {fixed:.0f} MB "
         "whatever the batch",
     ]
@@ -108,7 +110,7 @@ def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
 def estimate_lines(rows: Sequence["NamedEstimate"], profile: "Profile") -> list[str]:
     """Of one network all, of several what belongs to the table of them."""
     time = rows[0].estimate
-    where = conditions(time.batch, profile.device, profile.precision)
+    where = conditions(time.batch, profile.device, short_precision(profile.precision))
     if len(rows) == 1:
         (row,) = rows
         lines = [
@@ -135,7 +137,8 @@ def estimate_lines(rows: Sequence["NamedEstimate"], profile: "Profile") -> list[
 def profile_line(profile: "Profile", training: bool = False) -> str:
     """Where a profile comes from and how large its error was."""
     fit = profile.training if training and profile.training else profile.inference
-    device = (profile.device, profile.machine.runtime, profile.layout, profile.precision)
+    machine, precision = profile.machine, short_precision(profile.precision)
+    device = (profile.device, machine.runtime, profile.layout, precision)
     source = f"{fit.networks} networks of {fit.source}; {fit.software}; fitted {fit.date}"
     note = f"; {profile.note}" if profile.note else ""
     return (

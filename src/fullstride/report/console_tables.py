@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fullstride.console import printable
+from fullstride.nets.precision import short_precision
 from fullstride.report.format import three_digits
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]
     environment = rows[-1].environment
     sides = dict.fromkeys(row.protocol.resolution for row in rows)
     sizes = " and ".join(f"{side} x {side}" for side in sides)
-    precisions = ", ".join(dict.fromkeys(row.precision for row in rows))
+    precisions = ", ".join(dict.fromkeys(short_precision(row.precision) for row in rows))
     modes = " and ".join(dict.fromkeys("compiled" if row.compiled else "eager" for row in rows))
     where = f"{environment.device}, {environment.threads} threads, torch {environment.torch}"
     how = f"{sizes} x {channels}, {precisions}, {rows[-1].layout}, {modes}, {where}"

@@ -163,6 +163,6 @@ def notes(data: DataSet, best: Bundle, measured: bool) -> list[str]:
     if measured:
         lines.append(
             "Times are medians of rounds in which all networks alternate on the same random input, "
-            "one image at a time (online) and in batches (throughput), in float32."
+            "one image at a time (online) and in batches (throughput), in fp32."
         )
     return list(map(printable, lines))

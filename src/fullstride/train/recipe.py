@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from tyro.conf import arg
+
 from fullstride.nets.efficiency import current_name, is_fused
+from fullstride.nets.precision import short_precision
 from fullstride.strict_json import Bounds, check_bounds, from_json
 
 # Larger numbers are typing errors, and some would make a loop endless.
@@ -30,7 +33,21 @@ RENAMED = {
     "engine": "decoder",
 }
 
-EFFICIENCY_FLAGS = ("--efficiency", "--recipe.efficiency")
+# Short flags of fields, which are those of the parser too: flag -> field.
+SHORT_FLAGS = {
+    "--epochs": "epochs",
+    "--batch-size": "batch",
+    "--lr": "lr",
+    "--resolution": "resolution",
+}
+
+# Flags of which some values have another name, and the function that gives the current one.
+RENAMED_VALUES = {
+    "--efficiency": current_name,
+    "--recipe.efficiency": current_name,
+    "--precision": short_precision,
+    "--recipe.precision": short_precision,
+}
 
 Count = Annotated[int, Bounds(ge=0)]
 PositiveInt = Annotated[int, Bounds(ge=1)]
@@ -41,14 +58,20 @@ BelowOne = Annotated[float, Bounds(ge=0, lt=1)]
 OpenUnitInterval = Annotated[float, Bounds(gt=0, lt=1)]
 
 
+def short_flag(field: str) -> Any:
+    """The short flag of a field, for the parser of command lines."""
+    return arg(aliases=[flag for flag, name in SHORT_FLAGS.items() if name == field])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The hyperparameters of a training run. The comment on a field is its command-line help."""
 
     # passes over the training images; the last one may be partial
-    epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS)]
-    batch: PositiveInt  # images per optimizer step, over all processes
-    lr: Positive  # peak learning rate for this batch size
+    epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS), short_flag("epochs")]
+    # images per optimizer step, over all processes
+    batch: Annotated[PositiveInt, short_flag("batch")]
+    lr: Annotated[Positive, short_flag("lr")]  # peak learning rate for this batch size
 
     steps: PositiveInt | None = None  # length of training in optimizer steps, instead of epochs
     images: PositiveInt | None = None  # length of training in images, instead of epochs
@@ -89,7 +112,8 @@ class Recipe:
     triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
     per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
 
-    resolution: PositiveInt | None = None  # pixels per side; None: the network's default
+    # pixels per side; None: the network's default
+    resolution: Annotated[PositiveInt | None, short_flag("resolution")] = None
     # progressive resizing: pixels per side in the first epoch, growing linearly to resolution
     grow_from: PositiveInt | None = None
     grow_share: Probability = 0.8  # fraction of training in which the resolution grows
@@ -117,8 +141,8 @@ class Recipe:
 
     # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
     decoder: Literal["pillow", "opencv"] = "pillow"
-    # of activations; weights are float32
-    precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"
+    # of activations; weights are in fp32
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     channels_last: bool = False  # memory format of images and activations
     # modules of a training step: PyTorch's or fused ones, eager or compiled with recomputation;
     # auto: the fastest on this device
@@ -147,6 +171,7 @@ class Recipe:
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
         object.__setattr__(self, "efficiency", current_name(self.efficiency))
+        object.__setattr__(self, "precision", short_precision(self.precision))
         if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
             raise ValueError(
                 f"recipe.int8_maps is not available for recipe.efficiency {self.efficiency}: "
@@ -257,23 +282,24 @@ def saved_recipe(data: Any, where: str) -> Recipe:
 
 
 def with_current_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved recipe with the names of this version, of fields and of values of `efficiency`."""
+    """A saved recipe with the names of this version, of fields and of their values."""
     current = {RENAMED.get(name, name): value for name, value in recipe.items()}
-    if isinstance(current.get("efficiency"), str):
-        current["efficiency"] = current_name(current["efficiency"])
+    for name, rename in (("efficiency", current_name), ("precision", short_precision)):
+        if isinstance(current.get(name), str):
+            current[name] = rename(current[name])
     return current
 
 
 def with_current_flags(words: Sequence[str]) -> list[str]:
     """Command-line words with each `--recipe.OLD` replaced by `--recipe.NEW`, and a warning.
 
-    The values of `--efficiency` and `--recipe.efficiency` are replaced as well.
+    The values of the flags in `RENAMED_VALUES` are replaced as well.
     """
     current: list[str] = []
     for word in words:
         flag, equals, value = word.rpartition("=")
         flag = flag if equals else (current or [""])[-1]
-        if flag in EFFICIENCY_FLAGS and (new := current_name(value)) != value:
+        if (rename := RENAMED_VALUES.get(flag)) and (new := rename(value)) != value:
             print(f"fullstride: {flag} {value} is deprecated, use {new}", file=sys.stderr)
             word = f"{flag}={new}" if equals else new
         old = re.fullmatch(r"--recipe\.(no-)?([a-z_-]+)(=.*)?", word)

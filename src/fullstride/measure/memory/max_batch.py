@@ -276,7 +276,7 @@ def plan(
     if memory_gib is None and (absent or target.type == "cpu"):
         raise ValueError(f"device {device} has no GPU whose memory could be read: set --memory-gib")
     if target.type == "cpu" and precision in ("fp16", "float16"):
-        raise ValueError("training in float16 is for GPUs: use --precision bf16 or fp32")
+        raise ValueError("training in fp16 is for GPUs: use --precision bf16 or fp32")
     memory_bytes = (memory_gib or 0) * 2**30 if absent else budget_bytes(memory_gib, target)
     net = in_training_form(measurable([model])[model], form, model)
     if form.efficiency != "plain" and compiled:
