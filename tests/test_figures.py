@@ -210,7 +210,7 @@ def test_measured_blocks_take_the_place_of_estimates_and_estimated_ones_are_refu
     path.write_text(json.dumps(told))
     rows, how, place = blocks([V100], read_bench([path], ()))
     assert rows == [block(), block(width=128)]
-    assert (how, place) == ("measured", "Toy GPU, float16, batch 8")
+    assert (how, place) == ("measured", "Toy GPU, fp16, batch 8")
     with pytest.raises(ValueError, match="give one of the two"):
         read_bench([path, path], ())
     path.write_text(json.dumps({**told, "how": "estimated"}))
