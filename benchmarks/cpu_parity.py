@@ -23,8 +23,10 @@ from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
 from fullstride.measure.timing import spread
 from fullstride.measure.workload import Layout
 from fullstride.nets import zoo
-from fullstride.storage import atomic_write
+from fullstride.outputs import json_output
+from fullstride.writing import atomic_write
 
+OUTPUT = json_output("results of a benchmark", "environment", "rows")
 PAIRS = {
     "tresnet_m": "timm/tresnet_m",
     "resnet_rs_50": "timm/resnetrs50",
@@ -96,7 +98,7 @@ def main() -> None:
         cpu_time = f"{result['cpu_time_ratio']:.3f}"
         print(line(ours.name, result["work"], ours.layout, *rates, span, cpu_time), flush=True)
     if args.out:
-        with atomic_write(args.out) as temporary:
+        with atomic_write(args.out, OUTPUT) as temporary:
             data = {"environment": environment, "rows": rows}
             temporary.write_text(json.dumps(data, indent=1) + "\n")
 

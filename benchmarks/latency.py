@@ -38,7 +38,8 @@ from fullstride.latency.fitting import coverage, error, fit, interval, left_out,
 from fullstride.latency.profiles import Fit, clamp_to_peak, transfer
 from fullstride.latency.roofline import prepare, times
 from fullstride.measure.environment import Environment
-from fullstride.storage import atomic_write
+from fullstride.outputs import Output
+from fullstride.writing import atomic_write
 
 PROFILES = Path(__file__).parents[1] / "src/fullstride/latency/device_profiles"
 
@@ -328,7 +329,7 @@ def main() -> None:
         (here, text),
         (here.with_suffix(".json"), json.dumps([asdict(r) for r in results], indent=1)),
     ):
-        with atomic_write(path) as temporary:
+        with atomic_write(path, Output("the results", "", lambda path: True)) as temporary:
             temporary.write_text(content + "\n" if not content.endswith("\n") else content)
     if args.write:
         for name, profile in by_name.items():

@@ -17,9 +17,11 @@ from fullstride.latency import Operators, traced
 from fullstride.latency.fitting import FULL_BATCH, PRIORS
 from fullstride.latency.roofline import Machine
 from fullstride.measure.cost.operators import KIND
-from fullstride.storage import atomic_write
+from fullstride.outputs import Output, begins_with
 from fullstride.tables import latencies
+from fullstride.writing import atomic_write
 
+CACHE = Output("a cache of operators", "", begins_with(b"PK", b"keys.npy"))
 # GENet's networks that timm has: family, timm's name (or MobileNetV2's width), pixels a side.
 PAPER: dict[str, tuple[str, str | float, int]] = {
     "RegNetY-200MF": ("RegNetY", "regnety_002", 224),
@@ -285,7 +287,7 @@ class Tracer:
         if self.path and self.changed:
             rows = [net.table().T for net in self.cache.values()]
             sizes = [len(table) for table in rows]
-            with atomic_write(self.path) as temporary, temporary.open("wb") as file:
+            with atomic_write(self.path, CACHE) as temporary, temporary.open("wb") as file:
                 np.savez(file, keys=list(self.cache), sizes=sizes, rows=np.concatenate(rows))
 
 

@@ -32,8 +32,10 @@ from fullstride.measure.bench import bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.storage import atomic_write
+from fullstride.outputs import json_output
+from fullstride.writing import atomic_write
 
+OUTPUT = json_output("results of a benchmark", "environment", "rows")
 PAIRS = {
     "tresnet_m": "timm/tresnet_m",
     "resnet_rs_50": "timm/resnetrs50",
@@ -80,7 +82,7 @@ def main() -> None:
     one = json.loads(whole.stdout.splitlines()[-1])
     print(f"export of tresnet_m to ONNX: {one['seconds']:.1f} s, {one['peak_memory_gib']:.2f} GiB")
     if args.out:
-        with atomic_write(args.out) as beside:
+        with atomic_write(args.out, OUTPUT) as beside:
             results = {
                 "export": one,
                 "rows": [{**asdict(row), "environment": None} for row in rows],

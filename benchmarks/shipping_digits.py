@@ -22,8 +22,11 @@ from fullstride.deploy.run_images import calibration_images, comparison_images
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.storage import atomic_write
+from fullstride.outputs import json_output
 from fullstride.train.scoring import matching_data
+from fullstride.writing import atomic_write
+
+OUTPUT = json_output("results of a benchmark", "environment", "rows")
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def main() -> None:
                 )
     if args.out:
         results = {"environment": asdict(Environment.here("cpu")), "rows": rows}
-        with atomic_write(args.out) as path:
+        with atomic_write(args.out, OUTPUT) as path:
             path.write_text(json.dumps(results, indent=1) + "\n")
 
 

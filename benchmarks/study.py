@@ -46,14 +46,16 @@ from fullstride.nets.families.resnet_rs import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.storage import atomic_write
+from fullstride.outputs import json_output
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop, recipes
 from fullstride.train.batches import training_batches
 from fullstride.train.distill import Teacher
 from fullstride.train.recipe import Recipe, saved_recipe
 from fullstride.train.scoring import score_images
+from fullstride.writing import atomic_write
 
+OUTPUT = json_output("results of a benchmark", "environment", "rows")
 SHORT, LONG = 24, 93  # epochs, for 90 and 350 in the paper
 SIDE, BATCH, RATE = 32, 64, 4.0
 SPAN = 1 / 11  # maximum span of the weight average / training
@@ -221,7 +223,7 @@ def study(
     with get_context("spawn").Pool(min(processes, len(jobs)), torch.set_num_threads, (1,)) as pool:
         for done, (row, seed, score) in enumerate(pool.imap_unordered(scores, jobs), 1):
             row_scores[row.name][str(seed)] = {**score, "commit": result["environment"]["commit"]}
-            with atomic_write(out) as temporary:
+            with atomic_write(out, OUTPUT) as temporary:
                 temporary.write_text(json.dumps(result, indent=1) + "\n")
             left = (time.perf_counter() - began) / done * (len(jobs) - done) / 60
             yield (

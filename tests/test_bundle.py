@@ -15,7 +15,6 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.weights import hub
-from fullstride.storage import atomic_write
 
 
 @pytest.fixture
@@ -61,31 +60,6 @@ def test_a_save_that_fails_keeps_the_earlier_bundle(bundle, tmp_path):
         replace(bundle, name="newer", scores={"test": object()}).save(tmp_path / "b")
     assert Bundle.load(tmp_path / "b").name == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
-
-
-def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path):
-    path = tmp_path / "sub" / "file"
-    with atomic_write(path) as beside:
-        beside.write_text("one")
-
-    def fail():
-        with atomic_write(path) as beside:
-            beside.write_text("half of t")
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="full"):
-        fail()
-    assert path.read_text() == "one"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_file_does_not_replace_a_folder(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "mine").write_text("mine")
-    with pytest.raises(IsADirectoryError), atomic_write(tmp_path / "folder") as beside:
-        beside.write_text("new")
-    assert (tmp_path / "folder" / "mine").read_text() == "mine"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def broken(folder, how):

@@ -100,7 +100,7 @@ def test_a_file_with_other_outputs_is_not_written_and_an_earlier_one_stays(
     monkeypatch.setattr(exporting, "outputs", lambda *args: -outputs(*args))
     monkeypatch.setitem(MAX_DIFFERENCE, "bf16", 3.0)
     with pytest.raises(ValueError, match=r"100.00 points .* 0.2 .* 6 images\): .* --max-drop"):
-        export(bundle, path, images, format="openvino", precision="bf16", force=True)
+        export(bundle, tmp_path / "net", images, format="openvino", precision="bf16", force=True)
     assert path.read_text() == "earlier"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -6,7 +6,8 @@ from fullstride import cli
 from fullstride.latency import load_profile
 from fullstride.latency.roofline import unfitted
 from fullstride.latency.spec_operators import operators_by_name
-from fullstride.storage import atomic_write
+from fullstride.outputs import json_output
+from fullstride.writing import atomic_write
 
 
 @pytest.mark.parametrize(
@@ -30,14 +31,17 @@ def test_an_error_while_writing_names_the_path_and_not_the_hidden_one(tmp_path):
     path = tmp_path / "a.json"
 
     def fail():
-        with atomic_write(path) as beside:
+        with atomic_write(path, json_output("results", "rows")) as beside:
             raise OSError(errno.ENOSPC, "No space left on device", str(beside))
 
     with pytest.raises(OSError, match="No space left on device") as caught:
         fail()
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     assert str(caught.value).endswith(f"'{path}'")
-    with pytest.raises(FileNotFoundError) as missing, atomic_write(path):
+    with (
+        pytest.raises(FileNotFoundError) as missing,
+        atomic_write(path, json_output("results", "rows")),
+    ):
         pass  # nothing was written, so that nothing can be renamed
     assert (missing.value.filename, missing.value.filename2) == (str(path), None)
 

@@ -303,9 +303,10 @@ def test_numbers_are_written_for_people(told, expected):
 
 def test_the_page_is_written_whole_into_folders_that_are_made(tmp_path):
     path = tmp_path / "a" / "b" / "report.html"
-    write(path, "first \udc80")
-    write(path, "second")
-    assert path.read_text() == "second"
+    page = '<!DOCTYPE html><meta name="generator" content="fullstride">'
+    write(path, f"{page}first \udc80")
+    write(path, f"{page}second")
+    assert path.read_text() == f"{page}second"
     assert list(path.parent.iterdir()) == [path]
 
 

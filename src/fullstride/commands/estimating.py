@@ -81,10 +81,10 @@ def calibrate(
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import fitted_profile_lines
 
-    calibration_files.check_outputs(name, out, times)
     settings: dict[str, Any] = dict(runtimes=runtimes, batches=batches, resolution=resolution)
     settings |= dict(precision=precision, layout=layout, minutes=minutes)
     plan = calibration_files.default_plan(choose_device(device), **settings)
+    calibration_files.check_outputs(plan, name, out, times)
     peaks = calibration_files.peaks_by_runtime(plan)
     samples = []
     for runtime, batch, rows in calibration_files.measure_by_batch(plan):
@@ -127,8 +127,11 @@ def choose(
     from fullstride.latency import select
     from fullstride.latency.profiles import load_profile
     from fullstride.measure.budget import find_budget
+    from fullstride.outputs import PLOT
     from fullstride.report import console_lines, console_tables
+    from fullstride.writing import check_output
 
+    check_output(out, PLOT)
     device, budget = load_profile(profile), find_budget(budget_ms, images_per_s, batch)
     if budget is None:
         raise ValueError("no budget: give --budget-ms or --images-per-s")

@@ -138,9 +138,11 @@ def bench(
     from fullstride.deploy.formats import open_as_modules
     from fullstride.measure import bench_by_name
     from fullstride.measure.environment import choose_device
-    from fullstride.measure.protocols import save_measurements
+    from fullstride.measure.protocols import MEASUREMENTS, save_measurements
     from fullstride.report import console_tables
+    from fullstride.writing import check_output
 
+    check_output(out, MEASUREMENTS)
     files = open_as_modules([*models, *([reference] if reference else [])], trust=trust)
     settings: dict[str, Any] = dict(resolution=resolution, batch=batch, rounds=rounds)
     settings |= dict(precision=precision, layout=layout, compiled=compiled, padded=padded)

@@ -142,15 +142,18 @@ def report(
             untrained.
         picture: A PNG file for the plot of accuracy against latency.
     """
+    from fullstride.outputs import PAGE, PLOT
     from fullstride.report import page
     from fullstride.report.gather import gather
-    from fullstride.storage import atomic_write
+    from fullstride.writing import atomic_write, check_output
 
     if not runs:
         raise ValueError("nothing to report: name one or more run folders")
+    check_output(out, PAGE)
+    check_output(picture, PLOT)
     content = gather(runs, bench)
     page.write(out, page.render(**content))
     if picture:
-        with atomic_write(picture) as beside:
+        with atomic_write(picture, PLOT) as beside:
             beside.write_bytes(page.picture(content["entries"]))
     print(out.resolve())

@@ -31,9 +31,12 @@ def rank(
         out: A PNG file for the curves.
         json: Print one JSON object with all values instead of the table.
     """
+    from fullstride.outputs import PLOT
     from fullstride.papers import kernel_rank
     from fullstride.report.console_tables import table
+    from fullstride.writing import check_output
 
+    check_output(out, PLOT)
     net, weights = kernel_rank.find_network(model, pretrained=pretrained)
     rows = kernel_rank.ranks(net, threshold)
     if out:
@@ -98,8 +101,8 @@ def bench_blocks(
     """
     from fullstride.papers import block_study
 
-    if out and out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder with --out")
+    if out:
+        block_study.check_outputs(out)
     stacks = block_study.stacks(kinds, width, resolution, ratio, depth=depth, kernel=kernel)
     method = block_study.find_method(device, batch, rounds, precision, layout)
     rows: list[block_study.BlockTime] = []
@@ -110,13 +113,13 @@ def bench_blocks(
         print(row.line(), flush=True)
         rows.append(row)
         if out:
-            method.save(out / "blocks.json", rows)
+            method.save(out / block_study.TIMES, rows)
     if out:
         from fullstride.papers.block_plot import block_figure
         from fullstride.report.plots import save_png
 
         title = f"stacks of {depth} blocks, {method.description}"
-        save_png(block_figure(rows, title), out / "blocks.png")
+        save_png(block_figure(rows, title), out / block_study.PLOT_NAME)
 
 
 def figures(

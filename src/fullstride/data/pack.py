@@ -18,10 +18,12 @@ from fullstride.data.readers.decode import FORMATS, UnreadableImage, decode
 from fullstride.data.readers.folder import SUFFIXES
 from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
 from fullstride.data.readers.tar_shards import Index, write_index
-from fullstride.storage import atomic_write
+from fullstride.outputs import Output
+from fullstride.writing import atomic_write
 
 SPLITS = ("train", "minival", "test")
 MIB = 2**20
+OUTPUT = Output("a set of shards", "", lambda path: False, ("*.tar", "index.json"))
 
 
 class Progress(NamedTuple):
@@ -73,7 +75,7 @@ def pack(
         raise ValueError(f"shards of {shard_mib} MiB: use 1 or more")
     shards: dict[str, Shard] = {}
     progress = Progress(0, 0, 0, 0, {})
-    with atomic_write(out) as folder:
+    with atomic_write(out, OUTPUT) as folder:
         folder.mkdir()
         for split in SPLITS:
             images = _encoded(getattr(data, split), data.channels, encoding, progress.skipped)

@@ -1,8 +1,5 @@
 """How is a network exported? To a file that is kept only if its outputs are those of PyTorch."""
 
-import errno
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,15 +19,16 @@ from fullstride.deploy.comparison import (
 )
 from fullstride.deploy.exported import ExportedModel, InputKind, Metadata, Precision
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
-from fullstride.deploy.formats import FORMATS, detect_format
+from fullstride.deploy.formats import FORMATS, output
 from fullstride.deploy.formats.base import Format, last_line
 from fullstride.deploy.int8 import fall_back_to_float, sensitivity
 from fullstride.deploy.job import STRIDE, Backend, ExportJob
 from fullstride.deploy.predict import FullSizeInputs, activate, inputs, logits, outputs
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import atomic_write, remove
+from fullstride.storage import remove
 from fullstride.tasks import find_task
+from fullstride.writing import atomic_write, check_output
 
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
 Finetune = Callable[[nn.Module], nn.Module]  # a folded network -> one that loses less in int8
@@ -104,7 +102,7 @@ def export(
             f"{format} files compute where their runtime does, "
             f"--device {device} is for aoti and pt2: leave it out"
         )
-    check_free(path, force, kind.suffix)
+    check_free(path, kind, force)
     check_arguments(bundle, images, kind, input_kind, any_size, backend, max_drop, precision)
     if precision == "int8" and not calibration:
         raise ValueError(
@@ -137,7 +135,7 @@ def export(
     max_difference, default_drop = tolerances(precision, input_kind)
     max_drop = default_drop if max_drop is None else max_drop
 
-    with atomic_write(path) as temporary:
+    with atomic_write(path, output(kind, force)) as temporary:
         last: list[tuple[ExportedModel, Comparison]] = []
 
         def attempt(float_layers: Sequence[str] = ()) -> float:
@@ -239,22 +237,21 @@ def write(kind: Format, job: ExportJob, path: Path) -> None:
     except (OSError, ValueError, MemoryError):
         raise
     except Exception as error:  # of dozens of types, with pages of text
-        if shutil.disk_usage(path.parent).free < 2**20:  # some libraries say: a stream failed
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         name = f"{kind.name} in {job.metadata.precision}"
         raise ValueError(
             f"{job.metadata.name} cannot be written as {name}: {last_line(error)}"
         ) from error
 
 
-def check_free(path: Path, force: bool, suffix: str = "") -> None:
-    """Raises ValueError where a file with `suffix`, or a folder if "", must not go to `path`."""
-    if suffix and path.suffix != suffix:
-        raise ValueError(f"{path} could not be opened later: use an --out that ends in {suffix}")
+def check_free(path: Path, kind: Format, force: bool) -> None:
+    """Raises ValueError where an export of `kind` must not go to `path`."""
+    if kind.suffix and path.suffix != kind.suffix:
+        raise ValueError(
+            f"{path} could not be opened later: use an --out that ends in {kind.suffix}"
+        )
+    check_output(path, output(kind, force=True))
     if path.exists() and not force:
         raise ValueError(f"{path} exists: use --force to replace it, or another --out")
-    if path.is_dir() and (suffix or (detect_format(path) is None and any(path.iterdir()))):
-        raise ValueError(f"{path} is a folder with other files in it: use another --out")
 
 
 def find_format(name: str, precision: str) -> Format:

@@ -54,7 +54,7 @@ def export_runs(
     format = format or format_by_suffix(out)
     auto = format == AUTO
     if not auto:  # before anything that takes time
-        check_free(out, force, find_format(format, precision or "fp32").suffix)
+        check_free(out, find_format(format, precision or "fp32"), force)
     int8 = precision == "int8" or (auto and precision is None)
     for flag, value in (("--calibration", calibration), ("--finetune-epochs", finetune_epochs)):
         if value and not int8:

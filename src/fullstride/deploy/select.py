@@ -17,14 +17,14 @@ from fullstride.deploy.export import (
     make_reference,
 )
 from fullstride.deploy.exported import ExportedModule, InputKind, Precision
-from fullstride.deploy.formats import FORMATS, open_file, tensorrt
+from fullstride.deploy.formats import FORMATS, open_file, output, tensorrt
 from fullstride.measure.bench import bench
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.bundle import Bundle
-from fullstride.storage import atomic_write
 from fullstride.tasks import find_task
+from fullstride.writing import atomic_write, parent_folders
 
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
 
@@ -86,16 +86,18 @@ def fastest(
     ValueError, with the latencies, if no file passes its comparison or fits the budget.
     """
     candidates = available(precision)
-    for suffix in {FORMATS[name].suffix for name, _ in candidates}:
-        check_free(with_suffix(out, suffix), force, suffix)
+    for kind in {FORMATS[name].suffix: FORMATS[name] for name, _ in candidates}.values():
+        check_free(with_suffix(out, kind.suffix), kind, force)
     shared: dict[str, Any] = dict(
         input_kind=input_kind,
         finetune=cache(finetune) if finetune else None,
         reference=make_reference(bundle, images, input_kind),
     )
     results: dict[str, ExportResult] = {}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+    with (
+        parent_folders(out),
+        TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch,
+    ):
         for name, each in candidates:
             label, path = f"{name} {each}", Path(scratch) / f"{name}_{each}{FORMATS[name].suffix}"
             try:
@@ -127,8 +129,9 @@ def fastest(
                 f"{out} was not written: {best} is the fastest with {ms[best]:.3f} ms an image, "
                 f"the budget is {budget}"
             )
-        final = with_suffix(out, FORMATS[results[best].format].suffix)
-        with atomic_write(final) as temporary:
+        kind = FORMATS[results[best].format]
+        final = with_suffix(out, kind.suffix)
+        with atomic_write(final, output(kind, force)) as temporary:
             results[best].path.rename(temporary)
     return replace(results[best], path=final)
 

@@ -5,17 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import torch
 
 from fullstride.latency.calibrate import Calibration, Plan, Timing, fit_profile, machine, measure
-from fullstride.latency.profiles import profile_names, save_profile
+from fullstride.latency.profiles import OUTPUT, profile_names, save_profile
 from fullstride.latency.roofline import Machine, Runtime
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import Layout, find_precision
-from fullstride.storage import atomic_write, make_parent_folders
+from fullstride.outputs import json_output
+from fullstride.writing import atomic_write, check_output
 
+TIMES = json_output("the times of a calibration", "environment", "times")
 RUNTIME_OF_WORD: dict[str, Runtime] = {
     "eager": "eager",
     "graph": "cuda graph",
@@ -57,18 +58,26 @@ def default_plan(
     )
 
 
-def check_outputs(name: str, *paths: Path | None) -> None:
-    """Raise ValueError or OSError, before measuring, if a result cannot be written."""
+def profile_paths(plan: Plan, out: Path) -> dict[Runtime, Path]:
+    """The file of each runtime's profile: `out` or, of several, with the runtime in its name."""
+    if len(plan.runtimes) == 1:
+        return {plan.runtimes[0]: out}
+    return {each: out.with_stem(out.stem + name_suffix(plan, each)) for each in plan.runtimes}
+
+
+def name_suffix(plan: Plan, runtime: Runtime) -> str:
+    return "" if len(plan.runtimes) == 1 else f"-{runtime.replace(' ', '-')}"
+
+
+def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
+    """Raise ValueError or PermissionError, before measuring, if a result cannot be written."""
     if name in profile_names():
         raise ValueError(
             f"{name} is a profile that comes with fullstride: give yours another --name"
         )
-    for path in filter(None, paths):
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder: give the name of a file")
-        make_parent_folders(path)
-        with TemporaryFile(dir=path.parent):
-            pass
+    for path in profile_paths(plan, out).values():
+        check_output(path, OUTPUT)
+    check_output(times, TIMES)
 
 
 def peaks_by_runtime(plan: Plan) -> dict[Runtime, tuple[Machine, str]]:
@@ -96,7 +105,7 @@ def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
     ]
     settings = {key: getattr(plan, key) for key in ("resolution", "precision", "layout")}
     environment = asdict(Environment.here(plan.device))
-    with atomic_write(path) as temporary:
+    with atomic_write(path, TIMES) as temporary:
         temporary.write_text(
             json.dumps({"environment": environment, **settings, "times": rows}, indent=1)
         )
@@ -113,17 +122,16 @@ def save_profiles(
 
     Raises ValueError at the end if there were too few times for one of them.
     """
-    failures = []
+    failures, paths = [], profile_paths(plan, out)
     for runtime, (peak, sheet) in peaks.items():
-        suffix = "" if len(peaks) == 1 else f"-{runtime.replace(' ', '-')}"
-        path = out.with_stem(out.stem + suffix)
         rows = [sample for sample in samples if sample.runtime == runtime]
+        own_name = name + name_suffix(plan, runtime)
         try:
-            calibration = fit_profile(rows, plan, peak, sheet, name + suffix)
+            calibration = fit_profile(rows, plan, peak, sheet, own_name)
         except ValueError as error:  # the other runtimes' times are still good
             failures.append(f"no profile for {runtime}: {error}")
             continue
-        save_profile(calibration.profile, path)
-        yield FittedProfile(path=path, machine=peak, sheet=sheet, calibration=calibration)
+        save_profile(calibration.profile, paths[runtime])
+        yield FittedProfile(path=paths[runtime], machine=peak, sheet=sheet, calibration=calibration)
     if failures:
         raise ValueError("; ".join(failures))

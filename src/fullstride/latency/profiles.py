@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fullstride.latency.roofline import ARITHMETIC_SHARES, NUMBERS, REQUIRED, Machine, Positive
-from fullstride.storage import atomic_write
+from fullstride.outputs import json_output
 from fullstride.strict_json import Bounds, check_bounds, from_json, parse_json
+from fullstride.writing import atomic_write
 
 PACKAGE_PROFILES = resources.files("fullstride.latency").joinpath("device_profiles")
+OUTPUT = json_output("a profile", "machine", "inference", "sheet")
 MAX_BYTES = 100_000  # of a profile's file; those of the package have two thousand
 # Field in the file -> field here. Files keep the names of version 0.1.
 FIELD_NAMES = {"engine": "runtime", "apart": "resolvable_ratio"}
@@ -115,7 +117,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    with atomic_write(path) as temporary:
+    with atomic_write(path, OUTPUT) as temporary:
         temporary.write_text(profile.to_json())
 
 

@@ -7,11 +7,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from fullstride import storage, strict_json
+from fullstride import strict_json
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory.max_batch import MULTIPLE
 from fullstride.measure.workload import Layout, Precision, Work
 from fullstride.nets.efficiency import Efficiency, current_name
+from fullstride.outputs import json_output
+from fullstride.writing import atomic_write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,7 @@ GENET = Protocol(name="genet", batch=1, rounds=30, round_s=1e-6, trim=0.1)
 RESNET_RS = Protocol(name="resnet_rs", batch=128, work="training", fit="halved", memory_batch=32)
 
 # The parts of a protocol are timed one after the other and never compared with each other.
+MEASUREMENTS = json_output("a file of measurements", "protocol", "images_per_s", "environment")
 PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
     "online": (ONLINE,),
     "throughput": (THROUGHPUT,),
@@ -164,5 +167,5 @@ def compare(one: Measurement, other: Measurement) -> float:
 
 def save_measurements(rows: Sequence[Measurement], path: Path) -> None:
     """All of them with their samples, as a JSON list."""
-    with storage.atomic_write(path) as beside:
+    with atomic_write(path, MEASUREMENTS) as beside:
         beside.write_text(json.dumps([asdict(row) for row in rows], indent=1))

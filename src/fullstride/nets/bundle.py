@@ -20,11 +20,19 @@ from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
 from fullstride.nets.weights.convert import fit
 from fullstride.nets.weights.key_maps import no_init
 from fullstride.nets.weights.reader import read_flat
-from fullstride.storage import atomic_write
+from fullstride.outputs import Output, has_keys
 from fullstride.strict_json import read_json
+from fullstride.writing import atomic_write
 
 FORMAT = 1
 HINT = "give the folder of a bundle or of a run"
+METADATA, WEIGHTS = "bundle.json", "weights.safetensors"
+OUTPUT = Output(
+    "a bundle",
+    "",
+    lambda folder: has_keys("spec", "classes", "preprocessing")(folder / METADATA),
+    (METADATA, WEIGHTS),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +75,23 @@ class Bundle:
     task: str = "classify"  # name of the task that the network was trained for
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder atomically, in place of an earlier bundle."""
+        """Write the folder atomically, in place of an earlier bundle.
+
+        Raises ValueError, and leaves it as it is, for a folder with other files.
+        """
         metadata = Metadata(
             format=FORMAT,
             spec=json.loads(self.net.spec.to_json()),
             **{name: getattr(self, name) for name in FIELDS},
         )
-        with atomic_write(Path(folder)) as temporary:
+        with atomic_write(Path(folder), OUTPUT) as temporary:
             temporary.mkdir()
             state = {
                 name: value.detach().cpu().contiguous()
                 for name, value in self.net.state_dict().items()
             }
-            save_file(state, temporary / "weights.safetensors")
-            (temporary / "bundle.json").write_text(strict_json.to_json(metadata))
+            save_file(state, temporary / WEIGHTS)
+            (temporary / METADATA).write_text(strict_json.to_json(metadata))
 
     @staticmethod
     def load(

@@ -24,8 +24,9 @@ from fullstride.measure.workload import Layout, Precision, find_precision
 from fullstride.nets.blocks import Basic, Bottleneck, Style
 from fullstride.nets.precision import short_precision
 from fullstride.nets.spec import Stage
-from fullstride.storage import atomic_write
+from fullstride.outputs import PLOT, json_output
 from fullstride.strict_json import Bounds
+from fullstride.writing import atomic_write, check_output
 
 if TYPE_CHECKING:
     from fullstride.latency.profiles import Profile
@@ -38,6 +39,8 @@ KINDS = {
 # The ratios that the paper's search chooses from, section 4.
 RATIOS = {"XX": (1.0,), "BL": (0.25, 0.5), "DW": (3.0, 6.0, 9.0)}
 
+TIMES, PLOT_NAME = "blocks.json", "blocks.png"  # in the folder of a study
+OUTPUT = json_output("a study of blocks", "how", "rows")
 LINE = "{:4} {:>6} {:>6} {:>6} {:>10} {:>10} {:>10}  {:21} {:>9}"
 
 
@@ -205,8 +208,16 @@ class Method:
 
     def save(self, path: Path, rows: Sequence[BlockTime]) -> None:
         content = {**self.settings, "rows": [asdict(row) for row in rows]}
-        with atomic_write(path) as beside:
+        with atomic_write(path, OUTPUT) as beside:
             beside.write_text(json.dumps(content, indent=1))
+
+
+def check_outputs(out: Path) -> None:
+    """Raise ValueError, before anything is timed, if a study cannot be written into `out`."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: give a folder with --out")
+    check_output(out / TIMES, OUTPUT)
+    check_output(out / PLOT_NAME, PLOT)
 
 
 def find_method(

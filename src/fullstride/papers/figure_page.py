@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fullstride.latency.profiles import Profile
+from fullstride.outputs import PAGE, PLOT
 from fullstride.papers import figures as paper_figures
 from fullstride.papers.block_plot import block_figure
 from fullstride.papers.block_study import BlockTime
@@ -26,7 +27,7 @@ from fullstride.papers.measured import read_bench
 from fullstride.report import plots
 from fullstride.report.format import three_digits
 from fullstride.report.page import render_template, write
-from fullstride.storage import atomic_write
+from fullstride.writing import atomic_write, check_output
 
 MARKS: dict[How, dict[str, Any]] = {
     "published": dict(marker="o", ms=7),
@@ -71,8 +72,12 @@ def write_figures(
     measured = read_bench(bench, paper_figures.networks())
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder with --out")
+    keys, file = keys or paper_figures.KEYS, out / "figures.html"
+    for path in (out / f"{key}.png" for key in keys):
+        check_output(path, PLOT)
+    check_output(file, PAGE)
     drawn = []
-    for key in keys or paper_figures.KEYS:
+    for key in keys:
         if key == paper_figures.BLOCKS:
             rows, how, place = paper_figures.blocks(profiles, measured)
             drawn.append(blocks(rows, how, place))
@@ -83,12 +88,11 @@ def write_figures(
             drawn.append(scatter(plan, dots))
             counts = Counter(dot.how for dot in dots)
         path = out / f"{key}.png"
-        with atomic_write(path) as beside:
+        with atomic_write(path, PLOT) as beside:
             beside.write_bytes(png(drawn[-1]))
         yield path, ", ".join(f"{count} {how}" for how, count in counts.items())
-    path = out / "figures.html"
-    write(path, page(drawn))
-    yield path, "all figures"
+    write(file, page(drawn))
+    yield file, "all figures"
 
 
 def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:

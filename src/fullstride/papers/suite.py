@@ -18,12 +18,19 @@ from fullstride.measure.bench import bench
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
+from fullstride.outputs import Output, begins_with, json_output
 from fullstride.papers.lines import QUICK_LINES, Contest, Kind, contests, lines, lines_of
-from fullstride.papers.suite_page import Row, RowFile, data, page, same_environment
-from fullstride.storage import atomic_write
+from fullstride.papers.suite_page import TITLE, Row, RowFile, data, page, same_environment
 from fullstride.strict_json import from_json, read_json
+from fullstride.writing import atomic_write, check_output
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
+OUTPUTS = {
+    PAGE: Output("a page of a suite", ".md", begins_with(f"# {TITLE}".encode())),
+    DATA: json_output("the results of a suite", "environment", "numbers", "not_measured"),
+}
+# The settings are in its name, so that only a suite has one; half a file is measured again.
+ROW = Output("a row of a suite", ".json", lambda path: True)
 QUICK_MINUTES = 6.5  # the last contest that starts may take more than a minute
 MAX_REASON = 240  # characters
 
@@ -147,9 +154,11 @@ def run(
             (PAGE, page(planned, rows, here, quick)),
             (DATA, data(planned, rows, here)),
         ):
-            with atomic_write(out / name) as beside:
+            with atomic_write(out / name, OUTPUTS[name]) as beside:
                 beside.write_text(text)
 
+    for name, output in OUTPUTS.items():
+        check_output(out / name, output)
     write()
     for contest in todo:
         file = out / ROWS / contest.file
@@ -158,7 +167,7 @@ def run(
             if time.monotonic() > deadline:
                 continue
             row = measure(contest, device)
-            with atomic_write(file) as beside:
+            with atomic_write(file, ROW) as beside:
                 beside.write_text(row.to_json(here))
         rows[contest] = row
         write()

@@ -15,6 +15,7 @@ from fullstride.strict_json import Bounds, to_json
 from fullstride.tables import speeds
 
 # A finished row is valid in environments that share these fields.
+TITLE = "The papers' tables, measured"
 DECISIVE_FIELDS = (
     "device",
     "threads",
@@ -201,7 +202,7 @@ def page(
 ) -> str:
     """A table for each quantity of each published table; measured and published columns differ."""
     text = [
-        "# The papers' tables, measured",
+        f"# {TITLE}",
         "",
         f"{here.device}, {here.threads} threads, torch {here.torch},",
         f"driver {here.driver}, timm {here.timm}, triton {here.triton}, commit {here.commit},",

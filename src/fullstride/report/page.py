@@ -14,11 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from fullstride.outputs import PAGE
 from fullstride.report import plots
 from fullstride.report.format import count, ms, percent, three_digits, wilson
 from fullstride.report.plots import EpochRow, Point
-from fullstride.storage import atomic_write
 from fullstride.tasks.task import Metric
+from fullstride.writing import atomic_write
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
@@ -120,15 +121,9 @@ def render_template(name: str, **values: Any) -> str:
 
 
 def write(path: str | Path, html: str) -> None:
-    """Write the page atomically, and create its parent folders."""
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: give a file, as {path / 'report.html'}")
-    try:
-        with atomic_write(path) as beside:
-            beside.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}; give another file") from None
+    """Write the page atomically, in place of an earlier one, and create its parent folders."""
+    with atomic_write(Path(path), PAGE) as beside:
+        beside.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
 
 
 def picture(entries: Sequence[Entry]) -> bytes:

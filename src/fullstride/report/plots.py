@@ -22,8 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from fullstride.storage import atomic_write
+from fullstride.outputs import GENERATOR, PLOT
 from fullstride.tasks.task import Metric
+from fullstride.writing import atomic_write
 
 INK = "#1d2129"
 # Distinct for the colour-blind, on white and on black. After Okabe and Ito, jfly.uni-koeln.de
@@ -277,13 +278,20 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
 
 
 def save_png(figure: Figure, path: Path) -> None:
-    with atomic_write(path) as beside:
+    with atomic_write(path, PLOT) as beside:
         beside.write_bytes(png(figure))
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
     out = io.BytesIO()
-    save(figure, out, format="png", dpi=dpi, facecolor="white")
+    save(
+        figure,
+        out,
+        format="png",
+        dpi=dpi,
+        facecolor="white",
+        metadata={"Software": GENERATOR},  # by which `PLOT` recognises it
+    )
     return out.getvalue()
 
 

@@ -27,13 +27,15 @@ from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
-from fullstride.storage import atomic_write, lacks_memory
+from fullstride.outputs import Output
+from fullstride.storage import lacks_memory
 from fullstride.strict_json import from_json, read_json
 from fullstride.tasks.task import Task
 from fullstride.train.batches import repeat
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.recipe import Recipe
+from fullstride.writing import atomic_write
 
 SECONDS = 1.0  # of measurement for each efficiency
 BLOCK_S = 0.25  # of one sample, unless a step takes longer
@@ -51,6 +53,7 @@ CACHE_KEY_FIELDS = (
     "deterministic",
     "int8_maps",
 )
+OUTPUT = Output("a cache", ".json", lambda path: True)  # in a folder of fullstride's own
 CACHE_KEY_ENVIRONMENT = ("device", "threads", "torch", "cuda", "driver", "fullstride", "commit")
 
 
@@ -85,7 +88,7 @@ def choose_efficiency(
         fastest = max(rates, key=rates.__getitem__)
         entries[digest] = CacheEntry(fastest, rates, environment)
         content = {key: asdict(entry) for key, entry in entries.items()}
-        with atomic_write(path) as temporary:
+        with atomic_write(path, OUTPUT) as temporary:
             temporary.write_text(json.dumps(content, indent=1))
     return recipe.with_efficiency(entries[digest].fastest)
 

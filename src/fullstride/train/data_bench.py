@@ -17,7 +17,7 @@ from fullstride.data.loader import Batch, Batches
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import fused_form
-from fullstride.storage import atomic_write
+from fullstride.outputs import json_output
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
@@ -26,7 +26,9 @@ from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 from fullstride.train.run import initial_network
+from fullstride.writing import atomic_write
 
+OUTPUT = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
 SIZES = 9  # images whose size is read
 PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride pack` recommends
 
@@ -190,7 +192,7 @@ def save(
         "suggestions": bench.suggestions(recipe, from_files=data.train.file is not None),
         "environment": asdict(environment),
     }
-    with atomic_write(path) as temporary:
+    with atomic_write(path, OUTPUT) as temporary:
         temporary.write_text(json.dumps(content, indent=1))
 
 

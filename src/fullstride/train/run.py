@@ -62,6 +62,7 @@ def train(
             f"checkpoint_every_steps {checkpoint_every_steps}: use a number of steps, or 0 for "
             "after each epoch only"
         )
+    context.on_rank_zero(run_folder.check_folder, folder)
     task = task or find_task()
     net, pre = initial_network(model, task, data, recipe, weights)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)

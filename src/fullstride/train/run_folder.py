@@ -8,14 +8,23 @@ from typing import Any
 
 import torch
 
+from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
-from fullstride.storage import atomic_write, recover_interrupted_write
+from fullstride.outputs import Output, begins_with, has_keys
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.tasks.task import Metric
 from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.writing import atomic_write, check_output
 
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
 BEST, BUNDLE = "best", "bundle"
+OUTPUTS = {
+    RUN_CONFIG: Output("a run's configuration", "", has_keys("model", "fingerprint", "recipe")),
+    LOG: Output("a run's log", "", begins_with(b'{"epoch": ', b'"minival')),
+    CHECKPOINT: Output("a checkpoint", "", begins_with(b"PK", b"data.pkl")),
+    BEST: bundle.OUTPUT,
+    BUNDLE: bundle.OUTPUT,
+}
 
 
 @dataclass(frozen=True)
@@ -35,14 +44,29 @@ class RunConfig:
     task: str = "classify"
 
 
+def check_folder(folder: Path) -> None:
+    """Raise ValueError unless `folder` has a run, is empty, or can be created; writes nothing.
+
+    A run is recognised by its configuration, and all that training would replace must be of it.
+    What a process that was killed left there is cleaned up.
+    """
+    for name, output in OUTPUTS.items():
+        check_output(folder / name, output)
+    if (folder / RUN_CONFIG).exists():
+        read_config(folder, "give another --out")
+    elif files := sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []:
+        raise ValueError(
+            f"{folder} exists and is not a run, but has {files[0]}: give another --out"
+        )
+
+
 def create_or_resume(folder: Path, config: RunConfig) -> None:
     """Create the folder of a run, or check that it has a run of the same `config`.
 
-    A run without a checkpoint is overwritten. Raises ValueError for a folder with another run.
+    A run without a checkpoint is overwritten. Raises ValueError for a folder with another run, or
+    with something else, see `check_folder`.
     """
-    if folder.is_dir():
-        for name in (RUN_CONFIG, LOG, CHECKPOINT, BEST, BUNDLE):
-            recover_interrupted_write(folder / name)
+    check_folder(folder)
     path = folder / RUN_CONFIG
     if path.exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
         saved, current = (
@@ -59,13 +83,7 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
                 "same arguments"
             )
         return
-    if folder.exists() and not path.exists():
-        files = [each.name for each in folder.iterdir()] if folder.is_dir() else ["a file"]
-        if files:
-            raise ValueError(
-                f"{folder} exists and is not a run, but has {files[0]}: give another --out"
-            )
-    with atomic_write(path) as temporary:
+    with atomic_write(path, OUTPUTS[RUN_CONFIG]) as temporary:
         temporary.write_text(to_json(config))
 
 
@@ -144,19 +162,18 @@ def read_row(text: str, where: str) -> dict[str, Any]:
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
     """Write the log, then the checkpoint: after a stop between the two a row is written again."""
-    with atomic_write(folder / LOG) as temporary:
+    with atomic_write(folder / LOG, OUTPUTS[LOG]) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_checkpoint(folder, state)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    with atomic_write(folder / CHECKPOINT) as temporary, temporary.open("wb") as file:
-        try:
-            torch.save(state, file)
-        except RuntimeError as error:  # of PyTorch's writer, where the disk is full
-            raise OSError(
-                f"{folder / CHECKPOINT} could not be written whole ({error}): make room"
-            ) from error
+    # PyTorch's own way to open a file would not say that the disk is full.
+    with (
+        atomic_write(folder / CHECKPOINT, OUTPUTS[CHECKPOINT]) as temporary,
+        temporary.open("wb") as file,
+    ):
+        torch.save(state, file)
 
 
 def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:

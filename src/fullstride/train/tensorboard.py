@@ -5,11 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fullstride.storage import remove
-
 
 def open_board(folder: Path) -> Callable[[Mapping[str, Any]], None]:
-    """A function that writes a log row as scalars. The first row replaces what `folder` contains.
+    """A function that writes a log row as scalars. The first row replaces earlier logs in `folder`.
 
     Raises ValueError if the package tensorboard is not installed.
     """
@@ -23,7 +21,8 @@ def open_board(folder: Path) -> Callable[[Mapping[str, Any]], None]:
         from torch.utils.tensorboard import SummaryWriter
 
         if not writers:
-            remove(folder)
+            for log in folder.glob("events.out.tfevents.*"):
+                log.unlink()
             writers.append(SummaryWriter(str(folder)))
         for name, value in row.items():
             if isinstance(value, float):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fullstride.deploy.exported import ExportedModel, ExportedModule
+from fullstride.deploy.exported import FILE_KEYS, ExportedModel, ExportedModule
 from fullstride.deploy.formats import (
     onnx,
     openvino,
@@ -16,11 +16,14 @@ from fullstride.deploy.formats import (
     triton_server,
 )
 from fullstride.deploy.formats.base import Format
+from fullstride.outputs import Output
+from fullstride.storage import read_regular
 
 # ONNX Runtime (from 1.29 on, when imported) and NNCF send telemetry unless these are set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("NNCF_CI", "1")
 
+MAX_GRAPH_BYTES = 2**31  # of ONNX
 FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
@@ -37,6 +40,27 @@ FORMATS: dict[str, Format] = {
 def detect_format(path: Path) -> str | None:
     """The name of the format that `path` seems to have."""
     return next((name for name, each in FORMATS.items() if each.detect(path)), None)
+
+
+def output(kind: Format, force: bool) -> Output:
+    """What an export of `kind` may replace: with `force` any file, and folders of exports.
+
+    Of a folder it replaces the files of all formats, as the earlier one may be another.
+    """
+    if not kind.files:
+        return Output(f"a file of {kind.name}", kind.suffix, lambda path: force)
+    files = tuple(dict.fromkeys(name for each in FORMATS.values() for name in each.files))
+    noun = f"a folder of {kind.name} by `fullstride export`"
+    return Output(noun, kind.suffix, lambda path: force and _is_exported_folder(path), files)
+
+
+def _is_exported_folder(path: Path) -> bool:
+    """Whether the folder has the form of a format, with our metadata in its graph."""
+    mark = FILE_KEYS["float_layers"].encode()
+    graphs = (each for each in path.rglob("*") if each.suffix in (".onnx", ".xml"))
+    return detect_format(path) is not None and any(
+        mark in read_regular(each, MAX_GRAPH_BYTES) for each in graphs if each.is_file()
+    )
 
 
 def is_exported_path(word: str) -> bool:

@@ -20,6 +20,7 @@ class Format:
     open: Callable[[Path, int], ExportedModel]  # with a number of threads; ValueError in one line
     detect: Callable[[Path], bool]  # by names and first bytes
     missing: Callable[[], str]  # why it cannot be written or run here, in one line; "" if it can
+    files: tuple[str, ...] = ()  # patterns of the paths in its folder
     runs_code: bool = False  # whether opening a file may run code in it
 
 

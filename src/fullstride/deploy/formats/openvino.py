@@ -174,5 +174,12 @@ def missing() -> str:
 
 
 OPENVINO = Format(
-    "openvino", "", ("fp32", "bf16", "fp16", "int8"), write, open_file, detect, missing
+    name="openvino",
+    suffix="",
+    precisions=("fp32", "bf16", "fp16", "int8"),
+    write=write,
+    open=open_file,
+    detect=detect,
+    missing=missing,
+    files=(MODEL, WEIGHTS),
 )

@@ -113,4 +113,5 @@ TENSORRT = Format(
     open=open_file,
     detect=lambda path: (path / MODEL).is_file(),
     missing=onnx.missing,
+    files=(MODEL, ENGINE),
 )

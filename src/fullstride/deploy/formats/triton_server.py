@@ -116,4 +116,6 @@ TRITON_SERVER = Format(
     open=open_file,
     detect=detect,
     missing=onnx.missing,
+    files=tuple(f"*/{name}" for name in (CONFIG, LABELS))
+    + tuple(f"*/{VERSION}/{name}" for name in (MODEL, openvino.MODEL, openvino.WEIGHTS)),
 )

@@ -1,0 +1,286 @@
+"""How are files written safely? Whole or not at all, on the disk, and only over earlier ones.
+
+`atomic_write` is the one way in which files reach their paths.
+"""
+
+import errno
+import os
+import platform
+import re
+import shutil
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from fullstride.outputs import Output, refuse_foreign
+from fullstride.storage import remove
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+
+
+def check_output(path: Path | None, output: Output) -> None:
+    """Raise ValueError or PermissionError if `atomic_write` would refuse `path`; writes nothing.
+
+    For the beginning of a command, before anything that takes time. What a process that was killed
+    left beside `path` is cleaned up. None is for an output that is not wanted.
+    """
+    if path is None:
+        return
+    parent = next((each for each in path.parents if each.exists()), path)
+    if not parent.is_dir():
+        raise _file_for_folder(path, parent)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{parent} cannot be written to", str(path))
+    if output.suffix and path.suffix.lower() != output.suffix and not path.is_dir():
+        raise ValueError(f"{path} would be {output.noun}: give a name that ends in {output.suffix}")
+    path = _resolved(path)
+    recover_interrupted_write(path, output)
+    refuse_foreign(path, output)
+
+
+def _resolved(path: Path) -> Path:
+    """Where a link leads: the link stays, and what it leads to is replaced."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise ValueError(f"{path} is a loop of links: give another name")
+    return target
+
+
+@contextmanager
+def atomic_write(path: Path, output: Output) -> Iterator[Path]:
+    """Yield a temporary path to write a file or a folder at; on success it replaces `path`.
+
+    An earlier file or folder at `path` is there until the new one is complete and on the disk, and
+    stays if the body raises. In one of `output.files` only those files are replaced, others stay.
+    Modes are those that the umask says. Parent folders are created, and removed again if the body
+    raises.
+
+    Raises ValueError for something else at `path`, and where a parent folder cannot be created
+    because a file has its name. An OSError names `path`, not the temporary path, also where a
+    library raised something else because the disk was full.
+    """
+    path = _resolved(path)
+    refuse_foreign(path, output)
+    recover_interrupted_write(path, output)
+    temporary, old = _hidden(path, "new"), _hidden(path, "old")
+    with parent_folders(path):
+        try:
+            yield temporary
+            _set_modes(temporary)
+            _sync(temporary)
+            refuse_foreign(path, output)
+            _replace(temporary, path, old)
+            _sync_one(path.parent)
+            _discard(old, path, output)
+        except BaseException as error:
+            remove(temporary)
+            recover_interrupted_write(path, output)
+            cause = _disk_error(error, path)
+            if cause is not None:
+                raise cause from None
+            raise
+
+
+@contextmanager
+def parent_folders(path: Path) -> Iterator[None]:
+    """Create the parent folders of `path`, and remove the new ones if the body raises.
+
+    Raises ValueError where one of them is a file.
+    """
+    missing = [each for each in path.parents if not each.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(
+            (each for each in path.parents if each.exists() and not each.is_dir()), path.parent
+        )
+        raise _file_for_folder(path, file) from None
+    try:
+        yield
+    except BaseException:
+        for each in missing:  # the innermost first
+            with suppress(OSError):  # something is in it
+                each.rmdir()
+        raise
+
+
+def _file_for_folder(path: Path, file: Path) -> ValueError:
+    return ValueError(
+        f"{path} cannot be written, because {file} is a file: give a path in a folder"
+    )
+
+
+def _replace(temporary: Path, path: Path, old: Path) -> None:
+    """Rename `temporary` to `path`. An earlier folder gets the name `old`.
+
+    The complete new folder is called `old` before it is exchanged with the earlier one, so that
+    after a kill at any point what has that name is complete, and `_discard` is right for it.
+    """
+    if not path.is_dir():
+        temporary.replace(path)
+        return
+    temporary.rename(old)
+    if not exchange(old, path):  # then for a moment there is nothing at `path`
+        old.rename(temporary)
+        path.rename(old)
+        temporary.rename(path)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two files or folders in one step. False where the system cannot."""
+    function = _renameat2()
+    if function is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if function(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
+        return True
+    import ctypes
+
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):  # of the file system
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+@cache
+def _renameat2() -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+def recover_interrupted_write(path: Path, output: Output) -> None:
+    """Clean up after processes that died in `atomic_write`.
+
+    The earlier content is restored if nothing is at `path`; temporary files are removed. Those of
+    other machines and of processes that run are left alone.
+    """
+    names = re.compile(re.escape(f".{path.name}.") + r"(\d+)(?:-([0-9a-f]{8}))?\.(new|old)")
+    if not path.parent.is_dir():
+        return
+    for each in sorted(path.parent.iterdir()):
+        match = names.fullmatch(each.name)
+        if match is None or match[2] not in (None, _host()) or _runs(int(match[1])):
+            continue
+        if match[3] == "new":
+            remove(each)
+        elif os.path.lexists(path):
+            _discard(each, path, output)
+        else:
+            each.rename(path)
+
+
+def _hidden(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{_host()}.{kind}")
+
+
+@cache
+def _host() -> str:
+    """Of this machine or container, whose process numbers mean nothing to others."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _runs(process: int) -> bool:
+    """Whether another process has this number."""
+    if process == os.getpid() or os.name == "nt":  # where os.kill would end it
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _discard(old: Path, path: Path, output: Output) -> None:
+    """Remove our files from the folder `old`. Files of others move to `path`, which replaced it."""
+    if old.is_symlink() or not old.is_dir():
+        old.unlink(missing_ok=True)
+        return
+    for each in sorted(old.rglob("*"), reverse=True):  # the content before its folder
+        place = each.relative_to(old)
+        if each.is_dir() and not each.is_symlink():
+            with suppress(OSError):  # something is in it
+                each.rmdir()
+        elif any(_matches(place, pattern) for pattern in output.files):
+            each.unlink()
+        elif not os.path.lexists(path / place):
+            (path / place).parent.mkdir(parents=True, exist_ok=True)
+            each.rename(path / place)
+    with suppress(OSError):
+        old.rmdir()
+
+
+def _matches(place: Path, pattern: str) -> bool:
+    return len(place.parts) == len(Path(pattern).parts) and place.match(pattern)
+
+
+def _set_modes(path: Path) -> None:
+    """Add the permissions that the umask leaves: some libraries write for their user alone."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    for each in _files_and_folders(path):
+        mode = each.stat().st_mode
+        usual = (0o777 if stat.S_ISDIR(mode) else 0o666) & ~mask
+        if mode & usual != usual:
+            each.chmod(stat.S_IMODE(mode) | usual)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or a folder with its content, is on the disk."""
+    for each in _files_and_folders(path):
+        _sync_one(each)
+
+
+def _sync_one(path: Path) -> None:
+    folder = path.is_dir()
+    if folder and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of the file system
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _files_and_folders(path: Path) -> list[Path]:
+    return [*path.rglob("*"), path] if path.is_dir() else [path]
+
+
+def _disk_error(error: BaseException, path: Path) -> OSError | None:
+    """The OSError about `path` that was the cause of `error`; None if there is none."""
+    hidden = str(path.with_name(f".{path.name}."))
+    if isinstance(error, OSError):
+        named = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        ours = any(name.startswith(hidden) for name in named)
+        if error.errno and (ours or (error.errno in DISK_FULL and not named)):
+            return OSError(error.errno, error.strerror, str(path))
+        return None
+    if not isinstance(error, Exception):
+        return None
+    cause: BaseException | None = error
+    while cause is not None:
+        code = cause.errno if isinstance(cause, OSError) else _code_in(str(cause))
+        if code in DISK_FULL:
+            return OSError(code, os.strerror(code), str(path))
+        cause = cause.__cause__ or cause.__context__
+    if shutil.disk_usage(path.parent).free < 2**20:  # some libraries say: a stream failed
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    return None
+
+
+def _code_in(message: str) -> int | None:
+    """The system's error number in a message of a library that was written in Rust."""
+    match = re.search(r"\(os error (\d+)\)", message)
+    return int(match[1]) if match else None

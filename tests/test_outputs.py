@@ -1,0 +1,352 @@
+"""Files are written whole or not at all, and nothing that fullstride did not write is replaced."""
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from inspect import signature
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fullstride import cli, writing
+from fullstride.commands import COMMANDS
+from fullstride.nets.bundle import OUTPUT as BUNDLE
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.families import SPECS
+from fullstride.nets.network import Network
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.outputs import PAGE, PLOT, Output, json_output
+from fullstride.report.page import write
+from fullstride.report.plots import save_png
+from fullstride.writing import atomic_write, check_output, exchange
+
+RESULTS = json_output("results", "rows")
+ANY = Output("a file", "", lambda path: True)
+FOLDER = Output("a pair", "", lambda path: (path / "one").exists(), ("one", "two", "*/three"))
+
+
+def write_folder(path: Path, text: str) -> None:
+    with atomic_write(path, FOLDER) as beside:
+        (beside / "sub").mkdir(parents=True)
+        for name in ("one", "two", "sub/three"):
+            (beside / name).write_text(text)
+
+
+def content(path: Path) -> dict[str, bytes | str]:
+    """All files under `path`, hidden ones too, with their bytes; where links lead; empty folders."""
+    every = {}
+    for each in sorted([path, *path.rglob("*")]):
+        name = str(each.relative_to(path))
+        if each.is_symlink():
+            every[name] = os.readlink(each)
+        elif each.is_file():
+            every[name] = each.read_bytes()
+        elif not any(each.iterdir()):
+            every[name] = "an empty folder"
+    return every
+
+
+# ---- one file
+
+
+def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path):
+    path = tmp_path / "sub" / "file"
+    with atomic_write(path, ANY) as beside:
+        beside.write_text("one")
+
+    def fail():
+        with atomic_write(path, ANY) as beside:
+            beside.write_text("half of t")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert content(tmp_path) == {"sub/file": b"one"}
+
+
+def test_what_fails_or_is_refused_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(ZeroDivisionError), atomic_write(tmp_path / "a" / "b" / "c", ANY) as beside:
+        beside.write_text(str(1 / 0))
+    with pytest.raises(ValueError, match="ends in .json"):
+        check_output(tmp_path / "a" / "b.txt", RESULTS)
+    check_output(tmp_path / "a" / "b.json", RESULTS)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["mine", "{}", '{"row": 1}', "[]", "[3]", '"rows"', "[" * 100_000])
+def test_json_of_others_is_refused_and_ours_is_replaced(text, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    for refuse in (lambda: check_output(path, RESULTS), atomic_write(path, RESULTS).__enter__):
+        with pytest.raises(ValueError, match=r"a\.json .*results"):
+            refuse()
+    assert content(tmp_path) == {"a.json": text.encode()}
+    for ours in ("", '{"rows": 1, "more": 2}', '[{"rows": []}]'):
+        path.write_text(ours)
+        with atomic_write(path, RESULTS) as beside:
+            beside.write_text("new")
+        assert path.read_text() == "new"
+
+
+def test_what_comes_to_the_path_while_a_file_is_written_is_not_replaced(tmp_path):
+    path = tmp_path / "a.json"
+    with pytest.raises(ValueError, match="results"), atomic_write(path, RESULTS) as beside:
+        beside.write_text("new")
+        path.write_text("another program's")
+    assert content(tmp_path) == {"a.json": b"another program's"}
+
+
+def test_pages_and_plots_are_recognised_by_what_is_in_them(tmp_path):
+    page, plot = tmp_path / "a.html", tmp_path / "a.png"
+    for _ in range(2):
+        write(page, '<!DOCTYPE html><meta name="generator" content="fullstride">')
+        save_png(Figure((1, 1)), plot)
+    with Image.open(plot) as image:
+        assert image.info["Software"] == "fullstride"
+    Figure((1, 1)).savefig(plot)
+    page.write_text("<!DOCTYPE html><title>fullstride</title>")
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match="plot"):
+        save_png(Figure((1, 1)), plot)
+    with pytest.raises(ValueError, match="page"):
+        write(page, "new")
+    assert content(tmp_path) == before
+
+
+def test_a_link_stays_and_the_file_that_it_leads_to_is_replaced(tmp_path):
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "file"
+    link.symlink_to(tmp_path / "disk" / "file")
+    for text in ("one", "two"):
+        with atomic_write(link, ANY) as beside:
+            beside.write_text(text)
+        assert content(tmp_path) == {"disk/file": text.encode(), "file": os.readlink(link)}
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(ValueError, match="loop of links"):
+        check_output(loop, ANY)
+
+
+def test_a_device_or_a_fifo_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (Path(os.devnull), tmp_path / "fifo"):
+        for refuse in (lambda p=path: check_output(p, ANY), atomic_write(path, ANY).__enter__):
+            with pytest.raises(ValueError, match="no regular file"):
+                refuse()
+    assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
+
+
+def test_the_umask_decides_who_may_read_what_is_written(tmp_path):
+    torch.manual_seed(0)
+    spec = SPECS["genet_tiny"]
+    bundle = Bundle(Network(spec), "a", tuple(map(str, range(spec.classes))), Preprocessing())
+    for mask, usual in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
+        earlier = os.umask(mask)
+        try:
+            bundle.save(tmp_path / "b")
+        finally:
+            os.umask(earlier)
+        files = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.glob("b/*")}
+        assert files == dict.fromkeys(BUNDLE.files, usual)
+        assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o777 & ~mask
+
+
+def test_a_file_is_on_the_disk_before_it_is_renamed_and_its_name_after(tmp_path, monkeypatch):
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def record(descriptor):
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def rename(source, target, *more, **options):
+        events.append("rename")
+        replace(source, target, *more, **options)
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "replace", rename)
+    monkeypatch.setattr(os, "rename", rename)
+    with atomic_write(tmp_path / "file", ANY) as beside:
+        beside.write_text("new")
+    assert events == [beside.name, "rename", tmp_path.name]
+    for _ in range(2):
+        events.clear()
+        write_folder(tmp_path / "folder", "new")
+        first = events.index("rename")
+        assert {"one", "two", "three", "sub"} < set(events[:first])
+        assert events[-1] == tmp_path.name or tmp_path.name in events[first:]
+
+
+# ---- a folder
+
+
+def test_files_of_others_in_a_folder_of_ours_stay(tmp_path):
+    folder = tmp_path / "b"
+    write_folder(folder, "old")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "one").write_text("mine")  # a name of ours, elsewhere
+    (folder / "photo.jpg").write_bytes(b"photo")
+    (folder / "link").symlink_to(tmp_path)
+    write_folder(folder, "new")
+    assert content(tmp_path) == {
+        "b/one": b"new",
+        "b/two": b"new",
+        "b/sub/three": b"new",
+        "b/notes/one": b"mine",
+        "b/photo.jpg": b"photo",
+        "b/link": str(tmp_path),
+    }
+
+
+@pytest.mark.parametrize("other", ["file", "folder"])
+def test_a_folder_of_others_is_refused_by_its_first_file(other, tmp_path):
+    path = tmp_path / "b"
+    if other == "folder":
+        path.mkdir()
+        (path / "photo.jpg").write_bytes(b"photo")
+        (path / "two").write_text("a name of ours")
+    else:
+        path.write_text("mine")
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match="photo.jpg" if other == "folder" else "is a file"):
+        write_folder(path, "new")
+    with pytest.raises(ValueError, match="folder"), atomic_write(path.parent, ANY):
+        pass
+    assert content(tmp_path) == before
+
+
+# Ends the process at the n-th event that Python's interpreter reports of the file system, for each
+# n until none is left, and prints what is at the path then and after the next write.
+KILLS = """
+import os, shutil, sys
+from pathlib import Path
+from fullstride import writing
+from fullstride.outputs import Output
+
+folder, kind, can_exchange = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "exchange"
+if not can_exchange:
+    writing._renameat2 = lambda: None
+path = folder / "b"
+FOLDER = Output("a pair", "", lambda path: (path / "one").exists(), ("one", "two"))
+FILE = Output("a file", "", lambda path: True)
+count = limit = None
+
+def event(name, arguments):
+    global count
+    if limit is not None and name.partition(".")[0] in ("open", "os", "shutil", "ctypes"):
+        count += 1
+        if count == limit:
+            os._exit(9)
+
+def write(text):
+    if kind == "file":
+        with writing.atomic_write(path, FILE) as beside:
+            beside.write_text(text)
+    else:
+        with writing.atomic_write(path, FOLDER) as beside:
+            beside.mkdir()
+            (beside / "one").write_text(text)
+            (beside / "two").write_text(text)
+
+def state():
+    if not path.exists():
+        return "nothing"
+    if kind == "file":
+        return path.read_text()
+    texts = {(path / name).read_text() for name in ("one", "two")}
+    return texts.pop() if len(texts) == 1 else "a mixture"
+
+sys.addaudithook(event)
+step, code = 0, 9
+while code == 9:
+    step += 1
+    shutil.rmtree(folder)
+    folder.mkdir()
+    write("old")
+    if kind == "folder":
+        (path / "photo").write_text("mine")
+    child = os.fork()
+    if not child:
+        count, limit = 0, step
+        write("new")
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    after_kill = state()
+    writing.check_output(path, FILE if kind == "file" else FOLDER)
+    recovered = state()
+    left = sorted(each.name for each in folder.iterdir())
+    photo = kind == "file" or (path / "photo").read_text() == "mine"
+    print(step, after_kill, recovered, left == ["b"], photo)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("way", ["exchange", "rename"])
+def test_a_kill_at_any_point_leaves_the_earlier_or_the_new_content_whole(kind, way, tmp_path):
+    words = [sys.executable, "-c", KILLS, str(tmp_path / "x"), kind, way]
+    (tmp_path / "x").mkdir()
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) > 6
+    at_once, recovered = ({line[column] for line in lines} for column in (1, 2))
+    assert recovered == {"old", "new"}
+    if way == "exchange" or kind == "file":
+        assert at_once == {"old", "new"}
+    assert {tuple(line[3:]) for line in lines} == {("True", "True")}
+
+
+@pytest.mark.skipif(writing._renameat2() is None, reason="no exchange of names in this system")
+def test_two_folders_exchange_their_names(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    assert exchange(tmp_path / "a", tmp_path / "b")
+    assert content(tmp_path) == {"a/file": b"b", "b/file": b"a"}
+    with pytest.raises(FileNotFoundError, match="gone"):
+        exchange(tmp_path / "a", tmp_path / "gone")
+
+
+def test_what_other_machines_and_running_processes_write_is_left_alone(tmp_path):
+    theirs = [".file.1.new", ".file.77-00000000.new", ".file.77-00000000.old", ".file.x.new"]
+    for name in theirs:
+        (tmp_path / name).write_text("half")
+    for dead in (f".file.{os.getpid()}.new", f".file.{os.getpid()}-{writing._host()}.new"):
+        (tmp_path / dead).write_text("half")
+    check_output(tmp_path / "file", ANY)
+    assert sorted(content(tmp_path)) == sorted(theirs)
+
+
+# ---- a full disk
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), errno.ENOSPC),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), errno.EDQUOT),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 28),
+    ],
+)
+def test_a_disk_that_is_full_is_an_error_of_the_path_whatever_a_library_raises(
+    error, code, tmp_path
+):
+    path = tmp_path / "a" / "b"
+    with pytest.raises(OSError, match=str(path)) as caught, atomic_write(path, ANY):
+        raise error
+    assert (caught.value.errno, caught.value.filename) == (code, str(path))
+    with pytest.raises(OSError, match=str(path)) as caught, atomic_write(path, ANY):
+        try:
+            raise error
+        except Exception:
+            raise KeyError("of a library") from None
+    assert caught.value.errno == code
+    assert not any(tmp_path.iterdir())
