@@ -2,28 +2,23 @@
 
 import errno
 import os
-import shutil
 import stat
 import subprocess
 import sys
-from inspect import signature
 from pathlib import Path
-from typing import get_type_hints
 
-import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fullstride import cli, writing
-from fullstride.commands import COMMANDS
+from fullstride import writing
 from fullstride.nets.bundle import OUTPUT as BUNDLE
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.outputs import PAGE, PLOT, Output, json_output
+from fullstride.outputs import Output, json_output
 from fullstride.report.page import write
 from fullstride.report.plots import save_png
 from fullstride.writing import atomic_write, check_output, exchange

@@ -15,9 +15,11 @@ from fullstride.measure.cost.flops import cost
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.weights.hub import HUB
-from fullstride.storage import atomic_write
+from fullstride.outputs import Output, begins_with
+from fullstride.writing import atomic_write
 
 PATH = Path(tables.__file__).with_name(tables.NETWORKS)
+OUTPUT = Output("the table of networks", ".csv", begins_with(b"name,params,macs"))
 
 
 def derive(names: Iterable[str] = SPECS) -> Iterator[tables.ListedNetwork]:
@@ -35,7 +37,7 @@ def main() -> None:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(tables.ListedNetwork._fields)
     rows.writerows(derive())
-    with atomic_write(PATH) as temporary:
+    with atomic_write(PATH, OUTPUT) as temporary:
         temporary.write_text(text.getvalue())
     print(PATH)
 
