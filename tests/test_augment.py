@@ -65,6 +65,17 @@ def test_the_middle_of_a_long_thin_picture_is_the_same_without_the_rest(photo, m
     )
 
 
+@pytest.mark.parametrize("size", [(300, 20), (20, 300), (123, 77)])
+def test_a_padded_crop_is_the_same_where_the_image_is_reduced_before(photo, size, monkeypatch):
+    picture = photo.resize(size)
+    pre, augmentation = Preprocessing(resolution=16), Augmentation(scale=(3, 4), hflip_prob=0)
+    whole = [train_view(picture, pre, augmentation, rng(seed)).astype(int) for seed in range(5)]
+    monkeypatch.setattr(augment, "MAX_PIXELS", 64 * 64)
+    for seed, each in enumerate(whole):
+        small = train_view(picture, pre, augmentation, rng(seed))
+        assert np.abs(small - each).mean() < 3, seed
+
+
 @pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (1, 1), (2, 3)])
 @pytest.mark.parametrize("fit", ["crop", "squish"])
 def test_a_picture_of_any_shape_fills_the_square(size, fit):

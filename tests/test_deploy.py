@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import weakref
 from collections import Counter
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 from fullstride.data.dataset import Images, UnreadableImage, open_data
 from fullstride.deploy import export as exporting
+from fullstride.deploy import predict as predicting
 from fullstride.deploy import select
 from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonImages
 from fullstride.deploy.export import export, make_reference
@@ -277,6 +279,51 @@ def test_predictions_are_the_networks_softmax_best_first(pictures, tmp_path):
     assert [g.probability for g in answer.guesses] == pytest.approx(
         expected.sort(descending=True).values.tolist()
     )
+
+
+def test_a_picture_may_be_a_path_an_image_or_an_array_alone_or_in_a_list(tmp_path):
+    bundle = make_bundle("resnet_rs_tiny", COLOUR)
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 44, 3)).astype(np.uint8)
+    path = tmp_path / "a.png"
+    image = Image.fromarray(pixels)
+    image.save(path)
+    (expected,) = predict(bundle, [path])
+    assert expected.path == str(path)
+    for picture in (path, str(path), image, pixels, pixels[None], [pixels], (p for p in [image])):
+        (answer,) = predict(bundle, picture)
+        assert answer.guesses == expected.guesses
+    mixed = list(predict(bundle, [str(path), image, pixels, pixels[:, :, :1]], batch=3))
+    assert [answer.path for answer in mixed] == [str(path), "", "", ""]
+    assert mixed[0].guesses == pytest.approx(mixed[2].guesses)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned to the right
+    image.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+    with Image.open(path) as turned:
+        (answer,) = predict(bundle, turned)
+        assert turned.size == (31, 44)
+    assert answer.guesses == expected.guesses
+    for wrong in (pixels / 255, pixels[0, 0], 7.5, np.zeros((4, 4, 2), np.uint8)):
+        with pytest.raises(ValueError, match="use "):
+            list(predict(bundle, [wrong]))
+
+
+def test_pictures_of_a_batch_are_resized_one_by_one_and_a_batch_is_bounded(tmp_path, monkeypatch):
+    bundle, batches = make_bundle("genet_tiny", COLOUR), []
+    bundle.net.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
+    alive = []
+
+    def decoded(path, channels, resized_to):
+        picture = Image.new("RGB", (60, 60))
+        alive.append(weakref.ref(picture))
+        assert sum(each() is not None for each in alive) <= 2
+        return picture
+
+    monkeypatch.setattr(predicting, "decode", decoded)
+    assert len(list(predict(bundle, ["a"] * 9, batch=4))) == 9
+    assert batches == [4, 4, 1]
+    monkeypatch.setattr(predicting, "MAX_BATCH_PIXELS", 2 * 40 * 40)
+    assert len(list(predict(bundle, ["a"] * 5))) == 5
+    assert batches[3:] == [2, 2, 1]
 
 
 def test_pictures_that_cannot_be_read_are_named_in_their_place_and_the_others_are_answered(

@@ -360,7 +360,7 @@ def test_impossible_groups_views_and_sides_are_refused():
         world_size=2,
     )
     refused("^distinct_views -1: use", distinct_views=-1)
-    with pytest.raises(ValueError, match="^resolution 0: use 1 to 16384 pixels$"):
+    with pytest.raises(ValueError, match="^resolution 0: use 1 to 4096 pixels$"):
         TrainView(GRAY, sides=(4, 0))
 
 

@@ -337,6 +337,8 @@ def test_patterns_with_braces_and_stars_choose_shards(tmp_path):
         "r-*.tar": "no shard 'r-.*it has 'p-000.tar', 'p-001.tar', 'p-002.tar' and 2 more",
         "p-{0..9999999}.tar": "count up, to at most 100,000 shards",
         "p-{3..1}.tar": "count up",
+        "p-{0..99999}{0..99999}{0..99999}.tar": "use at most 100,000",
+        "p-" + "{a,b}" * 50 + ".tar": "use at most 100,000",
         "gone.tar": "1 of 1 shards are missing",
     }.items():
         with pytest.raises(ValueError, match=message):

@@ -7,6 +7,7 @@ repository, CC BY 4.0), unchanged from scikit-learn, which redistributes it.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -127,11 +128,11 @@ def _open(where: str, minival: float | None) -> DataSet:
     folder, choice = choice_in(where)
     if choice:
         return _of_dataset(find_folder(folder), choice, minival)
-    path = Path(where)
-    if path.suffix.lower() in TABLES and not path.is_dir():
+    path = Path(where)  # a pattern of shards may be longer than a name, which `is_dir` refuses
+    if path.suffix.lower() in TABLES and not os.path.isdir(path):
         table = find_table(where)
         return _of_files(table.stem, table, *read_table(table, minival), _Below(table.parent))
-    if path.suffix.lower() == ".tar" and not path.is_dir():
+    if path.suffix.lower() == ".tar" and not os.path.isdir(path):
         return _of_shards(find_folder(str(path.parent)), path.name, minival)
     root = find_folder(where)
     if holds_shards(root):

@@ -1,7 +1,9 @@
 """Which classes do these pictures show? Predictions of a bundle or of an exported file."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -9,68 +11,126 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fullstride.data.dataset import UnreadableImage, decode
-from fullstride.data.transforms.crop import in_mode, test_view, to_input
+from fullstride.data.readers.decode import UnreadableImage, decode, plain_image
+from fullstride.data.transforms.crop import in_mode, resized_side, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
+
+Picture = str | os.PathLike[str] | Image.Image | np.ndarray
+# of the inputs of a batch: 334 images of 224 x 224
+MAX_BATCH_PIXELS = 2**24
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What `Task.decode` makes of one picture, best first; or why it could not be read."""
 
-    path: str
+    path: str  # "" for a picture in memory
     guesses: tuple[Any, ...] = ()  # `Guess` for classification
     unreadable: str = ""
 
 
 def predict(
     model: Bundle | ExportedModel,
-    paths: Sequence[Path],
+    pictures: Picture | Iterable[Picture],
     *,
     top: int = 5,
     batch: int = 32,
     device: torch.device | str = "cpu",
 ) -> Iterator[Prediction]:
-    """One `Prediction` for each path, in order, with the `top` most probable classes.
+    """One `Prediction` for each picture, in order, with the `top` most probable classes.
 
-    An unreadable picture yields a `Prediction` with the reason. `device` is for bundles: an
-    exported file computes on the device that it was opened for.
+    Args:
+        model: A bundle, or an exported file.
+        pictures: One or more: paths of files, images of Pillow, or uint8 arrays (H, W) or
+            (H, W, C) with 1, 3 or 4 channels; an array (N, H, W, C) is N pictures.
+        top: The number of predictions for each.
+        batch: Pictures at a time; fewer where their inputs would need much memory.
+        device: Where a bundle computes; an exported file has its own device.
+
+    A picture that cannot be read yields a `Prediction` with the reason. Raises ValueError for what
+    is no picture.
     """
-    for start in range(0, len(paths), batch):
-        reasons: dict[Path, str] = {}
-        readable: dict[Path, Image.Image] = {}
-        for path in paths[start : start + batch]:
-            try:
-                readable[path] = decode(path, model.preprocessing.channels)
-            except UnreadableImage as error:
-                reasons[path] = error.reason
-        rows = torch.from_numpy(probabilities(model, list(readable.values()), device))
-        decoded = find_task(task_of(model)).decode(rows, model.classes, top)
-        guesses = dict(zip(readable, decoded, strict=True))
-        for path in paths[start : start + batch]:
-            if path in reasons:
-                yield Prediction(str(path), unreadable=reasons[path])
+    pictures, side = _listed(pictures), model.preprocessing.resolution
+    batch = min(batch, max(1, MAX_BATCH_PIXELS // side**2))
+    for start in range(0, len(pictures), batch):
+        group, reasons = pictures[start : start + batch], {}
+        rows = probabilities(model, _readable(group, model, reasons), device, batch)
+        guesses = iter(find_task(task_of(model)).decode(torch.from_numpy(rows), model.classes, top))
+        for index, picture in enumerate(group):
+            path = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else ""
+            if index in reasons:
+                yield Prediction(path, unreadable=reasons[index])
             else:
-                yield Prediction(str(path), guesses[path])
+                yield Prediction(path, next(guesses))
+
+
+def _listed(pictures: Picture | Iterable[Picture]) -> list[Picture]:
+    if isinstance(pictures, np.ndarray) and pictures.ndim == 4:
+        return list(pictures)
+    if isinstance(pictures, (str, os.PathLike, Image.Image, np.ndarray)):
+        return [pictures]
+    return list(pictures)
+
+
+def _readable(
+    pictures: Sequence[Picture], model: Bundle | ExportedModel, reasons: dict[int, str]
+) -> Iterator[Image.Image]:
+    """The pictures that can be read, one in memory at a time; the others go into `reasons`."""
+    pre = model.preprocessing
+    full_size = isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures"
+    for index, picture in enumerate(pictures):
+        try:
+            yield _opened(picture, pre.channels, 0 if full_size else resized_side(pre))
+        except UnreadableImage as error:
+            reasons[index] = error.reason
+
+
+def _opened(picture: Picture, channels: int, resized_to: int) -> Image.Image:
+    if isinstance(picture, (str, os.PathLike)):
+        return decode(Path(picture), channels, resized_to=resized_to)
+    if isinstance(picture, Image.Image):
+        return plain_image(picture.copy(), channels)
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(
+            f"a picture of the type {type(picture).__name__}: use a path, an image of Pillow or an "
+            "array"
+        )
+    depth = picture.shape[2:]
+    if (
+        picture.dtype != np.uint8
+        or picture.ndim not in (2, 3)
+        or depth not in ((), (1,), (3,), (4,))
+    ):
+        raise ValueError(
+            f"a picture of {picture.dtype} {picture.shape}: use uint8 (H, W) or (H, W, C) with 1, "
+            "3 or 4 channels"
+        )
+    pixels = picture[:, :, 0] if depth == (1,) else picture
+    return plain_image(Image.fromarray(pixels), channels)
 
 
 def probabilities(
     model: Bundle | ExportedModel,
-    pictures: Sequence[Image.Image],
+    pictures: Iterable[Image.Image],
     device: torch.device | str = "cpu",
+    batch: int = 32,
 ) -> np.ndarray:
     """The activated outputs for pictures of any sizes; for classification (N, K) float32.
 
-    Raises FloatingPointError where an output is not finite.
+    Of the pictures, which may come one by one, only the inputs of a batch are held. Raises
+    FloatingPointError where an output is not finite.
     """
-    if not pictures:
+    exported = isinstance(model, ExportedModel)
+    kind = model.metadata.input_kind if exported else "normalised"
+    batches = inputs(kind, model.preprocessing, pictures, batch)
+    first = next(batches, None)
+    if first is None:
         return np.empty((0, len(model.classes)), np.float32)
-    kind = "normalised" if isinstance(model, Bundle) else model.metadata.input_kind
-    batches = inputs(kind, model.preprocessing, pictures)
-    rows = logits(model, batches, device) if isinstance(model, Bundle) else outputs(model, batches)
+    batches = chain([first], batches)
+    rows = outputs(model, batches) if exported else logits(model, batches, device)
     rows = activate(task_of(model), rows) if kind == "normalised" else rows
     if not np.isfinite(rows).all():
         raise FloatingPointError("the network's outputs for a picture are not finite")
@@ -93,19 +153,21 @@ def outputs(model: ExportedModel, batches: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def inputs(
-    kind: InputKind, pre: Preprocessing, pictures: Sequence[Image.Image], batch: int = 32
+    kind: InputKind, pre: Preprocessing, pictures: Iterable[Image.Image], batch: int = 32
 ) -> Iterator[np.ndarray]:
     """Pictures as inputs of a file (see `Metadata.input_kind`), in batches of up to `batch`.
 
-    Inputs of the kind pictures keep their size and come one by one.
+    Each picture is resized before the next one is taken. Inputs of the kind pictures keep their
+    size and come one by one.
     """
     if kind == "pictures":
         for picture in pictures:
             pixels = np.asarray(in_mode(picture, pre.channels))
             yield pixels.reshape(1, *pixels.shape[:2], pre.channels)
         return
-    for start in range(0, len(pictures), batch):
-        pixels = np.stack([test_view(picture, pre) for picture in pictures[start : start + batch]])
+    views = (test_view(picture, pre) for picture in pictures)
+    while group := list(islice(views, batch)):
+        pixels = np.stack(group)
         if kind == "pixels":
             yield pixels
         else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
+MAX_RESOLUTION = 4096  # one image has 200 MB in float32, and a network needs several times that
 
 Kernel = Literal["bilinear", "bicubic", "lanczos"]
 Fit = Literal["crop", "squish"]
@@ -29,8 +29,8 @@ class Preprocessing:
                 f"mean {self.mean} and std {self.std}: give 1 number each for gray images or 3 for "
                 "RGB"
             )
-        if type(self.resolution) is not int or not 1 <= self.resolution <= 16_384:
-            raise ValueError(f"resolution {self.resolution}: use 1 to 16384 pixels")
+        if type(self.resolution) is not int or not 1 <= self.resolution <= MAX_RESOLUTION:
+            raise ValueError(f"resolution {self.resolution}: use 1 to {MAX_RESOLUTION} pixels")
         for name, value, kinds in (("kernel", self.kernel, Kernel), ("fit", self.fit, Fit)):
             if value not in get_args(kinds):
                 raise ValueError(f"{name} {value!r}: use {' or '.join(get_args(kinds))}")

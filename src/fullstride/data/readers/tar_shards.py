@@ -5,7 +5,9 @@ pack` writes it, has each image's name, offset and class; without it the headers
 read once. Nothing is extracted, so no name in a shard becomes a path.
 """
 
+import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,7 @@ from fullstride.strict_json import Bounds, from_json, read_json
 INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
+MAX_NAMES = 100_000  # of shards that a pattern names
 MAX_OPEN_SHARDS = 256  # of a process; systems allow 1024 open files or fewer
 SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "minival"), TEST) for name in names}
 
@@ -221,19 +224,22 @@ def _match(pattern: str, names: list[str]) -> list[str]:
 
 
 def _expand(pattern: str) -> list[str]:
-    """The names of a pattern with {first..last} and {one,other}."""
-    match = re.search(r"\{([^{}]*)\}", pattern)
-    if not match:
-        return [pattern]
-    before, after = pattern[: match.start()], _expand(pattern[match.end() :])
-    if span := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
-        first, last, digits = int(span[1]), int(span[2]), len(span[1])
-        if not 0 <= last - first < 10**5:
-            raise ValueError(f"{match[0]} in {pattern!r}: count up, to at most 100,000 shards")
-        words = [f"{number:0{digits}}" for number in range(first, last + 1)]
-    else:
-        words = match[1].split(",")
-    return [before + word + rest for word in words for rest in after]
+    """The names of a pattern with {first..last} and {one,other}, at most MAX_NAMES."""
+    pieces = re.split(r"\{([^{}]*)\}", pattern)  # what is in braces has an odd index
+    choices = [_words(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+    if (count := math.prod(map(len, choices))) > MAX_NAMES:
+        raise ValueError(f"{pattern!r} names {count:,} shards: use at most {MAX_NAMES:,}")
+    return ["".join(words) for words in itertools.product(*choices)]
+
+
+def _words(braces: str) -> list[str]:
+    span = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", braces)
+    if not span:
+        return braces.split(",")
+    first, last, digits = int(span[1]), int(span[2]), len(span[1])
+    if not 0 <= last - first < MAX_NAMES:
+        raise ValueError(f"{{{braces}}}: count up, to at most {MAX_NAMES:,} shards")
+    return [f"{number:0{digits}}" for number in range(first, last + 1)]
 
 
 # ---- the index

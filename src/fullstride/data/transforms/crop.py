@@ -22,7 +22,8 @@ KERNELS = {
     "bicubic": Image.Resampling.BICUBIC,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# Of a whole resized image. Very long and thin ones are cropped before they are resized.
+# Of a whole resized or padded image. Very long and thin ones are cropped before they are resized;
+# others are reduced before they are padded.
 MAX_PIXELS = 64 * 2**20
 
 
@@ -92,10 +93,7 @@ def train_view(
 ) -> np.ndarray:
     """A random crop of a decoded image at the network's resolution, augmented: uint8 (H, W, C)."""
     left, top, right, bottom = random_crop_box(image.size, augmentation, rng)
-    outside = math.ceil(max(-left, -top, right - image.width, bottom - image.height, 0))
-    if outside:
-        image = ImageOps.expand(image, outside)
-    box = (left + outside, top + outside, right + outside, bottom + outside)
+    image, box = _padded(image, (left, top, right, bottom))
     crop = _resized(image, (pre.resolution, pre.resolution), pre, box)
     if augmentation.rotation_degrees:
         crop = crop.rotate(
@@ -121,7 +119,7 @@ def test_view(image: Image.Image, pre: Preprocessing) -> np.ndarray:
     side = pre.resolution
     if pre.fit == "squish":
         return _pixels(_resized(image, (side, side), pre))
-    shorter = math.floor(side / pre.crop)
+    shorter = resized_side(pre)
     w, h = image.size
     new_w, new_h = (shorter, int(shorter * h / w)) if w <= h else (int(shorter * w / h), shorter)
     left, top = round((new_w - side) / 2), round((new_h - side) / 2)
@@ -131,6 +129,11 @@ def test_view(image: Image.Image, pre: Preprocessing) -> np.ndarray:
         )
     box = (left * w / new_w, top * h / new_h, (left + side) * w / new_w, (top + side) * h / new_h)
     return _pixels(_resized(image, (side, side), pre, box))
+
+
+def resized_side(pre: Preprocessing) -> int:
+    """Pixels of the shorter side that `test_view` resizes an image to."""
+    return pre.resolution if pre.fit == "squish" else math.floor(pre.resolution / pre.crop)
 
 
 test_view.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # not a test of pytest
@@ -174,6 +177,39 @@ def random_crop_box(
             )
     width, height = min(w, h * high), min(h, w / low)  # the largest center crop
     return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
+
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def _padded(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
+    """The image with black around it, so that `box` is inside, and the box in the result."""
+    (w, h), (left, top, right, bottom) = image.size, box
+    outside = math.ceil(max(-left, -top, right - w, bottom - h, 0))
+    if (w + 2 * outside) * (h + 2 * outside) > MAX_PIXELS and outside:
+        # of a long and thin image this would be many times its pixels
+        image, box = _reduced(image, box)
+        left, top = math.floor(box[0]), math.floor(box[1])
+        image = image.crop((left, top, math.ceil(box[2]), math.ceil(box[3])))
+        return image, (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
+    if outside:
+        image = ImageOps.expand(image, outside)
+    return image, (left + outside, top + outside, right + outside, bottom + outside)
+
+
+def _reduced(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
+    """The part inside `box`, by a whole factor smaller, so that the box has few pixels."""
+    left, top, right, bottom = box
+    factor = math.ceil(math.sqrt((right - left) * (bottom - top) / MAX_PIXELS))
+    x, y = max(0, math.floor(left)), max(0, math.floor(top))
+    inside = (x, y, min(image.width, math.ceil(right)), min(image.height, math.ceil(bottom)))
+    small = image.crop(inside).reduce(factor)
+    return small, (
+        (left - x) / factor,
+        (top - y) / factor,
+        (right - x) / factor,
+        (bottom - y) / factor,
+    )
 
 
 def _resized(

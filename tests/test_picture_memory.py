@@ -1,0 +1,68 @@
+"""Large pictures need the memory of one at a time, measured as the peak of a child process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs the module resource"),
+]
+PEAK = "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss"
+PREDICT = f"""
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from bundles import small_bundle
+from fullstride.deploy.predict import predict
+from PIL import Image
+bundle = small_bundle()
+list(predict(bundle, Image.new("RGB", (99, 99))))
+before = {PEAK}
+answers = list(predict(bundle, sys.argv[1:]))
+assert all(answer.guesses for answer in answers)
+print({PEAK} - before)
+"""
+TRAIN = f"""
+import resource, sys
+from pathlib import Path
+import numpy as np
+from fullstride.data.dataset import decode
+from fullstride.data.transforms.crop import Augmentation, train_view
+from fullstride.nets.preprocessing import Preprocessing
+before = {PEAK}
+picture = decode(Path(sys.argv[1]), 3)
+for seed in range(5):
+    rng = np.random.default_rng(seed)
+    train_view(picture, Preprocessing(), Augmentation(scale=(0.5, 4)), rng)
+print({PEAK} - before)
+"""
+
+
+def peak_mib(code: str, *paths: Path) -> float:
+    """Growth of the peak memory of a process that runs `code`."""
+    words = [sys.executable, "-c", code, *map(str, paths)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return int(done.stdout) / (2**10 if sys.platform == "linux" else 2**20)
+
+
+def test_a_batch_of_photographs_needs_less_memory_than_one_decoded_photograph(tmp_path):
+    photo = np.tile(load_sample_image("china.jpg"), (10, 10, 1))[:4000, :6000]
+    Image.fromarray(photo).save(tmp_path / "a.jpg", quality=90)  # 69 MiB of pixels
+    assert peak_mib(PREDICT, *[tmp_path / "a.jpg"] * 12) < 60
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "I;16"])
+def test_a_panorama_of_80_megapixels_trains_within_its_pixels_twice(tmp_path, mode):
+    values = np.tile(np.arange(250, dtype=np.uint8), (2000, 160))
+    picture = {
+        "RGBA": lambda: Image.merge("RGBA", [Image.fromarray(values)] * 4),
+        "I;16": lambda: Image.fromarray(values.astype(np.uint16) * 257),
+    }[mode]()
+    picture.save(tmp_path / "a.png", compress_level=1)
+    assert peak_mib(TRAIN, tmp_path / "a.png") < 2 * 320 + 330  # 256 MiB for a padded crop
