@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import weakref
 from collections import Counter
@@ -363,11 +364,17 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
         return [type("M", (), {"ms_p50": times[name] * protocol.batch})]
 
     monkeypatch.setattr(select, "bench", bench)
-    best, bundle, ms = select.most_accurate(bundles, Budget(ms_per_image=5))
-    assert (best, bundle.name, ms) == ("good", "good", 3.0)
     # The time of a call divided by its images, so that a batch does not change the budget.
-    assert select.most_accurate(bundles, Budget(ms_per_image=5, batch=8))[::2] == ("good", 3.0)
-    assert select.most_accurate(bundles, None)[0] == "slow"
+    for batch in (1, 8):
+        lines: list[str] = []
+        budget = Budget(ms_per_image=5, batch=batch)
+        best, bundle = select.most_accurate(bundles, budget, lines.append)
+        assert (best, bundle.name) == ("good", "good")
+        (line,) = lines
+        assert line.startswith(f"good: 3.000 ms an image here (batch {batch}, ")
+    lines = []
+    assert select.most_accurate(bundles, None, lines.append)[0] == "slow"
+    assert not lines  # nothing is measured where nothing depends on it
     times_in_words = "0.5 ms an image .*: slow 9.000 ms, good 3.000 ms, fast 1.000 ms"
     with pytest.raises(ValueError, match=times_in_words):
         select.most_accurate(bundles, Budget(ms_per_image=0.5))
@@ -379,19 +386,39 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
         )
 
 
+@pytest.mark.parametrize("budget", [None, Budget(ms_per_image=8)])
+@pytest.mark.parametrize("order", [("slow", "fast", "poor"), ("poor", "fast", "slow")])
+def test_of_equal_scores_the_faster_network_is_exported(order, budget, monkeypatch):
+    times = {"slow": 3.0, "fast": 2.0, "poor": 1.0}
+    tops = {"slow": 98.0, "fast": 98.0, "poor": 97.5}
+    bundles = {
+        name: replace(small_bundle(), name=name, scores={"test": {"top1": tops[name]}})
+        for name in order
+    }
+    monkeypatch.setattr(select, "ms_per_image", lambda bundle, batch: times[bundle.name])
+    lines: list[str] = []
+    assert select.most_accurate(bundles, budget, lines.append)[0] == "fast"
+    assert "slow 3.000 ms" in lines[0]
+    assert lines[-1].startswith("fast: 2.000 ms")
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """The online protocol in a fraction of a second."""
-    monkeypatch.setattr(select, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
+    protocol = replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01)
+    monkeypatch.setattr(select, "ONLINE", protocol)
+    monkeypatch.setattr(select, "TRIAL", protocol)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_the_time_that_decides_is_measured_here():
     bundle = make_bundle("genet_tiny", GRAY, scores={"test": {"top1": 1.0}})
-    best, _, ms = select.most_accurate({"one": bundle}, Budget(ms_per_image=1e6))
-    assert best == "one"
-    assert ms > 0
+    lines: list[str] = []
+    budget = Budget(ms_per_image=1e6)
+    assert select.most_accurate({"one": bundle}, budget, lines.append) == ("one", bundle)
+    (ms,) = re.findall(r"^one: ([\d.]+) ms an image", lines[0])
+    assert float(ms) > 0
 
 
 def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
@@ -410,11 +437,17 @@ def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
     result = select.fastest(bundle, tmp_path / "net", images, budget=budget, **how)
     assert (result.format, result.path) == ("openvino", tmp_path / "net")
     assert (tmp_path / "net" / "model.xml").is_file()
-    assert [line[:23] for line in lines] == [
-        "pt2 bf16: was not writt",
-        "openvino fp32: 1.000 ms",
-        "onnx fp32: 2.000 ms an ",
+    starts = [
+        "onnx fp32: 1 of 3",
+        "onnx fp32: 2.000 ms an image, 0.00 points lost, after ",
+        "openvino fp32: 2 of 3",
+        "openvino fp32: 1.000 ms an image, 0.00 points lost, after ",
+        "pt2 bf16: 3 of 3",
+        "pt2 bf16: was not written: ",
+        "measured in turn, an image: openvino fp32 1.000 ms, onnx fp32 2.000 ms",
     ]
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
+    assert all(re.search(r"after \d+\.\d s$", lines[number]) for number in (1, 3, 5))
     with pytest.raises(ValueError, match=r"openvino fp32 .* 1.000 ms .* 0.5 ms"):
         select.fastest(bundle, tmp_path / "other", images, budget=Budget(ms_per_image=0.5))
     assert [each.name for each in tmp_path.iterdir()] == ["net"]

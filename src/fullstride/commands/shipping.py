@@ -78,7 +78,8 @@ def export(
     Example: fullstride export runs/digits --out digits.onnx
 
     Args:
-        runs: A run, a bundle or a name with released weights. Of several, the most accurate one.
+        runs: A run, a bundle or a name with released weights. Of several, the one with the best
+            test score, of equal scores the fastest.
         out: The file or folder to write.
         format: onnx, openvino, aoti, pt2, tensorrt, triton-server (see docs/shipping.md), or auto:
             the fastest format and precision of openvino, onnx, aoti and tensorrt, of those that

@@ -16,7 +16,7 @@ from fullstride.deploy.run_images import (
 )
 from fullstride.deploy.select import fastest, most_accurate
 from fullstride.measure.budget import Budget
-from fullstride.measure.environment import choose_device, cpu_name
+from fullstride.measure.environment import choose_device
 from fullstride.train import loop
 
 AUTO = "auto"
@@ -60,12 +60,7 @@ def export_runs(
         if value and not int8:
             raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
     bundles = {run: tasks.load(run) for run in runs}
-    run, bundle, ms = most_accurate(bundles, None if auto else budget)
-    if budget and ms is not None:
-        progress(
-            f"{run}: {ms:.3f} ms an image here, the most accurate of {len(runs)} within "
-            f"{budget.on(cpu_name(), 'float32')}"
-        )
+    run, bundle = most_accurate(bundles, None if auto else budget, progress)
     how: dict[str, Any] = dict(input_kind=input_kind, any_size=any_size, backend=backend)
     how |= dict(max_drop=max_drop, force=force, progress=progress)
     if device != "cpu":

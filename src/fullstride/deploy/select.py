@@ -1,5 +1,6 @@
 """Which network should be exported, and to which format? The most accurate or the fastest one."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -19,51 +20,72 @@ from fullstride.deploy.export import (
 from fullstride.deploy.exported import ExportedModule, InputKind, Precision
 from fullstride.deploy.formats import FORMATS, open_file, output, tensorrt
 from fullstride.measure.bench import bench
-from fullstride.measure.budget import Budget
+from fullstride.measure.budget import Budget, conditions
 from fullstride.measure.environment import cpu_name
-from fullstride.measure.protocols import ONLINE
+from fullstride.measure.protocols import ONLINE, Protocol
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.writing import atomic_write, parent_folders
 
+TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
 
 
 def most_accurate(
-    bundles: Mapping[str, Bundle], budget: Budget | None
-) -> tuple[str, Bundle, float | None]:
-    """The name and the bundle with the best test score within the budget, and its ms per image.
+    bundles: Mapping[str, Bundle],
+    budget: Budget | None,
+    progress: Progress = lambda line: None,
+) -> tuple[str, Bundle]:
+    """The name and the bundle with the best test score within the budget; of ties the fastest.
 
-    That is the median time of a call, measured here at the budget's batch size, divided by the
-    images; without a budget it is not measured and None.
-    Raises ValueError, with the latencies, if no bundle fits, and if one of several has no test
-    score or other classes.
+    A tie is an equal score. Times are those of `ms_per_image`, measured only where there is a
+    budget or a tie; `progress` is called with a line about them. Raises ValueError, with the times,
+    if no bundle fits, and if one of several has no test score or other classes.
     """
     if len({(bundle.task, bundle.classes) for bundle in bundles.values()}) > 1:
         raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
-    fit, ms = dict(bundles), {}
+    metric = find_task(next(iter(bundles.values())).task).metric
+    batch, ms = budget.batch if budget else 1, {}
+    fit = dict(bundles)
     if budget is not None:
-        for name, bundle in bundles.items():
-            pre = bundle.preprocessing
-            rows = bench(
-                {name: bundle.net},
-                replace(ONLINE, resolution=pre.resolution, batch=budget.batch),
-                in_channels=pre.channels,
-            )
-            assert rows[0].ms_p50 is not None  # by the online protocol
-            ms[name] = rows[0].ms_p50 / budget.batch
+        ms = {name: ms_per_image(bundle, batch) for name, bundle in bundles.items()}
         fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget.ms_per_image}
         if not fit:
-            times = ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
-            raise ValueError(f"no network runs within {budget.on(cpu_name(), 'float32')}: {times}")
-    best = next(iter(fit))
+            limit = budget.on(cpu_name(), "float32")
+            raise ValueError(f"no network runs within {limit}: {in_words(ms)}")
+    best = [*fit]
     if len(fit) > 1:
-        metric = find_task(fit[best].task).metric
         for name, bundle in fit.items():
             if metric.name not in bundle.scores.get("test", {}):
                 raise ValueError(f"{name} has no test score to be compared by: export it alone")
-        best = max(fit, key=lambda name: metric.rank(fit[name].scores["test"][metric.name]))
-    return best, fit[best], ms.get(best)
+        ranks = {name: metric.rank(fit[name].scores["test"][metric.name]) for name in fit}
+        best = [name for name in fit if ranks[name] == max(ranks.values())]
+    if len(best) > 1:
+        ms = {name: ms.get(name) or ms_per_image(fit[name], batch) for name in best}
+        score = metric.text(fit[best[0]].scores["test"][metric.name])
+        progress(f"the fastest is exported of those with the same test {score}: {in_words(ms)}")
+    name = min(best, key=lambda name: ms.get(name, 0.0))
+    if ms:
+        where = conditions(batch, cpu_name(), "float32")
+        within = f" within {budget.ms_per_image:g} ms" if budget else ""
+        progress(
+            f"{name}: {ms[name]:.3f} ms an image here ({where}), the most accurate of "
+            f"{len(bundles)}{within}"
+        )
+    return name, fit[name]
+
+
+def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
+    """The median time of a call here, by the online protocol, divided by its images."""
+    pre = bundle.preprocessing
+    protocol = replace(ONLINE, resolution=pre.resolution, batch=batch)
+    (row,) = bench({bundle.name: bundle.net}, protocol, in_channels=pre.channels)
+    assert row.ms_p50 is not None  # by the online protocol
+    return row.ms_p50 / batch
+
+
+def in_words(ms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
 
 
 def fastest(
@@ -82,8 +104,10 @@ def fastest(
     """Export `bundle` to each format that runs here and keep the file with the lowest latency.
 
     Files are in `precision`, or in each precision if None, and are measured in turn by the online
-    protocol. `out` gets the suffix of the chosen format; `options` are passed to `export`. Raises
-    ValueError, with the latencies, if no file passes its comparison or fits the budget.
+    protocol. `progress` is called with a line when a try begins, and with its time, its latency
+    alone and the points that it loses when it ends. `out` gets the suffix of the chosen format;
+    `options` are passed to `export`. Raises ValueError, with the latencies, if no file passes its
+    comparison or fits the budget.
     """
     candidates = available(precision)
     for kind in {FORMATS[name].suffix: FORMATS[name] for name, _ in candidates}.values():
@@ -93,13 +117,16 @@ def fastest(
         finetune=cache(finetune) if finetune else None,
         reference=make_reference(bundle, images, input_kind),
     )
+    batch = budget.batch if budget else 1
     results: dict[str, ExportResult] = {}
     with (
         parent_folders(out),
         TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch,
     ):
-        for name, each in candidates:
+        for number, (name, each) in enumerate(candidates, start=1):
             label, path = f"{name} {each}", Path(scratch) / f"{name}_{each}{FORMATS[name].suffix}"
+            progress(f"{label}: {number} of {len(candidates)}")
+            start = time.perf_counter()
             try:
                 results[label] = export(
                     bundle,
@@ -112,17 +139,20 @@ def fastest(
                     **options,
                 )
             except ValueError as error:
-                progress(f"{label}: {str(error).removeprefix(f'{path} ')}")
+                seconds = time.perf_counter() - start
+                progress(f"{label}: {str(error).removeprefix(f'{path} ')}, after {seconds:.1f} s")
+                continue
+            seconds = time.perf_counter() - start
+            alone = latencies({label: path}, bundle, batch, TRIAL)[label]
+            progress(
+                f"{label}: {alone:.3f} ms an image, {results[label].comparison.drop:.2f} points "
+                f"lost, after {seconds:.1f} s"
+            )
         if not results:
             raise ValueError(f"{out} was not written: no format of those that run here passed")
-        ms = latencies(
-            {label: each.path for label, each in results.items()},
-            bundle,
-            budget.batch if budget else 1,
-        )
-        for label in sorted(ms, key=lambda label: ms[label]):
-            drop = results[label].comparison.drop
-            progress(f"{label}: {ms[label]:.3f} ms an image, {drop:.2f} points lost")
+        ms = latencies({label: each.path for label, each in results.items()}, bundle, batch)
+        in_order = {label: ms[label] for label in sorted(ms, key=lambda label: ms[label])}
+        progress(f"measured in turn, an image: {in_words(in_order)}")
         best = min(ms, key=lambda label: ms[label])
         if budget is not None and ms[best] > budget.ms_per_image:
             raise ValueError(
@@ -153,9 +183,14 @@ def available(precision: Precision | None) -> list[tuple[str, Precision]]:
     ]
 
 
-def latencies(paths: Mapping[str, Path], bundle: Bundle, batch: int = 1) -> dict[str, float]:
-    """The median time of a call / its images, in ms, of each file, measured in turn."""
+def latencies(
+    paths: Mapping[str, Path], bundle: Bundle, batch: int = 1, protocol: Protocol | None = None
+) -> dict[str, float]:
+    """The median time of a call / its images, in ms, of each file, measured in turn.
+
+    `protocol` is the online one by default.
+    """
     modules = {label: ExportedModule(open_file(path, trust=True)) for label, path in paths.items()}
-    protocol = replace(ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
+    protocol = replace(protocol or ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
     rows = bench(modules, protocol, in_channels=bundle.preprocessing.channels)
     return {row.name: row.ms_p50 / batch for row in rows if row.ms_p50 is not None}
