@@ -20,6 +20,7 @@ from torch import Tensor
 from fullstride.nets.fused import reference
 from fullstride.nets.fused.dispatch import choose
 from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.fused.statistics import statistics
 from fullstride.nets.fused.triton import passes as on_triton
 from fullstride.nets.fused.triton import tiles
 from fullstride.nets.fused.triton.tiles import offsets, place
@@ -249,6 +250,17 @@ def test_statistics_about_a_pivot_keep_the_digits_of_maps_far_from_zero():
     one = given((2, 8, 16, 16))
     affine = one.affine._replace(pivot_c=torch.full((8,), 1e4, device=DEVICE))
     check(FORMS[0], replace(one, x=one.x + 1e4, affine=affine), torch.float32)
+
+
+@pytest.mark.parametrize("format", [LAST, FIRST], ids=str)
+def test_statistics_of_maps_a_thousand_deviations_from_zero_are_those_of_float64(format):
+    x = 1000 + torch.randn(3, 8, 16, 12, device=DEVICE)
+    assert choose(x) is on_triton
+    (count, mean, variance), _ = statistics(x.contiguous(memory_format=format), "")
+    wide = x.double()
+    assert count.tolist() == [3 * 16 * 12] * 8
+    assert (mean - wide.mean((0, 2, 3))).abs().max() <= 1e-4  # of a deviation: float32 at 1000
+    assert (variance / wide.var((0, 2, 3), correction=0) - 1).abs().max() <= 1e-5
 
 
 @pytest.mark.slow

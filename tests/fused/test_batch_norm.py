@@ -327,6 +327,27 @@ def test_half_precision_stays_near_float64_of_the_same_numbers(name):
             assert (one.double() - other).norm() <= near * (1 + other.double().norm())
 
 
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name != "pool_conv"])
+def test_maps_a_thousand_deviations_from_zero_have_the_statistics_of_float64(name):
+    """With running means near zero, which say nothing of the batch."""
+    torch.manual_seed(0)
+    fused, _ = OPERATORS[name]
+    modules = Modules(GAINS["ordinary"]).float()
+    x, other, mask = inputs(8, C, 12, 12)
+    maps = [(1000 + t.detach()).float().requires_grad_() for t in (x, other)]
+    wide = copy.deepcopy(modules).double()
+    for net, arguments in (
+        (modules, [*maps, mask.float()]),
+        (wide, [t.detach().double().requires_grad_() for t in [*maps, mask.float()]]),
+    ):
+        for norm in (net.norm, net.shortcut_norm):
+            norm.momentum = 1.0
+        fused(net, *arguments)
+    for one, exact in ((modules.norm, wide.norm), (modules.shortcut_norm, wide.shortcut_norm)):
+        assert (one.running_var / exact.running_var - 1).abs().max() <= 1e-5
+        assert (one.running_mean - exact.running_mean).abs().max() <= 1e-4  # of float32 at 1000
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -323,8 +323,8 @@ def test_operators_with_int8_maps_pass_opcheck(gated, masked, shortcut):
         torch.library.opcheck(op, what, test_utils=("test_schema", "test_faketensor"))
     assert codes.dtype == other_int8.dtype == torch.int8
     assert [codes.shape == y.shape, other_int8.shape == y.shape] == [True, shortcut == "normed"]
-    _, gain, bias, _, se, mask, other, slope, eps, *_ = args
-    other = [other_int8, *other[1:3]] if len(other) > 1 else other
+    _, gain, bias, se, mask, other, slope, eps, *_ = args
+    other = [other_int8, *other[1:]] if len(other) > 1 else other
     again = codes, gain, bias, batch_stats, means, se, mask, other, slope, eps, y.dtype
     torch.library.opcheck(
         torch.ops.fullstride.rejoin.default, again, test_utils=("test_schema", "test_faketensor")

@@ -60,12 +60,12 @@ def bn_add_relu(
         )
     if shortcut is not None and shortcut_norm is not None:
         check(shortcut, shortcut_norm, group)
-        other += [shortcut_norm.weight, shortcut_norm.bias, shortcut_norm.running_mean]
+        other += [shortcut_norm.weight, shortcut_norm.bias]
     eps = [norm.eps] if shortcut_norm is None else [norm.eps, shortcut_norm.eps]
     save = "int8" if int8 and saved == "both" else saved
-    gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
+    gain, bias = norm.weight, norm.bias
     y, stats, *_ = pointwise_ops.bn_add_act(
-        x, gain, bias, pivot, list(se), mask, other, slope, eps, save, group
+        x, gain, bias, list(se), mask, other, slope, eps, save, group
     )
     update(norm, stats[0], x, group)
     if shortcut_norm is not None:
@@ -89,9 +89,9 @@ def bn_act(
     if saved == "output" and slope is not None and not slope > 0:
         raise ValueError(f'slope {slope} cannot be inverted: use saved="both", or a slope above 0')
     check(x, norm, group)
-    gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
+    gain, bias = norm.weight, norm.bias
     y, stats, *_ = pointwise_ops.bn_add_act(
-        x, gain, bias, pivot, [], None, [], slope, [norm.eps], saved, group
+        x, gain, bias, [], None, [], slope, [norm.eps], saved, group
     )
     update(norm, stats[0], x, group)
     return y
@@ -108,10 +108,8 @@ def bn_act_conv(
     weight = conv.weight.to(x.dtype)  # as autocast does
     assert isinstance(conv.padding, tuple)
     geometry = [*conv.stride, *conv.padding, conv.groups]
-    gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, stats = spatial_ops.bn_act_conv(
-        x, gain, bias, pivot, weight, geometry, slope, norm.eps, group
-    )
+    gain, bias = norm.weight, norm.bias
+    y, stats = spatial_ops.bn_act_conv(x, gain, bias, weight, geometry, slope, norm.eps, group)
     update(norm, stats, x, group)
     return y
 
@@ -133,8 +131,8 @@ def bn_act_se(
             f"slope {slope} cannot be inverted: use bn_act and SqueezeExcite, or a slope above 0"
         )
     check(x, norm, group)
-    gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, stats, _ = gate_ops.bn_act_se(x, gain, bias, pivot, list(se), slope, norm.eps, group)
+    gain, bias = norm.weight, norm.bias
+    y, stats, _ = gate_ops.bn_act_se(x, gain, bias, list(se), slope, norm.eps, group)
     update(norm, stats, x, group)
     return y
 
@@ -144,8 +142,8 @@ def bn_act_blur(
 ) -> tuple[Tensor, Tensor]:
     """blur(act(norm(x))) as by `BlurPool`, and its means over the pixels (N, C). Saves x alone."""
     check(x, norm, group)
-    gain, bias, pivot = norm.weight, norm.bias, norm.running_mean
-    y, means, stats = spatial_ops.bn_act_blur(x, gain, bias, pivot, slope, norm.eps, group)
+    gain, bias = norm.weight, norm.bias
+    y, means, stats = spatial_ops.bn_act_blur(x, gain, bias, slope, norm.eps, group)
     update(norm, stats, x, group)
     return y, means
 

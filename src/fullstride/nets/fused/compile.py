@@ -31,7 +31,7 @@ def residual_blocks(graph: Graph) -> dict[Node, Node | None]:
     ends: dict[Node, Node | None] = {}
     for node in graph.nodes:
         if node.target is torch.ops.fullstride.join.default:
-            shortcut = node.args[6]
+            shortcut = node.args[5]
             identity = len(shortcut) == 1 and shortcut[0].target is operator.getitem
             source = shortcut[0].args[0] if identity else None
             ends[node] = source if source in ends else None
@@ -54,11 +54,11 @@ def recompute_from_int8(graph: Graph, checkpoints: Sequence[Node]) -> None:
     for node in list(graph.nodes):
         if (
             node.target is not torch.ops.fullstride.join.default
-            or node.args[9] != "int8"
+            or node.args[8] != "int8"
             or node in checkpoints
         ):
             continue
-        _, gain, bias, _, se, keep, shortcut, slope, eps, *_ = node.args
+        _, gain, bias, se, keep, shortcut, slope, eps, *_ = node.args
         (y,) = (user for user in node.users if user.args[1] == 0)
         outputs = [node]
         for number, value in enumerate(node.meta["val"][1:], 1):
@@ -67,7 +67,7 @@ def recompute_from_int8(graph: Graph, checkpoints: Sequence[Node]) -> None:
             outputs[-1].meta = node.meta | {"val": value}
         _, statistics, means, int8, shortcut_int8 = outputs
         if len(shortcut) > 1:
-            shortcuts = [shortcut_int8, *shortcut[1:3]]
+            shortcuts = [shortcut_int8, *shortcut[1:]]
         else:
             shortcuts = [restored.get(each, each) for each in shortcut]
         arguments = (int8, gain, bias, statistics, means, se, keep, shortcuts, slope, eps)

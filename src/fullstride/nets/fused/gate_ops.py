@@ -28,14 +28,13 @@ def bn_act_se(
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
-    pivot: Tensor,
     se: Sequence[Tensor],
     slope: float,
     eps: float,
     group: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """gate * act(norm(x)): the result, the batch statistics and the gate's input (N, C)."""
-    batch_stats, _ = statistics(x, pivot, group)
+    batch_stats, _ = statistics(x, group)
     affine = Norm.of(batch_stats, gain, bias, eps).affine()
     gate_input_nc = choose(x).squeezed(x, affine, slope)
     gate_nc = Gate.of(gate_input_nc, se).out_nc.clamp(min=MIN_GATE)
@@ -43,7 +42,7 @@ def bn_act_se(
 
 
 @bn_act_se.register_fake
-def _(x, gain, bias, pivot, se, slope, eps, group):
+def _(x, gain, bias, se, slope, eps, group):
     n, c = x.shape[:2]
     return empty_map(x), empty_numbers(x, 3, c), empty_numbers(x, n, c)
 
@@ -92,7 +91,7 @@ def _(grad, y, gain, bias, batch_stats, gate_input_nc, se, slope, eps, group):
 
 
 def save_for_bn_act_se(ctx, inputs, output) -> None:
-    _, gain, bias, _, se, ctx.slope, ctx.eps, ctx.group = inputs
+    _, gain, bias, se, ctx.slope, ctx.eps, ctx.group = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*output, gain, bias, *se)
 
@@ -102,7 +101,7 @@ def differentiate_bn_act_se(ctx, grad, *_):
     grad_x, grad_gain, grad_bias, *grad_se = bn_act_se_backward(
         grad, y, gain, bias, batch_stats, gate_input_nc, se, ctx.slope, ctx.eps, ctx.group
     )
-    return grad_x, grad_gain, grad_bias, None, grad_se, None, None, None
+    return grad_x, grad_gain, grad_bias, grad_se, None, None, None
 
 
 bn_act_se.register_autograd(differentiate_bn_act_se, setup_context=save_for_bn_act_se)

@@ -5,8 +5,8 @@ has a fake implementation, and its gradient is an operator too, so that torch.co
 they are. A gradient is one pass over the maps for sums, arithmetic on numbers per image and channel
 (N, C) or per channel (C,), and one pass for results (see `reference`).
 
-Every operator computes batch statistics about `pivot`, an estimate of the mean, and returns them:
-`batch_stats`, (3, C), are the number of values, the mean and the biased variance.
+Every operator computes batch statistics and returns them: `batch_stats`, (3, C), are the number of
+values, the mean and the biased variance.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,6 @@ def bn_add_act(
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
-    pivot: Tensor,
     se: Sequence[Tensor],
     mask: Tensor | None,
     other: Sequence[Tensor],
@@ -48,15 +47,15 @@ def bn_add_act(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """act(mask * gate * norm(x) + other).
 
-    `other` is empty, a map, or a map with the gain, bias and pivot of its norm. Returns the result,
-    the batch statistics of one or two norms (norms, 3, C), for a gate the means of x - mean (N, C),
-    and if `save` is "int8" the normalised x, and such an `other`, as int8.
+    `other` is empty, a map, or a map with the gain and bias of its norm. Returns the result, the
+    batch statistics of one or two norms (norms, 3, C), for a gate the means of x - mean (N, C), and
+    if `save` is "int8" the normalised x, and such an `other`, as int8.
     """
-    batch_stats, means_nc = statistics(x, pivot, group)
+    batch_stats, means_nc = statistics(x, group)
     both = [batch_stats]
     shortcut, shortcut_affine, shortcut_rate = other[0] if other else None, None, None
     if len(other) > 1:
-        both.append(statistics(other[0], other[3], group)[0])
+        both.append(statistics(other[0], group)[0])
         shortcut_norm = Norm.of(both[1], other[1], other[2], eps[1])
         shortcut_affine, shortcut_rate = shortcut_norm.affine(), shortcut_norm.rstd / STEP
     norm = Norm.of(batch_stats, gain, bias, eps[0])
@@ -108,7 +107,7 @@ def per_step(numbers: Tensor, norm: Norm, saved: Tensor | None) -> Tensor:
 
 
 @bn_add_act.register_fake
-def _(x, gain, bias, pivot, se, mask, other, slope, eps, save, group):
+def _(x, gain, bias, se, mask, other, slope, eps, save, group):
     n, c = x.shape[:2]
     int8_maps = (
         empty_map(x, dtype=torch.int8) if each else x.new_empty(0, dtype=torch.int8)
@@ -139,7 +138,7 @@ def bn_add_act_backward(
     eps: Sequence[float],
     group: str,
 ) -> list[Tensor]:
-    """Gradients of x, gain, bias, `se` and `other` without its pivot. Either y or x may be None.
+    """Gradients of x, gain, bias, `se` and `other`. Either y or x may be None.
 
     x, and an `other` that has a norm, may be int8.
     """
@@ -177,7 +176,7 @@ def bn_add_act_backward(
         d_other_nc = per_step(d_other_nc, shortcut_norm, other[0])
         *grads, (scale, constant, linear) = shortcut_norm.gradients(d_nc, d_other_nc, group)
         shortcut_slopes = Slopes(scale, constant, per_step(linear, shortcut_norm, other[0]))
-        grad_other = [grad.to(weight.dtype) for grad, weight in zip(grads, other[1:3], strict=True)]
+        grad_other = [grad.to(weight.dtype) for grad, weight in zip(grads, other[1:], strict=True)]
     grad_x, grad_shortcut = kernels.bn_add_act_gradients(
         grad, y, x, affine, slopes, shortcut, shortcut_affine, shortcut_slopes, slope
     )
@@ -204,17 +203,17 @@ def _(grad, y, x, gain, bias, batch_stats, means_nc, se, mask, other, slope, eps
         empty_map(saved),
         *weights,
         *grad_other,
-        *(torch.empty_like(weight) for weight in other[1:3]),
+        *(torch.empty_like(weight) for weight in other[1:]),
     ]
 
 
 def save_for_bn_add_act(ctx, inputs, output) -> None:
-    x, gain, bias, _, se, mask, other, ctx.slope, ctx.eps, save, ctx.group = inputs
+    x, gain, bias, se, mask, other, ctx.slope, ctx.eps, save, ctx.group = inputs
     y, batch_stats, means_nc, x_int8, other_int8 = output
     ctx.mark_non_differentiable(*output[1:])
     ctx.sizes = len(se), len(other)
     # The gradient of an `other` without a norm needs its shape alone, which is that of y.
-    others = other[:3] if len(other) > 1 or save == "input" else []
+    others = other if len(other) > 1 or save == "input" else []
     if save == "int8":
         x, others = x_int8, [other_int8, *others[1:]] if others else []
     maps = None if save == "input" else y, None if save == "output" else x
@@ -230,16 +229,7 @@ def differentiate_bn_add_act(ctx, grad, *_):
         *(ctx.slope, ctx.eps, ctx.group),
     )
     grad_se, grad_other = grads[:se_size], grads[se_size:]
-    return (
-        grad_x,
-        grad_gain,
-        grad_bias,
-        None,
-        grad_se,
-        None,
-        [*grad_other, *[None] * (other_size > 1)],
-        *[None] * 4,
-    )
+    return grad_x, grad_gain, grad_bias, grad_se, None, grad_other, *[None] * 4
 
 
 bn_add_act.register_autograd(differentiate_bn_add_act, setup_context=save_for_bn_add_act)

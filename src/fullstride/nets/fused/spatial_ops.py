@@ -28,7 +28,6 @@ def bn_act_conv(
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
-    pivot: Tensor,
     weight: Tensor,
     geometry: Sequence[int],
     slope: float | None,
@@ -36,7 +35,7 @@ def bn_act_conv(
     group: str,
 ) -> tuple[Tensor, Tensor]:
     """conv(act(norm(x))) and the batch statistics of x. `geometry`: strides, paddings, groups."""
-    batch_stats, _ = statistics(x, pivot, group)
+    batch_stats, _ = statistics(x, group)
     inside = in_format_of(
         choose(x).bn_add_act(x, Norm.of(batch_stats, gain, bias, eps).affine(), None, None, slope),
         x,
@@ -47,7 +46,7 @@ def bn_act_conv(
 
 
 @bn_act_conv.register_fake
-def _(x, gain, bias, pivot, weight, geometry, slope, eps, group):
+def _(x, gain, bias, weight, geometry, slope, eps, group):
     sides = (
         (side + 2 * padding - kernel) // stride + 1
         for side, kernel, stride, padding in zip(
@@ -110,7 +109,7 @@ def _(grad, x, gain, bias, weight, batch_stats, geometry, slope, eps, group):
 
 
 def save_for_bn_act_conv(ctx, inputs, output) -> None:
-    x, gain, bias, _, weight, ctx.geometry, ctx.slope, ctx.eps, ctx.group = inputs
+    x, gain, bias, weight, ctx.geometry, ctx.slope, ctx.eps, ctx.group = inputs
     batch_stats = output[1]
     ctx.mark_non_differentiable(batch_stats)
     ctx.save_for_backward(x, gain, bias, weight, batch_stats)
@@ -120,7 +119,7 @@ def differentiate_bn_act_conv(ctx, grad, _):
     grad_x, grad_gain, grad_bias, grad_weight = bn_act_conv_backward(
         grad, *ctx.saved_tensors, ctx.geometry, ctx.slope, ctx.eps, ctx.group
     )
-    return grad_x, grad_gain, grad_bias, None, grad_weight, *[None] * 4
+    return grad_x, grad_gain, grad_bias, grad_weight, *[None] * 4
 
 
 bn_act_conv.register_autograd(differentiate_bn_act_conv, setup_context=save_for_bn_act_conv)
@@ -185,19 +184,18 @@ def bn_act_blur(
     x: Tensor,
     gain: Tensor,
     bias: Tensor,
-    pivot: Tensor,
     slope: float | None,
     eps: float,
     group: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """blur(act(norm(x))), its means over the pixels (N, C), and the batch statistics."""
-    batch_stats, _ = statistics(x, pivot, group)
+    batch_stats, _ = statistics(x, group)
     y, means_nc = choose(x).blurred(x, Norm.of(batch_stats, gain, bias, eps).affine(), slope)
     return in_format_of(y, x), means_nc, batch_stats
 
 
 @bn_act_blur.register_fake
-def _(x, gain, bias, pivot, slope, eps, group):
+def _(x, gain, bias, slope, eps, group):
     n, c, h, w = x.shape
     return (
         empty_map(x, n, c, (h + 1) // 2, (w + 1) // 2),
@@ -235,7 +233,7 @@ def _(grad, grad_means, x, gain, bias, batch_stats, slope, eps, group):
 
 
 def save_for_bn_act_blur(ctx, inputs, output) -> None:
-    x, gain, bias, _, ctx.slope, ctx.eps, ctx.group = inputs
+    x, gain, bias, ctx.slope, ctx.eps, ctx.group = inputs
     batch_stats = output[2]
     ctx.mark_non_differentiable(batch_stats)
     ctx.save_for_backward(x, gain, bias, batch_stats)
@@ -245,7 +243,7 @@ def differentiate_bn_act_blur(ctx, grad, grad_means, _):
     grad_x, grad_gain, grad_bias = bn_act_blur_backward(
         grad, grad_means, *ctx.saved_tensors, ctx.slope, ctx.eps, ctx.group
     )
-    return grad_x, grad_gain, grad_bias, *[None] * 4
+    return grad_x, grad_gain, grad_bias, *[None] * 3
 
 
 bn_act_blur.register_autograd(differentiate_bn_act_blur, setup_context=save_for_bn_act_blur)

@@ -95,9 +95,9 @@ class Norm(NamedTuple):
         return grad_gain, grad_bias, slopes
 
 
-def statistics(x: Tensor, pivot_c: Tensor, group: str) -> tuple[Tensor, Tensor]:
+def statistics(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     """Count, mean and variance per channel (3, C), and the mean of x - mean per image (N, C)."""
-    pivot_c = pivot_c.to(precision(x))
+    pivot_c = one_value(x)
     first_nc, second_nc = choose(x).stats(x, pivot_c)
     pixels, images = x.shape[2] * x.shape[3], max(len(x), 1)
     mean = first_nc.sum(0) / images
@@ -112,6 +112,16 @@ def statistics(x: Tensor, pivot_c: Tensor, group: str) -> tuple[Tensor, Tensor]:
     whole = (counts * means).sum(0) / total
     variance = (spreads + counts * (means - whole).square()).sum(0) / total
     return torch.stack([total, whole, variance]), centred_nc + (pivot_c + mean - whole)
+
+
+def one_value(x: Tensor) -> Tensor:
+    """The central value of each channel of the first image (C,); 0 without images.
+
+    About it, sums of squares lose no digits to a mean that is large compared with the deviation, as
+    any value is expected to be one deviation away from the mean. Running statistics can be stale.
+    """
+    row, column = x.shape[2] // 2, x.shape[3] // 2
+    return x[:1, :, row, column].sum(0, dtype=precision(x))
 
 
 def all_gather(part: Tensor, group: str) -> Tensor:
