@@ -105,6 +105,15 @@ def test_a_multiplier_of_one_changes_nothing_and_others_multiply_every_width_and
     ]
 
 
+def test_halves_are_rounded_up_when_a_network_is_scaled():
+    stage = Stage(block=Bottleneck, depth=1, width=64, ratio=1)
+    spec = replace(SPECS["resnet50"], stages=tuple(replace(stage, depth=d) for d in range(1, 11)))
+    assert [s.depth for s in spec.scaled(depth=0.5).stages] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    for eighths in range(8, 64):  # TResNet's own code: int((64 * width + 4) / 8) * 8
+        width = eighths / 32
+        assert spec.scaled(width=width).stages[0].width == int((64 * width + 4) / 8) * 8
+
+
 def test_scaled_widths_are_multiples_of_eight_and_of_the_group_width():
     spec = replace(
         SPECS["resnet50"],

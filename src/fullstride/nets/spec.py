@@ -1,5 +1,6 @@
 """What describes a network? Frozen data, `Stage` and `NetSpec`, and their JSON."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -113,19 +114,20 @@ class NetSpec:
         """The network with every width and every depth multiplied.
 
         Widths are rounded to multiples of 8 for tensor cores, and of the group width; a multiplier
-        of 1 changes nothing. The minimum is one block, and one such multiple.
+        of 1 changes nothing. The minimum is one block, and one such multiple. Halves are rounded
+        up, as the widths are in TResNet's code.
         """
         check_multiplier("width", width)
         check_multiplier("depth", depth)
 
         def wide(channels: int, step: int = 8) -> int:
-            return max(round(channels * width / step) * step, step) if width != 1 else channels
+            return max(half_up(channels * width / step) * step, step) if width != 1 else channels
 
         stages = tuple(
             replace(
                 stage,
                 width=wide(stage.width, max(8, round(stage.group_width / stage.ratio))),
-                depth=max(round(stage.depth * depth), 1),
+                depth=max(half_up(stage.depth * depth), 1),
             )
             for stage in self.stages
         )
@@ -139,6 +141,10 @@ class NetSpec:
     def from_json(data: str | Mapping[str, Any], where: str = "network spec") -> "NetSpec":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
         return strict_json.from_json(NetSpec, data, where, NAMED)
+
+
+def half_up(value: float) -> int:
+    return math.floor(value + 0.5)
 
 
 def check_range(name: str, value: Any, most: int) -> None:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from fullstride.nets.fused import gate_ops, pointwise_ops, spatial_ops
 
 # An input is recomputed from its output if no |bias / gain| is above MAX_OFFSET: in bf16 within
-# 2^-6 of its standard deviation. Below MIN_GAIN, float16 runs out of digits.
-MAX_OFFSET, MIN_GAIN = 8.0, 1e-3
+# 2^-6 of its standard deviation. Below MIN_INVERTIBLE_GAIN, float16 runs out of
+# digits.
+MAX_OFFSET, MIN_INVERTIBLE_GAIN = 8.0, 1e-3
 
 
 def bn_add_relu(
@@ -153,10 +154,10 @@ def is_invertible(norm: nn.BatchNorm2d) -> Tensor:
     """Whether an input can be recomputed from its output: one boolean, on the device.
 
     In bf16 the normalised input has an error of 2^-9 * |input + bias / gain|, so |bias / gain| of
-    each channel must be at most `MAX_OFFSET`, and |gain| at least `MIN_GAIN`.
+    each channel must be at most `MAX_OFFSET`, and |gain| at least `MIN_INVERTIBLE_GAIN`.
     """
     size = norm.weight.abs()
-    return ((norm.bias.abs() <= MAX_OFFSET * size) & (size >= MIN_GAIN)).all()
+    return ((norm.bias.abs() <= MAX_OFFSET * size) & (size >= MIN_INVERTIBLE_GAIN)).all()
 
 
 def check(x: Tensor, norm: nn.BatchNorm2d, group: str) -> None:
