@@ -73,6 +73,8 @@ NUMBER = dict(
 )
 BLOCK = dict(kind="XX", ratio=1.0, width=64, resolution=7, depth=4, kernel=3)
 BLOCK |= dict(ms_per_image=0.5, ms_low=0.4, ms_high=0.6, params=1000, macs=10**6)
+ROW = {"epoch": 1, "epochs": 2, "loss": 2.0, "lr": 0.1, "images_per_s": 9.5, "data_share": 0.5}
+ROW |= {"minival/top1": 0.5, "minival/loss": 1.0, "skipped": {"a.jpg": "it is empty"}}
 NUMBERS = [7, 0.5, -1, math.nan, math.inf, 10**12 + 1, 10**30, 10**400]
 VALUES = [*NUMBERS, "text", True, None, [], {}, [[]]]
 
@@ -122,7 +124,7 @@ FILES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], 
         in_folder(partial(read_config, hint="give --data"), RUN_CONFIG),
     ),
     "log": (
-        lambda: {"epoch": 1, "minival/top1": 0.5, "minival/loss": 1.0, "train/loss": 2.0},
+        lambda: dict(ROW),
         in_folder(read_log, LOG),
     ),
     "autotune's cache": (

@@ -161,8 +161,8 @@ def _reader(hint: Any) -> _Reader:
         return _named(kinds[0] if origin is type else None)
     if is_dataclass(hint):
         return _dataclass(hint)
-    assert hint in _NOUNS, f"{hint} has no form in JSON"
-    return _bounded(hint)
+    assert isinstance(hint, type), f"{hint} has no form in JSON"
+    return _bounded(hint) if hint in _NOUNS else _instance(hint)
 
 
 def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
@@ -186,6 +186,17 @@ def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
         return value
 
     return {int: integer, float: real}.get(kind, exact)
+
+
+def _instance(kind: type) -> _Reader:
+    """Objects of a class that JSON does not have, as tensors in a checkpoint."""
+
+    def read(value: Any, registry: Mapping[str, Any]) -> Any:
+        if not isinstance(value, kind):
+            raise _misfit(value, f"a {kind.__name__}")
+        return value
+
+    return read
 
 
 def _one_of(choices: tuple[Any, ...]) -> _Reader:
@@ -274,7 +285,7 @@ def _dataclass(kind: Any) -> _Reader:
         for name in value:
             if name not in readers:
                 close = get_close_matches(str(name), readers, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else "remove it"
+                hint = f"did you mean {close[0]!r}?" if close else "a newer version may have it"
                 raise _MisfitError(f" has an unknown field {shortened(name)}: {hint}")
         if missing := [name for name in required if name not in value]:
             raise _MisfitError(f" lacks {', '.join(missing)}")

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import is_compiled, is_fused
+from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
 from fullstride.train.batches import check_task
 from fullstride.train.distill import TeacherProbabilities
@@ -25,6 +26,7 @@ from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.mix import mix
 from fullstride.train.optimizer import Average, build_optimizer, lr_at, momentum_at
 from fullstride.train.recipe import Recipe
+from fullstride.train.training_state import load_optimizer, load_scaler, read_state
 
 CHECK_EVERY = 100  # steps between two checks of the losses, each of which waits for the device
 
@@ -246,13 +248,30 @@ class Learner:
             "saves": self.net.saved_tensor_choices(),
         }
 
-    def resume(self, state: dict[str, Any]) -> tuple[int, int, list[Tensor]]:
-        self.net.load_state_dict(state["net"])
-        self.average.net.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.saved_tensor_choices = state["saves"]
-        return state["epochs"], state["index"], list(state["losses"].to(self.device))
+    def resume(self, data: dict[str, Any]) -> tuple[int, int, list[Tensor]]:
+        """Load the checkpoint `data`. Raises ValueError, in one line, where it does not fit."""
+        where = "the checkpoint"
+        state = read_state(data, where)
+        if state.epochs > math.ceil(self.recipe.epochs) or state.index >= self.per_epoch:
+            raise ValueError(
+                f"{where} is of epoch {state.epochs} and step {state.index}, training has "
+                f"{math.ceil(self.recipe.epochs)} epochs of {self.per_epoch} steps"
+            )
+        for name, net in (("net", self.net), ("average", self.average.net)):
+            try:
+                net.load_state_dict(fit(net.state_dict(), dict(getattr(state, name))))
+            except ValueError as error:
+                raise ValueError(f"{where}: {name}: {error}") from None
+        by_id = {id(parameter): name for name, parameter in self.net.named_parameters()}
+        groups = self.optimizer.param_groups
+        names = [by_id[id(parameter)] for group in groups for parameter in group["params"]]
+        load_optimizer(self.optimizer, state.optimizer, names, where)
+        load_scaler(self.scaler, state.scaler, where)
+        choices = self.net.saved_tensor_choices()
+        if state.saves and len(state.saves) != len(choices):
+            raise ValueError(f"{where}: saves has {len(state.saves)} items for {len(choices)}")
+        self.saved_tensor_choices = list(state.saves)
+        return state.epochs, state.index, list(state.losses.to(self.device))
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import copy
 import math
 from bisect import bisect_right
-from typing import Any
 
 import torch
 from timm.optim.rmsprop_tf import RMSpropTF
@@ -29,9 +28,7 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
         # TensorFlow's form, with the constants of EfficientNet (arXiv:1905.11946) and its TPU code
-        rmsprop = RMSpropTF(groups, lr=recipe.lr, alpha=0.9, eps=1e-3, momentum=recipe.momentum)
-        rmsprop.register_load_state_dict_pre_hook(with_current_rmsprop_names)
-        return rmsprop
+        return RMSpropTF(groups, lr=recipe.lr, alpha=0.9, eps=1e-3, momentum=recipe.momentum)
     sgd = SGDW if recipe.decoupled_weight_decay else torch.optim.SGD
     return sgd(
         groups,
@@ -48,25 +45,6 @@ def has_weight_decay(module: nn.Module, name: str, recipe: Recipe) -> bool:
     if recipe.decay_on == "all_but_norms":
         return not isinstance(module, NORMS)
     return name == "weight" and not isinstance(module, NORMS)
-
-
-def with_current_rmsprop_names(optimizer: torch.optim.Optimizer, state_dict: Any) -> Any:
-    """Hook for `load_state_dict`: RMSProp in checkpoints of version 0.1 had other names."""
-    if all("decay" not in group for group in state_dict["param_groups"]):
-        return None
-    groups = [
-        {**current, "params": old["params"], "lr": old["lr"], "momentum": old["momentum"]}
-        for old, current in zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    state = {
-        index: {
-            "step": torch.tensor(0.0),
-            "square_avg": old["square"],
-            "momentum_buffer": old["velocity"],
-        }
-        for index, old in state_dict["state"].items()
-    }
-    return {"state": state, "param_groups": groups}
 
 
 # 1-cycle (arXiv:1803.09820) with the defaults of PyTorch's OneCycleLR; TResNet does not state its.

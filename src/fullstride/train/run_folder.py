@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,13 @@ import torch
 
 from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
+from fullstride.nets.weights.reader import read_data
 from fullstride.outputs import Output, begins_with, has_keys
+from fullstride.storage import read_regular
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.tasks.task import Metric
-from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.train.recipe import NonNegative, PositiveInt, Recipe, saved_recipe
+from fullstride.train.training_state import read_state
 from fullstride.writing import atomic_write, check_output
 
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
@@ -25,6 +28,7 @@ OUTPUTS = {
     BEST: bundle.OUTPUT,
     BUNDLE: bundle.OUTPUT,
 }
+MAX_LOG_BYTES = 256 * 2**20  # a row has some hundred bytes, and the names of unreadable images
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,19 @@ class RunConfig:
     recipe: Mapping[str, Any]
     efficiency: str = ""  # of the recipe, or the fastest if that is auto
     task: str = "classify"
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """A row of the log, but for its scores of the minival split."""
+
+    epoch: PositiveInt
+    epochs: PositiveInt
+    loss: float
+    lr: NonNegative
+    images_per_s: NonNegative
+    data_share: NonNegative
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_folder(folder: Path) -> None:
@@ -126,13 +143,13 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read ({type(error).__name__}): remove it to start again at the "
-            "first epoch"
-        ) from None
+    hint = "the run cannot go on from it; give another --out"
+
+    def whole(data: Any) -> dict[str, Any]:
+        read_state(data, "checkpoint")
+        return data
+
+    return read_data(path, whole, hint)
 
 
 def read_log(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
@@ -140,24 +157,28 @@ def read_log(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
     path = folder / LOG
     if not path.exists():
         return []
-    lines = path.read_text().splitlines()[:epochs]
-    return [read_row(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+    lines = read_regular(path, MAX_LOG_BYTES).decode(errors="replace").splitlines()[:epochs]
+    if epochs is not None and len(lines) < epochs:
+        raise ValueError(
+            f"{path} has {len(lines)} rows for the {epochs} epochs of the checkpoint: give another "
+            "--out"
+        )
+    return [read_row(line, number, f"{path} line {number}") for number, line in enumerate(lines, 1)]
 
 
-def read_row(text: str, where: str) -> dict[str, Any]:
-    """A row of the log of any version by the current names. Raises ValueError in one line.
+def read_row(text: str, number: int, where: str) -> dict[str, Any]:
+    """The row of epoch `number` in the log of any version, by the current names.
 
-    Logs of version 0.1 have "minival_top1" for "minival/top1".
+    Logs of version 0.1 have "minival_top1" for "minival/top1". Raises ValueError in one line.
     """
     data = from_json(dict[str, Any], text, where)
     row = {key.replace("minival_", "minival/"): value for key, value in data.items()}
-    for key, value in row.items():
-        kinds = (int,) if key == "epoch" else (int, float)
-        if (key == "epoch" or key.startswith("minival/")) and type(value) not in kinds:
-            raise ValueError(f"{where}: {key} is {value!r}: use a number")
-    if "epoch" not in row:
-        raise ValueError(f"{where} lacks epoch")
-    return row
+    scores = {key: value for key, value in row.items() if key.startswith("minival/")}
+    others = {key: value for key, value in row.items() if key not in scores}
+    fixed = from_json(LogRow, others, where)
+    if fixed.epoch != number:
+        raise ValueError(f"{where}: epoch is {fixed.epoch}: rows are of the epochs from 1 on")
+    return {**asdict(fixed), **from_json(dict[str, float], scores, where)}
 
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:

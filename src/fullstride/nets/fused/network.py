@@ -7,7 +7,7 @@ the forward pass of its plain base class in training, and defers to it everywher
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -145,6 +145,8 @@ class FusedNetwork(Fused, Network):
             choose_saved_tensors(self)
             return
         for layer, saved in zip(fused_layers(self), choices, strict=True):
+            if saved not in get_args(Saved):
+                raise ValueError(f"saves {saved!r}: use {', '.join(get_args(Saved))}")
             layer.saved = cast(Saved, saved)
 
 

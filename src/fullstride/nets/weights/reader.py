@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -24,6 +24,7 @@ from fullstride.nets.weights.text import one_line
 from fullstride.nets.weights.unwrap import Unwrapped, WeightsKind, named_tensors, unwrap
 from fullstride.storage import check_regular, lacks_memory, open_regular
 
+T = TypeVar("T")
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, EOFError)
 
 # Files that are not weights, by their first bytes.
@@ -63,6 +64,25 @@ def read_flat(path: str | Path) -> dict[str, Tensor]:
 
 
 def checked(path: Path, select: Callable[[Any], Unwrapped]) -> Unwrapped:
+    def plain(data: Any) -> Unwrapped:
+        selected = select(data)
+        for name, value in selected.state.items():
+            check_plain(name, value)
+        return selected
+
+    return read_data(path, plain, "download it again")
+
+
+class _DamagedError(ValueError):
+    """A file that is not whole."""
+
+
+def read_data(path: Path, select: Callable[[Any], T], hint: str) -> T:
+    """`select` of what is in a file of weights, with the errors of both in one line.
+
+    Raises ValueError, MemoryError where the file does not fit, and for a damaged file a ValueError
+    that ends with `hint`.
+    """
     try:
         check_regular(path)
     except OSError as error:
@@ -74,15 +94,14 @@ def checked(path: Path, select: Callable[[Any], Unwrapped]) -> Unwrapped:
         except Exception as error:  # on a damaged file the libraries raise almost anything
             if lacks_memory(error):
                 raise MemoryError from None
-            raise ValueError(reason(error)) from None
-        selected = select(data)
-        for name, value in selected.state.items():
-            check_plain(name, value)
-        return selected
+            raise reason(error) from None
+        return select(data)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except MemoryError:
         raise MemoryError(f"out of memory while {path} was read") from None
+    except _DamagedError as error:
+        raise ValueError(f"{path} {error}: {hint}") from None
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
 
@@ -92,7 +111,7 @@ def reader(path: Path) -> Callable[[Path], Any]:
     with open_regular(path) as file:
         head = file.read(64)
     if not head:
-        raise ValueError("is empty: download it again")
+        raise _DamagedError("is empty")
     if head[8:9] == b"{":
         check_header(int.from_bytes(head[:8], "little"))
         return read_safetensors
@@ -116,7 +135,7 @@ def zip_reader(path: Path) -> Callable[[Path], Any]:
     except TooCostlyError:
         raise
     except ZIP_ERRORS:
-        raise ValueError("is a damaged or incomplete zip archive: download it again") from None
+        raise _DamagedError("is a damaged or incomplete zip archive") from None
     names = [member.filename for member in members]
     if any(name.endswith("constants.pkl") for name in names):
         raise ValueError(
@@ -162,18 +181,21 @@ def from_arrays(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def reason(error: Exception) -> str:
+def reason(error: Exception) -> ValueError:
+    """The error of a library, as one of ours."""
     text = str(error)
     if "GLOBAL " in text:
         function = one_line(text.split("GLOBAL ", 1)[1].split()[0])
-        return f"would run code on loading (it needs {function}): save its weights as safetensors"
+        return ValueError(
+            f"would run code on loading (it needs {function}): save its weights as safetensors"
+        )
     if isinstance(error, pickle.UnpicklingError):
         content = text.partition("WeightsUnpickler error: ")[2] or "a pickle of another kind"
-        return (
+        return ValueError(
             f"is not only weights ({one_line(content)}) and could run code on loading: save its "
             "weights as safetensors"
         )
-    return f"is damaged or incomplete ({one_line(text or type(error).__name__)}): download it again"
+    return _DamagedError(f"is damaged or incomplete ({one_line(text or type(error).__name__)})")
 
 
 def check_plain(name: str, value: Tensor) -> None:
