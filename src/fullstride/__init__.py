@@ -33,6 +33,7 @@ PUBLIC = {
     "load_profile": "fullstride.latency",
     "open_data": "fullstride.data.dataset",
     "Recipe": "fullstride.train.recipe",
+    "train_network": "fullstride.train.by_name",
     "train_epochs": "fullstride.train.loop",
     "evaluate": "fullstride.train.scoring",
     "predict": "fullstride.deploy.predict",

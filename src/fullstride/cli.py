@@ -28,7 +28,7 @@ from fullstride.console import (
 )
 from fullstride.storage import lacks_memory
 from fullstride.train.recipe import SHORT_FLAGS, Recipe, field_help
-from fullstride.train.recipes import RECIPES, find_recipe
+from fullstride.train.recipes import RECIPES, default_recipe, find_recipe
 
 DESCRIPTION = (
     "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "
@@ -237,8 +237,8 @@ def chosen_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
         )
     except SystemExit:  # the second pass says what is wrong
         return default, False
-    name = values.recipe_name or ("digits" if values.data == "digits" else "finetune")
-    return find_recipe(name), values.recipe.help
+    recipe = find_recipe(values.recipe_name or default_recipe(values.data))
+    return recipe, values.recipe.help
 
 
 def optional(hint: Any) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 from urllib.parse import urlencode
 
@@ -39,6 +40,9 @@ class Images:
     read: Callable[[str], Image.Image]  # name -> decoded image; pickled to loader workers
     # name -> the file that `read` decodes, or its bytes; None if there is no file
     file: Callable[[str], Path | bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"Images({len(self):,}: {shortened(self.names)})"
 
     def __len__(self) -> int:
         return len(self.names)
@@ -80,6 +84,14 @@ class DataSet:
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
     minival_share: float | None = None  # the argument of `open_data`
+
+    def __repr__(self) -> str:
+        splits = {"train": self.train, "minival": self.minival, "test": self.test}
+        images = ", ".join(f"{len(images):,} {name}" for name, images in splits.items())
+        return (
+            f"DataSet({shortened(self.where)}, classes {len(self.classes):,}: "
+            f"{shortened(self.classes)}, images: {images}, channels {self.channels})"
+        )
 
     def with_targets(self, classes: tuple[str, ...], target: Callable[[Any], Any]) -> "DataSet":
         """The same images with other targets, computed from the present ones."""

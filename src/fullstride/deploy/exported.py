@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, Literal
 
 import numpy as np
@@ -78,6 +79,13 @@ class ExportedModel:
     metadata: Metadata
     infer: Infer
     runtime: str  # the program that computes, its version and its number of threads
+
+    def __repr__(self) -> str:
+        about, classes = self.metadata, f"{len(self.classes):,}: {shortened(self.classes)}"
+        return (
+            f"ExportedModel({str(self.path)!r}, {about.precision}, {about.input_kind} in, "
+            f"classes {classes}, {self.preprocessing}, {self.runtime})"
+        )
 
     def run(self, images: np.ndarray) -> np.ndarray:
         """Inputs (N, ...) as `metadata.input_kind` says -> (N, K) float32 logits or probabilities.

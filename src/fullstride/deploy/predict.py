@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ class Prediction:
     path: str  # "" for a picture in memory
     guesses: tuple[Any, ...] = ()  # `Guess` for classification
     unreadable: str = ""
+
+    def __str__(self) -> str:
+        what = self.unreadable or ", ".join(map(str, self.guesses))
+        return f"{self.path}: {what}" if self.path else what
 
 
 def predict(
@@ -67,12 +71,30 @@ def predict(
                 yield Prediction(path, next(guesses))
 
 
+def predictions(
+    model: Bundle | ExportedModel, pictures: Picture | Iterable[Picture], **options: Any
+) -> Prediction | list[Prediction]:
+    """Of one picture its `Prediction`, of several a list of them; see `predict`.
+
+    Raises ValueError for one picture that cannot be read.
+    """
+    rows = list(predict(model, pictures, **options))
+    if not _is_one(pictures):
+        return rows
+    (row,) = rows
+    if row.unreadable:
+        raise ValueError(f"{row.path or 'the picture'}: {row.unreadable}")
+    return row
+
+
+def _is_one(pictures: Any) -> TypeGuard[Picture]:
+    if isinstance(pictures, np.ndarray):
+        return pictures.ndim < 4
+    return isinstance(pictures, (str, os.PathLike, Image.Image))
+
+
 def _listed(pictures: Picture | Iterable[Picture]) -> list[Picture]:
-    if isinstance(pictures, np.ndarray) and pictures.ndim == 4:
-        return list(pictures)
-    if isinstance(pictures, (str, os.PathLike, Image.Image, np.ndarray)):
-        return [pictures]
-    return list(pictures)
+    return [pictures] if _is_one(pictures) else list(pictures)
 
 
 def _readable(

@@ -35,6 +35,13 @@ class Estimate:
     bound: Bound
     resolvable_ratio: float  # the order of two estimates with a smaller ratio is not reliable
 
+    def __repr__(self) -> str:
+        return (
+            f"Estimate({self.profile}, {self.work}, batch {self.batch}: {self.ms_per_image:.3g} "
+            f"ms/image, 90 % interval {self.low:.3g} to {self.high:.3g}, "
+            f"{self.images_per_s:,.4g} images/s, bounded by {self.bound})"
+        )
+
     @property
     def images_per_s(self) -> float:
         return 1e3 / self.ms_per_image

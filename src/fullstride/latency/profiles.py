@@ -64,6 +64,10 @@ class Profile:
     def __post_init__(self) -> None:
         check_text(self)
 
+    def __repr__(self) -> str:
+        layout = ", ".join(filter(None, (self.layout, self.precision)))
+        return f"Profile({self.name!r}: {self.device}, {self.machine.runtime}, {layout})"
+
     def to_dict(self) -> dict[str, Any]:
         """As in JSON."""
         return rename_fields(asdict(self), {name: key for key, name in FIELD_NAMES.items()})

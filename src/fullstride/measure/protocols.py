@@ -12,6 +12,7 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.memory.max_batch import MULTIPLE
 from fullstride.measure.workload import Layout, Precision, Work
 from fullstride.nets.efficiency import Efficiency, current_name
+from fullstride.nets.precision import short_precision
 from fullstride.outputs import json_output
 from fullstride.writing import atomic_write
 
@@ -124,6 +125,17 @@ class Measurement:
     efficiency: Efficiency = "plain"  # of training
     runtime: str = ""  # of an exported file, with its precision; "" is PyTorch
     environment: Environment
+
+    def __repr__(self) -> str:
+        latency = f"p50 {self.ms_p50:.4g} ms, " if self.ms_p50 is not None else ""
+        mode = self.runtime or ("compiled" if self.compiled else "eager")
+        protocol, side = self.protocol, self.protocol.resolution
+        return (
+            f"Measurement({self.name!r}, {protocol.name}, {protocol.work}: {latency}"
+            f"{self.images_per_s:,.4g} images/s, spread {self.spread:.1%}; batch {protocol.batch}, "
+            f"{side} x {side}, {short_precision(self.precision)}, {self.layout}, {mode}, "
+            f"{self.environment.device})"
+        )
 
     def to_json(self) -> str:
         return strict_json.to_json(self)

@@ -49,6 +49,17 @@ class Backbone(nn.Module, ABC):
         super().__init__()
         self.register_module("task_head", None)
 
+    def __repr__(self) -> str:
+        """One line; `print` shows the tree of modules, as of any module of PyTorch."""
+        spec, count = self.spec, sum(parameter.numel() for parameter in self.parameters())
+        shape = f"{spec.in_channels} x {spec.resolution} x {spec.resolution}"
+        return (
+            f"{type(self).__name__}({count:,} parameters, images {shape}, classes {spec.classes:,};"
+            f" {spec.source})"
+        )
+
+    __str__ = nn.Module.__repr__
+
     @property
     @abstractmethod
     def channels(self) -> tuple[int, ...]: ...

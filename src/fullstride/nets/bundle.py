@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, Literal
 
 import torch
@@ -73,6 +75,22 @@ class Bundle:
     source: str = ""  # where the weights come from
     licence: str = ""  # of the weights, by its authors' name; "" if unknown
     task: str = "classify"  # name of the task that the network was trained for
+
+    def __repr__(self) -> str:
+        classes = f"{len(self.classes):,}: {shortened(self.classes)}"
+        return (
+            f"Bundle({self.name!r}, {self.task}, classes {classes}, {self.preprocessing},\n"
+            f"  scores {shortened(self.scores)}, {self.source!r},\n"
+            f"  {self.net!r})"
+        )
+
+    def predict(self, pictures: Any, **options: Any) -> Any:
+        """The most probable classes of one picture, or of each in a list.
+
+        See `fullstride.deploy.predict.predictions`, which is imported by its name: the rooms below
+        it do not know it.
+        """
+        return import_module("fullstride.deploy.predict").predictions(self, pictures, **options)
 
     def save(self, folder: str | Path) -> None:
         """Write the folder atomically, in place of an earlier bundle.

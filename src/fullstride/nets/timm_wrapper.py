@@ -34,6 +34,13 @@ class TimmSpec:
         return json.dumps({"timm": asdict(self)}, indent=1)
 
 
+def timm_names() -> list[str]:
+    """The names of all networks of timm, without `timm/`."""
+    import timm
+
+    return timm.list_models()
+
+
 def timm_spec(name: str, **changes: int) -> TimmSpec:
     """The spec of timm's `name`; `name.tag` gives the resolution of those weights."""
     import timm

@@ -1,7 +1,8 @@
 """Where does a network come from? From a name, `timm/NAME`, a folder, or a file of weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ from fullstride.nets.bundle import Bundle, build, no_head
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec, timm_spec
+from fullstride.nets.timm_wrapper import TimmSpec, timm_names, timm_spec
 from fullstride.nets.weights import hub
 
 
@@ -36,6 +37,7 @@ def create(
     name: str,
     *,
     classes: int | None = None,
+    num_classes: int | None = None,
     in_channels: int | None = None,
     width: float = 1.0,
     depth: float = 1.0,
@@ -46,6 +48,7 @@ def create(
 ) -> Backbone:
     """A network with fresh weights: a name of the zoo, or any of timm's as `timm/NAME`.
 
+    `num_classes` is timm's name of `classes`, and is read too.
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
     `resolution` is the intended one, in pixels per side; other sizes work too. With `efficiency`
     fused, a training step saves fewer tensors, and with `int8` smaller ones (see
@@ -59,6 +62,10 @@ def create(
         )
     if int8 and efficiency == "plain":
         raise ValueError(f"int8 activations are for fused networks, {name} is plain: use fused")
+    if num_classes is not None:
+        if classes not in (None, num_classes):
+            raise ValueError(f"classes {classes} and num_classes {num_classes}: give one of them")
+        classes = num_classes
     base = spec(name)
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):
@@ -141,3 +148,11 @@ def family_preprocessing(spec: Spec) -> Preprocessing:
         mean, std = (0.0,) * spec.in_channels, (1.0,) * spec.in_channels
     kernel = "bicubic" if stem is DeepConvStem else "bilinear"
     return Preprocessing(resolution=spec.resolution, mean=mean, std=std, kernel=kernel)
+
+
+def list(pattern: str = "*") -> tuple[str, ...]:  # the last function, as it hides the built-in one
+    """The names of the networks that match a pattern, such as `resnet_rs_*` or `timm/*resnet*`."""
+    names: Iterable[str] = families.SPECS
+    if pattern.startswith("timm/"):
+        names = (f"timm/{name}" for name in timm_names())
+    return tuple(name for name in names if fnmatchcase(name, pattern))

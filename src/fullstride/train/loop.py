@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, cast
 
@@ -45,7 +45,7 @@ class BatchSource(Protocol):
 class Checkpoint:
     """The state of training after a step, of tensors and numbers only."""
 
-    state: dict[str, Any]
+    state: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,15 @@ class Recipe:
                 "training: use one of them"
             )
 
+    def __repr__(self) -> str:
+        """The fields that differ from their defaults."""
+        values = (
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return f"Recipe({', '.join(values)})"
+
     def at_batch(self, batch: int) -> "Recipe":
         """The recipe for another batch size, by the linear scaling rule (arXiv:1706.02677)."""
         return replace(self, batch=batch, lr=self.lr * batch / self.batch)

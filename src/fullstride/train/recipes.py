@@ -210,6 +210,11 @@ RECIPES = {
 }
 
 
+def default_recipe(data: str) -> str:
+    """The name of the recipe for a data set, where none is chosen."""
+    return "digits" if data == "digits" else "finetune"
+
+
 def find_recipe(name: str) -> Recipe:
     """The recipe of that name, or a saved one: a JSON file, or the folder of a run or a bundle."""
     if name in RECIPES:

@@ -1,0 +1,59 @@
+"""How does one call train a network? From the names of data, network and recipe to a bundle."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fullstride.data.dataset import DataSet
+from fullstride.measure.environment import choose_device
+from fullstride.nets.bundle import Bundle
+from fullstride.tasks import build_head, find_task
+from fullstride.train import run, run_folder
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes import default_recipe, find_recipe
+
+
+def train_network(
+    data: str | Path | DataSet,
+    model: str,
+    out: str | Path,
+    *,
+    recipe: str | Recipe = "",
+    weights: str = "",
+    task: str = "classify",
+    device: str = "auto",
+    workers: int = 0,
+    on_epoch: Callable[[Mapping[str, Any]], object] = lambda row: None,
+    **changes: Any,
+) -> Bundle:
+    """Train a network as the command `train` does, in this process, and return its bundle.
+
+    After a stop, the same call resumes from the last checkpoint. `train.run.train` is the
+    generator behind it, which yields the row of each epoch.
+
+    Args:
+        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        model: A name that `zoo.list()` has, or timm/NAME.
+        out: The run folder, for log, checkpoint, best weights and the bundle.
+        recipe: A recipe, or the name, run, bundle or JSON file of one; by default digits for the
+            digits, else finetune.
+        weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
+            they are random.
+        task: What the network is trained for.
+        device: cpu, cuda, cuda:1, or auto: cuda where there is one.
+        workers: Processes that decode images beside this one.
+        on_epoch: Called with the row of each epoch, such as `print`.
+        **changes: Fields of the recipe, such as `epochs=3`.
+
+    Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
+    """
+    out, kind = Path(out), find_task(task)
+    images = data if isinstance(data, DataSet) else kind.open_data(str(data))
+    if not isinstance(recipe, Recipe):
+        recipe = find_recipe(recipe or default_recipe(images.where))
+    recipe = replace(recipe, **changes)
+    settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
+    for row in run.train(out, model, images, recipe, device=choose_device(device), **settings):
+        on_epoch(row)
+    return Bundle.load(out / run_folder.BUNDLE, build_head)
