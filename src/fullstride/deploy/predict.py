@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ def predictions(
     Raises ValueError for one picture that cannot be read.
     """
     rows = list(predict(model, pictures, **options))
-    if not _is_one(pictures):
+    if _one(pictures) is None:
         return rows
     (row,) = rows
     if row.unreadable:
@@ -87,14 +87,16 @@ def predictions(
     return row
 
 
-def _is_one(pictures: Any) -> TypeGuard[Picture]:
+def _one(pictures: Any) -> Picture | None:
+    """The argument itself if it is one picture."""
     if isinstance(pictures, np.ndarray):
-        return pictures.ndim < 4
-    return isinstance(pictures, (str, os.PathLike, Image.Image))
+        return pictures if pictures.ndim < 4 else None
+    return pictures if isinstance(pictures, (str, os.PathLike, Image.Image)) else None
 
 
-def _listed(pictures: Picture | Iterable[Picture]) -> list[Picture]:
-    return [pictures] if _is_one(pictures) else list(pictures)
+def _listed(pictures: Any) -> list[Picture]:
+    one = _one(pictures)
+    return list(pictures) if one is None else [one]
 
 
 def _readable(
