@@ -197,7 +197,7 @@ def initial_network(
         model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution
     )
     if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
-        net.check_size(recipe.resolution, recipe.resolution)
+        net.check_size(net.spec.resolution, net.spec.resolution)
     net.task_head = task.head(net)
     if net.task_head is not None and recipe.pad_channels:
         raise ValueError(
