@@ -3,6 +3,7 @@ import json
 import math
 import time
 from dataclasses import asdict, replace
+from statistics import median
 
 import pytest
 import torch
@@ -104,17 +105,23 @@ def test_an_image_that_a_network_cannot_take_is_refused_in_one_line():
 
 
 def test_a_step_of_known_duration_is_measured_as_such():
-    sleep_s = 0.005
-    (online,) = measure_all({"sleep": lambda: time.sleep(sleep_s)}, QUICK)
-    assert min(online.samples) == pytest.approx(
-        sleep_s * 1e3, rel=0.5
-    )  # others may hold up single calls
+    durations: list[float] = []
+
+    def step():  # a busy machine may wake it late, so it takes its own time too
+        start = time.perf_counter()
+        time.sleep(0.005)
+        durations.append((time.perf_counter() - start) * 1e3)
+
+    (online,) = measure_all({"sleep": step}, QUICK)
+    assert min(online.samples) >= 5
+    gaps = [min(abs(sample - each) for each in durations) for sample in online.samples]
+    assert median(gaps) < 1
     assert online.cpu_ms_per_image is not None
-    assert online.cpu_ms_per_image < sleep_s * 1e3 / 2  # sleeping takes no CPU time
-    (batched,) = measure_all(
-        {"sleep": lambda: time.sleep(sleep_s)}, replace(QUICK, name="throughput", batch=8)
-    )
-    assert max(batched.samples) == pytest.approx(8 / sleep_s, rel=0.5)
+    assert online.cpu_ms_per_image < 2.5  # sleeping takes no CPU time
+    durations.clear()
+    (batched,) = measure_all({"sleep": step}, replace(QUICK, name="throughput", batch=8))
+    assert max(batched.samples) <= 8 / 0.005
+    assert min(batched.samples) >= 8e3 / max(durations) / 2
     assert batched.ms_p50 is None
 
 
