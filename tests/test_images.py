@@ -18,10 +18,12 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
 
+from fullstride import cli
 from fullstride.data.dataset import UnreadableImage, decode, open_data
 from fullstride.data.readers import decode as decoding
 from fullstride.data.readers.decode import OversizedImage, plain_image
 from fullstride.data.transforms.crop import resized_side, test_view
+from fullstride.deploy.open_model import find_images
 from fullstride.nets.preprocessing import Preprocessing
 
 # by EXIF orientation, from the upright array to the stored one, after the standard's "row 0 is ..."
@@ -458,6 +460,49 @@ def test_odd_names_links_and_nested_folders_are_read_and_hidden_ones_are_not(tmp
                     part.picture(index)
             else:
                 assert part.picture(index).height == 5
+
+
+def test_every_file_that_is_not_used_is_counted_by_its_reason(tmp_path):
+    root = write(tmp_path / "data", *many("train/a", "train/b", each=6), "test/a/1.png")
+    write(root, "sheet.jpg", "other/2.png", ".hidden/3.png", "train/a/.DS_Store", "train/a.png")
+    write(root, *(f"train/a/{i}.HEIC" for i in range(5)), "train/b/1.mp4", "test/a/notes.txt")
+    (root / "train/a/more").symlink_to(root / "train/b")
+    (root / "back").symlink_to(root)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(root / "train/a/pipe.png")
+    data = open_data(str(root))
+    assert len(data.train) + len(data.minival) == 18
+    counts = {reason.split(" (")[0]: count for reason, count in data.ignored.items()}
+    assert {"neither files nor folders": 1, **counts} == {
+        "neither files nor folders": 1,
+        "images outside of the class folders": 3,
+        "hidden": 2,
+        ".heic": 5,
+        ".mp4": 1,
+        ".txt": 1,
+    }
+    assert "pillow-heif" in next(iter(data.ignored))  # the most frequent reason
+    plain = open_data(str(write(tmp_path / "plain", *many("a", "b", each=5))))
+    assert plain.ignored == {}
+
+
+def test_a_class_of_unknown_pictures_is_refused_with_what_would_read_them(tmp_path):
+    write(tmp_path, *many("a", "b", each=3), *(f"c/{i}.heic" for i in range(4)))
+    with pytest.raises(ValueError, match=r"no images in 'c' .*, but 4 \.heic .*pillow-heif"):
+        open_data(str(tmp_path))
+
+
+def test_commands_begin_with_what_they_do_not_use(tmp_path, capsys):
+    root = write(tmp_path / "data", *many("a", "b", each=5), "a/1.heic", "a/2.heic", "b/._1.png")
+    assert cli.run(["pack", str(root), str(tmp_path / "shards")]) == 0
+    assert "not used: 2 .heic (" in capsys.readouterr().err
+    paths, ignored = find_images([str(root), str(root / "a/1.heic")])
+    assert [path.name for path in paths] == [f"{i:03}.png" for i in range(5)] * 2 + ["1.heic"]
+    assert sorted(ignored.values()) == [1, 2]
+    (root / "only").mkdir()
+    (root / "only/1.heic").touch()
+    with pytest.raises(ValueError, match="no pictures .*, but 1 .heic"):
+        find_images([str(root / "only")])
 
 
 def test_the_fingerprint_sees_names_labels_and_sizes(tmp_path):

@@ -237,6 +237,12 @@ def report_skipped(skipped: Mapping[str, str]) -> None:
     print_error(f"skipped {len(skipped)} unreadable: {shown}{more}")
 
 
+def report_ignored(ignored: Mapping[str, int]) -> None:
+    """Print how many files of a data set are not used, by reason, on the standard error stream."""
+    if ignored:
+        print_error("not used: " + "; ".join(f"{count:,} {why}" for why, count in ignored.items()))
+
+
 def print_error(message: object, code: int = 0) -> int:
     """Print an error or a warning in one line on the standard error stream, and return `code`.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Device, Images, Run, Runs
-from fullstride.console import Bar, console, printable, report_skipped
+from fullstride.console import Bar, console, printable, report_ignored, report_skipped
 
 
 def predict(
@@ -40,7 +40,8 @@ def predict(
     for flag, value in (("top", top), ("batch", batch)):
         if value < 1:
             raise ValueError(f"--{flag} {value}: use 1 or more")
-    paths = find_images(images)
+    paths, ignored = find_images(images)
+    report_ignored(ignored)
     model, skipped = open_model(run, trust=trust), {}
     for row in predict(model, paths, top=top, batch=batch, device=choose_device(device)):
         if row.unreadable:

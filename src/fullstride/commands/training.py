@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Data, Device, Run
-from fullstride.console import Bar, console, report_skipped
+from fullstride.console import Bar, console, report_ignored, report_skipped
 from fullstride.train.recipe import Recipe
 
 
@@ -35,8 +35,9 @@ def pack(
     from fullstride.data.dataset import open_data
     from fullstride.data.pack import Encoding, pack
 
-    done, shards = None, 0
-    for done in pack(open_data(data), out, Encoding(long_side, quality), shard_mib=shard_mib):
+    done, shards, images = None, 0, open_data(data)
+    report_ignored(images.ignored)
+    for done in pack(images, out, Encoding(long_side, quality), shard_mib=shard_mib):
         if done.shards > shards:
             print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
             shards = done.shards
@@ -100,6 +101,7 @@ def train(
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
     images = kind.open_data(data, minival=minival)
+    report_ignored(images.ignored)
     with (
         init_distributed(choose_device(device)) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
@@ -143,7 +145,9 @@ def validate(
 
     bundle, place = tasks.load(run), choose_device(device)
     task = tasks.find_task(bundle.task)
-    images = getattr(matching_data(run, bundle, data), split)
+    whole = matching_data(run, bundle, data)
+    report_ignored(whole.ignored)
+    images = getattr(whole, split)
     scores, skipped = score_images(bundle.net.to(place), task, images, bundle.preprocessing, place)
     report_skipped(skipped)
     print(score_line(split, scores, task.metric))
@@ -180,6 +184,7 @@ def bench_data(
 
     check_output(out, data_bench.OUTPUT)
     images, place = open_data(data), choose_device(device)
+    report_ignored(images.ignored)
     settings: dict[str, Any] = dict(workers=workers, device=place, seconds=seconds)
     bench = data_bench.bench_data(model, images, recipe, **settings)
     console().print(data_bench_table(bench))

@@ -8,8 +8,8 @@ repository, CC BY 4.0), unchanged from scikit-learn, which redistributes it.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -27,6 +27,7 @@ from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
 from fullstride.data.readers.splits import Sample, Splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
+from fullstride.data.readers.unused import count_unused
 
 __all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
 
@@ -84,6 +85,8 @@ class DataSet:
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
     minival_share: float | None = None  # the argument of `open_data`
+    # number of files below its folder that are not used, by reason
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         splits = {"train": self.train, "minival": self.minival, "test": self.test}
@@ -140,18 +143,20 @@ def _open(where: str, minival: float | None) -> DataSet:
     folder, choice = choice_in(where)
     if choice:
         return _of_dataset(find_folder(folder), choice, minival)
-    path = Path(where)  # a pattern of shards may be longer than a name, which `is_dir` refuses
-    if path.suffix.lower() in TABLES and not os.path.isdir(path):
+    path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
+    if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(where)
         return _of_files(table.stem, table, *read_table(table, minival), _Below(table.parent))
-    if path.suffix.lower() == ".tar" and not os.path.isdir(path):
+    if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
         return _of_shards(find_folder(str(path.parent)), path.name, minival)
     root = find_folder(where)
     if holds_shards(root):
         return _of_shards(root, "", minival)
     if holds_dataset(root):
         return _of_dataset(root, {}, minival)
-    return _of_files(root.name, root, *read_folder(root, minival), _Below(root))
+    data = _of_files(root.name, root, *read_folder(root, minival), _Below(root))
+    used = {name for split in (data.train, data.minival, data.test) for name in split.names}
+    return replace(data, ignored=count_unused(root, used))
 
 
 def _of_files(

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.readers.decode import FORMATS, UnreadableImage, decode
-from fullstride.data.readers.folder import SUFFIXES
+from fullstride.data.readers.decode import FORMATS, SUFFIXES, UnreadableImage, decode
 from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
 from fullstride.data.readers.tar_shards import Index, write_index
 from fullstride.outputs import Output

@@ -1,14 +1,22 @@
 """Which model and which images do the words of a command line name?"""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fullstride import tasks
-from fullstride.data.readers.folder import SUFFIXES
+from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.unused import count_unused, first_reason
 from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.formats import is_exported_path, open_file
 from fullstride.nets.bundle import Bundle
+
+
+class ImagePaths(NamedTuple):
+    paths: list[Path]
+    ignored: Mapping[str, int]  # number of files in the folders that are no images, by reason
 
 
 def open_model(word: str, *, trust: bool = False) -> Bundle | ExportedModel:
@@ -19,24 +27,39 @@ def open_model(word: str, *, trust: bool = False) -> Bundle | ExportedModel:
     return open_file(word, trust=trust) if is_exported_path(word) else tasks.load(word)
 
 
-def find_images(words: Sequence[str], listed: Iterable[str] | None = None) -> list[Path]:
+def find_images(words: Sequence[str], listed: Iterable[str] | None = None) -> ImagePaths:
     """Files, those in folders in sorted order, and for - the paths in the lines of `listed`.
 
     `listed` is standard input by default. Raises ValueError if there are none.
     """
-    paths = []
+    paths, ignored = [], Counter()
     for word in words:
         path = Path(word)
         if word == "-":
             lines = sys.stdin if listed is None else listed
             paths += [Path(line.rstrip("\n")) for line in lines if line.strip()]
         elif path.is_dir():
-            paths += sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES)
+            inside = _images_below(path)
+            ignored.update(count_unused(path, {each.as_posix() for each in inside}))
+            paths += [path / each for each in inside]
         else:
             paths.append(path)
     if not paths:
         where = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"no pictures{where}: name files or folders of {' '.join(SUFFIXES)} after the run"
+            f"no pictures{where}{first_reason(ignored)}: name files or folders of "
+            f"{' '.join(SUFFIXES)} after the run"
         )
-    return paths
+    return ImagePaths(paths, dict(ignored))
+
+
+def _images_below(folder: Path) -> list[Path]:
+    """The paths below `folder` of its images, without hidden ones."""
+    paths = (each.relative_to(folder) for each in sorted(folder.rglob("*")))
+    return [
+        path
+        for path in paths
+        if path.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in path.parts)
+        and not (folder / path).is_dir()
+    ]

@@ -14,6 +14,7 @@ from fullstride.storage import open_regular
 # Pillow's other readers are not used: EPS starts a program, and no suffix of a folder's images
 # needs one.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 EXIF_ORIENTATION = 0x0112
 MAX_MEGAPIXELS = 89.0  # of an image; more are a decompression bomb to Pillow
 STRIP_PIXELS = 2**20  # converted at a time

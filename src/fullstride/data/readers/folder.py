@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
+from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.splits import (
     TEST,
     TRAIN,
@@ -15,8 +16,8 @@ from fullstride.data.readers.splits import (
     complete_splits,
     quote_names,
 )
+from fullstride.data.readers.unused import count_unused, first_reason, is_folder
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 HINT = (
     "give a folder with one subfolder of images per class, 'digits', a .csv table, shards or a "
     "Hugging Face dataset"
@@ -71,14 +72,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return [each.name for each in _entries(folder) if _is_folder(each)]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a circular link
-        return False
+    return [each.name for each in _entries(folder) if is_folder(each)]
 
 
 def _split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
@@ -118,9 +112,10 @@ def _samples(root: Path, split: Path, names: tuple[str, ...]) -> list[Sample]:
         if not files:
             empty.append(name)
     if empty:
+        content = first_reason(count_unused(split / empty[0], ()))
         raise ValueError(
-            f"no images in {quote_names(empty)} of {str(split)!r}: add some ({' '.join(SUFFIXES)}) "
-            "or remove it"
+            f"no images in {quote_names(empty)} of {str(split)!r}{content}: add some "
+            f"({' '.join(SUFFIXES)}) or remove it"
         )
     return samples
 
@@ -146,7 +141,7 @@ def _held_out(root: Path, split: Path, classes: tuple[str, ...]) -> list[Sample]
 def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, int]]:
     """Image files at any depth, and their sizes. Links to a folder in `above` are not followed."""
     for entry in _entries(folder):
-        if _is_folder(entry):
+        if is_folder(entry):
             path, parents = folder / entry.name, (*above, folder)
             if not any(path.samefile(each) for each in parents):
                 yield from ((f"{entry.name}/{file}", size) for file, size in _files(path, parents))

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from fullstride.data.readers.arrow import Rows, library_errors, open_arrow, sizes_and_paths
 from fullstride.data.readers.csv_table import SPLITS
-from fullstride.data.readers.folder import SUFFIXES
+from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.splits import (
     Sample,
     Splits,

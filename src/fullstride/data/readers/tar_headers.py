@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fullstride.data.readers.folder import SUFFIXES
+from fullstride.data.readers.decode import SUFFIXES
 
 BLOCK = tarfile.BLOCKSIZE  # bytes; headers and data of a tar file begin at multiples of it
 MAX_TEXT_BYTES = 2**20  # larger labels are ignored, larger file names refused
