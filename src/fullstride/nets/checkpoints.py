@@ -3,30 +3,87 @@
 Every function compares all names and shapes first and raises ValueError with the difference.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.weights.convert import State, check, convert, identify
-from fullstride.nets.weights.reader import from_arrays, read
+from fullstride.nets.weights.convert import (
+    Match,
+    State,
+    check,
+    convert,
+    identify,
+    match_and_rename,
+)
+from fullstride.nets.weights.known_files import KnownFile, by_name, has_shape
+from fullstride.nets.weights.reader import from_arrays, read, read_wrapped
+from fullstride.nets.weights.unwrap import AVERAGED, Unwrapped, WeightsKind
 
 __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "identify", "load", "read"]
 
 
+class Loaded(NamedTuple):
+    """The network in a file of weights, and what is known of it."""
+
+    net: Network
+    name: str  # of the network; "" where a spec was given
+    known: KnownFile | None  # the released file that it is, by name and shape
+    notes: tuple[str, ...]  # what was chosen without being asked for, a line each
+
+
 def load(path: str | Path, name: str | NetSpec | None = None) -> Network:
-    """The network in a released file of any format; `name`: the network that it must hold."""
-    state = read(path)
+    """The network in a released file of any format; `name`: the network that it must hold.
+
+    Of raw and averaged weights in a checkpoint the averaged ones are taken.
+    """
+    return load_with_notes(path, name).net
+
+
+def load_with_notes(
+    path: str | Path, name: str | NetSpec | None = None, kind: WeightsKind = "averaged"
+) -> Loaded:
+    """`load`, of the averaged or the raw weights, with what is known of the file."""
+    weights = read_wrapped(path, kind)
+    known = by_name(Path(path))
     try:
-        spec, state = convert(state, name)
+        if name is None and known is not None and fits(weights.state, known.network):
+            name = known.network
+        match, state = match_and_rename(weights.state, name)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    net = Network(spec)
+    net = Network(match.spec)
     net.load_state_dict(state)
-    return net
+    is_known = known is not None and known.network == match.name and has_shape(known, match.spec)
+    return Loaded(
+        net=net,
+        name="" if isinstance(name, NetSpec) else match.name,
+        known=known if is_known else None,
+        notes=tuple(notes(weights, match)),
+    )
+
+
+def fits(state: State, name: str) -> bool:
+    try:
+        return convert(state, name)[0] is not None
+    except ValueError:
+        return False
+
+
+def notes(weights: Unwrapped, match: Match) -> Iterator[str]:
+    if weights.other:
+        taken, other = (
+            f"the {'averaged' if key in AVERAGED else 'raw'} weights ({key})"
+            for key in (weights.key, weights.other)
+        )
+        yield f"{taken} are used, not {other}: --weights-kind chooses"
+    if match.others:
+        names = " and ".join(match.others)
+        yield f"the weights are taken as those of {match.name}, and fit {names}: --network chooses"
 
 
 def from_timm(state: State, name: str | NetSpec) -> State:

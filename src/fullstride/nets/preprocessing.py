@@ -41,6 +41,11 @@ class Preprocessing:
                 f"mean {self.mean} and std {self.std}: use finite numbers, and std above 0"
             )
 
+    def __str__(self) -> str:
+        square = "squished to a square"
+        view = square if self.fit == "squish" else f"center crop of {self.crop:.3g}"
+        return f"{self.resolution} pixels, {view}"
+
     @property
     def channels(self) -> int:
         return len(self.mean)

@@ -8,11 +8,13 @@ from typing import Literal
 
 from torch import nn
 
+from fullstride.console import print_error
 from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build, no_head
 from fullstride.nets.efficiency import current_name
+from fullstride.nets.load_options import LoadOptions
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec, timm_names, timm_spec
@@ -89,6 +91,7 @@ def load(
     name_or_path: str | Path,
     name: str | None = None,
     head: Callable[[str, Backbone], nn.Module | None] = no_head,
+    options: LoadOptions = LoadOptions(),
 ) -> Bundle:
     """A trained network with its preprocessing: `.net` is the network, in evaluation mode.
 
@@ -96,9 +99,17 @@ def load(
     `weights.hub.HUB`, such a name with timm's tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`.
     Names are looked up in the hub's cache, then on the hub. `name` is the network of a file whose
     weights fit several. `head` builds the head of a task, see `Bundle.load`;
-    `fullstride.tasks.load` knows those of all tasks. Raises ValueError in one line.
+    `fullstride.tasks.load` knows those of all tasks. What a file of weights does not say, and is
+    assumed, is a line on the standard error stream; `options` replace it. Raises ValueError in one
+    line.
     """
     path = Path(name_or_path)
+    if path.exists() and not path.is_dir():
+        return load_file(path, name, options)
+    if options.network or options.weights_kind != "averaged":
+        raise ValueError(
+            f"--network and --weights-kind are for files of weights, {path} is none: leave them out"
+        )
     if path.is_dir():
         bundle = path / "bundle"
         if (path / "run.json").exists() and not bundle.is_dir():
@@ -106,17 +117,40 @@ def load(
             raise ValueError(
                 f"{path} is a run that has not ended: train it to its end by the same command{best}"
             )
-        return Bundle.load(bundle if bundle.is_dir() else path, head)
-    if path.is_file():
-        net = checkpoints.load(path, name)
-        return Bundle(
-            net=net.eval(),
-            name=name or path.stem,
-            classes=tuple(map(str, range(net.spec.classes))),
-            preprocessing=family_preprocessing(net.spec),
-            source=path.name,
-        )
-    return Bundle(name=str(name_or_path), **hub.from_hub(str(name_or_path))._asdict())
+        return with_options(Bundle.load(bundle if bundle.is_dir() else path, head), options)
+    bundle = Bundle(name=str(name_or_path), **hub.from_hub(str(name_or_path))._asdict())
+    return with_options(bundle, options)
+
+
+def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
+    """The network in a file of weights, with the preprocessing of its authors or of its family."""
+    loaded = checkpoints.load_with_notes(path, name or options.network or None, options.weights_kind)
+    known, spec = loaded.known, loaded.net.spec
+    pre, origin = family_preprocessing(spec), "assumed: --resolution, --fit and --crop change it"
+    if known:
+        pre = replace(pre, resolution=known.resolution, fit=known.fit, crop=known.crop)
+        origin = f"as in {known.source}"
+    bundle = Bundle(
+        net=loaded.net.eval(),
+        name=name or path.stem,
+        classes=tuple(map(str, range(spec.classes))),
+        preprocessing=pre,
+        source=path.name,
+    )
+    bundle = with_options(bundle, options)
+    for note in (*loaded.notes, f"{loaded.name}, {bundle.preprocessing}, {origin}"):
+        print_error(f"{path.name}: {note}")
+    return bundle
+
+
+def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
+    """The bundle with the preprocessing and the class names that `options` give."""
+    names = ("resolution", "fit", "crop")
+    changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    pre = replace(bundle.preprocessing, **changes)
+    if options.crop is not None and pre.fit != "crop":
+        raise ValueError(f"--crop {options.crop:g} is for --fit crop: add it, or leave --crop out")
+    return replace(bundle, preprocessing=pre)
 
 
 def measurable(

@@ -1,6 +1,8 @@
 """Which networks have a name? One file per family; `SPECS` holds them all."""
 
+import os
 from difflib import get_close_matches
+from pathlib import Path
 
 from fullstride.nets.families import genet, resnet, resnet_rs, tresnet
 from fullstride.nets.spec import NetSpec
@@ -8,10 +10,18 @@ from fullstride.nets.spec import NetSpec
 SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet.SPECS}
 
 
+# Of files that hold a network in some form, here and elsewhere.
+FILE_SUFFIXES = (
+    *(".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors"),
+    *(".engine", ".onnx", ".pt2", ".xml", ".json"),
+)
+
+
 def find(name: str) -> NetSpec:
-    """The spec of a name. Raises ValueError with near misses."""
+    """The spec of a name. Raises ValueError with near misses, and for a path."""
     if name in SPECS:
         return SPECS[name]
+    refuse_path(name)
     if name in (f"masternet_{row}" for row in range(1, 21)):
         raise ValueError(
             f"no network named {name!r}: of arXiv:2006.14090 Table 6 only masternet_1 and "
@@ -24,3 +34,17 @@ def find(name: str) -> NetSpec:
         else f"choose from {', '.join(SPECS)}, or timm/NAME"
     )
     raise ValueError(f"no network named {name!r}: {hint}")
+
+
+def refuse_path(word: str) -> None:
+    """Raise ValueError if `word`, which is no network's name, was meant to be a path."""
+    separators = [each for each in (os.sep, os.altsep) if each]
+    is_name = word.startswith("timm/")
+    if Path(word).exists():
+        raise ValueError(f"{word} is a path: give the name of a network here")
+    if not is_name and (
+        word.startswith((".", "~"))
+        or any(each in word for each in separators)
+        or word.lower().endswith(FILE_SUFFIXES)
+    ):
+        raise ValueError(f"no such file or folder: {word}")

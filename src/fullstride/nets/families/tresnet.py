@@ -41,9 +41,8 @@ def tresnet(source: str, width: int, d1: int, d2: int, d3: int, d4: int) -> NetS
 def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
     """Bottlenecks in all stages. ImageNet-21K Pretraining for the Masses, arXiv:2104.10972.
 
-    Slopes as in that repository and its weights. The TResNet repository's own V2 (its Stanford Cars
-    weights) has 1e-6 everywhere:
-    `replace(spec, style=replace(spec.style, slope=1e-6, stem_slope=1e-6))`.
+    Slopes as in that repository and its weights. The TResNet repository's own V2, of which it
+    released weights for Stanford Cars, has 1e-6 everywhere: `cars`.
     """
     se = SE(at="inner", ratio=1 / 2, least=64)
     stages = tuple(
@@ -67,6 +66,17 @@ def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
     )
 
 
+def cars(v2: NetSpec) -> NetSpec:
+    """TResNet-V2-L of the TResNet repository, for the classes and the resolution of its weights."""
+    return replace(
+        v2,
+        source="Alibaba-MIIL/TResNet@aea5f0f, tresnet_l_v2",
+        style=replace(v2.style, slope=1e-6, stem_slope=1e-6),
+        classes=196,
+        resolution=368,
+    )
+
+
 def tiny() -> NetSpec:
     """TResNet-M with few, narrow blocks, for tests and the demo."""
     spec = tresnet("ours: TResNet-M made small, for tests and the demo", 12, 1, 2, 2, 1)
@@ -77,12 +87,14 @@ def tiny() -> NetSpec:
     return replace(spec, stages=stages, classes=10, resolution=32)
 
 
+V2_L = tresnet_v2("arXiv:2104.10972, Alibaba-MIIL/ImageNet21K", 64, 3, 4, 23, 3)
 PAPER = "arXiv:2003.13630 Table 2 and Alibaba-MIIL/TResNet@aea5f0f"
 
 SPECS = {
     "tresnet_m": tresnet(PAPER, 64, 3, 4, 11, 3),
     "tresnet_l": tresnet(PAPER, int(64 * 1.2), 4, 5, 18, 3),
     "tresnet_xl": tresnet(PAPER, int(64 * 1.3), 4, 5, 24, 3),
-    "tresnet_v2_l": tresnet_v2("arXiv:2104.10972, Alibaba-MIIL/ImageNet21K", 64, 3, 4, 23, 3),
+    "tresnet_v2_l": V2_L,
+    "tresnet_v2_l_cars": cars(V2_L),
     "tresnet_tiny": tiny(),
 }

@@ -53,6 +53,7 @@ class Match(NamedTuple):
     spec: NetSpec  # with the classes and image channels of the weights
     expected: Shapes  # in the names of the format
     mismatches: int
+    others: tuple[str, ...] = ()  # networks of the same shapes that compute something else
 
 
 def convert(
@@ -68,14 +69,26 @@ def convert(
     they must belong to, None to find it; `formats`: the formats that are accepted; `ema`: see
     `from_tf`. Raises ValueError with the first ten differences where no network fits.
 
-    The V2 of the TResNet repository (Stanford Cars) has the shapes of `tresnet_v2_l` and other
-    slopes: give its spec, as `fullstride.nets.families.tresnet` describes it.
+    Of networks with the same shapes, such as `tresnet_v2_l` and `tresnet_v2_l_cars`, the one is
+    taken that has as many classes in the authors' own format, else the first.
     """
+    match, state = match_and_rename(state, name, formats, ema=ema)
+    return match.spec, state
+
+
+def match_and_rename(
+    state: State,
+    name: str | NetSpec | None = None,
+    formats: tuple[str, ...] = tuple(FORMATS),
+    *,
+    ema: bool = True,
+) -> tuple[Match, State]:
+    """`convert`, with all that is known of the network instead of its spec alone."""
     state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
     if match.format not in formats:
         raise ValueError(f"the weights have {match.format} names: use {LOADERS[match.format]}")
-    return match.spec, rename(normalize(state, ema=ema), match)
+    return match, rename(normalize(state, ema=ema), match)
 
 
 def identify(state: State) -> tuple[str, str]:
@@ -171,7 +184,26 @@ def closest(state: State, specs: Mapping[str, NetSpec]) -> Match | None:
         for (form, name), distance in distances.items()
         if distance == least
     ]
-    return min(matches, key=lambda match: match.mismatches, default=None)
+    if not matches:
+        return None
+    best = min(matches, key=lambda match: (match.mismatches, not has_own_classes(match, specs)))
+    others = [match.name for match in matches if computes_otherwise(match, best)]
+    return best._replace(others=tuple(others))
+
+
+def has_own_classes(match: Match, specs: Mapping[str, NetSpec]) -> bool:
+    """Whether the authors' weights have the number of classes that the named network has."""
+    return match.format == "official" and match.spec.classes == specs[match.name].classes
+
+
+def computes_otherwise(match: Match, best: Match) -> bool:
+    """Whether the same weights are those of another function too; timm has one for its names."""
+    return (
+        best.format != "timm"
+        and match.mismatches == best.mismatches
+        and match.format == best.format
+        and (match.spec.style, match.spec.stages) != (best.spec.style, best.spec.stages)
+    )
 
 
 def compare(state: State, form: str, name: str, spec: NetSpec) -> Match:

@@ -13,6 +13,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork, released, timm_spec
 from fullstride.nets.weights.convert import convert, fit
+from fullstride.nets.weights.known_files import by_name
 from fullstride.nets.weights.reader import read_flat
 
 # Name -> model of the Hugging Face hub under `timm/`. The weights of TResNet-M and TResNet-V2-L are
@@ -35,6 +36,13 @@ HUB = {
     "resnet101": "resnet101.a1h_in1k",
     "resnet152": "resnet152.a1h_in1k",
     "resnet50d": "resnet50d.ra2_in1k",
+}
+
+# The authors' files that timm's weights are, where it evaluates them in another way.
+AUTHORS_FILES = {
+    "gernet_s.idstcv_in1k": "GENet_small.pth",
+    "gernet_m.idstcv_in1k": "GENet_normal.pth",
+    "gernet_l.idstcv_in1k": "GENet_large.pth",
 }
 
 
@@ -68,15 +76,17 @@ def from_hub(name: str) -> Pretrained:
     state = read_flat(download(str(config.hf_hub_id), name))
     if spec is not None:
         spec, state = convert(state, family_name)
-        net = Network(replace(spec, resolution=config.input_size[1]))
+        pre = authors_preprocessing(model, config)
+        net = Network(replace(spec, resolution=pre.resolution))
         net.load_state_dict(state)
     else:
         net = TimmNetwork(timm_spec(model, classes=config.num_classes))
         net.net.load_state_dict(fit(net.net.state_dict(), state))
+        pre = hub_preprocessing(model, config)
     return Pretrained(
         net=net.eval(),
         classes=imagenet_names(config.num_classes),
-        preprocessing=hub_preprocessing(model, config),
+        preprocessing=pre,
         source=f"huggingface.co/{config.hf_hub_id}",
         licence=config.license or "",
     )
@@ -134,6 +144,16 @@ def hub_preprocessing(model: str, config: Any) -> Preprocessing:
         fit="squish" if model.startswith("tresnet") and model.endswith("_448") else "crop",
         crop=config.crop_pct,
     )
+
+
+def authors_preprocessing(model: str, config: Any) -> Preprocessing:
+    """As the authors evaluate a network, where timm's configuration says something else."""
+    pre = hub_preprocessing(model, config)
+    if model not in AUTHORS_FILES:
+        return pre
+    known = by_name(Path(AUTHORS_FILES[model]))
+    assert known
+    return replace(pre, resolution=known.resolution, fit=known.fit, crop=known.crop)
 
 
 def imagenet_names(classes: int) -> tuple[str, ...]:
