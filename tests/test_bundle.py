@@ -5,6 +5,7 @@ import math
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from fullstride import cli
 from fullstride.nets import zoo
-from fullstride.nets.bundle import Bundle
+from fullstride.nets.bundle import Bundle, build
+from fullstride.nets.load_options import LoadOptions
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.weights import hub
+from fullstride.nets.weights import convert, hub
 
 
 @pytest.fixture
@@ -203,6 +205,107 @@ def test_a_file_of_weights_is_loaded_with_the_preprocessing_of_its_family(bundle
     assert zoo.family_preprocessing(zoo.spec("resnet_rs_50")).kernel == "bicubic"
 
 
+def official_file(path, classes=10, **more):
+    """GENet in the authors' names, as a training program saves it with its average."""
+    spec = replace(zoo.spec("genet_tiny"), classes=classes)
+    torch.manual_seed(0)
+    raw, averaged = (build(spec).state_dict() for _ in range(2))
+    names = convert.parameter_names("official", spec)
+    states = ({names[key]: value for key, value in state.items()} for state in (raw, averaged))
+    torch.save(dict(zip(("state_dict", "state_dict_ema"), states, strict=True)), path)
+    return raw, averaged
+
+
+def test_what_a_file_of_weights_does_not_say_is_a_line_and_a_flag(tmp_path, capsys):
+    raw, averaged = official_file(tmp_path / "net.pth")
+    loaded = zoo.load(tmp_path / "net.pth")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "averaged weights (state_dict_ema)" in lines[0]
+    assert "--weights-kind" in lines[0]
+    assert "genet_tiny, 32 pixels, center crop of 0.875" in lines[1]
+    assert "--resolution, --fit and --crop" in lines[1]
+    zoo.load(tmp_path / "net.pth")
+    assert not capsys.readouterr().err  # once in a process
+    key = "head.fc.weight"
+    assert torch.equal(loaded.net.state_dict()[key], averaged[key])
+    (tmp_path / "names.txt").write_text("\n".join("abcdefghij"))
+    options = LoadOptions(
+        resolution=48, fit="squish", classes=tmp_path / "names.txt", weights_kind="raw"
+    )
+    loaded = zoo.load(tmp_path / "net.pth", options=options)
+    assert (loaded.preprocessing.resolution, loaded.preprocessing.fit) == (48, "squish")
+    assert loaded.classes == tuple("abcdefghij")
+    assert torch.equal(loaded.net.state_dict()[key], raw[key])
+    for options, says in (
+        (LoadOptions(network="genet_light"), "genet_tiny"),
+        (LoadOptions(fit="squish", crop=0.9), "--fit crop"),
+        (LoadOptions(crop=1.5), "crop 1.5"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            zoo.load(tmp_path / "net.pth", options=options)
+
+
+def test_options_for_files_of_weights_are_refused_for_a_bundle(bundle, tmp_path):
+    bundle.save(tmp_path / "b")
+    assert zoo.load(tmp_path / "b", options=LoadOptions(resolution=64)).preprocessing == replace(
+        bundle.preprocessing, resolution=64
+    )
+    with pytest.raises(ValueError, match="--weights-kind"):
+        zoo.load(tmp_path / "b", options=LoadOptions(weights_kind="raw"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["validate", "/no/such/path"],
+        ["validate", "missing.pth", "--data", "digits"],
+        ["predict", "missing.onnx", "x.png"],
+        ["bench", "./runs/x"],
+        ["bench", "~/net"],
+        ["estimate", "runs/x", "--device", "v100-fp16"],
+        ["cost", "../net.safetensors"],
+        ["export", "runs/x", "--out", "x.onnx"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_does_not_exist_is_answered_as_a_path(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(words) == 2
+    error = capsys.readouterr().err
+    assert "o such file or " in error
+    assert words[1] in error
+    assert error.count("\n") == 1
+
+
+def test_a_network_is_scored_on_a_folder_of_its_classes_in_another_order(tmp_path, capsys):
+    """Scores are equal to those of a network whose outputs are permuted by hand."""
+    official_file(tmp_path / "net.pth", classes=4)
+    for number, name in enumerate(("goldfish", "great_white_shark", "hen", "tench")):
+        for image in range(6):
+            pixels = np.random.default_rng([number, image]).integers(256, size=(40, 40, 3))
+            path = tmp_path / "data" / "val" / name / f"{image}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype("uint8")).save(path)
+    (tmp_path / "data" / "train").symlink_to(tmp_path / "data" / "val")
+    names = ("hen", "tench, Tinca tinca", "Goldfish", "great white shark, white shark")
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    data = str(tmp_path / "data")
+    order = [2, 3, 0, 1]  # of the outputs, for the folder's classes
+    bundle = zoo.load(tmp_path / "net.pth")
+    for parameter in (bundle.net.head.fc.weight, bundle.net.head.fc.bias):
+        parameter.data = parameter.data[order]
+    replace(bundle, classes=("goldfish", "great_white_shark", "hen", "tench")).save(tmp_path / "b")
+    capsys.readouterr()
+    scores = []
+    for words in (["b"], ["net.pth", "--classes", str(tmp_path / "names.txt")], ["net.pth"]):
+        command = ["validate", str(tmp_path / words[0]), *words[1:], "--data", data]
+        assert cli.run([*command, "--split", "train", "--device", "cpu"]) == 0
+        scores.append(capsys.readouterr().out)
+    assert scores[0] == scores[1]
+    assert scores[2] != scores[1]
+
+
 def test_released_weights_are_asked_of_the_hub_and_their_absence_is_said_plainly(monkeypatch):
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -248,7 +351,9 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
         bundle = zoo.load(name)
         with torch.inference_mode():
             assert torch.allclose(bundle.net(x), theirs(x), rtol=1e-3, atol=1e-4)
-        assert bundle.preprocessing == Preprocessing(resolution=224)
+        authors = Preprocessing(resolution=192, crop=192 / 220)  # 75.7 % in the paper
+        ours = name == "genet_light"
+        assert bundle.preprocessing == (authors if ours else Preprocessing(resolution=224))
         assert len(bundle.classes) == 1000
         assert bundle.classes[0].startswith("tench")
 

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -11,6 +12,7 @@ import types
 import zipfile
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,16 +21,20 @@ import timm
 import torch
 import torchvision
 from networks import randomise
+from PIL import Image
 from timm.layers import BlurPool2d, ConvNormAct
 from timm.models.tresnet import TResNet
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from torchvision import transforms
 
+from fullstride.data.transforms.crop import test_view
 from fullstride.nets import checkpoints
 from fullstride.nets.families import SPECS
 from fullstride.nets.families.tresnet import tresnet, tresnet_v2
 from fullstride.nets.network import Network
-from fullstride.nets.weights import convert, key_maps, reader, unwrap
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.weights import convert, key_maps, reader, released_files, unwrap
 
 EPSILON = 1e-5  # of in-place activated batch norm
 
@@ -218,6 +224,96 @@ def test_negative_gains_of_timm_stay_negative(generator):
     assert (ours["stem.conv.norm.weight"] < 0).any()
 
 
+def cars_of_timm(classes=196):
+    """TResNet-V2-L of timm, with the slopes of the authors' weights for Stanford Cars."""
+    theirs = timm.create_model("tresnet_v2_l", num_classes=classes)
+    for layer in theirs.modules():
+        if isinstance(layer, nn.LeakyReLU):
+            layer.negative_slope = 1e-6
+    return theirs
+
+
+@pytest.mark.slow
+def test_the_official_weights_for_cars_have_their_own_slopes(tmp_path, generator):
+    theirs = randomise(cars_of_timm(), generator)
+    torch.save({"model": official_tresnet(theirs, generator)}, tmp_path / "any name.pth")
+    ours = checkpoints.load(tmp_path / "any name.pth")
+    assert same_logits(ours, theirs, generator)
+    other = checkpoints.load(tmp_path / "any name.pth", "tresnet_v2_l")
+    assert not same_logits(other, theirs, generator, bound=1e-3)
+
+
+def meta_official(name, classes=1000):
+    """Weights without numbers in the authors' names, for what is known by names and shapes."""
+    spec = replace(SPECS[name], classes=classes)
+    names = convert.parameter_names("official", spec)
+    state = key_maps.meta_network(spec).state_dict()
+    return {names[key]: value for key, value in state.items()}
+
+
+def test_of_two_networks_with_the_same_shapes_the_authors_classes_decide():
+    for classes, name, other in (
+        (196, "tresnet_v2_l_cars", "tresnet_v2_l"),
+        (1000, "tresnet_v2_l", "tresnet_v2_l_cars"),
+        (11_221, "tresnet_v2_l", "tresnet_v2_l_cars"),
+    ):
+        match = convert.find(meta_official("tresnet_v2_l", classes), None)
+        assert (match.name, match.others) == (name, (other,))
+    # timm has one network of these shapes, whatever its classes
+    match = convert.find(meta_state("tresnet_v2_l", num_classes=196), None)
+    assert (match.name, match.others) == ("tresnet_v2_l", ())
+
+
+RELEASED = {
+    "tresnet_m.pth": ("tresnet_m", 1000, 224, "crop"),
+    "tresnet_m_448.pth": ("tresnet_m", 1000, 448, "squish"),
+    "tresnet_m_448-bc359d10.pth": ("tresnet_m", 1000, 448, "squish"),
+    "TResNet_L_448 (1).pth": ("tresnet_l", 1000, 448, "squish"),
+    "tresnet_xl_82_0-a2d51b00.pth": ("tresnet_xl", 1000, 224, "crop"),
+    "tresnet_m_1k_miil_83_1-d236afcb.pth": ("tresnet_m", 1000, 224, "squish"),
+    "tresnet_m_miil_21k.pth": ("tresnet_m", 11_221, 224, "squish"),
+    "stanford_cars_tresnet-l-v2_96_27.pth": ("tresnet_v2_l_cars", 196, 368, "squish"),
+    "GENet_small.pth": ("genet_light", 1000, 192, "crop"),
+    "GENet_normal.pth": ("genet_normal", 1000, 192, "crop"),
+    "GENet_large.pth": ("genet_large", 1000, 256, "crop"),
+    "resnet-rs-152-i224.npz": ("resnet_rs_152", 1000, 224, "crop"),
+}
+
+
+@pytest.mark.parametrize(("file", "row"), RELEASED.items(), ids=RELEASED)
+def test_a_released_file_is_known_by_its_name_and_its_shape(file, row):
+    name, classes, resolution, fit = row
+    known = released_files.by_name(Path(file))
+    assert (known.network, known.classes, known.resolution, known.fit) == row
+    assert released_files.has_shape(known, replace(SPECS[name], classes=classes))
+    assert not released_files.has_shape(known, replace(SPECS[name], classes=10))
+    assert not released_files.has_shape(known, SPECS["tresnet_tiny"])
+
+
+def test_of_a_renamed_file_the_shape_tells_where_one_file_has_it():
+    assert released_files.by_shape("tresnet_v2_l_cars", 196).fit == "squish"
+    assert released_files.by_shape("genet_large", 1000).resolution == 256
+    assert released_files.by_shape("tresnet_m", 1000) is None
+    assert released_files.by_shape("genet_large", 10) is None
+
+
+def test_other_names_are_not_known():
+    for file in ("weights.pth", "tresnet_m_448_mine.pth", "tresnet_s.pth", "genet_medium.pth"):
+        assert released_files.by_name(Path(file)) is None
+
+
+@pytest.mark.parametrize(("size", "side"), [("small", 220), ("normal", 220), ("large", 293)])
+def test_genet_resizes_to_its_authors_size_which_is_rounded_up(size, side):
+    known = released_files.by_name(Path(f"GENet_{size}.pth"))
+    assert side == math.ceil(known.resolution / 0.875)
+    picture = Image.fromarray(
+        np.random.default_rng(0).integers(256, size=(300, 340, 3), dtype="u1")
+    )
+    theirs = transforms.CenterCrop(known.resolution)(transforms.Resize(side)(picture))
+    pre = Preprocessing(resolution=known.resolution, crop=known.crop)
+    assert np.array_equal(test_view(picture, pre), np.asarray(theirs))
+
+
 def test_official_genet_is_timm_under_other_names(tmp_path, generator):
     theirs = randomise(timm.create_model("gernet_s"), generator)
     convs = {"conv1_kxk": 0, "conv2_kxk": 3, "conv1_1x1": 0, "conv3_1x1": 6}
@@ -365,7 +461,8 @@ def test_every_network_is_identified_by_its_own_weights(name):
     state = key_maps.meta_network(replace(SPECS[name], classes=11)).state_dict()
     form, found = checkpoints.identify(state)
     assert form == "fullstride"
-    assert found == name or replace(SPECS[found], source="") == replace(SPECS[name], source="")
+    if name != "tresnet_v2_l_cars":  # has the shapes of tresnet_v2_l
+        assert found == name or replace(SPECS[found], source="") == replace(SPECS[name], source="")
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -380,9 +477,9 @@ def test_paths_are_given_once_for_every_layer_with_parameters(name):
     assert dict(key_maps.timm(SPECS[name])).keys() == layers
 
 
-def meta_state(name):
+def meta_state(name, **options):
     with torch.device("meta"):
-        return timm.create_model(name).state_dict()
+        return timm.create_model(name, **options).state_dict()
 
 
 def test_the_two_tresnet_l_are_told_apart():

@@ -6,6 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -255,6 +256,12 @@ def print_error(message: object, code: int = 0) -> int:
         prefix = "" if rank == "0" else f"rank {rank}: "
         print(f"fullstride: {prefix}{printable(one_line(message))}", file=sys.stderr)
     return code
+
+
+@cache
+def print_note(message: str) -> None:
+    """Print what was assumed, in one line on the standard error stream, once in a process."""
+    print_error(message)
 
 
 def without_frame(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.console import print_error
+from fullstride.nets.load_options import LoadOptions
 from fullstride.train.recipe import with_current_flags
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
@@ -36,6 +37,7 @@ Efficiency = Annotated[
     ),
 ]
 Layout = Literal["nchw", "nhwc"]
+Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of its fields
 
 # Flags that had another name in version 0.1, and are still read: old name -> name.
 RENAMED = {"--engines": "--runtimes", "--mark-every": "--checkpoint-every-steps"}

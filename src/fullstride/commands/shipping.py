@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import Device, Images, Run, Runs
+from fullstride.commands.flags import Device, Images, Loading, Run, Runs
 from fullstride.console import Bar, console, printable, report_ignored, report_skipped
+from fullstride.nets.load_options import BY_DEFAULT
 
 
 def predict(
@@ -19,6 +20,7 @@ def predict(
     batch: int = 32,
     device: Device = "auto",
     trust: bool = False,
+    loading: Loading = BY_DEFAULT,
 ) -> None:
     """Classify images.
 
@@ -42,7 +44,7 @@ def predict(
             raise ValueError(f"--{flag} {value}: use 1 or more")
     paths, ignored = find_images(images)
     report_ignored(ignored)
-    model, skipped = open_model(run, trust=trust), {}
+    model, skipped = open_model(run, trust=trust, options=loading), {}
     for row in predict(model, paths, top=top, batch=batch, device=choose_device(device)):
         if row.unreadable:
             skipped[row.path] = row.unreadable
@@ -73,6 +75,7 @@ def export(
     finetune_epochs: int = 0,
     device: str = "cpu",
     force: bool = False,
+    loading: Loading = BY_DEFAULT,
 ) -> None:
     """Write a trained network as a file for another runtime, after comparing it with PyTorch.
 
@@ -112,7 +115,7 @@ def export(
     kind = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
     settings: dict[str, Any] = dict(format=format, precision=precision, input_kind=kind)
     settings |= dict(any_size=any_size, backend=backend, device=device)
-    settings["budget"] = find_budget(budget_ms, images_per_s, batch)
+    settings |= dict(budget=find_budget(budget_ms, images_per_s, batch), loading=loading)
     settings |= dict(data=data, calibration=calibration, max_drop=max_drop, force=force)
     with Bar() as bar:
         settings |= dict(finetune_epochs=finetune_epochs, progress=bar.print, watch=bar.watch)

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import Data, Device, Run
+from fullstride.commands.flags import Data, Device, Loading, Run
 from fullstride.console import Bar, console, report_ignored, report_skipped
+from fullstride.nets.load_options import BY_DEFAULT
 from fullstride.train.recipe import Recipe
 
 
@@ -127,6 +128,7 @@ def validate(
     data: str = "",
     split: Literal["test", "minival", "train"] = "test",
     device: Device = "auto",
+    loading: Loading = BY_DEFAULT,
 ) -> None:
     """Evaluate a trained network on images that it was not trained on.
 
@@ -143,7 +145,7 @@ def validate(
     from fullstride.report.console_lines import score_line
     from fullstride.train.scoring import matching_data, score_images
 
-    bundle, place = tasks.load(run), choose_device(device)
+    bundle, place = tasks.load(run, options=loading), choose_device(device)
     task = tasks.find_task(bundle.task)
     whole = matching_data(run, bundle, data)
     report_ignored(whole.ignored)

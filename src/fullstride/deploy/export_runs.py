@@ -17,6 +17,7 @@ from fullstride.deploy.run_images import (
 from fullstride.deploy.select import fastest, most_accurate
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import choose_device
+from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.train import loop
 
 AUTO = "auto"
@@ -39,6 +40,7 @@ def export_runs(
     finetune_epochs: int = 0,
     device: str = "cpu",
     force: bool = False,
+    loading: LoadOptions = BY_DEFAULT,
     progress: Progress = lambda line: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> ExportResult:
@@ -59,7 +61,7 @@ def export_runs(
     for flag, value in (("--calibration", calibration), ("--finetune-epochs", finetune_epochs)):
         if value and not int8:
             raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
-    bundles = {run: tasks.load(run) for run in runs}
+    bundles = {run: tasks.load(run, options=loading) for run in runs}
     run, bundle = most_accurate(bundles, None if auto else budget, progress)
     how: dict[str, Any] = dict(input_kind=input_kind, any_size=any_size, backend=backend)
     how |= dict(max_drop=max_drop, force=force, progress=progress)

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from fullstride.data.readers.unused import count_unused, first_reason
 from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.formats import is_exported_path, open_file
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 
 
 class ImagePaths(NamedTuple):
@@ -19,12 +21,24 @@ class ImagePaths(NamedTuple):
     ignored: Mapping[str, int]  # number of files in the folders that are no images, by reason
 
 
-def open_model(word: str, *, trust: bool = False) -> Bundle | ExportedModel:
+def open_model(
+    word: str, *, trust: bool = False, options: LoadOptions = BY_DEFAULT
+) -> Bundle | ExportedModel:
     """An exported file, or the bundle of a run, a file of weights or a name with released weights.
 
     Programs (formats pt2 and aoti) are opened with `trust` only. Raises ValueError.
     """
-    return open_file(word, trust=trust) if is_exported_path(word) else tasks.load(word)
+    if not is_exported_path(word):
+        return tasks.load(word, options=options)
+    if options != BY_DEFAULT:
+        changed = [field.name for field in fields(options) if differs(options, field.name)]
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise ValueError(f"{flags}: {word} is an exported file, which has its own: leave it out")
+    return open_file(word, trust=trust)
+
+
+def differs(options: LoadOptions, name: str) -> bool:
+    return getattr(options, name) != getattr(BY_DEFAULT, name)
 
 
 def find_images(words: Sequence[str], listed: Iterable[str] | None = None) -> ImagePaths:

@@ -24,6 +24,7 @@ from fullstride.measure.budget import Budget, conditions
 from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import ONLINE, Protocol
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.class_names import match_classes
 from fullstride.tasks import find_task
 from fullstride.writing import atomic_write, parent_folders
 
@@ -42,8 +43,8 @@ def most_accurate(
     budget or a tie; `progress` is called with a line about them. Raises ValueError, with the times,
     if no bundle fits, and if one of several has no test score or other classes.
     """
-    if len({(bundle.task, bundle.classes) for bundle in bundles.values()}) > 1:
-        raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
+    for bundle in bundles.values():
+        check_same_classes(bundles, bundle)
     metric = find_task(next(iter(bundles.values())).task).metric
     batch, ms = budget.batch if budget else 1, {}
     fit = dict(bundles)
@@ -86,6 +87,18 @@ def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
 
 def in_words(ms: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
+
+
+def check_same_classes(bundles: Mapping[str, Bundle], bundle: Bundle) -> None:
+    """Raise ValueError if `bundle` is of another task or has other classes than the first one."""
+    first = next(iter(bundles.values()))
+    try:
+        same = len(first.classes) == len(bundle.classes)
+        same = same and bool(match_classes(first.classes, bundle.classes))
+    except ValueError:
+        same = False
+    if not same or first.task != bundle.task:
+        raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
 
 
 def fastest(

@@ -20,8 +20,8 @@ from fullstride.nets.weights.convert import (
     identify,
     match_and_rename,
 )
-from fullstride.nets.weights.known_files import KnownFile, by_name, has_shape
 from fullstride.nets.weights.reader import from_arrays, read, read_wrapped
+from fullstride.nets.weights.released_files import ReleasedFile, by_name, by_shape, has_shape
 from fullstride.nets.weights.unwrap import AVERAGED, Unwrapped, WeightsKind
 
 __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "identify", "load", "read"]
@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
 
     net: Network
     name: str  # of the network; "" where a spec was given
-    known: KnownFile | None  # the released file that it is, by name and shape
+    release: ReleasedFile | None  # the released file that it is, by name and shape
     notes: tuple[str, ...]  # what was chosen without being asked for, a line each
 
 
@@ -49,20 +49,23 @@ def load_with_notes(
 ) -> Loaded:
     """`load`, of the averaged or the raw weights, with what is known of the file."""
     weights = read_wrapped(path, kind)
-    known = by_name(Path(path))
+    release = by_name(Path(path))
     try:
-        if name is None and known is not None and fits(weights.state, known.network):
-            name = known.network
+        if name is None and release is not None and fits(weights.state, release.network):
+            name = release.network
         match, state = match_and_rename(weights.state, name)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     net = Network(match.spec)
     net.load_state_dict(state)
-    is_known = known is not None and known.network == match.name and has_shape(known, match.spec)
+    if release is None and match.format in ("official", "tf"):
+        release = by_shape(match.name, match.spec.classes)
+    if release and (release.network != match.name or not has_shape(release, match.spec)):
+        release = None
     return Loaded(
         net=net,
         name="" if isinstance(name, NetSpec) else match.name,
-        known=known if is_known else None,
+        release=release,
         notes=tuple(notes(weights, match)),
     )
 

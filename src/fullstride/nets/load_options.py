@@ -23,3 +23,6 @@ class LoadOptions:
     weights_kind: Literal["averaged", "raw"] = "averaged"
     # The network of a file of weights that fits several.
     network: str = ""
+
+
+BY_DEFAULT = LoadOptions()

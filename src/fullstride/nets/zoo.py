@@ -8,13 +8,14 @@ from typing import Literal
 
 from torch import nn
 
-from fullstride.console import print_error
+from fullstride.console import print_note
 from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build, no_head
+from fullstride.nets.class_names import read_class_names
 from fullstride.nets.efficiency import current_name
-from fullstride.nets.load_options import LoadOptions
+from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec, timm_names, timm_spec
@@ -91,7 +92,7 @@ def load(
     name_or_path: str | Path,
     name: str | None = None,
     head: Callable[[str, Backbone], nn.Module | None] = no_head,
-    options: LoadOptions = LoadOptions(),
+    options: LoadOptions = BY_DEFAULT,
 ) -> Bundle:
     """A trained network with its preprocessing: `.net` is the network, in evaluation mode.
 
@@ -124,12 +125,14 @@ def load(
 
 def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
     """The network in a file of weights, with the preprocessing of its authors or of its family."""
-    loaded = checkpoints.load_with_notes(path, name or options.network or None, options.weights_kind)
-    known, spec = loaded.known, loaded.net.spec
+    loaded = checkpoints.load_with_notes(
+        path, name or options.network or None, options.weights_kind
+    )
+    release, spec = loaded.release, loaded.net.spec
     pre, origin = family_preprocessing(spec), "assumed: --resolution, --fit and --crop change it"
-    if known:
-        pre = replace(pre, resolution=known.resolution, fit=known.fit, crop=known.crop)
-        origin = f"as in {known.source}"
+    if release:
+        pre = replace(pre, resolution=release.resolution, fit=release.fit, crop=release.crop)
+        origin = f"as in {release.source}"
     bundle = Bundle(
         net=loaded.net.eval(),
         name=name or path.stem,
@@ -139,7 +142,7 @@ def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
     )
     bundle = with_options(bundle, options)
     for note in (*loaded.notes, f"{loaded.name}, {bundle.preprocessing}, {origin}"):
-        print_error(f"{path.name}: {note}")
+        print_note(f"{path.name}: {note}")
     return bundle
 
 
@@ -150,7 +153,9 @@ def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
     pre = replace(bundle.preprocessing, **changes)
     if options.crop is not None and pre.fit != "crop":
         raise ValueError(f"--crop {options.crop:g} is for --fit crop: add it, or leave --crop out")
-    return replace(bundle, preprocessing=pre)
+    count = len(bundle.classes)
+    classes = read_class_names(options.classes, count) if options.classes else bundle.classes
+    return replace(bundle, preprocessing=pre, classes=classes)
 
 
 def measurable(

@@ -7,6 +7,7 @@ from torch import nn
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Task
 
@@ -20,9 +21,9 @@ def find_task(name: str = "classify") -> Task:
     return TASKS[name]()
 
 
-def load(what: str | Path, name: str | None = None) -> Bundle:
+def load(what: str | Path, name: str | None = None, options: LoadOptions = BY_DEFAULT) -> Bundle:
     """`zoo.load`, also of networks that have the head of a task."""
-    return zoo.load(what, name, build_head)
+    return zoo.load(what, name, build_head, options)
 
 
 def build_head(task: str, net: Backbone) -> nn.Module | None:

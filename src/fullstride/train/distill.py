@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullstride.console import print_note
 from fullstride.data.dataset import DataSet
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.class_names import match_classes
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train.recipe import RENAMED, Recipe
 
@@ -32,9 +34,14 @@ class Teacher(nn.Module):
     """A trained network on the student's input: (N, C, H, W) -> probabilities (N, K).
 
     The input is converted from the student's mean and standard deviation to the teacher's.
+    `outputs`: the teacher's output for each class of the student; by default the same.
     """
 
-    def __init__(self, bundle: Bundle, student: Preprocessing):
+    outputs: Tensor | None = None
+
+    def __init__(
+        self, bundle: Bundle, student: Preprocessing, outputs: tuple[int, ...] | None = None
+    ):
         super().__init__()
         self.net = bundle.net.eval().requires_grad_(False)
         own = bundle.preprocessing
@@ -46,36 +53,42 @@ class Teacher(nn.Module):
         shift = (per_channel(student.mean) - per_channel(own.mean)) / per_channel(own.std)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
+        if outputs is not None:  # else caches of earlier versions would have another key
+            self.register_buffer("outputs", torch.tensor(outputs), persistent=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor, epoch: int = 0, indices: Tensor | None = None) -> Tensor:
-        return self.net(x * cast(Tensor, self.scale) + cast(Tensor, self.shift)).float().softmax(1)
+        logits = self.net(x * cast(Tensor, self.scale) + cast(Tensor, self.shift)).float()
+        return (logits if self.outputs is None else logits[:, self.outputs]).softmax(1)
 
 
 def matching_teacher(
     bundle: Bundle, name: str, classes: tuple[str, ...], student: Preprocessing
 ) -> Teacher:
-    """The network of `bundle` as a teacher for the data set's `classes`.
+    """The network of `bundle` as a teacher for the data set's `classes`, by `match_classes`.
 
-    Only the number of classes is compared, because released weights may have other names for them;
-    but equal names in another order are an error.
-
-    Raises ValueError if classes or image channels differ.
+    Raises ValueError if the number of classes, their names or the image channels differ.
     """
     theirs = bundle.classes
-    if len(theirs) != len(classes) or (theirs != classes and set(theirs) == set(classes)):
+    if len(theirs) != len(classes):
         teacher, data = (
             f"{len(names)} ({', '.join(names[:3])}, ...)" for names in (theirs, classes)
         )
         raise ValueError(
             f"the teacher {name} has the classes {teacher}, the images have {data}: use another"
         )
+    try:
+        match = match_classes(theirs, classes)
+    except ValueError as error:
+        raise ValueError(f"the teacher {name}: {error}") from None
+    if match.how:
+        print_note(f"the classes of the teacher {name} are matched {match.how}")
     if bundle.preprocessing.channels != student.channels:
         raise ValueError(
             f"the teacher {name} has {bundle.preprocessing.channels} image channels, the student "
             f"{student.channels}: use another"
         )
-    return Teacher(bundle, student)
+    return Teacher(bundle, student, None if match.is_identity else match.outputs)
 
 
 def build_teacher(

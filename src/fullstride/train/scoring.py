@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from fullstride.console import print_note
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.class_names import match_classes
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
@@ -81,7 +83,8 @@ def all_skipped(batches: Batches, context: DistributedContext) -> dict[str, str]
 def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
     """The data set `data`, by default that of the run at `where`, for the task of `bundle`.
 
-    Raises ValueError if it is not known, or has other classes than `bundle`.
+    Its targets are the outputs of the network, by `match_classes`. Raises ValueError if it is not
+    known, or has classes that are not the network's.
     """
     minival = None
     if not data:
@@ -90,13 +93,16 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
             raise ValueError(f"{where} is not a run and does not name its images: give --data")
         config = run_folder.read_config(path.parent, "give --data")
         data, minival = config.data, config.minival
-    images = find_task(bundle.task).open_data(data, minival=minival)
-    if images.classes != bundle.classes:
-        theirs, ours = (
-            ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            for names in (bundle.classes, images.classes)
-        )
-        raise ValueError(
-            f"{where} has the classes {theirs}; {data} has {ours}: give data of the same classes"
-        )
-    return images
+    task = find_task(bundle.task)
+    images = task.open_data(data, minival=minival)
+    if images.classes == bundle.classes:
+        return images
+    if not task.single_label:
+        raise ValueError(f"{data} has other outputs than {where}: give data of the same ones")
+    try:
+        outputs, how = match_classes(bundle.classes, images.classes)
+    except ValueError as error:
+        raise ValueError(f"{where} and {data}: {error}") from None
+    if how:
+        print_note(f"the classes of {data} are matched with those of {where} {how}")
+    return images.with_targets(bundle.classes, outputs.__getitem__)

@@ -70,7 +70,7 @@ def cars(v2: NetSpec) -> NetSpec:
     """TResNet-V2-L of the TResNet repository, for the classes and the resolution of its weights."""
     return replace(
         v2,
-        source="Alibaba-MIIL/TResNet@aea5f0f, tresnet_l_v2",
+        source="arXiv:2003.13630 and Alibaba-MIIL/TResNet@aea5f0f, tresnet_l_v2",
         style=replace(v2.style, slope=1e-6, stem_slope=1e-6),
         classes=196,
         resolution=368,

@@ -9,12 +9,13 @@ from urllib.request import getproxies
 
 from fullstride.nets import families
 from fullstride.nets.backbone import Backbone
+from fullstride.nets.class_names import imagenet_words
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork, released, timm_spec
 from fullstride.nets.weights.convert import convert, fit
-from fullstride.nets.weights.known_files import by_name
 from fullstride.nets.weights.reader import read_flat
+from fullstride.nets.weights.released_files import by_name
 
 # Name -> model of the Hugging Face hub under `timm/`. The weights of TResNet-M and TResNet-V2-L are
 # those pretrained on ImageNet-21K, the most accurate ones; a name with a tag selects others.
@@ -61,6 +62,7 @@ def from_hub(name: str) -> Pretrained:
 
     Raises ValueError where there are none, and where neither the cache nor the hub has them.
     """
+    families.refuse_path(name)
     family_name, _, tag = name.partition(".")
     if name.startswith("timm/"):
         spec, model = None, name.removeprefix("timm/")
@@ -85,7 +87,7 @@ def from_hub(name: str) -> Pretrained:
         pre = hub_preprocessing(model, config)
     return Pretrained(
         net=net.eval(),
-        classes=imagenet_names(config.num_classes),
+        classes=imagenet_words(config.num_classes),
         preprocessing=pre,
         source=f"huggingface.co/{config.hf_hub_id}",
         licence=config.license or "",
@@ -151,17 +153,6 @@ def authors_preprocessing(model: str, config: Any) -> Preprocessing:
     pre = hub_preprocessing(model, config)
     if model not in AUTHORS_FILES:
         return pre
-    known = by_name(Path(AUTHORS_FILES[model]))
-    assert known
-    return replace(pre, resolution=known.resolution, fit=known.fit, crop=known.crop)
-
-
-def imagenet_names(classes: int) -> tuple[str, ...]:
-    """Class names of ImageNet-1K or ImageNet-21K by their number of classes; numbers for others."""
-    from timm.data.imagenet_info import ImageNetInfo
-
-    subset = {1000: "imagenet-1k", 11221: "imagenet-21k-miil"}.get(classes)
-    if subset is None:
-        return tuple(map(str, range(classes)))
-    info = ImageNetInfo(subset)
-    return tuple(info.index_to_description(index) for index in range(classes))
+    release = by_name(Path(AUTHORS_FILES[model]))
+    assert release
+    return replace(pre, resolution=release.resolution, fit=release.fit, crop=release.crop)

@@ -17,7 +17,7 @@ GENET_CROP = {192: 192 / 220, 256: 256 / 293}
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownFile:
+class ReleasedFile:
     """A released file, and how its authors prepare images for it."""
 
     pattern: str  # a regular expression of the name without suffix, in lower case
@@ -29,7 +29,7 @@ class KnownFile:
     source: str
 
 
-def tresnet_files() -> list[KnownFile]:
+def tresnet_files() -> list[ReleasedFile]:
     zoo = "Alibaba-MIIL/TResNet@aea5f0f"
     pretrained = "Alibaba-MIIL/ImageNet21K"
     mirrored = {"m": "80_8", "l": "81_5", "xl": "82_0"}  # timm's copies of the authors' files
@@ -39,8 +39,8 @@ def tresnet_files() -> list[KnownFile]:
         small = f"{network}(_{top1})?"
         large = f"{network}_448"
         files += [
-            KnownFile(pattern=small, network=network, resolution=224, source=zoo),
-            KnownFile(pattern=large, network=network, resolution=448, fit="squish", source=zoo),
+            ReleasedFile(pattern=small, network=network, resolution=224, source=zoo),
+            ReleasedFile(pattern=large, network=network, resolution=448, fit="squish", source=zoo),
         ]
     # The pretraining evaluates by a square resize, and so does what was tuned from it.
     for network, pattern, classes in (
@@ -49,11 +49,17 @@ def tresnet_files() -> list[KnownFile]:
         ("tresnet_v2_l", "tresnet_l_v2_miil_(in)?21k", 11_221),
         ("tresnet_v2_l", "tresnet_l_v2_83_9", 1000),
     ):
-        shape = dict(network=network, classes=classes)
         files.append(
-            KnownFile(**shape, pattern=pattern, resolution=224, fit="squish", source=pretrained)
+            ReleasedFile(
+                pattern=pattern,
+                network=network,
+                classes=classes,
+                resolution=224,
+                fit="squish",
+                source=pretrained,
+            )
         )
-    cars = KnownFile(
+    cars = ReleasedFile(
         pattern=r"stanford_cars_tresnet-l-v2(_96_27)?",
         network="tresnet_v2_l_cars",
         classes=196,
@@ -64,9 +70,9 @@ def tresnet_files() -> list[KnownFile]:
     return [*files, cars]
 
 
-def genet_files() -> list[KnownFile]:
+def genet_files() -> list[ReleasedFile]:
     return [
-        KnownFile(
+        ReleasedFile(
             pattern=f"genet_{size}",
             network=network,
             resolution=side,
@@ -81,31 +87,37 @@ def genet_files() -> list[KnownFile]:
     ]
 
 
-def resnet_rs_files() -> list[KnownFile]:
-    released = {50: [160], 101: [160, 192], 152: [192, 224, 256], 200: [256], 270: [256]}
-    released |= {350: [256, 320], 420: [320]}
+def resnet_rs_files() -> list[ReleasedFile]:
+    sides_of = {50: [160], 101: [160, 192], 152: [192, 224, 256], 200: [256], 270: [256]}
+    sides_of |= {350: [256, 320], 420: [320]}
     return [
-        KnownFile(
+        ReleasedFile(
             pattern=f"resnet-rs-{depth}-i{side}",
             network=f"resnet_rs_{depth}",
             resolution=side,
             source="tensorflow/tpu@7dc921f",
         )
-        for depth, sides in released.items()
+        for depth, sides in sides_of.items()
         for side in sides
     ]
 
 
-KNOWN = (*tresnet_files(), *genet_files(), *resnet_rs_files())
+RELEASED = (*tresnet_files(), *genet_files(), *resnet_rs_files())
 
 
-def by_name(path: Path) -> KnownFile | None:
+def by_name(path: Path) -> ReleasedFile | None:
     """The released file of that name, without its suffix and a hash; None for any other."""
     stem = HASH.sub("", COPY.sub("", path.stem.lower()))
-    return next((known for known in KNOWN if re.fullmatch(known.pattern, stem)), None)
+    return next((each for each in RELEASED if re.fullmatch(each.pattern, stem)), None)
 
 
-def has_shape(known: KnownFile, spec: NetSpec) -> bool:
+def by_shape(network: str, classes: int) -> ReleasedFile | None:
+    """The only released file of a network with so many classes; None for none or several."""
+    files = [each for each in RELEASED if (each.network, each.classes) == (network, classes)]
+    return files[0] if len(files) == 1 else None
+
+
+def has_shape(release: ReleasedFile, spec: NetSpec) -> bool:
     """Whether the weights of a network `spec` have the shapes of the released file."""
-    released = replace(SPECS[known.network], classes=known.classes)
-    return replace(spec, resolution=released.resolution, style=released.style) == released
+    expected = replace(SPECS[release.network], classes=release.classes)
+    return replace(spec, resolution=expected.resolution, style=expected.style) == expected
