@@ -12,6 +12,8 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fullstride.storage import DISK_FULL
+
 MAX_SKIPPED_SHOWN = 10
 REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
 DEFAULT_WIDTH = 160  # characters, where the output is not a terminal
@@ -276,5 +278,6 @@ def without_frame(text: str) -> str:
 def one_line(message: object) -> str:
     if isinstance(message, OSError) and message.strerror:
         where = f": {message.filename}" if message.filename else ""
-        return f"{message.strerror}{where}"
+        hint = "; make room, then give the same command again" if message.errno in DISK_FULL else ""
+        return f"{message.strerror}{where}{hint}"
     return " ".join(str(message).split())

@@ -15,6 +15,7 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 NO_MEMORY = ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc")  # in errors
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # with a quota or a limit of files too
 
 
 def remove(path: Path) -> None:

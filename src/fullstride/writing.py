@@ -17,9 +17,8 @@ from functools import cache
 from pathlib import Path
 
 from fullstride.outputs import Output, refuse_foreign
-from fullstride.storage import remove
+from fullstride.storage import DISK_FULL, remove
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 

@@ -21,7 +21,12 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import match_classes
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.outputs import Output
 from fullstride.train.recipe import RENAMED, Recipe
+from fullstride.writing import atomic_write, check_output
+
+KEY = "about.json"  # in the folder of a cache
+CHUNK_BYTES = 2**20
 
 
 class TeacherProbabilities(Protocol):
@@ -142,7 +147,8 @@ class CachedTeacher:
     that the image has not been computed. The rounded probabilities are returned also when they are
     computed, so that resumed runs are reproducible.
 
-    Raises ValueError if there is not enough disk space.
+    Nothing is written before the first probabilities are. Raises ValueError if there is not enough
+    disk space, or if something else is in the place of the cache.
     """
 
     def __init__(
@@ -159,17 +165,21 @@ class CachedTeacher:
             indent=1,
         )
         self.folder = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.key = key.encode()
+        self.output = Output(
+            "the key of a cache", ".json", lambda path: path.read_bytes() == self.key
+        )
+        check_output(self.folder / KEY, self.output)
         self.bytes = 2 * images * self.shape[1]
         written = sum(path.stat().st_blocks * 512 for path in self.folder.glob("*.f16"))
-        missing, free = self.bytes * epochs - written, shutil.disk_usage(folder).free
+        parent = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+        missing, free = self.bytes * epochs - written, shutil.disk_usage(parent).free
         if missing > free:
             raise ValueError(
                 f"{folder} has {free / 2**30:,.1f} GiB free, the teacher's probabilities of "
                 f"{epochs} views of each image need {missing / 2**30:,.1f}: give another folder, "
                 "or set recipe.distinct_views to fewer"
             )
-        (self.folder / "about.json").write_text(key)
         self.open_file: tuple[int, np.memmap] | None = None
 
     def __call__(self, x: Tensor, epoch: int, indices: Tensor) -> Tensor:
@@ -186,11 +196,28 @@ class CachedTeacher:
     def probabilities(self, view: int) -> np.memmap:
         """The file of one view of each image, as an array (images, K)."""
         if self.open_file is None or self.open_file[0] != view:
+            with atomic_write(self.folder / KEY, self.output) as temporary:
+                temporary.write_bytes(self.key)
             path = self.folder / f"{view:05}.f16"
-            path.touch()
-            os.truncate(path, self.bytes)  # zeros, which need no disk space until they are written
+            allocate(path, self.bytes)
             self.open_file = view, np.memmap(path, np.float16, "r+", shape=self.shape)
         return self.open_file[1]
+
+
+def allocate(path: Path, size: int) -> None:
+    """Give a file `size` bytes of the disk, new ones zero. Raises OSError where it is full.
+
+    Where a file has holes, writing to its memory map ends the process when the disk is full.
+    """
+    try:
+        with path.open("ab") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                for start in range(file.tell(), size, CHUNK_BYTES):
+                    file.write(bytes(min(CHUNK_BYTES, size - start)))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def digest(net: nn.Module) -> str:
