@@ -81,11 +81,11 @@ def refuse_foreign(path: Path, output: Output) -> None:
             first = next((name for name in names if name not in output.files), names[0])
             raise ValueError(
                 f"{path} is a folder with other files in it, such as {first}, and not "
-                f"{output.noun}: give another name"
+                f"{output.noun}: give another path"
             )
     elif not stat.S_ISREG(mode):
-        raise ValueError(f"{path} is no regular file: give another name")
+        raise ValueError(f"{path} is no regular file: give another path")
     elif output.files:
         raise ValueError(f"{path} is a file: give a folder")
     elif path.stat().st_size and not output.is_ours(path):
-        raise ValueError(f"{path} exists and is not {output.noun}: give another name, or move it")
+        raise ValueError(f"{path} exists and is not {output.noun}: give another path, or move it")

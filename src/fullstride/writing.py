@@ -46,7 +46,7 @@ def _resolved(path: Path) -> Path:
     """Where a link leads: the link stays, and what it leads to is replaced."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
-        raise ValueError(f"{path} is a loop of links: give another name")
+        raise ValueError(f"{path} is a loop of links: give another path")
     return target
 
 

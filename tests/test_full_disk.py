@@ -1,0 +1,133 @@
+"""A disk that is full ends training in one line; the same command goes on when there is room."""
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullstride import cli, writing
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.families import SPECS
+from fullstride.nets.network import Network
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.train import run, run_folder
+from fullstride.train.distill import CachedTeacher, Teacher, allocate
+from fullstride.train.recipes import DIGITS
+from fullstride.train.tensorboard import open_board
+
+MIB = 2**20
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=1, resolution=16, batch=16)
+WORDS = "train digits --model genet_tiny --recipe.steps 2 --recipe.warmup-epochs 0"
+WORDS += " --recipe.resolution 16 --recipe.batch 64"
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A disk of 64 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a disk cannot be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.fixture
+def teacher(tmp_path) -> Path:
+    torch.manual_seed(0)
+    spec = replace(SPECS["genet_tiny"], in_channels=1, classes=10)
+    pixels = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,))
+    Bundle(Network(spec), "teacher", tuple(map(str, range(10))), pixels).save(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def test_wherever_the_disk_is_full_the_same_run_goes_on(few_digits, tmp_path, monkeypatch):
+    whole = [row["loss"] for row in run.train(tmp_path / "whole", "genet_tiny", few_digits, SHORT)]
+    folder, sync = tmp_path / "run", writing._sync
+    names = ("run.json", "best", "log.jsonl", "checkpoint.pt", "bundle")  # as they are written
+    assert set(names) == run_folder.OUTPUTS.keys()
+    for name in names:
+
+        def full(path: Path, name: str = name) -> None:
+            if path.name.startswith(f".{name}."):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(path)
+
+        monkeypatch.setattr(writing, "_sync", full)
+        with pytest.raises(OSError, match="No space") as caught:
+            list(run.train(folder, "genet_tiny", few_digits, SHORT))
+        assert caught.value.filename == str(folder / name)
+        files = {each.name for each in folder.iterdir()} if folder.exists() else set()
+        assert files <= set(names) - {name}
+    monkeypatch.setattr(writing, "_sync", sync)
+    again = [row["loss"] for row in run.train(folder, "genet_tiny", few_digits, SHORT)]
+    assert again == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("free_mib", [0, 1, 3, 7])
+def test_on_a_full_disk_a_command_ends_in_one_line_and_goes_on_when_there_is_room(
+    free_mib, disk, teacher, capsys
+):
+    filler = disk / "filler"
+    filler.write_bytes(bytes(64 * MIB - free_mib * MIB))
+    words = [*WORDS.split(), "--out", str(disk / "run"), "--recipe.teacher", str(teacher)]
+    words += ["--teacher-cache", str(disk / "cache")]
+    assert cli.run(words) in (1, 2)
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert str(disk) in error
+    filler.unlink()
+    assert cli.run(words) == 0
+
+
+def test_a_log_for_tensorboard_on_a_full_disk_is_an_error_of_its_path(disk, recwarn):
+    board = open_board(disk)
+    board({"epoch": 1, "loss": 1.0})
+    (disk / "filler").write_bytes(bytes(63 * MIB))
+    row = {"epoch": 2, **{f"{number:0500}": 1.0 for number in range(4000)}}
+    with pytest.raises(OSError, match="events") as caught:
+        board(row)
+    assert caught.value.errno == errno.ENOSPC
+    assert not recwarn.list  # of a thread
+
+
+def test_the_file_of_a_cache_has_its_space_before_it_is_mapped(disk, tmp_path, monkeypatch):
+    (disk / "filler").write_bytes(bytes(60 * MIB))
+    path = disk / "a.f16"
+    for way in ("posix_fallocate", "zeros"):
+        path.write_bytes(b"mine")
+        if way == "zeros":
+            monkeypatch.delattr(os, "posix_fallocate")
+        with pytest.raises(OSError, match="a.f16") as caught:
+            allocate(path, 8 * MIB)
+        assert caught.value.errno == errno.ENOSPC
+        assert path.read_bytes()[:4] == b"mine"
+        path.write_bytes(b"mine")
+        allocate(path, 2 * MIB)
+        assert path.read_bytes() == b"mine".ljust(2 * MIB, b"\0")
+        assert path.stat().st_blocks * 512 >= 2 * MIB
+
+
+def test_the_cache_of_a_teacher_has_no_holes_and_nothing_is_created_before_it_is_used(
+    teacher, tmp_path
+):
+    bundle = Bundle.load(teacher)
+    model = Teacher(bundle, bundle.preprocessing)
+    cached = CachedTeacher(model, tmp_path / "a" / "cache", 10_000, {"data": "a"}, 2)
+    assert not (tmp_path / "a").exists()
+    assert cached(torch.zeros(2, 1, 16, 16), 0, torch.tensor([0, 9_999])).shape == (2, 10)
+    (file,) = cached.folder.glob("*.f16")
+    assert file.stat().st_blocks * 512 >= file.stat().st_size == 2 * 10_000 * 10
+    key = cached.folder / "about.json"
+    key.write_text("another program's")
+    with pytest.raises(ValueError, match="about.json"):
+        CachedTeacher(model, tmp_path / "a" / "cache", 10_000, {"data": "a"}, 2)
+    assert key.read_text() == "another program's"
