@@ -278,12 +278,12 @@ def plan(
     if target.type == "cpu" and precision in ("fp16", "float16"):
         raise ValueError("training in fp16 is for GPUs: use --precision bf16 or fp32")
     memory_bytes = (memory_gib or 0) * 2**30 if absent else budget_bytes(memory_gib, target)
-    net = in_training_form(measurable([model])[model], form, model)
     if form.efficiency != "plain" and compiled:
         raise ValueError(
             f"--compiled with --efficiency {form.efficiency}: use --efficiency plain_compiled or "
             "fused_compiled, or leave one out"
         )
+    net = in_training_form(measurable([model])[model], form, model)
     step: dict[str, Any] = dict(
         resolution=net.spec.resolution if resolution is None else resolution,
         precision=find_precision(precision),
