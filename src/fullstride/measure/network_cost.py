@@ -10,7 +10,7 @@ from fullstride.measure.memory.activation_bytes import ActivationBytes, activati
 from fullstride.measure.workload import Precision, in_training_form
 from fullstride.nets import bundle, zoo
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.efficiency import TrainingForm, is_compiled
+from fullstride.nets.efficiency import PLAIN, TrainingForm, is_compiled
 from fullstride.nets.spec import NetSpec
 
 
@@ -49,7 +49,7 @@ def network_cost(
     precision: Precision = "bfloat16",
     *,
     training: bool = False,
-    form: TrainingForm = TrainingForm(),
+    form: TrainingForm = PLAIN,
 ) -> NetworkCost:
     """The cost of a network of the zoo, `timm/NAME`, or what `zoo.load` opens at a path.
 

@@ -26,6 +26,9 @@ class TrainingForm:
     dropout: float = 0.0
 
 
+PLAIN = TrainingForm()
+
+
 def current_name(efficiency: str) -> str:
     """The name of this version for that of an earlier one."""
     return RENAMED.get(efficiency, efficiency)

@@ -1,6 +1,5 @@
 """How much memory is there, what is the peak of a call, and is a batch expected to fit?"""
 
-import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,11 +89,21 @@ def check_gib(gib: float | None) -> None:
 
 
 def limit_memory(limit_bytes: float, device: torch.device) -> None:
-    """Limit this process: its whole memory of a GPU, or the CPU memory that it allocates yet."""
+    """Limit this process: its whole memory of a GPU, or the CPU memory that it allocates yet.
+
+    Raises ValueError where the system cannot limit the latter.
+    """
     if device.type == "cuda":
         set_memory_fraction(min(1.0, limit_bytes / torch.cuda.mem_get_info(device)[1]), device)
         return
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    try:
+        import resource  # not on Windows
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        raise ValueError(
+            "only Linux can limit the memory of a process on the CPU: use --predict"
+        ) from None
     limit = pages * resource.getpagesize() + int(limit_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 

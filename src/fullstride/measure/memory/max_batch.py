@@ -34,7 +34,7 @@ from fullstride.measure.workload import (
     fused_copy,
     in_training_form,
 )
-from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
+from fullstride.nets.efficiency import PLAIN, Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import measurable
 from fullstride.storage import lacks_memory
@@ -260,7 +260,7 @@ def plan(
     precision: str = "bf16",
     layout: Layout = "nchw",
     compiled: bool = False,
-    form: TrainingForm = TrainingForm(),
+    form: TrainingForm = PLAIN,
     memory_gib: float | None = None,
     predict_only: bool = False,
 ) -> Plan:
