@@ -12,8 +12,8 @@ from torch import nn
 from fullstride import cli
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure import bench as bench_module
+from fullstride.measure import bench_by_name, timing
 from fullstride.measure import environment as environment_module
-from fullstride.measure import timing
 from fullstride.measure.batch_sizes import halving, timed_batch
 from fullstride.measure.bench import bench, bench_all, measure_all
 from fullstride.measure.cost.flops import cost, layer_costs
@@ -38,8 +38,10 @@ from fullstride.measure.protocols import (
 )
 from fullstride.measure.workload import Step, exact_float32
 from fullstride.measure.zoo_table import derive
+from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
+from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.weights.hub import HUB
 from fullstride.tables import networks, published
 
@@ -464,3 +466,50 @@ def test_an_exported_file_is_not_compiled_beside_a_compiled_network():
     step = Step(file, "inference", 1, 32, torch.device("cpu"), compiled=True)
     assert not step.is_compiled
     assert step.forward is step.net
+
+
+def test_runs_and_files_are_measured_at_their_own_resolution_and_names_at_the_first_ones(tmp_path):
+    for name, side in (("a", 40), ("b", 48)):
+        spec = replace(SPECS["genet_tiny"], classes=2, resolution=side)
+        how = dict(name=name, classes=("x", "y"), preprocessing=Preprocessing(resolution=side))
+        Bundle(Network(spec), **how).save(tmp_path / name)
+    models = [f"{tmp_path}/a/", f"{tmp_path}/b", "genet_tiny"]
+    settings = dict(protocols=["online"], reference="none", rounds=1)
+
+    def sides(**more) -> list[int]:
+        plan = bench_by_name.plan(models, **settings, **more)
+        (parts,) = plan.protocols.values()
+        quick = [replace(part, warmup_s=0.0, round_s=1e-3) for part in parts]
+        rows = [row for part in plan.measure(quick) for row in part]
+        assert [row.name for row in rows] == models
+        return [row.protocol.resolution for row in rows]
+
+    assert sides() == [40, 48, 40]
+    assert sides(resolution=32) == [32, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("spreads", "kept", "measured"),
+    [([0.1, 0.0], 0.1, 1), ([0.5, 0.1], 0.1, 2), ([0.5, 0.9], 0.5, 2), ([0.3, 0.3, 0.0], 0.3, 2)],
+)
+def test_a_protocol_whose_rounds_spread_by_a_fifth_is_measured_once_more(
+    spreads, kept, measured, monkeypatch
+):
+    (row,) = bench({"net": tiny()}, QUICK)
+    rounds = replace(row.protocol, rounds=11)
+    # The 10th and the 90th percentile of eleven rounds are the second and the last but one.
+    rows = [
+        replace(row, protocol=rounds, samples=(1.0,) * 9 + (1 + spread,) * 2) for spread in spreads
+    ]
+    rest = iter(rows)
+    monkeypatch.setattr(bench_by_name, "bench_all", lambda *_, **__: iter([[next(rest)]]))
+    plan = bench_by_name.plan(["genet_tiny"], protocols=["online"], reference="none")
+    (((result,),),) = plan.run()
+    assert timing.spread_of_rounds(result) == pytest.approx(kept)
+    assert len(rows) - len([*rest]) == measured
+
+
+def test_calls_that_wait_do_not_count_as_a_spread_of_rounds():
+    (row,) = bench({"net": tiny()}, QUICK)
+    samples = ((1.0,) * 8 + (50.0,) * 2) * row.protocol.rounds
+    assert timing.spread_of_rounds(replace(row, samples=samples, spread=49.0)) == 0

@@ -106,11 +106,12 @@ def bench(
 
     Args:
         models: Names that `fullstride zoo` lists, timm/NAME, runs, bundles, or exported files,
-            which are run by their own runtimes on the CPU. All must take the same input.
+            which are run by their own runtimes on the CPU. All must take the same channels.
         protocol: online, throughput, tresnet, genet or resnet_rs (see docs/measuring.md); by
             default online and throughput in one table.
-        resolution: Pixels a side, the same for all; by default the first network's own, and 224
-            for tresnet.
+        resolution: Pixels a side, the same for all; by default runs, bundles and files have their
+            own, and other networks that of the first one. For tresnet 224, for resnet_rs that of
+            the first one.
         batch: Images at a time for throughput (64); the other protocols have their own.
         rounds: How often each network is timed; by default the protocol's own.
         device: Where to measure.

@@ -3,9 +3,7 @@
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from tyro.conf import Positional, arg
+from typing import Any, Literal
 
 from fullstride.commands.flags import Device, Images, Loading, Run, Runs
 from fullstride.console import Bar, console, printable, report_ignored, report_skipped
@@ -131,21 +129,26 @@ def export(
 
 
 def report(
-    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")],
+    runs: Runs,
     out: Path = Path("report.html"),
     bench: Path | None = None,
     picture: Path | None = None,
+    data: str = "",
+    trust: bool = False,
 ) -> None:
-    """Write an HTML page about runs: accuracy against latency, learning curves, predicted images.
+    """Write an HTML page about models: accuracy against latency, learning curves, predicted images.
 
     Example: fullstride report runs/digits --out report.html
 
     Args:
-        runs: Finished runs on the same data.
+        runs: Finished runs on the same data, and bundles and exported files, which are scored on
+            its test images.
         out: The page, one file without links to others.
         bench: A file of `fullstride bench --out`, for times; its other networks are shown as
             untrained.
         picture: A PNG file for the plot of accuracy against latency.
+        data: The images, where none of the models is a run; by default those of the first run.
+        trust: Open files of the formats pt2 and aoti too, which are programs.
     """
     from fullstride.outputs import PAGE, PLOT
     from fullstride.report import page
@@ -156,7 +159,7 @@ def report(
         raise ValueError("nothing to report: name one or more run folders")
     check_output(out, PAGE)
     check_output(picture, PLOT)
-    content = gather(runs, bench)
+    content = gather(runs, bench, data=data, trust=trust)
     page.write(out, page.render(**content))
     if picture:
         with atomic_write(picture, PLOT) as beside:

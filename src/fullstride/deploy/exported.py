@@ -115,6 +115,10 @@ class ExportedModel:
     def preprocessing(self) -> Preprocessing:
         return self.metadata.preprocessing
 
+    @property
+    def task(self) -> str:
+        return self.metadata.task
+
 
 class ExportedModule(nn.Module):
     """An exported file as a module, to be measured like a network.

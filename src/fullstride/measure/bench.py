@@ -50,6 +50,7 @@ def bench(
     reference: str | None = None,
     memory_gib: float | None = None,
     batches: Mapping[str, int] | None = None,
+    resolutions: Mapping[str, int] | None = None,
 ) -> list[Measurement]:
     """Measure each network on random images that are already on the device.
 
@@ -61,7 +62,8 @@ def bench(
     `efficiency`: how each network trains, by name; missing ones are plain. `reference`: the network
     that ratios are relative to, whatever its efficiency. `memory_gib` bounds the memory of a GPU,
     or of the CPU in the search for a batch. `batches`: the result of `find_batches` for protocols
-    that fit the batch to memory; by default it is computed here.
+    that fit the batch to memory; by default it is computed here. `resolutions`: the networks that
+    are measured at another resolution than the protocol's, where the batch is given.
     """
     device = find_device(device)
     options: dict[str, Any] = dict(precision=precision, layout=layout, compiled=compiled)
@@ -82,16 +84,18 @@ def bench(
     batches = batches or {}
     steps: dict[str, Step] = {}
     peaks: dict[str, float | None] = {}
-    side = protocol.resolution
+    own = (resolutions or {}) if protocol.fit == "given" else {}
+    sides = {name: own.get(name, protocol.resolution) for name in nets}
+    adapted = {name: replace(protocol, resolution=side) for name, side in sides.items()}
 
     def step(name: str, batch: int) -> Step:
-        form = forms[name]
+        form, side = forms[name], sides[name]
         return Step(
             nets[name], protocol.work, batch, side, device, in_channels, efficiency=form, **options
         )
 
     def prepare(name: str, batch: int) -> Step:
-        check_room(nets[name], protocol, batch, device, in_channels, precision, forms[name])
+        check_room(nets[name], adapted[name], batch, device, in_channels, precision, forms[name])
         first = step(name, min(batch, protocol.memory_batch or batch))
         first()  # compiles, picks algorithms, and shows whether the batch fits
         peaks[name] = peak_mib(first.resident(), first, device)
@@ -101,11 +105,11 @@ def bench(
     with exact_float32(), cpu_threads(threads), bounded(device, memory_gib), compiling(compiles):
         for name in nets:
             batch = timed_batch(protocol, batches.get(name))
-            with lack_of_memory(batch, side):
+            with lack_of_memory(batch, sides[name]):
                 steps[name] = prepare(name, batch)
                 if is_alone(protocol):
                     steps[name].leave()
-        with lack_of_memory(protocol.batch, side):
+        with lack_of_memory(protocol.batch, protocol.resolution):
             rows = measure_all(steps, protocol, device, reference=reference, **options)
     return [
         replace(
@@ -208,6 +212,7 @@ def measure_all(
 
     def summary(name: str) -> Measurement:
         step = steps[name]
+        side = step.shape[2] if isinstance(step, Step) else protocol.resolution
         p50, p90, p99 = (float(p) for p in np.percentile(samples[name], (50, 90, 99)))
         online = protocol.name == "online"
         trim = round(protocol.trim * len(samples[name]))
@@ -215,7 +220,7 @@ def measure_all(
         is_genet = protocol.name == "genet"
         return Measurement(
             name=name,
-            protocol=replace(protocol, batch=batches[name]),
+            protocol=replace(protocol, batch=batches[name], resolution=side),
             images_per_s=batches[name] * 1e3 / p50 if protocol.waits else p50,
             spread=spread(samples[name]),
             ms_p50=p50 if online else None,

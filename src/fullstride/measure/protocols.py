@@ -181,3 +181,11 @@ def save_measurements(rows: Sequence[Measurement], path: Path) -> None:
     """All of them with their samples, as a JSON list."""
     with atomic_write(path, MEASUREMENTS) as beside:
         beside.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """What `save_measurements` wrote. Raises ValueError, in one line, for anything else."""
+    rows = strict_json.read_json(path)
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} is not what `fullstride bench --out` writes")
+    return [Measurement.from_json(row, str(path)) for row in rows]

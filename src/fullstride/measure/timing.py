@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:  # whatever runs an exported file imports this module
-    from fullstride.measure.protocols import Protocol
+    from fullstride.measure.protocols import Measurement, Protocol
+
+
+BUSY = 0.2  # spread of rounds above which a measurement is repeated once, and reported
 
 
 def warm_up(step: Callable[[], object], protocol: "Protocol", device: torch.device) -> int:
@@ -67,3 +70,11 @@ def spread(samples: Sequence[float]) -> float:
     """(p90 - p10) / median; above 0.05 the machine was busy."""
     p10, p50, p90 = np.percentile(samples, (10, 50, 90))
     return float((p90 - p10) / p50)
+
+
+def spread_of_rounds(row: "Measurement") -> float:
+    """`spread` of the rounds' medians: a call that waits for another program does not change it."""
+    samples = np.array(row.samples)
+    if len(samples) % row.protocol.rounds:
+        return row.spread
+    return spread(np.median(samples.reshape(row.protocol.rounds, -1), 1).tolist())

@@ -83,7 +83,9 @@ def number_columns(first: "Measurement") -> "dict[str, Callable[[Measurement], s
 
 
 def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]:
-    """How and where they were measured, and which runtime ran each exported file."""
+    """How and where they were measured, which runtime ran each exported file, and what is noisy."""
+    from fullstride.measure.timing import BUSY, spread_of_rounds
+
     environment = rows[-1].environment
     sides = dict.fromkeys(row.protocol.resolution for row in rows)
     sizes = " and ".join(f"{side} x {side}" for side in sides)
@@ -92,9 +94,19 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]
     where = f"{environment.device}, {environment.threads} threads, torch {environment.torch}"
     how = f"{sizes} x {channels}, {precisions}, {rows[-1].layout}, {modes}, {where}"
     notes = [how, *dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime)]
+    notes += [busy_note(row) for row in rows if spread_of_rounds(row) > BUSY]
     if any(row.protocol.name == "tresnet" and row.efficiency != "plain" for row in rows):
         notes.insert(1, "--efficiency is for training: measure inference without it")
     return notes
+
+
+def busy_note(row: "Measurement") -> str:
+    from fullstride.measure.timing import spread_of_rounds
+
+    return (
+        f"{row.name}: rounds of {row.protocol.name} spread by {spread_of_rounds(row):.0%} of their "
+        "median, the machine was busy"
+    )
 
 
 def estimate_table(rows: "Sequence[NamedEstimate]") -> Table:

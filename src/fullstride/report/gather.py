@@ -1,103 +1,160 @@
-"""Which numbers does a report show? Those of finished runs and of a benchmark, from their files."""
+"""Which numbers does a report show? Those of models and of a benchmark, from their files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 
-from fullstride import tasks
 from fullstride.console import printable
-from fullstride.data.dataset import DataSet
+from fullstride.data.dataset import DataSet, Images
+from fullstride.deploy.exported import ExportedModel
+from fullstride.deploy.open_model import open_model
 from fullstride.deploy.predict import probabilities
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
-from fullstride.measure.protocols import Measurement
+from fullstride.measure.protocols import Measurement, read_measurements
+from fullstride.measure.timing import BUSY, spread_of_rounds
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.report.page import Entry, Prediction
-from fullstride.strict_json import read_json
+from fullstride.report.console_tables import busy_note
+from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
-from fullstride.train.run_folder import BUNDLE, read_config, read_log
+from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_config, read_log
 from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
+BATCH = 128  # images at a time: the whole test set may not fit into memory
+
+Model = Bundle | ExportedModel
+Times = Mapping[str, Measurement]  # by protocol
 
 
-def gather(runs: Sequence[Path], bench: Path | None = None) -> dict[str, Any]:
-    """The arguments of `page.render` for finished `runs` and a file of `fullstride bench --out`.
+def gather(
+    words: Sequence[str], bench: Path | None = None, *, data: str = "", trust: bool = False
+) -> dict[str, Any]:
+    """The arguments of `page.render` for runs, bundles and exported files.
 
-    Networks that were only measured become entries without accuracy. Raises ValueError for a run
-    that is not finished, and for runs on different images.
+    `bench` is a file of `fullstride bench --out`; its other networks become entries without
+    accuracy. The images are those that the first run was trained on, or `data`. The score of a run
+    is its own, other models are scored on the same test images. `trust` opens files that are
+    programs. Raises ValueError for a run that is not finished, and for models of other images.
     """
-    bundles = {str(run): finished(run) for run in runs}
-    first = next(iter(bundles))
-    data = matching_data(first, bundles[first])
-    for run in bundles:
-        other = read_config(Path(run), "give other runs")
-        if other.fingerprint != data.fingerprint:
-            raise ValueError(
-                f"{run} was trained on {other.data}, {first} on {data.name}: report them apart"
-            )
-    metric = find_task(bundles[first].task).metric
-    times = measurements(bench) if bench else {}
-    entries = [entry(run, bundle, times.get(run, {}), metric) for run, bundle in bundles.items()]
-    entries += [
-        untrained(name, rows, metric) for name, rows in times.items() if name not in bundles
-    ]
-    best = max(bundles.values(), key=lambda bundle: metric.rank(bundle.scores["test"][metric.name]))
-    environment = next((m.environment for rows in times.values() for m in rows.values()), None)
+    models = {str(Path(word)): opened(word, trust) for word in words}
+    images = common_images(models, data)
+    metric = find_task(next(iter(models.values())).task).metric
+    rows = read_measurements(bench) if bench else []
+    times: dict[str, dict[str, Measurement]] = {}  # location or name -> protocol -> measurement
+    for row in rows:
+        times.setdefault(location(row.name), {})[row.protocol.name] = row
+    entries = {
+        word: entry(word, model, times.get(location(word), {}), metric, images)
+        for word, model in models.items()
+    }
+    others = times.keys() - set(map(location, models))
+    left_out = [name for name in times if name in others and Path(name).exists()]
+    best = most_accurate([*entries.values()])
+    model = next(model for word, model in models.items() if entries[word] is best)
+    entries |= {
+        name: untrained(name, times[name], metric)
+        for name in times
+        if name in others and name not in left_out
+    }
     return dict(
-        title=printable(f"fullstride on {data.name}"),
-        entries=entries,
-        predictions=examples(best, data) if find_task(best.task).single_label else [],
-        environment=asdict(environment or Environment.here()),
-        notes=notes(data, best, bench is not None),
+        title=printable(f"fullstride on {images.name}"),
+        entries=[*entries.values()],
+        predictions=examples(model, images) if find_task(model.task).single_label else [],
+        environment=asdict(rows[0].environment if rows else Environment.here()),
+        notes=[*map(printable, notes(images, best.name, rows, left_out))],
     )
 
 
-def finished(run: Path) -> Bundle:
-    if not (run / BUNDLE).is_dir():
-        raise ValueError(f"{run} is not a finished run: train it to its end first")
-    return tasks.load(run / BUNDLE)
+def location(word: str) -> str:
+    """The same for every spelling of a path; a name that is no path stays as it is."""
+    return str(Path(word).resolve()) if Path(word).exists() else word
 
 
-def measurements(path: Path) -> dict[str, dict[str, Measurement]]:
-    """Network -> protocol -> measurement."""
-    by_network: dict[str, dict[str, Measurement]] = {}
-    rows = read_json(path)
-    if not isinstance(rows, list):
-        raise ValueError(f"{path} is not what `fullstride bench --out` writes")
-    for row in rows:
-        measurement = Measurement.from_json(row, str(path))
-        by_network.setdefault(measurement.name, {})[measurement.protocol.name] = measurement
-    return by_network
+def is_run(word: str) -> bool:
+    return (Path(word) / RUN_CONFIG).exists()
 
 
-def entry(run: str, bundle: Bundle, times: dict[str, Measurement], metric: Metric) -> Entry:
-    test, pre = bundle.scores["test"], bundle.preprocessing
+def opened(word: str, trust: bool) -> Model:
+    if is_run(word) and not (Path(word) / BUNDLE).is_dir():
+        raise ValueError(f"{word} is not a finished run: train it to its end first")
+    return open_model(word, trust=trust)
+
+
+def common_images(models: Mapping[str, Model], where: str) -> DataSet:
+    """The data set at `where`, by default that of the first run, which must be that of all."""
+    runs = {word: model for word, model in models.items() if is_run(word)}
+    if not runs and not where:
+        raise ValueError(
+            f"{', '.join(models)} are no runs and do not name their images: name a run too, or "
+            "images by --data"
+        )
+    word, model = next(iter((runs or models).items()))
+    data = matching_data(word, cast(Bundle, model), where)  # both have a task and classes
+    for other in runs:
+        config = read_config(Path(other), "give other runs")
+        if config.fingerprint != data.fingerprint:
+            raise ValueError(
+                f"{other} was trained on {config.data}, {word} on {data.name}: report them apart"
+            )
+    for other, model in models.items():
+        if tuple(model.classes) != tuple(data.classes):
+            raise ValueError(f"{other} has other classes than {data.name}: report them apart")
+    return data
+
+
+def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet) -> Entry:
+    pre = model.preprocessing
     for measurement in times.values():
         if measurement.protocol.resolution != pre.resolution:
             raise ValueError(
-                f"{run} was trained at {pre.resolution} pixels a side and timed at "
-                f"{measurement.protocol.resolution}: measure with --resolution {pre.resolution}"
+                f"{word} is for {pre.resolution} pixels a side and was timed at "
+                f"{measurement.protocol.resolution}: measure it without --resolution"
             )
-    return Entry(
-        name=printable(bundle.name),
-        data=printable(bundle.source.removeprefix("trained on ")),
-        metric=metric,
-        score=test[metric.name],
-        test_images=test["images"],
-        log=read_log(Path(run)),
-        **costs(bundle.net, pre.resolution, pre.channels),
-        **speeds(times),
-    )
+    scores = model.scores["test"] if is_run(word) else scored(word, model, images.test)
+    values: dict[str, Any] = dict(metric=metric, score=scores[metric.name], **speeds(times))
+    values |= dict(test_images=scores["images"], resolution=pre.resolution)
+    if isinstance(model, ExportedModel):
+        about = model.metadata
+        name, source = Path(word).name, about.source
+        values["note"] = printable(f"{about.name} in {about.precision}, {model.runtime}")
+    else:
+        name, source = model.name, model.source
+        values |= costs(model.net, pre.resolution, pre.channels)
+        values["log"] = read_log(Path(word)) if is_run(word) else ()
+    data = printable(source.removeprefix("trained on "))
+    return Entry(name=printable(name), data=data, **values)
 
 
-def untrained(name: str, times: dict[str, Measurement], metric: Metric) -> Entry:
+def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
+    """The scores of a model on `images`, as a run has them."""
+    task = find_task(model.task)
+    if not task.single_label:
+        raise ValueError(f"{word} is of the task {task.name}, which is scored in runs only")
+    score, number = task.score(), 0
+    for indices, rows in batches(model, images):
+        score.update(torch.from_numpy(rows), task.collate([images.targets[i] for i in indices]))
+        number += len(indices)
+    if not number:
+        raise ValueError(f"{word}: none of the test images can be read")
+    return {**score.compute(), "images": number}
+
+
+def batches(model: Model, images: Images) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Indices of readable images, and their probabilities (N, K)."""
+    pictures = images.readable()
+    while batch := list(islice(pictures, BATCH)):
+        yield [index for index, _ in batch], probabilities(model, [each for _, each in batch])
+
+
+def untrained(name: str, times: Times, metric: Metric) -> Entry:
     """A network that was only measured, on the same input as the runs."""
     net = zoo.create(name)
     resolution = next(iter(times.values())).protocol.resolution
@@ -107,7 +164,7 @@ def untrained(name: str, times: dict[str, Measurement], metric: Metric) -> Entry
         metric=metric,
         score=None,
         test_images=0,
-        log=[],
+        resolution=resolution,
         **costs(net, resolution, net.spec.in_channels),
         **speeds(times),
     )
@@ -115,10 +172,10 @@ def untrained(name: str, times: dict[str, Measurement], metric: Metric) -> Entry
 
 def costs(net: Any, resolution: int, channels: int) -> dict[str, int]:
     total = cost(net, resolution, channels)
-    return dict(params=total.params, macs=total.macs, resolution=resolution)
+    return dict(params=total.params, macs=total.macs)
 
 
-def speeds(times: dict[str, Measurement]) -> dict[str, Any]:
+def speeds(times: Times) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if online := times.get("online"):
         values |= dict(ms_p50=online.ms_p50, ms_p99=online.ms_p99)
@@ -127,14 +184,11 @@ def speeds(times: dict[str, Measurement]) -> dict[str, Any]:
     return values
 
 
-def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
+def examples(model: Model, data: DataSet) -> list[Prediction]:
     """Test images with predictions: wrong ones first, then correct ones from the whole set."""
-    indices, rows = [], []
-    pictures = data.test.readable()
-    while batch := list(islice(pictures, 128)):  # the whole test set may not fit into memory
-        indices += [index for index, _ in batch]
-        rows.append(probabilities(bundle, [picture for _, picture in batch]))
-    probability_nk = np.concatenate(rows)
+    parts = [*batches(model, data.test)]
+    indices = [index for part, _ in parts for index in part]
+    probability_nk = np.concatenate([rows for _, rows in parts])
     labels, predicted = np.array(data.test.targets)[indices], probability_nk.argmax(1)
     wrong = np.flatnonzero(predicted != labels)[: SHOWN // 2]
     right = np.flatnonzero(predicted == labels)
@@ -143,26 +197,33 @@ def examples(bundle: Bundle, data: DataSet) -> list[Prediction]:
         Prediction(
             picture=np.asarray(data.test.picture(indices[i])),
             truth=printable(data.classes[labels[i]]),
-            predicted=printable(bundle.classes[predicted[i]]),
+            predicted=printable(model.classes[predicted[i]]),
             probability=float(probability_nk[i, predicted[i]]),
         )
         for i in (*wrong, *right[spread])
     ]
 
 
-def notes(data: DataSet, best: Bundle, measured: bool) -> list[str]:
+def notes(
+    data: DataSet, best: str, rows: Sequence[Measurement], left_out: Sequence[str]
+) -> list[str]:
     sizes = (
         f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
     )
     lines = [
         f"{data.name}: {sizes}. Test images were used once, after training.",
-        f"Predicted images are predictions of {best.name} on test images, wrong ones first.",
+        f"Predicted images are predictions of {best} on test images, wrong ones first.",
         "Accuracies are of the averaged weights after the last epoch, or after the best one if the "
         "recipe stops early.",
     ]
-    if measured:
+    if rows:
+        precisions = " and ".join(dict.fromkeys(row.precision for row in rows if not row.runtime))
         lines.append(
-            "Times are medians of rounds in which all networks alternate on the same random input, "
-            "one image at a time (online) and in batches (throughput), in fp32."
+            "Times are medians of rounds in which all networks alternate on random input of their "
+            "own resolution, one image at a time (online) and in batches (throughput), in "
+            f"{precisions or 'the precision of each file'}."
         )
-    return list(map(printable, lines))
+    lines += [busy_note(row) + "." for row in rows if spread_of_rounds(row) > BUSY]
+    if left_out:
+        lines.append(f"Measured, but not on this page: {', '.join(left_out)}.")
+    return lines

@@ -34,9 +34,9 @@ class Entry:
     metric: Metric  # of the task, the same on one page
     score: float | None  # by `metric`, on the test images
     test_images: int
-    params: int
-    macs: int  # multiply-adds of one image
     resolution: int  # pixels a side
+    params: int | None = None  # None: of an exported file, in which they are not counted
+    macs: int | None = None  # multiply-adds of one image
     ms_p50: float | None = None  # one image at a time
     ms_p99: float | None = None
     images_per_s: float | None = None  # in batches
@@ -78,7 +78,7 @@ def render(
     entries = with_distinct_names(entries)
     trained = [entry for entry in entries if entry.score is not None]
     metric = entries[0].metric
-    best = max(trained, key=lambda entry: metric.rank(entry.score or 0.0), default=None)
+    best = most_accurate(trained) if trained else None
     points, data = plot_points(entries)
     curves = {entry.name: entry.log for entry in entries if entry.log}
     return render_template(
@@ -141,6 +141,15 @@ def with_distinct_names(entries: Sequence[Entry]) -> list[Entry]:
         number = uses[entry.name]
         renamed.append(replace(entry, name=f"{entry.name} ({number})") if number > 1 else entry)
     return renamed
+
+
+def most_accurate(trained: Sequence[Entry]) -> Entry:
+    """The entry with the best score; of equal scores the fastest, where all were measured."""
+    ranks = [entry.metric.rank(entry.score or 0.0) for entry in trained]
+    ties = [entry for entry, rank in zip(trained, ranks, strict=True) if rank == max(ranks)]
+    if any(entry.ms_p50 is None for entry in ties):
+        return ties[0]
+    return min(ties, key=lambda entry: entry.ms_p50 or 0.0)
 
 
 def overlap(a: tuple[float, float] | None, b: tuple[float, float] | None) -> bool:
