@@ -118,7 +118,8 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
                 f"{word} is for {pre.resolution} pixels a side and was timed at "
                 f"{measurement.protocol.resolution}: measure it without --resolution"
             )
-    scores = model.scores["test"] if is_run(word) else scored(word, model, images.test)
+    own = isinstance(model, Bundle) and is_run(word)
+    scores = model.scores["test"] if own else scored(word, model, images.test)
     values: dict[str, Any] = dict(metric=metric, score=scores[metric.name], **speeds(times))
     values |= dict(test_images=scores["images"], resolution=pre.resolution)
     if isinstance(model, ExportedModel):
