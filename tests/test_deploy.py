@@ -176,11 +176,14 @@ def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
     run.mkdir()
     (run / "checkpoint.pt").write_text("days of work")
     reference = make_reference(bundle, images, "normalised")
-    for _ in range(2):
-        export(bundle, models, images, format="triton-server", force=True, reference=reference)
+    again = dict(format="triton-server", force=True, reference=reference)
+    export(bundle, models, images, **again)
+    (models / "small" / "notes.txt").write_text("mine")
+    export(bundle, models, images, **again)
+    assert (models / "small" / "notes.txt").read_text() == "mine"
     shutil.copytree(models / "small", models / "another")
     for folder, format in ((run, "openvino"), (run, "triton-server"), (models, "triton-server")):
-        with pytest.raises(ValueError, match=f"{folder.name} is a folder with .*--out"):
+        with pytest.raises(ValueError, match=f"{folder.name} is a folder with "):
             export(bundle, folder, images, format=format, force=True)
     assert (run / "checkpoint.pt").read_text() == "days of work"
 

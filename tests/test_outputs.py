@@ -1,7 +1,9 @@
 """Files are written whole or not at all, and nothing that fullstride did not write is replaced."""
 
+import ast
 import errno
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -345,3 +347,53 @@ def test_a_disk_that_is_full_is_an_error_of_the_path_whatever_a_library_raises(
             raise KeyError("of a library") from None
     assert caught.value.errno == code
     assert not any(tmp_path.iterdir())
+
+
+# ---- the only way
+
+SOURCE = Path(writing.__file__).parent
+# What changes the file system, and the modules that may call it besides within `atomic_write`.
+CHANGES = {"write_text", "write_bytes", "mkdir", "rename", "unlink", "rmdir", "rmtree", "touch"}
+CHANGES |= {"symlink_to", "truncate", "save_file", "savefig", "makedirs", "memmap", "copytree"}
+EXCEPT = {
+    "writing.py": "it is `atomic_write`",
+    "storage.py": "removes temporary files",
+    "data/pack.py": "writes into the temporary folder",
+    "data/readers/tar_shards.py": "writes into the temporary folder",
+    "deploy/formats/torch_export.py": "writes to the temporary path",
+    "deploy/formats/tensorrt.py": "writes to the temporary path",
+    "deploy/formats/openvino.py": "writes to the temporary path",
+    "deploy/formats/triton_server.py": "writes to the temporary path",
+    "train/tensorboard.py": "appends to a log of its own",
+    "train/distill.py": "maps files in a folder that its key recognises",
+    "report/plots.py": "draws into memory",
+}
+
+
+def changes(path: Path) -> set[str]:
+    """Calls that change the file system, outside of a `with` of `atomic_write`."""
+    calls = set()
+
+    def visit(node: ast.AST, safe: bool) -> None:
+        if isinstance(node, ast.With):
+            safe = safe or any("atomic_write" in ast.unparse(item) for item in node.items)
+        if isinstance(node, ast.Call) and not safe:
+            name = ast.unparse(node.func).rpartition(".")[2]
+            writes = name == "open" and re.search(r"['\"][rb]*[wax+]", ast.unparse(node))
+            method = isinstance(node.func, ast.Attribute) or name == "save_file"
+            if (method and name in CHANGES) or writes:
+                calls.add(name)
+        for child in ast.iter_child_nodes(node):
+            visit(child, safe)
+
+    visit(ast.parse(path.read_text()), False)
+    return calls
+
+
+def test_no_module_writes_files_but_by_atomic_write():
+    modules = {
+        str(path.relative_to(SOURCE)): calls
+        for path in SOURCE.rglob("*.py")
+        if (calls := changes(path))
+    }
+    assert modules.keys() == EXCEPT.keys(), modules
