@@ -35,7 +35,7 @@ from scipy.stats import rankdata
 
 from fullstride.latency import Profile, save_profile
 from fullstride.latency.fitting import coverage, error, fit, interval, left_out, resolvable_ratio
-from fullstride.latency.profiles import Fit, clamp_to_peak, transfer
+from fullstride.latency.profiles import Fit, moved_numbers, sustained_clock, transfer
 from fullstride.latency.roofline import prepare, times
 from fullstride.measure.environment import Environment
 from fullstride.outputs import Output
@@ -139,6 +139,7 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
         if table.paper
         else f"timm, results/benchmark-{table.file}",
         software=table.software,
+        full_batches=not table.paper,
         date=datetime.now(UTC).date().isoformat(),
     )
 
@@ -156,7 +157,9 @@ def by_sheet(
 
     work = prepare([c.operators for c in there], [c.batch for c in there], RTX4090)
     image, families = per_image(there), np.array([case.family for case in there])
-    estimated = times(work, clamp_to_peak(basis.inference.numbers)).total_s / work.batch
+    estimated = (
+        times(work, moved_numbers(basis.inference.numbers, RTX3090, RTX4090)).total_s / work.batch
+    )
     faster = RTX3090.peak_tflops / RTX4090.peak_tflops
     simple = [
         sizes(there, column) * best_factor(sizes(here, column), per_image(here)) * faster
@@ -317,9 +320,18 @@ def main() -> None:
     rtx3090 = by_name["rtx3090"]
     result, wider = by_sheet(rtx3090, title, cases["RTX 3090 nhwc"], cases["RTX 4090 nhwc"])
     results.append(result)
-    for name, (device, peak, bandwidth) in SHEETS.items():
-        machine = replace(RTX3090, peak_tflops=peak, bandwidth_gb_s=bandwidth)
-        sheet = f"data sheet of {device}: {peak} TFLOPS fp16 dense, {bandwidth} GB/s"
+    for name, (device, peak, bandwidth, vector, watts, needed) in SHEETS.items():
+        machine = replace(
+            RTX3090,
+            peak_tflops=peak,
+            bandwidth_gb_s=bandwidth,
+            vector_tflops=vector,
+            clock_share=sustained_clock(watts, needed),
+        )
+        sheet = (
+            f"data sheet of {device}: {peak} TFLOPS fp16 dense, {vector} fp32, {bandwidth} GB/s, "
+            f"{watts} W"
+        )
         by_name[name] = transfer(rtx3090, name, device, machine, sheet, wider)
     where = Environment.here()
     text = page(results, where)

@@ -57,6 +57,7 @@ MODULES = (
     "starnet", "tresnet", "vgg", "vovnet", "xception", "xception_aligned",
 )  # fmt: skip
 
+# Peaks of fp32 beside the tensor cores are those of the same sheets.
 VOLTA = "NVIDIA V100 data sheet: PCIe, 112 TFLOPS of tensor cores, 900 GB/s"
 TURING = "NVIDIA T4 data sheet: 65 TFLOPS fp16, 130 TOPS int8, 320 GB/s"
 AMPERE = "NVIDIA GA102 white paper: RTX 3090, 71 TFLOPS fp16 with fp32 accumulate, dense; 936 GB/s"
@@ -65,22 +66,26 @@ V100 = Machine(
     runtime="eager",
     peak_tflops=112,
     bandwidth_gb_s=900,
+    vector_tflops=14,
     folded=True,
     split_silu=True,
     silu_launches=2,  # PyTorch before 1.7 had no SiLU
 )
 T4 = Machine(runtime="tensorrt", peak_tflops=65, bandwidth_gb_s=320, folded=True, split_silu=True)
 T4_INT8 = replace(T4, peak_tflops=130, bytes_per_element=1)
-RTX3090 = Machine(runtime="eager", peak_tflops=71, bandwidth_gb_s=936)
-RTX4090 = Machine(runtime="eager", peak_tflops=165.2, bandwidth_gb_s=1008)
-# Data sheets of NVIDIA: dense fp16 tensor TFLOPS with fp32 accumulate, GB/s
+RTX3090 = Machine(runtime="eager", peak_tflops=71, bandwidth_gb_s=936, vector_tflops=35.6)
+RTX4090 = Machine(runtime="eager", peak_tflops=165.2, bandwidth_gb_s=1008, vector_tflops=82.6)
+# Data sheets of NVIDIA: dense fp16 tensor TFLOPS with fp32 accumulate, GB/s, fp32 TFLOPS, W, and
+# the W that the peak's clock would need: those of a card with the same chip and a loose limit, in
+# proportion to its multiprocessors and the cube of the clock (L4: RTX 4070 Ti, A10: RTX 3090, T4:
+# RTX 2080). The others are taken to sustain their clock.
 SHEETS = {
-    "a100": ("NVIDIA A100 SXM 80 GB", 312, 2039),
-    "h100": ("NVIDIA H100 SXM", 989, 3350),
-    "h200": ("NVIDIA H200 SXM", 989, 4800),
-    "l4": ("NVIDIA L4", 121, 300),
-    "a10": ("NVIDIA A10", 125, 600),
-    "t4": ("NVIDIA T4", 65, 320),
+    "a100": ("NVIDIA A100 SXM 80 GB", 312, 2039, 19.5, 400, 400),
+    "h100": ("NVIDIA H100 SXM", 989, 3350, 67, 700, 700),
+    "h200": ("NVIDIA H200 SXM", 989, 4800, 67, 700, 700),
+    "l4": ("NVIDIA L4", 121, 300, 30.3, 72, 285 * 58 / 60 * (2040 / 2610) ** 3),
+    "a10": ("NVIDIA A10", 125, 600, 31.2, 150, 350 * 72 / 82),
+    "t4": ("NVIDIA T4", 65, 320, 8.1, 70, 215 * 40 / 46 * (1590 / 1710) ** 3),
 }
 
 EAGER = (

@@ -20,7 +20,8 @@ from fullstride.latency.calibrate import (
 )
 from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, all_microbenchmarks
 from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
-from fullstride.measure.cost.operators import OPERATOR_KINDS, traced
+from fullstride.measure.cost.operators import OPERATOR_KINDS
+from fullstride.measure.cost.tracer import traced
 from fullstride.measure.protocols import Protocol
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import zoo

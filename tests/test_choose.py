@@ -3,9 +3,11 @@ be ties."""
 
 import csv
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fullstride import cli, tables, zoo
@@ -130,6 +132,64 @@ def test_the_runner_up_is_another_network_and_a_looser_budget_buys_the_next_poin
     assert choose(rows, within(1)).runner_up is None
 
 
+@pytest.mark.parametrize("low_high", [(0.8, 1.3), (0.5, 0.9), (1.1, 3.0)])
+def test_the_probability_to_stay_inside_is_that_of_a_log_normal_with_the_interval_as_its_90_percent(
+    low_high,
+):
+    low, high = low_high
+    one = replace(option("a", 70, 2.0).estimate, low=2 * low, high=2 * high)
+    times = np.exp(
+        np.random.default_rng(0).normal(
+            np.log(4 * low * high) / 2, np.log(high / low) / 2 / 1.6449, size=100_000
+        )
+    )
+    for budget in (1.0, 1.5, 2.0, 2.5, 4.0):
+        share = float((times <= budget).mean())
+        assert one.probability_within(budget) == pytest.approx(share, abs=0.006)
+    assert one.probability_within(2 * high) == pytest.approx(0.95)
+    exact = replace(one, low=2.0, high=2.0)
+    assert [exact.probability_within(ms) for ms in (1.9, 2.0, 2.1)] == [0, 1, 1]
+    assert option("p", 70, 1.0, "published").probability_within(0.99) == 0
+
+
+def test_what_is_worth_measuring_are_the_best_the_most_promising_near_it_and_a_safe_one():
+    rows = [
+        option("safe", 70, 1.0),
+        option("best", 75, 1.9),
+        option("slow", 76, 2.19),
+        option("good", 80, 2.05),
+        option("large", 90, 9.0),
+    ]
+    choice = choose(rows, within(2))
+    assert [o.network.name for o in choice.to_measure] == ["good", "best", "safe"]
+    assert choice.safe is rows[0]
+    assert choose(rows[:1], within(2)).to_measure == ()
+    assert choose([option("p", 70, 1.9, "published")], within(2)).to_measure == ()
+    assert choose([rows[1]], within(2)).safe is None
+
+
+def test_one_of_those_that_are_named_for_measuring_fits_in_nine_of_ten_of_300_budgets():
+    """Networks whose true times have the spread that the interval says."""
+    random = np.random.default_rng(1)
+    middle, deviation = np.log(0.8 * 1.3) / 2, np.log(1.3 / 0.8) / 2 / 1.6449
+    best_fits, one_fits = [], []
+    for _ in range(10):
+        estimated = np.geomspace(0.1, 10, 120)
+        true = estimated * np.exp(random.normal(middle, deviation, 120))
+        top1 = 70 + 4 * np.log(true / 0.1) + random.normal(0, 1, 120)
+        networks = enumerate(zip(top1, estimated, strict=True))
+        rows = [option(f"n{i}", accuracy, ms) for i, (accuracy, ms) in networks]
+        time_of = {row.label: ms for row, ms in zip(rows, true, strict=True)}
+        for budget in np.geomspace(0.3, 5, 30):
+            choice = choose(rows, within(budget))
+            named = choice.to_measure or (choice.best,)
+            assert len(named) <= 3
+            best_fits.append(time_of[choice.best.label] <= budget)
+            one_fits.append(any(time_of[o.label] <= budget for o in named))
+    assert np.mean(best_fits) < 0.8
+    assert np.mean(one_fits) > 0.9
+
+
 def test_what_the_model_cannot_tell_apart_is_a_tie():
     a, b, c = option("a", 70, 1.0), option("b", 71, 1.05), option("c", 72, 1.2)
     assert options_tie(a, b)
@@ -223,6 +283,8 @@ def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_pat
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     data = json.loads(ask(capsys, *GENET, "--budget-ms", "0.2", "--times", "estimated", "--json"))
     assert {row["time"] for row in data["options"]} == {"estimated"}
+    assert 0.5 < data["best"]["probability"] < 0.9
+    assert [row["name"] for row in data["measure"]] == ["genet_normal", "genet_light"]
     assert data["best"]["name"] == "genet_normal"
     assert (
         data["best"]["ms_per_image"] == data["best"]["estimated_ms"] != data["best"]["published_ms"]

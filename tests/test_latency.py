@@ -31,6 +31,7 @@ from fullstride.latency.fitting import (
     left_out,
     resolvable_ratio,
 )
+from fullstride.latency.profiles import moved_numbers, sustained_clock
 from fullstride.latency.roofline import Machine, prepare, times
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.cost.operators import (
@@ -433,3 +434,34 @@ def test_numbers_of_priors_suffice_for_any_engine():
     for engine in ("eager", "cuda graph", "compiled", "tensorrt"):
         took = times(prepare([net], [1], replace(GPU, runtime=engine)), numbers).total_s
         assert took[0] > 0
+
+
+def test_a_data_sheet_moves_depthwise_rates_by_the_peak_of_the_units_that_run_them():
+    """Tensor cores do not: A100, H100 and H200 have 4 to 14 times those of an RTX 3090."""
+    basis = load_profile("rtx3090")
+    rate = basis.inference.numbers["depthwise"] * basis.machine.peak_tflops
+    for name, vector in (("a100", 19.5), ("h100", 67), ("h200", 67)):
+        profile = load_profile(name)
+        moved = profile.inference.numbers["depthwise"] * profile.machine.peak_tflops
+        assert moved == pytest.approx(rate * vector / 35.6, rel=1e-3)
+        assert profile.inference.numbers["dense"] == 1
+    without = replace(profile.machine, vector_tflops=None)
+    share = moved_numbers(basis.inference.numbers, basis.machine, without)["depthwise"]
+    assert share == basis.inference.numbers["depthwise"]
+
+
+def test_a_power_limit_slows_arithmetic_by_the_clock_that_it_sustains_and_not_memory():
+    assert sustained_clock(300, 600) == pytest.approx(0.5 ** (1 / 3), abs=1e-3)
+    assert sustained_clock(700, 600) == 1
+    basis = load_profile("rtx3090")
+    free, limited = (
+        moved_numbers(
+            basis.inference.numbers, basis.machine, replace(basis.machine, clock_share=share)
+        )
+        for share in (1.0, 0.79)
+    )
+    for name, value in free.items():
+        slower = 0.79 if name in ("dense", "1x1", "depthwise") else 1
+        assert limited[name] == pytest.approx(slower * value, rel=1e-3)
+    for name in ("l4", "a10", "t4"):
+        assert load_profile(name).machine.clock_share < 0.9

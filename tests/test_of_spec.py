@@ -13,7 +13,8 @@ from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine
 from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.cost.operators import COLUMNS, Operators, traced
+from fullstride.measure.cost.operators import COLUMNS, Operators
+from fullstride.measure.cost.tracer import traced
 from fullstride.nets.blocks import (
     SE,
     Basic,

@@ -45,6 +45,11 @@ class Bounds:
         return " and ".join(f"{word} {limit:,g}" for word, limit in limits if limit is not None)
 
 
+def check_range(name: str, value: Any, most: int) -> None:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{name} {value!r}: use a whole number from 1 to {most}")
+
+
 def check_bounds(instance: Any, prefix: str = "") -> None:
     """Compare the fields of a dataclass with the `Bounds` in their types. For `__post_init__`.
 

@@ -1,9 +1,34 @@
-"""How long does a network take on a device that is not here? Operators, profiles, estimates."""
+"""How long does a network take on a device that is not here? Operators, profiles, estimates.
 
-from fullstride.latency.estimator import Estimate, Estimator, estimate, estimates, is_tie
-from fullstride.latency.profiles import Profile, load_profile, profile_names, save_profile
-from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.cost.operators import Operators, traced
+Names are imported on first use: a choice among networks whose operators the package has needs no
+PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fullstride.latency.estimator import Estimator, estimate
+    from fullstride.latency.network_times import Estimate, estimates, is_tie
+    from fullstride.latency.profiles import Profile, load_profile, profile_names, save_profile
+    from fullstride.latency.spec_operators import operators_of
+    from fullstride.measure.cost.operators import Operators
+    from fullstride.measure.cost.tracer import traced
+
+MODULES = {
+    "Estimate": "fullstride.latency.network_times",
+    "Estimator": "fullstride.latency.estimator",
+    "Operators": "fullstride.measure.cost.operators",
+    "Profile": "fullstride.latency.profiles",
+    "estimate": "fullstride.latency.estimator",
+    "estimates": "fullstride.latency.network_times",
+    "is_tie": "fullstride.latency.network_times",
+    "load_profile": "fullstride.latency.profiles",
+    "operators_of": "fullstride.latency.spec_operators",
+    "profile_names": "fullstride.latency.profiles",
+    "save_profile": "fullstride.latency.profiles",
+    "traced": "fullstride.measure.cost.tracer",
+}
 
 __all__ = [
     "Estimate",
@@ -19,3 +44,9 @@ __all__ = [
     "save_profile",
     "traced",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"{__name__} has no {name!r}: it has {', '.join(__all__)}")
+    return getattr(import_module(MODULES[name]), name)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fullstride.latency.estimator import Estimate, estimates, is_tie
+from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile
-from fullstride.latency.roofline import unfitted
 from fullstride.latency.spec_operators import operators_by_name
 
 
@@ -18,7 +17,6 @@ class NamedEstimate:
     resolution: int  # pixels a side
     estimate: Estimate
     ties: tuple[int, ...]  # lines, from 0, within the resolvable ratio; itself included
-    unfitted: tuple[str, ...]  # its operators that no fitted network had
 
 
 def estimate_by_name(
@@ -39,8 +37,6 @@ def estimate_by_name(
     networks = [operators_by_name(name, resolution) for name in names]
     operators = [each for each, _ in networks]
     times = estimates(operators, profile, [batch] * len(names), training=training)
-    fit = profile.training if training and profile.training else profile.inference
-    calibrated = fit.source.startswith("fullstride calibrate")
     order = sorted(range(len(names)), key=lambda i: times[i].ms_per_image)
     return [
         NamedEstimate(
@@ -48,7 +44,6 @@ def estimate_by_name(
             resolution=networks[i][1],
             estimate=times[i],
             ties=tuple(line for line, j in enumerate(order) if is_tie(times[i], times[j])),
-            unfitted=tuple(unfitted(operators[i], fit.numbers, microbenchmarks=calibrated)),
         )
         for i in order
     ]
@@ -63,9 +58,9 @@ def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str,
                 network=row.network,
                 resolution=row.resolution,
                 images_per_s=row.estimate.images_per_s,
-                **asdict(row.estimate),
+                **{key: value for key, value in asdict(row.estimate).items() if key != "unfitted"},
                 ties=[rows[line].network for line in row.ties if line != number],
-                not_fitted_on=row.unfitted,
+                not_fitted_on=row.estimate.unfitted,
             )
             for number, row in enumerate(rows)
         ],

@@ -16,7 +16,8 @@ from fullstride.latency.fitting import PRIORS, error, fit, interval, left_out, r
 from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, all_microbenchmarks
 from fullstride.latency.profiles import Fit, Profile, load_profile, profile_names
 from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
-from fullstride.measure.cost.operators import Operators, traced
+from fullstride.measure.cost.operators import Operators
+from fullstride.measure.cost.tracer import traced
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Protocol
 from fullstride.measure.timing import spread, timed_calls, warm_up

@@ -34,6 +34,12 @@ class Fit:
     source: str  # of the measured times
     software: str
     date: str  # of the fit
+    full_batches: bool = False  # only full batches were timed: the time of a launch is assumed
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether microbenchmarks of `calibrate` were fitted, not networks."""
+        return self.source.startswith("fullstride calibrate")
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -130,13 +136,13 @@ def transfer(
 ) -> Profile:
     """A profile of a device of which only the data sheet is known.
 
-    The numbers are those of `profile`, the errors those of `wider`. The sign of a device's error
-    is unknown, so the interval reaches equally far on both sides.
+    The numbers are those of `profile`, moved by `moved_numbers`, the errors those of `wider`. The
+    sign of a device's error is unknown, so the interval reaches equally far on both sides.
     """
     factor = max(1 / wider.low, wider.high)
     fit = replace(
         profile.inference,
-        numbers=clamp_to_peak(profile.inference.numbers),
+        numbers=moved_numbers(profile.inference.numbers, profile.machine, machine),
         error=wider.error,
         low=round(1 / factor, 3),
         high=round(factor, 3),
@@ -153,6 +159,33 @@ def transfer(
         measured=False,
         note=f"not measured: shares of the data sheet's rates are those of {profile.name}",
     )
+
+
+def moved_numbers(
+    numbers: Mapping[str, float], source: Machine, target: Machine
+) -> dict[str, float]:
+    """The numbers of one machine on another of which only the data sheet is known.
+
+    Depthwise convolutions do not run on tensor cores: their rate moves with the peak of the other
+    units, where both sheets have it. Arithmetic follows the clock that the power limit sustains.
+    """
+    moved = clamp_to_peak(numbers)
+    if source.vector_tflops and target.vector_tflops:
+        vector_share = target.vector_tflops / target.peak_tflops
+        moved["depthwise"] *= vector_share / (source.vector_tflops / source.peak_tflops)
+    for name in ARITHMETIC_SHARES:
+        moved[name] = float(f"{moved[name] * target.clock_share / source.clock_share:.4g}")
+    return moved
+
+
+def sustained_clock(watts: float, needed_watts: float) -> float:
+    """`Machine.clock_share` under a power limit, where the peak's clock would need `needed_watts`.
+
+    Power grows with clock and the square of voltage, which grows with the clock: the clock goes
+    with the cube root. An RTX PRO 6000 of 300 W in place of 600 W was 21 to 29 % slower than by
+    its peak; the cube root of a half is 0.79.
+    """
+    return min(1.0, round((watts / needed_watts) ** (1 / 3), 3))
 
 
 def clamp_to_peak(numbers: Mapping[str, float]) -> dict[str, float]:

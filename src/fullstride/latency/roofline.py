@@ -43,12 +43,6 @@ WIDER = {
     "statistics": "elementwise",
     "gather": "elementwise",
 }
-UNUSUAL = {  # operators that not every ConvNet has
-    "norm": "batch norms apart from convolutions",
-    "group_norm": "group norms",
-    "statistics": "layer norms or softmax",
-    "product": "attention",
-}
 SPLIT_SILU = 2.5  # a sigmoid and a product read 3 maps and write 2; one pass reads 1 and writes 1
 
 # The numbers of a fit. Shares are of the data sheet's rates; a clock above it lets them exceed 1.
@@ -82,6 +76,10 @@ class Machine:
     peak_tflops: Positive  # dense, at the precision of the profile; 2 FLOPs are a multiply-add
     bandwidth_gb_s: Positive
     bytes_per_element: Positive = 2
+    # TFLOPS in fp32 of the units that run depthwise convolutions, which tensor cores do not
+    vector_tflops: Positive | None = None
+    # Of the clock of the data sheet's peak, what the power limit lets it sustain
+    clock_share: Annotated[float, Bounds(ge=0.01, le=1)] = 1.0
     folded: bool = False  # batch norms behind convolutions are part of them
     silu_launches: Annotated[int, Bounds(ge=1, le=2)] = 1  # 2: sigmoid and product apart
     split_silu: bool = False  # and each passes over the map
@@ -202,6 +200,7 @@ class Times:
     launch_s: np.ndarray  # of `device_s`: launches and the start
     arithmetic_s: np.ndarray  # of all operators, were memory infinitely fast
     memory_s: np.ndarray  # of all operators, were arithmetic infinitely fast
+    operator_s: np.ndarray  # of each operator on the device, with its repetitions
 
 
 def share(numbers: Mapping[str, float], name: str) -> float:
@@ -209,26 +208,6 @@ def share(numbers: Mapping[str, float], name: str) -> float:
     while name not in numbers:
         name = WIDER[name]
     return numbers[name]
-
-
-def unfitted(
-    operators: Operators, numbers: Mapping[str, float], *, microbenchmarks: bool = False
-) -> list[str]:
-    """Operators of a network that none of the fitted networks had, in words.
-
-    Norms that were fitted have a number. Tables of networks with layer norms have attention too,
-    but `microbenchmarks` have none.
-    """
-    fitted = {
-        "norm": "norm" in numbers,
-        **dict.fromkeys(("group_norm", "statistics"), "statistics" in numbers),
-        "product": "statistics" in numbers and not microbenchmarks,
-    }
-    return [
-        description
-        for kind, description in UNUSUAL.items()
-        if not fitted[kind] and (operators.kind == KIND[kind]).any()
-    ]
 
 
 def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
@@ -244,7 +223,8 @@ def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
     image_s = 1e-6 * work.batch * numbers.get("image_us", 0.0)
     slower = np.hypot(arithmetic, memory)
     slower[memory < 0] = memory[memory < 0]
-    device_s = np.add.reduceat(slower * work.count, work.starts) + launch_s + image_s
+    operator_s = slower * work.count
+    device_s = np.add.reduceat(operator_s, work.starts) + launch_s + image_s
     host_s = 1e-6 * launches * numbers.get("host_us", 0.0)
     return Times(
         total_s=total_seconds(device_s, host_s),
@@ -253,6 +233,7 @@ def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
         launch_s=launch_s,
         arithmetic_s=np.add.reduceat(arithmetic * work.count, work.starts),
         memory_s=np.add.reduceat(memory * work.count, work.starts) + image_s,
+        operator_s=operator_s,
     )
 
 

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fullstride.latency.estimator import Estimate, estimates, is_tie
+from fullstride import tables
+from fullstride.latency.network_times import Estimate, estimates, is_tie
+from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.budget import Budget
 from fullstride.measure.cost.operators import Operators
-from fullstride.nets import families, zoo
-from fullstride.tables import Published, latencies, published, speeds
+from fullstride.tables import Published, genet_paper, latencies, published, timm_published
 from fullstride.tables.names import PRINTED
 
 # Profiles that were fitted to one of GENet's tables -> that table.
@@ -26,6 +26,8 @@ GENET_TABLES: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
     "t4-fp16": "t4_fp16",
     "t4-int8": "t4_int8",
 }
+SAFE = 0.9  # probability to stay inside of a budget
+MEASURED = 3  # networks that are worth measuring, at most
 MAX_BYTES = 10_000_000  # of a CSV file; timm's table of 1,300 networks has 0.1 million
 
 
@@ -45,6 +47,12 @@ class Option:
             return self.published_ms
         return self.estimate.ms_per_image
 
+    def probability_within(self, ms_per_image: float) -> float:
+        """Of the time that decides."""
+        if self.by == "published":
+            return float(self.ms <= ms_per_image)
+        return self.estimate.probability_within(ms_per_image)
+
     @property
     def label(self) -> str:
         return f"{self.network.name} at {self.network.resolution} x {self.network.resolution}"
@@ -61,21 +69,29 @@ class Choice:
     # More accurate than the best, and above the budget by less than the resolvable ratio.
     near: tuple[Option, ...]
     front: tuple[Option, ...]  # no other is as fast and more accurate; the fastest first
+    safe: Option | None  # the most accurate that stays inside with a probability of SAFE
 
+    @property
+    def to_measure(self) -> tuple[Option, ...]:
+        """Up to MEASURED options whose measured times would decide, the most accurate first.
 
-def genet_paper() -> list[Published]:
-    """The 21 of 34 networks of GENet's Table 7 that can be built here, with its accuracies."""
-    sides = {row.line: row.resolution for row in speeds() if row.table.startswith("GENet")}
-    return [
-        Published(PRINTED[row.name], sides[row.name], row.top1, "arXiv:2006.14090 Table 7", "")
-        for row in latencies("v100_fp16")
-        if row.batch == 1 and row.name in sides
-    ]
+        The best, the ones near it that promise the most accuracy, weighted by the probability that
+        they fit, and one that is safe, else the runner-up. Empty where no doubt is left.
+        """
+        budget_ms, best = self.budget.ms_per_image, self.best
 
+        def promise(option: Option) -> float:
+            gain = option.network.top1 - best.network.top1
+            return option.probability_within(budget_ms) * gain
 
-def timm_published() -> list[Published]:
-    genet = (row for row in genet_paper() if row.name.startswith("timm/"))
-    return [*published("timm"), *genet]
+        if not self.near and best.probability_within(budget_ms) >= SAFE:
+            return ()
+        fallback = self.safe or self.runner_up
+        safe = [fallback] if fallback and fallback.label != best.label else []
+        room = MEASURED - 1 - len(safe)
+        near = sorted(self.near, key=promise, reverse=True)[:room]
+        own = {o.label: o for o in (*near, best, *safe) if o.by == "estimated"}
+        return tuple(sorted(own.values(), key=lambda option: -option.network.top1))
 
 
 SOURCES: dict[str, Callable[[], list[Published]]] = {
@@ -105,12 +121,13 @@ def from_file(path: Path) -> list[Published]:
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes: give a table of accuracies")
     rows: list[Published] = []
+    own = {row.name for row in tables.networks()}
     try:
         for row in csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()):
             name, side, top1 = row["model"], int(row["img_size"]), float(row["top1"])
             if not (name and side > 0 and 0 <= top1 <= 100):
                 raise ValueError(f"{name!r}, {side}, {top1}")
-            is_full = name in families.SPECS or name.startswith("timm/")
+            is_full = name in own or name.startswith("timm/")
             rows.append(Published(name if is_full else f"timm/{name}", side, top1, path.name, ""))
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
@@ -146,20 +163,33 @@ def price(
     take no such image, are recorded in `left_out` with the reason; without it ValueError is raised.
     """
     operators: dict[tuple[str, int], Operators] = {}
-    times = published_times(profile, batch)
+    reasons: dict[str, str] = {} if left_out is None else left_out
+    options = []
     for network in networks:
-        key = network.name, network.resolution
-        if key not in operators:
-            try:
-                operators[key] = operators_of(zoo.spec(network.name), network.resolution)
-            except ValueError as error:
-                if left_out is None:
-                    raise
-                left_out[f"{network.name} at {network.resolution}"] = str(error)
-                continue
-        (estimate,) = estimates([operators[key]], profile, [batch])
+        key, label = (network.name, network.resolution), f"{network.name} at {network.resolution}"
+        try:
+            if key not in operators and label not in reasons:
+                operators[key] = find_operators(*key) or trace_operators(*key)
+        except ValueError as error:
+            if left_out is None:
+                raise
+            reasons[label] = str(error)
+        if key in operators:
+            options.append(network)
+    keys = [(network.name, network.resolution) for network in options]
+    times = published_times(profile, batch)
+    rows = estimates([operators[key] for key in keys], profile, [batch] * len(keys)) if keys else []
+    for network, key, row in zip(options, keys, rows, strict=True):
         by = "published" if prefer_published and key in times else "estimated"
-        yield Option(network=network, estimate=estimate, published_ms=times.get(key), by=by)
+        yield Option(network=network, estimate=row, published_ms=times.get(key), by=by)
+
+
+def trace_operators(name: str, resolution: int) -> Operators:
+    """Of a network that is not in the package's table, which takes a second and PyTorch."""
+    from fullstride.latency.spec_operators import operators_of
+    from fullstride.nets import zoo
+
+    return operators_of(zoo.spec(name), resolution)
 
 
 def options_tie(a: Option, b: Option) -> bool:
@@ -200,6 +230,7 @@ def choose(options: Sequence[Option], budget: Budget) -> Choice:
             "image; with a larger --batch an image takes less"
         )
     inside.sort(key=lambda option: (-option.network.top1, option.ms))
+    safe = [option for option in inside if option.probability_within(budget_ms) >= SAFE]
     best = inside[0]
     others = (option for option in inside if option.label != best.label)
     slower = [option for option in line if option.ms > budget_ms]
@@ -215,6 +246,7 @@ def choose(options: Sequence[Option], budget: Budget) -> Choice:
         next=slower[0] if slower else None,
         near=tuple(sorted(near, key=lambda option: -option.network.top1)),
         front=tuple(line),
+        safe=safe[0] if safe else None,
     )
 
 
@@ -235,19 +267,22 @@ class Selection:
 
     def to_json(self) -> dict[str, Any]:
         choice = self.choice
+        json_of = partial(option_json, budget_ms=choice.budget.ms_per_image)
         return dict(
             profile=self.profile.to_dict(),
             **choice.budget.to_dict(),
-            best=option_json(choice.best),
-            runner_up=choice.runner_up and option_json(choice.runner_up),
-            next=choice.next and option_json(choice.next),
-            near=[option_json(option) for option in choice.near],
-            front=[option_json(option) for option in choice.front],
-            options=[option_json(option) for option in self.options],
+            best=json_of(choice.best),
+            runner_up=choice.runner_up and json_of(choice.runner_up),
+            next=choice.next and json_of(choice.next),
+            safe=choice.safe and json_of(choice.safe),
+            near=[json_of(option) for option in choice.near],
+            measure=[json_of(option) for option in choice.to_measure],
+            front=[json_of(option) for option in choice.front],
+            options=[json_of(option) for option in self.options],
         )
 
 
-def option_json(option: Option) -> dict[str, Any]:
+def option_json(option: Option, budget_ms: float) -> dict[str, Any]:
     time = option.estimate
     estimated = dict(estimated_ms=time.ms_per_image, low=time.low, high=time.high)
     return dict(
@@ -256,7 +291,9 @@ def option_json(option: Option) -> dict[str, Any]:
         time=option.by,
         **estimated,
         published_ms=option.published_ms,
+        probability=round(option.probability_within(budget_ms), 4),
         bound=time.bound,
+        not_fitted_on=time.unfitted,
     )
 
 

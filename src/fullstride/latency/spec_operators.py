@@ -24,14 +24,15 @@ from fullstride.measure.cost.operators import (
     Size,
     elementwise,
     linear,
-    traced,
     where,
 )
 from fullstride.measure.cost.operators import convolution as convolution_of_pixels
+from fullstride.measure.cost.tracer import traced
 from fullstride.nets import zoo
 from fullstride.nets.bundle import build
-from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, check_range
+from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
+from fullstride.strict_json import check_range
 
 # What decides which operators run (the name of the walk first), and the sizes. Numbers and names
 # only: the garbage collector looks at tuples of these once, and at others again and again, which

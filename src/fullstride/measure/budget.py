@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fullstride.nets.spec import MOST_CHANNELS, check_range
+from fullstride.strict_json import check_range
+
+MOST_IMAGES = 65_536  # of a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class Budget:
     def __post_init__(self) -> None:
         if not 0 < self.ms_per_image < math.inf:
             raise ValueError(f"a budget of {self.ms_per_image:g} ms an image: give a time above 0")
-        check_range("batch", self.batch, MOST_CHANNELS)
+        check_range("batch", self.batch, MOST_IMAGES)
 
     @property
     def images_per_s(self) -> float:

@@ -22,7 +22,7 @@ from fullstride.nets.blocks import (
     Stem,
     Style,
 )
-from fullstride.strict_json import Bounds, check_bounds
+from fullstride.strict_json import Bounds, check_bounds, check_range
 
 # The names that JSON may use. Renaming a class changes nothing on disk; changing a key here does.
 NAMED: dict[str, Any] = {
@@ -145,11 +145,6 @@ class NetSpec:
 
 def half_up(value: float) -> int:
     return math.floor(value + 0.5)
-
-
-def check_range(name: str, value: Any, most: int) -> None:
-    if not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"{name} {value!r}: use a whole number from 1 to {most}")
 
 
 def check_multiplier(name: str, value: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from fullstride.latency.estimator import estimates
+from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_by_name
 from fullstride.measure.cost.operators import Operators

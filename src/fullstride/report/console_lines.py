@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from fullstride.latency.by_name import NamedEstimate
     from fullstride.latency.calibration_files import FittedProfile
+    from fullstride.latency.network_times import Estimate
     from fullstride.latency.profiles import Profile
     from fullstride.latency.select import Choice, Option, Selection
     from fullstride.measure.environment import Environment
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from fullstride.tasks.task import Metric
     from fullstride.train.data_bench import DataBench
     from fullstride.train.recipe import Recipe
+
+NEAR = 5  # networks that may fit as well, in text
 
 
 def whole_lines(cost: "NetworkCost") -> list[str]:
@@ -126,11 +129,19 @@ def estimate_lines(rows: Sequence["NamedEstimate"], profile: "Profile") -> list[
             f"ties differ by less than a factor of {time.resolvable_ratio:g}, from which on the "
             "order of two networks is right in eight cases of ten",
         ]
-    return lines + [
-        f"{row.network} has operators that this profile was not fitted on, so its interval means "
-        f"little: {', '.join(row.unfitted)}"
-        for row in rows
-        if row.unfitted
+    return lines + unfitted_lines({row.network: row.estimate for row in rows})
+
+
+def unfitted_lines(estimates: "Mapping[str, Estimate]") -> list[str]:
+    """What a profile was not fitted on, and the names of the networks that have it."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, estimate in estimates.items():
+        if estimate.unfitted:
+            names.setdefault(estimate.unfitted, []).append(name)
+    return [
+        f"{', '.join(same)}: this profile was not fitted on {' and '.join(reasons)}, so the "
+        "interval is wide and may be wrong"
+        for reasons, same in names.items()
     ]
 
 
@@ -174,32 +185,60 @@ def left_out_line(selection: "Selection") -> str:
     return f"left out {count} of {total} networks; the first, {name}: {why}"
 
 
-def selection_lines(choice: "Choice", tied: "Callable[[Option, Option], bool]") -> list[str]:
-    """The best network within the budget, the runner-up, ties, and what a looser budget buys."""
-
-    def line(option: "Option") -> str:
-        return (
-            f"{option.label}, {option.network.top1:g} %, {three_digits(option.ms)} ms ({option.by})"
-        )
-
+def selection_lines(
+    choice: "Choice", profile: "Profile", tied: "Callable[[Option, Option], bool]"
+) -> list[str]:
+    """The best network within the budget, its neighbours, and which of them to measure."""
     best, budget = choice.best, choice.budget.ms_per_image
+
+    def line(option: "Option", doubt: bool = True) -> str:
+        by = option.by
+        if by == "estimated" and doubt:
+            probability = min(option.probability_within(budget), 0.99)
+            by += f", inside the budget with a probability of {100 * probability:.0f} %"
+        return f"{option.label}, {option.network.top1:g} %, {three_digits(option.ms)} ms ({by})"
+
     lines = [f"best within {choice.budget}: {line(best)}"]
-    if best.by == "estimated" and best.estimate.high > budget:
-        lines.append(
-            f"  its 90 % interval reaches {three_digits(best.estimate.high)} ms, beyond the "
-            "budget: measure it there"
-        )
+    if choice.safe and choice.safe.label not in (
+        best.label,
+        getattr(choice.runner_up, "label", ""),
+    ):
+        lines.append(f"the most accurate that is safe: {line(choice.safe)}")
     if choice.runner_up:
         tie = "; the model cannot tell which is faster" if tied(best, choice.runner_up) else ""
         lines.append(f"runner-up: {line(choice.runner_up)}{tie}")
-    lines += [f"may fit as well, the model cannot tell: {line(option)}" for option in choice.near]
+    near = choice.near[:NEAR]
+    lines += [f"may fit as well, the model cannot tell: {line(option)}" for option in near]
+    if more := len(choice.near) - len(near):
+        lines.append(f"and {more} more, of which --json has all")
     if larger := choice.next:
         gain, more = larger.network.top1 - best.network.top1, larger.ms - best.ms
         lines.append(
-            f"a looser budget buys {line(larger)}: {gain:.1f} points more for "
+            f"a looser budget buys {line(larger, doubt=False)}: {gain:.1f} points more for "
             f"{three_digits(more)} ms more, {larger.ms / best.ms:.2f} times the time"
         )
-    return lines
+    named = [o for o in (best, choice.runner_up, choice.safe, *near) if o and o.by == "estimated"]
+    lines += unfitted_lines({option.label: option.estimate for option in named})
+    return lines + measure_lines(choice, profile)
+
+
+def measure_lines(choice: "Choice", profile: "Profile") -> list[str]:
+    """The commands that would end the doubt, run on the device; networks of one size in one."""
+    machine, batch = profile.machine, choice.budget.batch
+    names: dict[int, list[str]] = {}
+    for option in choice.to_measure:
+        names.setdefault(option.network.resolution, []).append(option.network.name)
+    if machine.runtime == "tensorrt":
+        each = (f"{' '.join(same)} at {side}" for side, same in names.items())
+        return [f"measure these, exported to TensorRT: {'; '.join(each)}"] if names else []
+    how = "--protocol online" if batch == 1 else f"--protocol throughput --batch {batch}"
+    how += "".join(f" --precision {word}" for word in profile.precision.split()[:1])
+    how += f" --layout {profile.layout}" if profile.layout else ""
+    how += " --compiled" if machine.runtime == "compiled" else ""
+    return [
+        f"measure these: fullstride bench {' '.join(same)} --resolution {side} {how}"
+        for side, same in names.items()
+    ]
 
 
 def test_line(scores: Mapping[str, Any], metric: "Metric", bundle: "Path") -> str:

@@ -13,7 +13,7 @@ from fullstride.report.format import three_digits
 if TYPE_CHECKING:
     from fullstride.deploy.export import ExportResult
     from fullstride.latency.by_name import NamedEstimate
-    from fullstride.latency.estimator import Estimate
+    from fullstride.latency.network_times import Estimate
     from fullstride.latency.select import Choice, Option
     from fullstride.measure.protocols import Measurement
     from fullstride.train.data_bench import DataBench

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal, NamedTuple
 
+from fullstride.tables.names import PRINTED
+
 NETWORKS = "networks.csv"
 
 
@@ -117,3 +119,19 @@ def latencies(table: Literal["v100_fp16", "t4_fp16", "t4_int8"]) -> list[Latency
         for column in row
         if column.startswith("ms_b")
     ]
+
+
+def genet_paper() -> list[Published]:
+    """The 21 of 34 networks of GENet's Table 7 that can be built here, with its accuracies."""
+    sides = {row.line: row.resolution for row in speeds() if row.table.startswith("GENet")}
+    return [
+        Published(PRINTED[row.name], sides[row.name], row.top1, "arXiv:2006.14090 Table 7", "")
+        for row in latencies("v100_fp16")
+        if row.batch == 1 and row.name in sides
+    ]
+
+
+def timm_published() -> list[Published]:
+    """Of timm's networks, by any of the three papers."""
+    genet = (row for row in genet_paper() if row.name.startswith("timm/"))
+    return [*published("timm"), *genet]

@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from fullstride.measure.cost.flops import COUNTED, on_meta, unfit_image
-from fullstride.measure.cost.operators import OPERATOR_KINDS, PRODUCTS, Tracer
+from fullstride.measure.cost.operators import OPERATOR_KINDS, PRODUCTS
 from fullstride.measure.cost.stages import stages
+from fullstride.measure.cost.tracer import Tracer
 from fullstride.measure.workload import Precision
-from fullstride.nets.spec import MOST_CHANNELS, check_range
+from fullstride.nets.spec import MOST_CHANNELS
+from fullstride.strict_json import check_range
 
 REST = "between stages"  # operators outside of all stages
 

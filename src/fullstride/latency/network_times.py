@@ -1,0 +1,119 @@
+"""What does the model say of a network's time? Estimates with intervals, from its operators."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from fullstride.latency.network_kinds import WIDENING, unfitted, unlike_fitted
+from fullstride.latency.profiles import Fit, Profile
+from fullstride.latency.roofline import prepare, times
+from fullstride.measure.budget import MOST_IMAGES
+from fullstride.measure.cost.operators import Operators
+from fullstride.strict_json import check_range
+
+NORMAL_95 = NormalDist().inv_cdf(0.95)
+Bound = Literal["host launches", "device launches", "arithmetic", "memory"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Of one network at one batch size. `low` and `high` enclose nine of ten such networks."""
+
+    profile: str  # name
+    work: Literal["inference", "training"]
+    batch: int
+    ms_per_image: float
+    low: float  # ms per image
+    high: float
+    device_ms: float  # of a batch: time that the device is busy
+    host_ms: float  # of a batch: time that the host is busy
+    bound: Bound
+    resolvable_ratio: float  # the order of two estimates with a smaller ratio is not reliable
+    # Why the interval is wider than the profile's: what the fitted networks did not have, in words
+    unfitted: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Estimate({self.profile}, {self.work}, batch {self.batch}: {self.ms_per_image:.3g} "
+            f"ms/image, 90 % interval {self.low:.3g} to {self.high:.3g}, "
+            f"{self.images_per_s:,.4g} images/s, bounded by {self.bound})"
+        )
+
+    @property
+    def images_per_s(self) -> float:
+        return 1e3 / self.ms_per_image
+
+    def probability_within(self, ms_per_image: float) -> float:
+        """That the measured time is at most this: log-normal, with the interval as its 90 %."""
+        ratio = self.high / self.low
+        if ratio <= 1:
+            return float(self.low <= ms_per_image)
+        middle, deviation = math.log(self.low * self.high) / 2, math.log(ratio) / 2 / NORMAL_95
+        return NormalDist(middle, deviation).cdf(math.log(ms_per_image))
+
+
+def estimates(
+    networks: Sequence[Operators],
+    profile: Profile,
+    batches: Sequence[int],
+    *,
+    training: bool = False,
+) -> list[Estimate]:
+    """The time of each network at its entry of `batches`."""
+    fit = fit_of(profile, training)
+    for batch in batches:
+        check_range("batch", batch, MOST_IMAGES)
+    work = prepare(networks, batches, profile.machine, training=training)
+    seconds = times(work, fit.numbers)
+    by_operator = np.split(seconds.operator_s, work.starts[1:])
+    causes: tuple[Bound, ...] = ("device launches", "arithmetic", "memory")
+    rows = []
+    for i, batch in enumerate(batches):
+        ms = 1e3 * float(seconds.total_s[i]) / batch
+        shares = (seconds.launch_s[i], seconds.arithmetic_s[i], seconds.memory_s[i])
+        host_bound = seconds.host_s[i] > seconds.device_s[i]
+        bound: Bound = "host launches" if host_bound else causes[int(np.argmax(shares))]
+        reasons = unfitted(networks[i], fit.numbers, microbenchmarks=fit.calibrated)
+        reasons += unlike_fitted(networks[i], by_operator[i])
+        if fit.full_batches and bound in ("host launches", "device launches"):
+            reasons.append("batches this small")
+        power = WIDENING if reasons else 1
+        rows.append(
+            Estimate(
+                profile=profile.name,
+                work="training" if training else "inference",
+                batch=batch,
+                ms_per_image=ms,
+                low=ms * fit.low**power,
+                high=ms * fit.high**power,
+                device_ms=1e3 * float(seconds.device_s[i]),
+                host_ms=1e3 * float(seconds.host_s[i]),
+                bound=bound,
+                resolvable_ratio=fit.resolvable_ratio,
+                unfitted=tuple(dict.fromkeys(reasons)),
+            )
+        )
+    return rows
+
+
+def fit_of(profile: Profile, training: bool) -> Fit:
+    fit = profile.training if training else profile.inference
+    if fit is None:
+        raise ValueError(
+            f"{profile.name} has no training steps: use rtx3090, or calibrate your own device"
+        )
+    return fit
+
+
+def is_tie(a: Estimate, b: Estimate) -> bool:
+    """Whether the ratio of two estimates by one profile is below the resolvable ratio."""
+    if (a.profile, a.work) != (b.profile, b.work):
+        raise ValueError(
+            f"{a.profile} {a.work} and {b.profile} {b.work}: compare estimates of one profile"
+        )
+    resolvable = max(a.resolvable_ratio, b.resolvable_ratio)
+    return abs(math.log(a.ms_per_image / b.ms_per_image)) < math.log(resolvable)

@@ -1,0 +1,194 @@
+"""Which operators does a module run? They are recorded on the meta device: nothing is computed."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fullstride.measure.cost.flops import on_meta, unfit_image
+from fullstride.measure.cost.operators import (
+    AFTER_PRODUCT,
+    ALONE,
+    CHAINED,
+    CONVOLUTIONS,
+    IN_CHAIN,
+    IN_OTHER_CHAIN,
+    JOINING,
+    KIND,
+    PRODUCTS,
+    OperatorRow,
+    Operators,
+    convolution,
+    elementwise,
+    linear,
+)
+from fullstride.nets.spec import MOST_CHANNELS
+from fullstride.strict_json import check_range
+
+
+def traced(
+    net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3
+) -> Operators:
+    """The operators of a network in evaluation mode, or of a function that builds one, in order.
+
+    It runs on the meta device, so that nothing is computed. Raises ValueError for an image that the
+    network does not take.
+    """
+    check_range("resolution", resolution, MOST_CHANNELS)
+    net = on_meta(net)
+    image = torch.empty(1, in_channels, resolution, resolution, device="meta")
+    tracer = Tracer(image)
+    # Not inference_mode, which would hide the parts of composite operators.
+    with unfit_image(image), torch.no_grad(), tracer:
+        net(image)
+    return Operators.of(tracer.rows)
+
+
+# Names of ATen operators, or how they begin.
+NORMS = (
+    "native_batch_norm",
+    "_native_batch_norm_legit_no_training",
+    "cudnn_batch_norm",
+    "_batch_norm_no_update",
+)
+STATISTICS = ("native_layer_norm", "_softmax", "_safe_softmax", "linalg_vector_norm", "var_mean")
+REDUCTIONS = ("mean", "sum", "amax", "var", "std", "argmax")
+REDUCTIONS += ("_adaptive_avg_pool2d", "adaptive_max_pool2d")
+POOLS = ("max_pool2d_with_indices", "avg_pool2d", "upsample", "_upsample", "grid_sampler", "im2col")
+COPIES = ("cat", "stack", "clone", "copy_", "_to_copy", "pad", "roll", "index", "gather", "repeat")
+COPIES += ("flip", "unfold")
+MATRICES = ("addmm", "mm", "bmm", "baddbmm", "_scaled_dot_product")
+CREATION = ("empty", "new_empty", "zeros", "ones", "full", "detach")
+
+
+@dataclass
+class TensorState:
+    """An activation of the forward pass."""
+
+    tensor: Tensor  # a reference, so that no other tensor reuses its storage
+    order: int
+    kind: str  # of the operator that computed it; "" for the image
+    chain: int
+    read: bool = False  # by an operator
+
+
+class Tracer(TorchDispatchMode):
+    """Records every operator that touches memory.
+
+    Tensors are identified by their storage, so that a view is the tensor that it views.
+    """
+
+    def __init__(self, image: Tensor):
+        super().__init__()
+        self.rows: list[OperatorRow] = []
+        self.states = {storage(image): TensorState(image, 0, "", ALONE)}
+        # Parameters that are computed on the way must not free their storage for activations.
+        self.references: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        outs = tensors_in([out])
+        tensors = tensors_in(args)
+        if not tensors or not outs:
+            return out
+        self.references += outs
+        inplace = name.endswith("_") and not name.startswith("as_strided")
+        first = outs[0]
+        if not inplace and any(storage(first) == storage(t) for t in tensors):
+            return out  # a view
+        if not name.startswith(CREATION):
+            self.record(name.rstrip("_") if name != "copy_" else name, tensors, first, args)
+        return out
+
+    def record(self, name: str, tensors: list[Tensor], out: Tensor, args: Any) -> None:
+        images = [t for t in tensors if storage(t) in self.states]
+        fixed = sum(t.numel() for t in tensors if storage(t) not in self.states)
+        if not images:  # of parameters alone: as costly for one image as for a hundred
+            self.rows.append(elementwise("activation", 0, 0, fixed + out.numel()))
+            return
+        operand = max(images, key=lambda t: (t.numel(), self.states[storage(t)].order))
+        kind = self.kind(name, images, operand, args)
+        chain = self.chain(kind, operand, images)
+        self.rows.append(self.row(name, kind, chain, images, fixed, out, args))
+        for t in images:
+            self.states[storage(t)].read = True
+        self.states[storage(out)] = TensorState(out, len(self.rows), kind, chain)
+
+    def kind(self, name: str, images: list[Tensor], operand: Tensor, args: Any) -> str:
+        if name == "convolution":
+            weight, groups = args[1], args[8]
+            if groups > 1:
+                return "depthwise" if weight.shape[1] == 1 else "grouped"
+            return "1x1" if weight[0, 0].numel() == 1 else "dense"
+        if name.startswith(MATRICES):
+            return "linear" if len(images) == 1 else "product"
+        if name.startswith(NORMS):
+            source = self.states[storage(operand)]
+            return "batch_norm" if source.kind in CONVOLUTIONS and not source.read else "norm"
+        if name == "native_group_norm":
+            return "group_norm"
+        for kind, starts in (("statistics", STATISTICS), ("reduce", REDUCTIONS), ("pool", POOLS)):
+            if name.startswith(starts):
+                return kind
+        if name.startswith(COPIES) or name.endswith("_pad2d") or name.endswith("_pad_nd"):
+            return "copy"
+        if len(images) > 1:
+            return "add" if all(t.shape == operand.shape for t in images) else "scale"
+        return "silu" if name == "silu" else "activation"
+
+    def chain(self, kind: str, operand: Tensor, images: list[Tensor]) -> int:
+        source = self.states[storage(operand)]
+        if kind not in CHAINED or source.read:
+            return ALONE
+        if source.kind in PRODUCTS:
+            return AFTER_PRODUCT
+        if source.kind not in CHAINED:
+            return ALONE
+        if kind == "add":
+            others = [self.states[storage(t)] for t in images if storage(t) != storage(operand)]
+            if any(other.kind in CHAINED and not other.read for other in others):
+                return JOINING
+        return IN_CHAIN if source.chain in (AFTER_PRODUCT, IN_CHAIN, JOINING) else IN_OTHER_CHAIN
+
+    def row(
+        self,
+        name: str,
+        kind: str,
+        chain: int,
+        images: list[Tensor],
+        fixed: int,
+        out: Tensor,
+        args: Any,
+    ) -> OperatorRow:
+        if name == "convolution":
+            x, weight, bias, transposed, groups = args[0], args[1], args[2], args[6], args[8]
+            c_in, c_out = x.shape[1], out.shape[1]
+            if transposed:  # each input pixel is spread over the kernel
+                macs = x.numel() * weight[0].numel()
+                sizes = c_in // groups, c_out // groups, groups
+                return OperatorRow(KIND[kind], macs, x.numel(), out.numel(), fixed, *sizes)
+            pixels = x[0, 0].numel(), out[0, 0].numel()
+            return convolution(c_in, c_out, weight[0, 0].numel(), *pixels, groups, bias is not None)
+        if name.startswith(MATRICES):
+            has_bias = name in ("addmm", "baddbmm")
+            a, b = tensors_in(args)[-2:] if has_bias else args[:2]
+            if kind == "linear":
+                return linear(a.shape[-1], b.shape[-1], a[..., 0].numel(), bias=name == "addmm")
+            macs, read = out.numel() * a.shape[-1], a.numel() + b.numel()
+            sizes = a.shape[-1], out.shape[-1], 1
+            return OperatorRow(KIND[kind], macs, read, out.numel(), 0, *sizes)
+        return elementwise(kind, sum(t.numel() for t in images), out.numel(), fixed, chain)
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among values and in lists of them."""
+    lists = (value if isinstance(value, tuple | list) else [value] for value in values)
+    return [t for values in lists for t in values if isinstance(t, Tensor)]
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

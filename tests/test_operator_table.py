@@ -1,0 +1,75 @@
+"""The package's table of operators: what tracing gives, and a choice that builds nothing."""
+
+import subprocess
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from fullstride import tables
+from fullstride.latency.operator_table import derive, find_operators, key_of, table_keys
+
+SAMPLE = [
+    ("timm/mobilenetv3_small_050", 224),
+    ("timm/vit_tiny_patch16_224", 224),
+    ("timm/efficientnet_b4", 380),
+]
+
+
+def same(key: tuple[str, int], traced) -> bool:
+    known = find_operators(*key)
+    return known is not None and all(
+        np.array_equal(column, asdict(known)[name]) for name, column in asdict(traced).items()
+    )
+
+
+def check(keys: list[tuple[str, int]]) -> None:
+    for key, (name, traced) in zip(keys, derive(keys), strict=True):
+        assert name == key_of(*key)
+        assert same(key, traced), key
+
+
+def test_the_table_has_the_operators_of_all_of_the_zoos_networks():
+    keys = [key for key in table_keys() if not key[0].startswith("timm/")]
+    assert {(row.name, row.resolution) for row in tables.published()} <= set(keys)
+    assert {(row.name, row.resolution) for row in tables.networks()} <= set(keys)
+    check(keys)
+
+
+def test_the_table_has_the_operators_that_tracing_gives_for_networks_of_timm():
+    check(SAMPLE)
+
+
+@pytest.mark.slow
+def test_the_table_has_the_operators_that_tracing_gives_for_a_fiftieth_of_timm():
+    check([key for key in table_keys() if key[0].startswith("timm/")][::50])
+
+
+def test_a_tag_of_weights_does_not_change_operators_and_other_sizes_are_not_in_the_table():
+    plain = find_operators("timm/resnet50", 224)
+    tagged = find_operators("timm/resnet50.a1_in1k", 224)
+    assert plain is not None
+    assert tagged is not None
+    assert np.array_equal(plain.table(), tagged.table())
+    assert find_operators("timm/resnet50", 225) is None
+    assert find_operators("timm/resnet51", 224) is None
+
+
+def test_a_choice_among_all_networks_of_timm_builds_none_and_takes_seconds(tmp_path):
+    keys = table_keys()
+    assert len(keys) > 1500
+    rows = [f"{name},{side},{50 + number % 40}" for number, (name, side) in enumerate(keys)]
+    path = tmp_path / "all.csv"
+    path.write_text("\n".join(["model,img_size,top1", *rows]))
+    program = f"""
+import resource, sys
+from fullstride import cli
+assert cli.run(["choose", "--device", "rtx4090", "--budget-ms", "5", "--from", {str(path)!r}]) == 0
+used = resource.getrusage(resource.RUSAGE_SELF)
+assert not {{"torch", "timm"}} & set(sys.modules)
+assert used.ru_utime + used.ru_stime < 20
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "left out" not in done.stderr
