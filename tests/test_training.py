@@ -383,6 +383,32 @@ def test_a_cache_that_could_not_serve_is_refused(finished, digits, tmp_path, mon
     assert not (tmp_path / "run").exists()
 
 
+def test_a_teacher_whose_classes_have_another_order_teaches_the_same(finished, digits):
+    bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
+    order = [3, 0, 1, 2, 9, 8, 7, 6, 5, 4]
+    names = tuple(f"digit_{bundle.classes[index]}" for index in order)
+    renamed = replace(bundle, classes=tuple(f"Digit {name}" for name in bundle.classes))
+    pixels = torch.rand(4, 1, 16, 16)
+    probabilities = matching_teacher(bundle, "it", digits.classes, bundle.preprocessing)(pixels)
+    permuted = matching_teacher(renamed, "it", names, bundle.preprocessing)
+    torch.testing.assert_close(permuted(pixels), probabilities[:, order])
+    with pytest.raises(ValueError, match="the teacher it: .*'a', 'b', 'c', ..."):
+        matching_teacher(renamed, "it", tuple("abcdefghij"), bundle.preprocessing)
+
+
+def test_initial_weights_of_the_same_classes_in_another_order_begin_with_the_same_outputs(
+    finished, digits
+):
+    bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
+    order = [3, 0, 1, 2, 9, 8, 7, 6, 5, 4]
+    data = replace(digits, classes=tuple(digits.classes[index] for index in order))
+    net, _ = run.initial_network("genet_tiny", Classify(), data, SHORT, str(finished[0]))
+    pixels = torch.rand(4, 1, 16, 16)
+    with torch.inference_mode():
+        expected = bundle.net(pixels)[:, order]
+        torch.testing.assert_close(net.eval()(pixels), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_teacher_of_other_classes_is_refused_before_anything_is_written(
     finished, digits, tmp_path
 ):

@@ -7,7 +7,7 @@ from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Data, Device, Loading, Run
 from fullstride.console import Bar, console, report_ignored, report_skipped
-from fullstride.nets.load_options import BY_DEFAULT
+from fullstride.nets.load_options import BY_DEFAULT, WeightsKind
 from fullstride.train.recipe import Recipe
 
 
@@ -54,6 +54,7 @@ def train(
     out: Path,
     recipe: Recipe,
     weights: str = "",
+    weights_kind: WeightsKind = "averaged",
     device: Device = "auto",
     workers: int = 0,
     checkpoint_every_steps: int = 0,
@@ -78,6 +79,7 @@ def train(
         recipe: How to train.
         weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
             they are random.
+        weights_kind: Which weights of a checkpoint that has both.
         device: Where to train.
         workers: Processes that decode images beside this one; 0 decodes in this one.
         checkpoint_every_steps: Steps from one checkpoint to the next within an epoch; 0 writes one
@@ -101,6 +103,7 @@ def train(
     kind, rows = find_task(task), []
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
+    settings["weights_kind"] = weights_kind
     images = kind.open_data(data, minival=minival)
     report_ignored(images.ignored)
     with (

@@ -24,7 +24,7 @@ from fullstride.measure.budget import Budget, conditions
 from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import ONLINE, Protocol
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.class_names import match_classes
+from fullstride.nets.class_names import permutation
 from fullstride.tasks import find_task
 from fullstride.writing import atomic_write, parent_folders
 
@@ -43,8 +43,7 @@ def most_accurate(
     budget or a tie; `progress` is called with a line about them. Raises ValueError, with the times,
     if no bundle fits, and if one of several has no test score or other classes.
     """
-    for bundle in bundles.values():
-        check_same_classes(bundles, bundle)
+    check_same_classes(bundles)
     metric = find_task(next(iter(bundles.values())).task).metric
     batch, ms = budget.batch if budget else 1, {}
     fit = dict(bundles)
@@ -89,16 +88,12 @@ def in_words(ms: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
 
 
-def check_same_classes(bundles: Mapping[str, Bundle], bundle: Bundle) -> None:
-    """Raise ValueError if `bundle` is of another task or has other classes than the first one."""
+def check_same_classes(bundles: Mapping[str, Bundle]) -> None:
+    """Raise ValueError if a bundle is of another task than the first, or has other classes."""
     first = next(iter(bundles.values()))
-    try:
-        same = len(first.classes) == len(bundle.classes)
-        same = same and bool(match_classes(first.classes, bundle.classes))
-    except ValueError:
-        same = False
-    if not same or first.task != bundle.task:
-        raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
+    for bundle in bundles.values():
+        if first.task != bundle.task or permutation(first.classes, bundle.classes) is None:
+            raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
 
 
 def fastest(

@@ -1,7 +1,7 @@
 """What is a trained network on disk? A folder of `weights.safetensors` and `bundle.json`."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
@@ -91,6 +91,12 @@ class Bundle:
         it do not know it.
         """
         return import_module("fullstride.deploy.predict").predictions(self, pictures, **options)
+
+    @property
+    def has_class_names(self) -> bool:
+        """Whether `classes` are names: numbers are, if the network was trained on them."""
+        numbers = tuple(map(str, range(len(self.classes))))
+        return bool(self.recipe) or self.classes != numbers
 
     def save(self, folder: str | Path) -> None:
         """Write the folder atomically, in place of an earlier bundle.
@@ -182,3 +188,11 @@ def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
     weights = {name: state[name] for name in old if name not in unchanged}
     target.load_state_dict(weights, strict=False)
     return unchanged
+
+
+def reorder_outputs(net: Backbone, outputs: Sequence[int]) -> None:
+    """Put the outputs of a linear classifier in the order of `outputs`, their indices before."""
+    classifier = dict(net.named_modules()).get(net.classifier)
+    if isinstance(classifier, nn.Linear):
+        for parameter in classifier.parameters():
+            parameter.data = parameter.data[list(outputs)]

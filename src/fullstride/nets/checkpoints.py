@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights.convert import (
@@ -17,12 +18,14 @@ from fullstride.nets.weights.convert import (
     State,
     check,
     convert,
+    find,
     identify,
     match_and_rename,
+    normalize,
 )
 from fullstride.nets.weights.reader import from_arrays, read, read_wrapped
 from fullstride.nets.weights.released_files import ReleasedFile, by_name, by_shape, has_shape
-from fullstride.nets.weights.unwrap import AVERAGED, Unwrapped, WeightsKind
+from fullstride.nets.weights.unwrap import AVERAGED, Unwrapped
 
 __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "identify", "load", "read"]
 
@@ -49,7 +52,7 @@ def load_with_notes(
 ) -> Loaded:
     """`load`, of the averaged or the raw weights, with what is known of the file."""
     weights = read_wrapped(path, kind)
-    release = by_name(Path(path))
+    release = named = by_name(Path(path))
     try:
         if name is None and release is not None and fits(weights.state, release.network):
             name = release.network
@@ -66,25 +69,28 @@ def load_with_notes(
         net=net,
         name="" if isinstance(name, NetSpec) else match.name,
         release=release,
-        notes=tuple(notes(weights, match)),
+        notes=tuple(notes(weights, match, named)),
     )
 
 
 def fits(state: State, name: str) -> bool:
     try:
-        return convert(state, name)[0] is not None
+        find(normalize(state, ema=None), name)
     except ValueError:
         return False
+    return True
 
 
-def notes(weights: Unwrapped, match: Match) -> Iterator[str]:
+def notes(weights: Unwrapped, match: Match, named: ReleasedFile | None) -> Iterator[str]:
     if weights.other:
         taken, other = (
             f"the {'averaged' if key in AVERAGED else 'raw'} weights ({key})"
             for key in (weights.key, weights.other)
         )
         yield f"{taken} are used, not {other}: --weights-kind chooses"
-    if match.others:
+    if named and named.network != match.name:
+        yield f"the weights are taken as those of {match.name}; by its name they are {named.network}"
+    elif match.others:
         names = " and ".join(match.others)
         yield f"the weights are taken as those of {match.name}, and fit {names}: --network chooses"
 

@@ -32,16 +32,17 @@ class ClassMatch(NamedTuple):
         return self.outputs == tuple(range(len(self.outputs)))
 
 
-def match_classes(outputs: Names, classes: Names) -> ClassMatch:
+def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> ClassMatch:
     """The index of the output for each of the data set's `classes`, which may be a subset.
 
     Names are compared as they are; as numbers; as words without case, underscores and all but the
-    first synonym; and as ImageNet's words, wnids and indices. Outputs without names (0 to K - 1)
-    are the K classes in their order where no name says otherwise. Raises ValueError, with the first
-    three differences, where the names do not give each class an output of its own.
+    first synonym; and as ImageNet's words, wnids and indices. Where `outputs` are only numbers, as
+    no names are known (`named` is False), K of them are K classes in their order. Raises
+    ValueError, with the first three differences, where the names do not give each class an output
+    of its own.
     """
     least = list(classes)
-    for how, rule in RULES.items():
+    for how, rule in (RULES if named else {**RULES, **POSITION}).items():
         places = rule(outputs, classes)
         if not (missing := without_place(classes, places)):
             return ClassMatch(tuple(place for place in places if place is not None), how)
@@ -51,6 +52,16 @@ def match_classes(outputs: Names, classes: Names) -> ClassMatch:
         f"{len(outputs)} each: {quoted(least)} of the data, {quoted(outputs)} of the network; name "
         "its outputs by --classes FILE, with a class in each line"
     )
+
+
+def permutation(outputs: Names, classes: Names, *, named: bool = True) -> tuple[int, ...] | None:
+    """`match_classes` of as many classes as outputs; None where they are not the same ones."""
+    if len(outputs) != len(classes):
+        return None
+    try:
+        return match_classes(outputs, classes, named=named).outputs
+    except ValueError:
+        return None
 
 
 def without_place(classes: Names, places: Places) -> list[str]:
@@ -110,17 +121,14 @@ def by_imagenet(outputs: Names, classes: Names) -> Places:
 
 
 def by_position(outputs: Names, classes: Names) -> Places:
-    """One after the other, where one side has no names but numbers from 0 on.
+    """As many classes in their order, if they are not ImageNet's.
 
     Programs that train number the classes of a folder in the order of its names.
     """
-    counted = [str(index) for index in range(len(outputs))]
-    if list(outputs) == counted and len(classes) == len(outputs):
-        is_imagenet = any(place is not None for place in by_imagenet(outputs, classes))
-        return [None] * len(classes) if is_imagenet else list(range(len(outputs)))
-    if sorted(classes) == sorted(counted):
-        return [int(name) for name in classes]
-    return [None] * len(classes)
+    is_imagenet = any(place is not None for place in by_imagenet(outputs, classes))
+    if is_imagenet or len(classes) != len(outputs):
+        return [None] * len(classes)
+    return list(range(len(outputs)))
 
 
 Rule = Callable[[Names, Names], Places]
@@ -129,8 +137,8 @@ RULES: dict[str, Rule] = {
     "by number": by_number,
     "by word": by_word,
     "by ImageNet's names": by_imagenet,
-    "by position, as one side has no names": by_position,
 }
+POSITION: dict[str, Rule] = {"by position, as the outputs have no names": by_position}
 
 
 def look_up(tables: Sequence[Sequence], names: Iterable) -> Places:

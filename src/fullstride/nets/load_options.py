@@ -6,6 +6,8 @@ from typing import Literal
 
 from fullstride.nets.preprocessing import Fit
 
+WeightsKind = Literal["averaged", "raw"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
@@ -20,7 +22,7 @@ class LoadOptions:
     # A file with the name of a class in each line, in the order of the network's outputs.
     classes: Path | None = None
     # Which weights of a checkpoint that has both.
-    weights_kind: Literal["averaged", "raw"] = "averaged"
+    weights_kind: WeightsKind = "averaged"
     # The network of a file of weights that fits several.
     network: str = ""
 

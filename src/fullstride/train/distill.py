@@ -42,7 +42,7 @@ class Teacher(nn.Module):
     `outputs`: the teacher's output for each class of the student; by default the same.
     """
 
-    outputs: Tensor | None = None
+    outputs: Tensor | None
 
     def __init__(
         self, bundle: Bundle, student: Preprocessing, outputs: tuple[int, ...] | None = None
@@ -58,8 +58,9 @@ class Teacher(nn.Module):
         shift = (per_channel(student.mean) - per_channel(own.mean)) / per_channel(own.std)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
-        if outputs is not None:  # else caches of earlier versions would have another key
-            self.register_buffer("outputs", torch.tensor(outputs), persistent=False)
+        # None for the same order, as caches of earlier versions have no such entry in their key.
+        order = None if outputs is None else torch.tensor(outputs)
+        self.register_buffer("outputs", order, persistent=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor, epoch: int = 0, indices: Tensor | None = None) -> Tensor:
@@ -83,7 +84,7 @@ def matching_teacher(
             f"the teacher {name} has the classes {teacher}, the images have {data}: use another"
         )
     try:
-        match = match_classes(theirs, classes)
+        match = match_classes(theirs, classes, named=bundle.has_class_names)
     except ValueError as error:
         raise ValueError(f"the teacher {name}: {error}") from None
     if match.how:

@@ -14,7 +14,9 @@ from fullstride.data.loader import Batches
 from fullstride.measure.environment import Environment
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.bundle import Bundle, copy_weights
+from fullstride.nets.bundle import Bundle, copy_weights, reorder_outputs
+from fullstride.nets.class_names import permutation
+from fullstride.nets.load_options import LoadOptions, WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head, find_task
@@ -37,6 +39,7 @@ def train(
     *,
     task: Task | None = None,
     weights: str = "",
+    weights_kind: WeightsKind = "averaged",
     device: torch.device | str = "cpu",
     workers: int = 0,
     checkpoint_every_steps: int = 0,
@@ -64,7 +67,7 @@ def train(
         )
     context.on_rank_zero(run_folder.check_folder, folder)
     task = task or find_task()
-    net, pre = initial_network(model, task, data, recipe, weights)
+    net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
     batches = training_batches(data, task, pre, recipe, device, workers, context)
@@ -81,6 +84,7 @@ def train(
     config = run_folder.RunConfig(
         model=model,
         weights=weights,
+        weights_kind=weights_kind,
         data=data.where,
         minival=data.minival_share,
         fingerprint=data.fingerprint,
@@ -189,9 +193,17 @@ def train(
 
 
 def initial_network(
-    model: str, task: Task, data: DataSet, recipe: Recipe, weights: str = ""
+    model: str,
+    task: Task,
+    data: DataSet,
+    recipe: Recipe,
+    weights: str = "",
+    weights_kind: WeightsKind = "averaged",
 ) -> tuple[Backbone, Preprocessing]:
-    """The network before training, with random weights or `weights`, and its preprocessing."""
+    """The network before training, with random weights or `weights`, and its preprocessing.
+
+    A classifier for the same classes in another order is put in the order of the data.
+    """
     torch.manual_seed(recipe.seed)
     net = zoo.create(
         model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution
@@ -205,7 +217,11 @@ def initial_network(
         )
     pre = zoo.family_preprocessing(net.spec)
     if weights:
-        start = zoo.load(model if weights == "hub" else weights, model, build_head)
+        options = LoadOptions(weights_kind=weights_kind)
+        start = zoo.load(model if weights == "hub" else weights, model, build_head, options)
+        outputs = permutation(start.classes, data.classes) if task.single_label else None
+        if outputs:
+            reorder_outputs(start.net, outputs)
         left = copy_weights(start.net, net)
         other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
         if other:

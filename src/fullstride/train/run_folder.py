@@ -10,6 +10,7 @@ import torch
 
 from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
+from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.weights.reader import read_data
 from fullstride.outputs import Output, begins_with, has_keys
 from fullstride.storage import read_regular
@@ -46,6 +47,7 @@ class RunConfig:
     recipe: Mapping[str, Any]
     efficiency: str = ""  # of the recipe, or the fastest if that is auto
     task: str = "classify"
+    weights_kind: WeightsKind = "averaged"  # of the file of initial weights
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
     if not task.single_label:
         raise ValueError(f"{data} has other outputs than {where}: give data of the same ones")
     try:
-        outputs, how = match_classes(bundle.classes, images.classes)
+        outputs, how = match_classes(bundle.classes, images.classes, named=bundle.has_class_names)
     except ValueError as error:
         raise ValueError(f"{where} and {data}: {error}") from None
     if how:

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.weights.limits import (
     TooCostlyError,
     check_header,
@@ -21,7 +22,7 @@ from fullstride.nets.weights.limits import (
     zip_members,
 )
 from fullstride.nets.weights.text import one_line
-from fullstride.nets.weights.unwrap import Unwrapped, WeightsKind, named_tensors, unwrap
+from fullstride.nets.weights.unwrap import Unwrapped, named_tensors, unwrap
 from fullstride.storage import check_regular, lacks_memory, open_regular
 
 T = TypeVar("T")

@@ -1,13 +1,12 @@
 """Which tensors of a checkpoint are the network's? Its wrappers and prefixes are removed."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.weights.text import one_line
-
-WeightsKind = Literal["averaged", "raw"]
 
 # Names that training programs give to the weights of the last step, and to their average. The last
 # of each are those of our own checkpoint.pt.
