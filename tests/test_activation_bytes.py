@@ -210,7 +210,7 @@ def test_cost_prints_the_bytes_of_training_in_total_and_by_stage(capsys):
         == 0
     )
     out = capsys.readouterr().out
-    assert "saved for backward in bfloat16: 23.4 MB" in out
+    assert "saved for backward in bf16: 23.4 MB" in out
     assert "stages.2" in out
     assert cli.run(["cost", "genet_tiny", "--train", "--precision", "fp8"]) == 2
     assert capsys.readouterr().err == "fullstride: precision 'fp8': use fp32, bf16, fp16\n"

@@ -199,3 +199,14 @@ def test_a_run_continues_with_the_efficiency_that_it_began_with(few_digits, tmp_
     rates.clear()
     assert len(list(run.train(tmp_path / "run", "genet_tiny", few_digits, auto))) == 2
     assert rates == []
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), RuntimeError("no such kernel")])
+def test_without_an_efficiency_that_runs_the_error_is_told(error, monkeypatch):
+    def rate(*_):
+        raise error
+
+    monkeypatch.setattr(autotune, "rate", rate)
+    recipe, net = replace(SHORT, efficiency="auto"), zoo.create("timm/test_resnet")
+    with pytest.raises(type(error), match=str(error)):
+        autotune.measure_rates(recipe, Classify(), net, EXAMPLE, torch.device("cpu"), 8)

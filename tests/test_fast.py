@@ -326,3 +326,8 @@ def test_pillow_is_the_engine_unless_another_is_asked_for_and_here(monkeypatch):
     ):
         TrainView(pre, decoder="opencv")
     TrainView(pre)
+
+
+def test_the_colour_of_a_gray_picture_cannot_be_changed(photo):
+    pixels = np.asarray(photo.convert("L"))
+    assert np.array_equal(OPENCV_OPS[op.colour](pixels, 1.9), pixels)

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import Images, open_data
-from fullstride.data.loader import Batch, Batches, TestView, TrainView
+from fullstride.data.loader import Batch, Batches, TestView, TrainView, to_device
 from fullstride.data.transforms.crop import Augmentation, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -412,3 +412,10 @@ def test_ctrl_c_is_heard_once_and_ends_the_workers(tmp_path):
     assert time.perf_counter() - started < 10
     assert said.count("KeyboardInterrupt") == 1
     assert said.strip().endswith("KeyboardInterrupt")
+
+
+def test_targets_of_any_nesting_are_moved_with_their_tensors():
+    boxes, meta = torch.ones(2, 4), torch.device("meta")
+    moved = to_device({"boxes": [boxes, boxes], "names": ("a", "b")}, meta)
+    assert [each.device.type for each in moved["boxes"]] == ["meta", "meta"]
+    assert moved["names"] == ("a", "b")

@@ -13,7 +13,7 @@ from torch import nn
 
 from fullstride import tasks
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.data.transforms.policies import RandomErasing, Policy
+from fullstride.data.transforms.policies import Policy, RandomErasing
 from fullstride.deploy.formats import onnx, onnx_int8, openvino, torch_export, triton_server
 from fullstride.measure import bench_by_name
 from fullstride.measure.bench import bench

@@ -147,3 +147,11 @@ def test_training_a_transformer_of_timm_at_32_pixels_leaves_no_folder(tmp_path, 
     assert cli.run(["train", "digits", "--model", "timm/deit_tiny_patch16_224", *words]) == 2
     assert "224 x 224" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_transposed_convolution_costs_what_counting_by_hand_gives():
+    net = nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2, bias=False)
+    (row,) = operator_costs(net, 5, "float32", in_channels=6)
+    assert row.macs == 6 * 5 * 5 * (4 // 2) * 3 * 3
+    assert (row.read_bytes, row.written_bytes) == (4 * 6 * 5 * 5, 4 * 4 * 11 * 11)
+    assert row.weight_bytes == 4 * 6 * 2 * 3 * 3

@@ -216,3 +216,15 @@ def test_a_graph_that_tensorrt_cannot_read_is_one_line(tmp_path):
     onnx.save(onnx.helper.make_model(graph, ir_version=10), tmp_path / "model.onnx")
     with pytest.raises(ValueError, match=r"TensorRT 10.0 .* model.onnx: no importer for Softplus"):
         tensorrt.build(tmp_path / "model.onnx", (3,))
+
+
+def test_an_engine_that_is_not_built_or_does_not_run_is_one_line(pictures, tmp_path, monkeypatch):
+    bundle = small_bundle()
+    path = export(bundle, tmp_path / "net", ComparisonImages(pictures), format="tensorrt").path
+    (x,) = inputs("normalised", bundle.preprocessing, pictures[:1])
+    monkeypatch.setattr(Context, "execute_async_v3", lambda *_: False)
+    with pytest.raises(ValueError, match="TensorRT could not run the engine"):
+        open_file(path).infer(x)
+    monkeypatch.setattr(Builder, "build_serialized_network", lambda *_: None)
+    with pytest.raises(ValueError, match="TensorRT 10.0 could not build an engine of model.onnx"):
+        tensorrt.build(path / "model.onnx", x.shape[1:])

@@ -335,3 +335,13 @@ def test_a_fused_network_saves_no_more_megabytes_per_image(name, plain, fused):
     assert per_image() == pytest.approx(plain, abs=0.06)
     to_fused(net)
     assert per_image() <= fused
+
+
+def test_choices_of_saved_tensors_are_those_of_the_gains_where_none_are_restored():
+    net = to_fused(Network(SPECS["tresnet_tiny"]))
+    chosen = net.saved_tensor_choices()
+    assert {"output", "both"} <= set(chosen)
+    net.restore_saved_tensor_choices(["both"] * len(chosen))
+    assert set(net.saved_tensor_choices()) == {"both"}
+    net.restore_saved_tensor_choices([])
+    assert net.saved_tensor_choices() == chosen
