@@ -385,7 +385,7 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
         select.most_accurate({**bundles, "other": base}, None)
     with pytest.raises(ValueError, match="good, cats have different classes"):
         select.most_accurate(
-            {"good": bundles["good"], "cats": replace(base, classes=tuple("abcdefghij"))}, None
+            {name: replace(base, classes=tuple(name + "012345")) for name in ("good", "cats")}, None
         )
 
 

@@ -1,14 +1,19 @@
 """What is on a page of `fullstride report`: runs, bundles, files and measured networks."""
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from fullstride.data.dataset import open_data
+from fullstride.deploy import select
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
+from fullstride.measure.budget import Budget
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE, Measurement, save_measurements
 from fullstride.nets import zoo
@@ -172,3 +177,41 @@ def test_a_page_says_which_times_were_measured_on_a_busy_machine(folder):
     save_measurements(rows, folder / "b.json")
     (line,) = [note for note in gather(["a"], folder / "b.json")["notes"] if "busy" in note]
     assert line.startswith("a: rounds of online spread by 67%")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [(300.0, 900.0, 500.0), (2.0, 2.0, 2.0)])
+def test_the_demo_ends_in_a_page_and_a_file_however_slow_the_machine_is(folder, times):
+    """The last commands of `make demo`, on runs of random weights and times of a slow machine."""
+    makefile, scripts = Path(__file__).parents[1] / "Makefile", Path(sys.executable).parent
+    dry = ["make", "-n", "-o", ".venv/ready", "-f", makefile, f"BIN={scripts}", "demo"]
+    lines = subprocess.run(dry, check=True, capture_output=True, text=True).stdout.splitlines()
+    (bench,) = [number for number, line in enumerate(lines) if " bench " in line]
+    (folder / "runs" / "demo").mkdir(parents=True)
+    runs = [word for word in lines[bench].split() if word.startswith("runs/demo/")][:3]
+    for run, score in zip(runs, (10.0, 30.0, 20.0), strict=True):
+        finished_run(folder / run, 32, score)
+    rows = [measured(run, 32, ms) for run, ms in zip(runs, times, strict=True)]
+    save_measurements([*rows, measured("timm/resnet18", 32, 1.0)], folder / "runs/demo/bench.json")
+    for line in lines[bench + 1 :]:
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (folder / "runs/demo/report.html").is_file()
+    assert (folder / "runs/demo/best.onnx").is_file()
+    # The most accurate run that is not slower than the second of the three.
+    assert (runs[1] if times[0] == times[1] else runs[2]) in done.stdout
+
+
+def test_times_of_an_earlier_measurement_take_the_place_of_new_ones(folder, monkeypatch):
+    bundles = {name: finished_run(folder / name[0], 32, 90.0) for name in ("a/", "b")}
+    save_measurements([measured("./a", 32, 9.0), measured("b", 32, 7.0)], folder / "times.json")
+    times = select.earlier_times(folder / "times.json", bundles)
+    assert times == {"a/": 9.0, "b": 7.0}
+    monkeypatch.delattr(select, "bench")
+    for budget in (None, Budget(ms_per_image=8)):
+        assert select.most_accurate(bundles, budget, times=times)[0] == "b"
+    save_measurements([measured("a", 48, 9.0), measured("b", 32, 7.0)], folder / "times.json")
+    with pytest.raises(ValueError, match=r"no time of a/ .* 32"):
+        select.earlier_times(folder / "times.json", bundles)
+    with pytest.raises(ValueError, match=r"no time of b .* batch 8"):
+        select.earlier_times(folder / "times.json", {"b": bundles["b"]}, batch=8)

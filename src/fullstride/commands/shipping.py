@@ -67,6 +67,7 @@ def export(
     budget_ms: float | None = None,
     images_per_s: float | None = None,
     batch: int = 1,
+    times: Path | None = None,
     data: str = "",
     calibration: str = "",
     max_drop: float | None = None,
@@ -97,6 +98,8 @@ def export(
             call divided by its images.
         images_per_s: The budget as a rate instead.
         batch: Images of a call of the budget.
+        times: A file of `fullstride bench --out` with the times of the runs; by default they are
+            measured.
         data: Images to compare on; by default the run's own minival.
         calibration: Images for the ranges of int8; by default the run's own training images.
         max_drop: Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and
@@ -115,6 +118,7 @@ def export(
     settings |= dict(any_size=any_size, backend=backend, device=device)
     settings |= dict(budget=find_budget(budget_ms, images_per_s, batch), loading=loading)
     settings |= dict(data=data, calibration=calibration, max_drop=max_drop, force=force)
+    settings["times"] = times
     with Bar() as bar:
         settings |= dict(finetune_epochs=finetune_epochs, progress=bar.print, watch=bar.watch)
         exported = export_runs(runs, out, **settings)

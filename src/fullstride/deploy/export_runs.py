@@ -14,7 +14,7 @@ from fullstride.deploy.run_images import (
     comparison_images,
     int8_finetuning,
 )
-from fullstride.deploy.select import fastest, most_accurate
+from fullstride.deploy.select import earlier_times, fastest, most_accurate
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import choose_device
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
@@ -34,6 +34,7 @@ def export_runs(
     any_size: bool = False,
     backend: Backend = "onnx",
     budget: Budget | None = None,
+    times: Path | None = None,
     data: str = "",
     calibration: str = "",
     max_drop: float | None = None,
@@ -62,7 +63,8 @@ def export_runs(
         if value and not int8:
             raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
     bundles = {run: tasks.load(run, options=loading) for run in runs}
-    run, bundle = most_accurate(bundles, None if auto else budget, progress)
+    ms = earlier_times(times, bundles, budget.batch if budget else 1) if times else None
+    run, bundle = most_accurate(bundles, None if auto else budget, progress, ms)
     how: dict[str, Any] = dict(input_kind=input_kind, any_size=any_size, backend=backend)
     how |= dict(max_drop=max_drop, force=force, progress=progress)
     if device != "cpu":

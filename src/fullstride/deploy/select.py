@@ -22,7 +22,7 @@ from fullstride.deploy.formats import FORMATS, open_file, output, tensorrt
 from fullstride.measure.bench import bench
 from fullstride.measure.budget import Budget, conditions
 from fullstride.measure.environment import cpu_name
-from fullstride.measure.protocols import ONLINE, Protocol
+from fullstride.measure.protocols import ONLINE, Protocol, by_network, location, read_measurements
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import permutation
 from fullstride.tasks import find_task
@@ -36,19 +36,25 @@ def most_accurate(
     bundles: Mapping[str, Bundle],
     budget: Budget | None,
     progress: Progress = lambda line: None,
+    times: Mapping[str, float] | None = None,
 ) -> tuple[str, Bundle]:
     """The name and the bundle with the best test score within the budget; of ties the fastest.
 
     A tie is an equal score. Times are those of `ms_per_image`, measured only where there is a
-    budget or a tie; `progress` is called with a line about them. Raises ValueError, with the times,
-    if no bundle fits, and if one of several has no test score or other classes.
+    budget or a tie, or `times` of earlier measurements; `progress` is called with a line about
+    them. Raises ValueError, with the times, if no bundle fits, and if one of several has no test
+    score or other classes.
     """
     check_same_classes(bundles)
     metric = find_task(next(iter(bundles.values())).task).metric
-    batch, ms = budget.batch if budget else 1, {}
+    batch, ms = budget.batch if budget else 1, dict[str, float]()
     fit = dict(bundles)
+
+    def measured(name: str) -> float:
+        return times[name] if times else ms.get(name) or ms_per_image(bundles[name], batch)
+
     if budget is not None:
-        ms = {name: ms_per_image(bundle, batch) for name, bundle in bundles.items()}
+        ms = {name: measured(name) for name in bundles}
         fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget.ms_per_image}
         if not fit:
             limit = budget.on(cpu_name(), "float32")
@@ -61,7 +67,7 @@ def most_accurate(
         ranks = {name: metric.rank(fit[name].scores["test"][metric.name]) for name in fit}
         best = [name for name in fit if ranks[name] == max(ranks.values())]
     if len(best) > 1:
-        ms = {name: ms.get(name) or ms_per_image(fit[name], batch) for name in best}
+        ms = {name: measured(name) for name in best}
         score = metric.text(fit[best[0]].scores["test"][metric.name])
         progress(f"the fastest is exported of those with the same test {score}: {in_words(ms)}")
     name = min(best, key=lambda name: ms.get(name, 0.0))
@@ -82,6 +88,25 @@ def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
     (row,) = bench({bundle.name: bundle.net}, protocol, in_channels=pre.channels)
     assert row.ms_p50 is not None  # by the online protocol
     return row.ms_p50 / batch
+
+
+def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> dict[str, float]:
+    """The times of `bundles`, by their paths, in a file of `fullstride bench --out`.
+
+    Raises ValueError, in one line, for one that is not there, or not at its resolution or `batch`.
+    """
+    rows = by_network(read_measurements(path))
+    times: dict[str, float] = {}
+    for word, bundle in bundles.items():
+        row, side = rows.get(location(word), {}).get("online"), bundle.preprocessing.resolution
+        if row is None or (row.protocol.batch, row.protocol.resolution) != (batch, side):
+            raise ValueError(
+                f"{path} has no time of {word} by the protocol online at batch {batch} and {side} "
+                "pixels a side: measure it by `fullstride bench --out`, or leave --times out"
+            )
+        assert row.ms_p50 is not None  # by the online protocol
+        times[word] = row.ms_p50 / batch
+    return times
 
 
 def in_words(ms: Mapping[str, float]) -> str:

@@ -189,3 +189,16 @@ def read_measurements(path: Path) -> list[Measurement]:
     if not isinstance(rows, list):
         raise ValueError(f"{path} is not what `fullstride bench --out` writes")
     return [Measurement.from_json(row, str(path)) for row in rows]
+
+
+def by_network(rows: Sequence[Measurement]) -> dict[str, dict[str, Measurement]]:
+    """Network -> protocol -> row. Networks of files and folders are there by their `location`."""
+    networks: dict[str, dict[str, Measurement]] = {}
+    for row in rows:
+        networks.setdefault(location(row.name), {})[row.protocol.name] = row
+    return networks
+
+
+def location(word: str) -> str:
+    """The same for every spelling of a path; a name that is no path stays as it is."""
+    return str(Path(word).resolve()) if Path(word).exists() else word

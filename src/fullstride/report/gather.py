@@ -16,7 +16,7 @@ from fullstride.deploy.open_model import open_model
 from fullstride.deploy.predict import probabilities
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
-from fullstride.measure.protocols import Measurement, read_measurements
+from fullstride.measure.protocols import Measurement, by_network, location, read_measurements
 from fullstride.measure.timing import BUSY, spread_of_rounds
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -48,9 +48,7 @@ def gather(
     images = common_images(models, data)
     metric = find_task(next(iter(models.values())).task).metric
     rows = read_measurements(bench) if bench else []
-    times: dict[str, dict[str, Measurement]] = {}  # location or name -> protocol -> measurement
-    for row in rows:
-        times.setdefault(location(row.name), {})[row.protocol.name] = row
+    times = by_network(rows)
     entries = {
         word: entry(word, model, times.get(location(word), {}), metric, images)
         for word, model in models.items()
@@ -71,11 +69,6 @@ def gather(
         environment=asdict(rows[0].environment if rows else Environment.here()),
         notes=[*map(printable, notes(images, best.name, rows, left_out))],
     )
-
-
-def location(word: str) -> str:
-    """The same for every spelling of a path; a name that is no path stays as it is."""
-    return str(Path(word).resolve()) if Path(word).exists() else word
 
 
 def is_run(word: str) -> bool:
