@@ -91,6 +91,7 @@ def reprs(few_digits, bundle):
     tiny = zoo.create("genet_tiny", in_channels=1)
     return [
         net,
+        net.spec,
         zoo.create("timm/resnet10t"),
         bundle,
         many,

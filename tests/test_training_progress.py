@@ -67,6 +67,12 @@ def test_a_resumed_run_says_where_and_a_finished_one_announces_nothing(few_digit
     assert len(plans) == 2
 
 
+def test_a_network_of_timm_trains_at_its_own_resolution_where_the_recipe_has_none(few_digits):
+    assert FINETUNE.resolution is None
+    net, pre = run.initial_network("timm/resnet10t", find_task(), few_digits, FINETUNE)
+    assert pre.resolution == net.spec.resolution > 100
+
+
 def test_only_the_first_of_several_processes_prints(plan, capsys):
     for rank in (0, 1):
         with Bar(shown=DistributedContext(rank, 2).is_rank_zero) as bar:

@@ -103,6 +103,16 @@ class NetSpec:
     classes: int = 1000
     resolution: int = 224  # pixels a side; inputs of any size are accepted
 
+    def __repr__(self) -> str:
+        """The widths and depths; `to_json` has every field."""
+        parts = [f"{self.stem.__name__} {self.stem_width}"]
+        parts += [f"{each.block.__name__} {each.depth} x {each.width}" for each in self.stages]
+        shape = f"{self.in_channels} x {self.resolution} x {self.resolution}"
+        return (
+            f"NetSpec({', '.join(parts)}, head {self.head_width}; images {shape}, "
+            f"classes {self.classes:,}; {self.source})"
+        )
+
     def __post_init__(self) -> None:
         check_bounds(self)
         for name in ("stem_width", "in_channels", "classes", "resolution"):
