@@ -87,7 +87,7 @@ def test_outputs_without_names_are_the_same_number_of_classes_in_their_order():
         (("cat", "Cat "), ("CAT",), ["'CAT'"]),
         (("0", "1", "2"), ("cat", "dog"), ["'cat', 'dog'", "'0', '1', '2'"]),
         (NUMBERS, [*WORDS[:-1], "other"], ["3 of the data's 1000", "'crane', "]),
-        (("cat", "dog"), ("Cat", "dog", "cat"), ["'Cat', 'cat' of"]),
+        (("cat", "dog"), ("Cat", "dog", "cat"), ["1 of the data's 3", "'Cat' of"]),
         (("cat", "dog", "fish"), ("2", "0", "1"), ["'2', '0', '1'"]),
         (NUMBERS, [*WNIDS[:-1], "n99999999"], ["1 of the data's 1000", "'n99999999' of"]),
         (("1", "01"), ("001", "1"), ["'001'"]),

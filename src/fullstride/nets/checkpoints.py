@@ -89,7 +89,7 @@ def notes(weights: Unwrapped, match: Match, named: ReleasedFile | None) -> Itera
         )
         yield f"{taken} are used, not {other}: --weights-kind chooses"
     if named and named.network != match.name:
-        yield f"the weights are taken as those of {match.name}; by its name they are {named.network}"
+        yield f"the weights are taken as those of {match.name}, by its name it is {named.network}"
     elif match.others:
         names = " and ".join(match.others)
         yield f"the weights are taken as those of {match.name}, and fit {names}: --network chooses"

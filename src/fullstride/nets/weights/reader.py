@@ -183,7 +183,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
 
 
 def reason(error: Exception) -> ValueError:
-    """The error of a library, as one of ours."""
+    """The error of a library, as one of this package."""
     text = str(error)
     if "GLOBAL " in text:
         function = one_line(text.split("GLOBAL ", 1)[1].split()[0])
