@@ -25,6 +25,7 @@ from fullstride.report.page import write
 from fullstride.report.plots import save_png
 from fullstride.writing import atomic_write, check_output, exchange
 
+NOBODY = 2**22 + 1  # above the largest number of a process
 RESULTS = json_output("results", "rows")
 ANY = Output("a file", "", lambda path: True)
 FOLDER = Output("a pair", "", lambda path: (path / "one").exists(), ("one", "two", "*/three"))
@@ -313,13 +314,21 @@ def test_two_folders_exchange_their_names(tmp_path):
 
 
 def test_what_other_machines_and_running_processes_write_is_left_alone(tmp_path):
-    theirs = [".file.1.new", ".file.77-00000000.new", ".file.77-00000000.old", ".file.x.new"]
-    for name in theirs:
+    host, theirs = writing._host(), [".file.1.new", ".file.77-00000000.new", ".file.x.new"]
+    dead = [f".file.{os.getpid()}.new", f".file.{os.getpid()}-{host}.new", f".file.{NOBODY}.new"]
+    for name in [*theirs, *dead, ".file.78-00000000.new"]:
         (tmp_path / name).write_text("half")
-    for dead in (f".file.{os.getpid()}.new", f".file.{os.getpid()}-{writing._host()}.new"):
-        (tmp_path / dead).write_text("half")
+    os.utime(tmp_path / ".file.78-00000000.new", (0, 0))  # nobody has written it for years
     check_output(tmp_path / "file", ANY)
     assert sorted(content(tmp_path)) == sorted(theirs)
+
+
+@pytest.mark.parametrize("name", [f"{NOBODY}", "1", "77-00000000"])
+def test_what_a_kill_between_two_renames_took_away_comes_back_on_any_machine(name, tmp_path):
+    write_folder(tmp_path / "b", "old")
+    (tmp_path / "b").rename(tmp_path / f".b.{name}.old")
+    check_output(tmp_path / "b", FOLDER)
+    assert content(tmp_path) == {f"b/{file}": b"old" for file in ("one", "sub/three", "two")}
 
 
 # ---- a full disk

@@ -642,8 +642,8 @@ def test_a_stop_in_the_middle_of_a_replacement_loses_nothing_and_leaves_nothing_
     started = run.train(folder, "genet_tiny", digits, SHORT)
     next(started)
     started.close()
-    (folder / run_folder.BEST).rename(folder / ".best.123.old")  # as between the two renamings
-    (folder / ".checkpoint.pt.123.new").write_bytes(b"half")
+    (folder / run_folder.BEST).rename(folder / ".best.99999999.old")  # as between the two renamings
+    (folder / ".checkpoint.pt.99999999.new").write_bytes(b"half")
     assert numbers(rows_of(folder, digits)) == numbers(finished[1])
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from pathlib import Path
 from fullstride.outputs import Output, refuse_foreign
 from fullstride.storage import DISK_FULL, remove
 
+MAX_AGE_S = 24 * 3600  # of a temporary file of another machine, which is then taken for dead
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -158,22 +160,34 @@ def _renameat2() -> Callable[..., int] | None:
 def recover_interrupted_write(path: Path, output: Output) -> None:
     """Clean up after processes that died in `atomic_write`.
 
-    The earlier content is restored if nothing is at `path`; temporary files are removed. Those of
-    other machines and of processes that run are left alone.
+    The earlier content is restored if nothing is at `path`; temporary files are removed, but for
+    those that a process may still write.
     """
     names = re.compile(re.escape(f".{path.name}.") + r"(\d+)(?:-([0-9a-f]{8}))?\.(new|old)")
     if not path.parent.is_dir():
         return
     for each in sorted(path.parent.iterdir()):
         match = names.fullmatch(each.name)
-        if match is None or match[2] not in (None, _host()) or _runs(int(match[1])):
+        if match is None:
             continue
-        if match[3] == "new":
-            remove(each)
-        elif os.path.lexists(path):
-            _discard(each, path, output)
-        else:
+        process, host, kind = match.groups()
+        if kind == "old" and not os.path.lexists(path):
             each.rename(path)
+        elif _may_be_written(each, int(process), host):
+            continue
+        elif kind == "new":
+            remove(each)
+        else:
+            _discard(each, path, output)
+
+
+def _may_be_written(temporary: Path, process: int, host: str | None) -> bool:
+    """Whether the process that created a temporary file runs, for all that is known here."""
+    if host in (None, _host()):
+        return _runs(process)
+    with suppress(FileNotFoundError):  # it was renamed meanwhile
+        return time.time() - temporary.lstat().st_mtime < MAX_AGE_S
+    return True
 
 
 def _hidden(path: Path, kind: str) -> Path:

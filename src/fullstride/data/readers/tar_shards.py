@@ -289,8 +289,8 @@ def _read_index(path: Path) -> Index:
         }
     except ValueError as error:
         raise ValueError(
-            f"{str(path)!r} is not what `fullstride pack` writes ({error}): copy it again, or "
-            "remove it, then class names are numbers"
+            f"{str(path)!r} is not what `fullstride pack` writes ({error}): copy it again; "
+            "without it class names are numbers"
         ) from None
     return Index(file.classes, file.channels, file.mirror, shards)
 
