@@ -23,7 +23,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.outputs import Output, json_output
 from fullstride.report.page import write
 from fullstride.report.plots import save_png
-from fullstride.writing import atomic_write, check_output, exchange
+from fullstride.writing import atomic_write, check_output, exchange, scratch_folder
 
 NOBODY = 2**22 + 1  # above the largest number of a process
 RESULTS = json_output("results", "rows")
@@ -329,6 +329,18 @@ def test_what_a_kill_between_two_renames_took_away_comes_back_on_any_machine(nam
     (tmp_path / "b").rename(tmp_path / f".b.{name}.old")
     check_output(tmp_path / "b", FOLDER)
     assert content(tmp_path) == {f"b/{file}": b"old" for file in ("one", "sub/three", "two")}
+
+
+def test_a_scratch_folder_is_gone_at_the_end_and_after_a_kill_at_the_next_start(tmp_path):
+    out = tmp_path / "new" / "out"
+    with scratch_folder(out) as scratch:
+        (scratch / "try").write_text("large")
+        assert scratch.parent == out.parent
+        scratch.rename(out.parent / scratch.name.replace(str(os.getpid()), str(NOBODY)))
+    assert content(out.parent) == {f".out.scratch.{NOBODY}-{writing._host()}.new/try": b"large"}
+    with scratch_folder(out):
+        pass
+    assert not any(out.parent.iterdir())
 
 
 # ---- a full disk

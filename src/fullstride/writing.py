@@ -21,6 +21,7 @@ from fullstride.outputs import Output, refuse_foreign
 from fullstride.storage import DISK_FULL, remove
 
 MAX_AGE_S = 24 * 3600  # of a temporary file of another machine, which is then taken for dead
+SCRATCH = Output("a folder for a while", "", lambda path: False, ("*",))
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -85,6 +86,23 @@ def atomic_write(path: Path, output: Output) -> Iterator[Path]:
             if cause is not None:
                 raise cause from None
             raise
+
+
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """A folder next to `path` for files that may become it; it is removed at the end.
+
+    Those that earlier processes left when they were killed are removed at the beginning.
+    """
+    place = path.with_name(f"{path.name}.scratch")
+    recover_interrupted_write(place, SCRATCH)
+    folder = _hidden(place, "new")
+    with parent_folders(folder):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            remove(folder)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fullstride.deploy.comparison import ComparisonImages
@@ -26,7 +25,7 @@ from fullstride.measure.protocols import ONLINE, Protocol, by_network, location,
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import permutation
 from fullstride.tasks import find_task
-from fullstride.writing import atomic_write, parent_folders
+from fullstride.writing import atomic_write, scratch_folder
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
@@ -152,12 +151,9 @@ def fastest(
     )
     batch = budget.batch if budget else 1
     results: dict[str, ExportResult] = {}
-    with (
-        parent_folders(out),
-        TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch,
-    ):
+    with scratch_folder(out) as scratch:
         for number, (name, each) in enumerate(candidates, start=1):
-            label, path = f"{name} {each}", Path(scratch) / f"{name}_{each}{FORMATS[name].suffix}"
+            label, path = f"{name} {each}", scratch / f"{name}_{each}{FORMATS[name].suffix}"
             progress(f"{label}: {number} of {len(candidates)}")
             start = time.perf_counter()
             try:
