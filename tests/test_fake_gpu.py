@@ -1,11 +1,16 @@
 """What asks a GPU, tried on a machine without one: `torch.cuda` and nvidia-smi are replaced."""
 
+import importlib
+import inspect
 import io
 import json
 import pickle
+import re
 import sys
 import threading
 from dataclasses import replace
+from functools import reduce
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +23,7 @@ from fullstride.measure.memory.max_batch import Trial
 from fullstride.papers import suite
 
 GPU, MIB = torch.device("cuda"), 2**20
+PAGE = Path(__file__).parents[1] / "docs" / "tests.md"
 
 
 @pytest.fixture
@@ -174,3 +180,35 @@ def test_retries_are_those_of_the_allocator_of_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_alloc_retries": 7})
     assert max_batch.retries(GPU) == 7
     assert max_batch.retries(torch.device("cpu")) == 0
+
+
+def listed(heading: str) -> list[str]:
+    """The names in the first column of a table of the page on tests; `.b` after `a.c` is `a.b`."""
+    names: list[str] = []
+    for row in PAGE.read_text().partition(heading)[2].split("\n\n")[1].splitlines()[2:]:
+        for name in re.findall("`(.*?)`", row.split("|")[1]):
+            names.append(names[-1].rpartition(".")[0] + name if name[0] == "." else name)
+    return names
+
+
+def source(name: str) -> str:
+    """The source of a module of the package, or of a function or method in it."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            module = importlib.import_module(".".join(["fullstride", *parts[:length]]))
+        except ModuleNotFoundError:
+            continue
+        return inspect.getsource(reduce(getattr, parts[length:], module))
+    raise AssertionError(name)
+
+
+@pytest.mark.fused
+def test_what_only_a_gpu_reaches_is_listed_by_names_that_exist():
+    pytest.importorskip("triton", reason="the kernels are modules that import it")
+    of_gpu, of_processes = listed("What runs on one alone"), listed("in processes of their own")
+    assert "measure.workload.Step.leave" in of_gpu
+    for name in of_gpu:
+        assert "cuda" in source(name), name
+    for name in set(of_processes) - {"__main__"}:  # which would run a command
+        assert source(name), name
