@@ -139,6 +139,7 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit]:
         if table.paper
         else f"timm, results/benchmark-{table.file}",
         software=table.software,
+        note=table.note if table.training else "",
         full_batches=not table.paper,
         date=datetime.now(UTC).date().isoformat(),
     )

@@ -154,7 +154,13 @@ def of_timm(profile: str, title: str, layout: str, file: str, **fields: Any) -> 
     return Table(profile=profile, title=title, layout=layout, file=file, **options | fields)
 
 
-TRAINING = dict(goal=12, rank=0.0, training=True, note="")
+TRAINING = dict(
+    goal=12,
+    rank=0.0,
+    training=True,
+    note="training steps were timed in nchw; these numbers are 25 % off for channels-last ones, "
+    "where grouped convolutions and TResNet take several times as long",
+)
 COMPILED = dict(
     **{**ON_4090, "machine": replace(RTX4090, runtime="compiled")},
     names=FULL_BATCH,

@@ -3,6 +3,7 @@ others can read."""
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ from fullstride.latency import calibrate, calibration_files, estimate, load_prof
 from fullstride.latency.calibrate import (
     Plan,
     Timing,
-    by_sheet,
     fit_profile,
     measure,
-    peaks,
     prepare_step,
 )
+from fullstride.latency.calibration_files import save_profiles
+from fullstride.latency.machine_peaks import by_sheet, peaks
 from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, all_microbenchmarks
+from fullstride.latency.quiet_rounds import Round, time_of, timed_round
 from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
 from fullstride.measure.cost.operators import OPERATOR_KINDS
 from fullstride.measure.cost.tracer import traced
@@ -142,7 +144,9 @@ class Waits(torch.nn.Module):
         self.conv = torch.nn.Conv2d(3, 8, 1)
 
     def forward(self, x):
-        time.sleep(self.IMAGE_S * len(x))
+        end = time.thread_time() + self.IMAGE_S * len(x)
+        while time.thread_time() < end:
+            pass
         return self.conv(x).mean((2, 3))
 
 
@@ -153,6 +157,54 @@ def test_measured_times_are_of_a_batch():
     assert set(took) == {(name, batch) for name in "sw" for batch in (1, 8)}
     assert all(took["w", batch] >= Waits.IMAGE_S * batch for batch in (1, 8))
     assert 0 < took["s", 1] < took["w", 8]
+
+
+def round_of(wall_s: float, cpu_s: float) -> Round:
+    return Round(wall_s=wall_s, cpu_s=cpu_s, quiet=cpu_s > 0.95 * wall_s)
+
+
+def test_times_are_wall_times_of_quiet_rounds_or_say_that_they_are_not():
+    quiet, busy = [round_of(1.0, 0.99)] * 4, [round_of(2.0, 1.1)] * 9
+    assert time_of(quiet) == dict(seconds=1.0, spread=0.0, quiet=1.0, clock="wall")
+    mixed = time_of(quiet + busy)
+    assert (mixed["seconds"], mixed["clock"]) == (1.0, "wall")
+    assert mixed["quiet"] == pytest.approx(4 / 13)
+    alone = time_of(quiet[:2] + busy)
+    assert (alone["seconds"], alone["clock"]) == (1.1, "cpu")
+
+
+def test_a_round_is_quiet_if_its_thread_had_a_core():
+    def compute():
+        end = time.thread_time() + 0.01
+        while time.thread_time() < end:
+            pass
+
+    waiting = timed_round(lambda: time.sleep(0.02), 1, CPU)
+    assert not waiting.quiet
+    assert waiting.seconds == waiting.cpu_s < 0.01 <= waiting.wall_s
+    computing = [timed_round(compute, 1, CPU) for _ in range(20)]
+    assert all(each.quiet == (each.cpu_s >= 0.95 * each.wall_s) for each in computing)
+    assert min(each.seconds for each in computing) == pytest.approx(0.01, rel=0.1)
+
+
+def test_the_profile_says_which_clock_and_one_without_its_own_estimates_is_not_written(
+    samples, tmp_path
+):
+    by_cpu = [replace(sample, clock="cpu") for sample in samples[:5]] + samples[5:]
+    note = fit_profile(by_cpu, plan(), MADE, "", "here").profile.note
+    assert f"CPU time for 5 of {len(samples)} times" in note
+    assert "wall time" in fit_profile(samples, plan(), MADE, "", "here").profile.note
+    slow = [
+        replace(sample, seconds=sample.seconds * (2 if sample.family == WHOLE else 1))
+        for sample in samples
+    ]
+    out = tmp_path / "here.json"
+    with pytest.raises(ValueError, match="when the machine is quiet"):
+        list(save_profiles(slow, plan(), {"eager": (MADE, "")}, out, "here"))
+    assert not out.exists()
+    (written,) = save_profiles(samples, plan(), {"eager": (MADE, "")}, out, "here")
+    fit = load_profile(written.path).inference
+    assert fit.low <= 1 <= fit.high
 
 
 def test_what_takes_too_long_or_comes_too_late_is_left_out(monkeypatch):

@@ -75,6 +75,11 @@ def test_a_training_step_takes_longer_and_is_refused_where_the_profile_has_none(
     )
     assert step["work"] == "training"
     assert step["ms_per_image"] > 2 * one["ms_per_image"]
+    assert step["ms_per_image"] < 10 * one["ms_per_image"]
+    text = ask(capsys, *asked, "--train")
+    assert "channels-last" in text
+    assert "25 %" in text
+    assert "channels-last" not in ask(capsys, *asked)
     assert "no training steps" in refuse(capsys, "resnet50", "--device", "v100-fp16", "--train")
 
 

@@ -92,7 +92,8 @@ def calibrate(
         samples += rows
     if samples:
         noise = f"a network's rounds spread by {calibration_files.median_spread(samples):.0%}"
-        print(f"{noise}, in the median: above 5 % the machine was not quiet")
+        quiet = f"{calibration_files.quiet_share(samples):.0%} of all rounds were quiet"
+        print(f"{noise}, in the median: above 5 % the machine was not quiet; {quiet}")
     if times:
         calibration_files.save_times(times, samples, plan)
     for fitted in calibration_files.save_profiles(samples, plan, peaks, out, name):

@@ -1,40 +1,35 @@
 """Which numbers describe the device at hand? A profile is fitted to timed microbenchmarks."""
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from fullstride.latency.fitting import PRIORS, error, fit, interval, left_out, resolvable_ratio
 from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, all_microbenchmarks
-from fullstride.latency.profiles import Fit, Profile, load_profile, profile_names
+from fullstride.latency.profiles import Fit, Profile
+from fullstride.latency.quiet_rounds import Round, time_of, timed_round
 from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
 from fullstride.measure.cost.operators import Operators
 from fullstride.measure.cost.tracer import traced
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Protocol
-from fullstride.measure.timing import spread, timed_calls, warm_up
+from fullstride.measure.timing import timed_calls, warm_up
 from fullstride.measure.workload import Layout, Precision, Step, compiling, exact_float32
-from fullstride.nets.precision import short_precision
 
 # TensorRT is not measured here.
 RUNTIMES: tuple[Runtime, ...] = tuple(name for name in get_args(Runtime) if name != "tensorrt")
 GROUP = 8  # networks on the device at once, timed in turn
 MAX_CALL_S = 2.0  # a network with a longer call is left out
 MIN_TIMES = 24  # that a fit needs
-# GPUs with these words have a data sheet of their own.
-VARIANT = re.compile(r"\b(PCIE|NVL|TI|SUPER|LAPTOP|SXM2)\b", re.IGNORECASE)
+MORE_ROUNDS = 3
 SHORT = Protocol(name="throughput", batch=1, warmup_s=0.05, rounds=7, round_s=0.02)
 # Images are on the device already, so a batch itself costs little.
 CALIBRATION_PRIORS = {**PRIORS, "start_us": (20.0, 1.0)}
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +80,10 @@ class Timing:
     batch: int
     seconds: float  # of the batch, median of the rounds
     spread: float = 0.0  # (p90 - p10) / median of the rounds
+    # Of the rounds in which the thread that computes had a core. Below QUIET_ROUNDS of them,
+    # `seconds` are those that the thread had one, not wall time.
+    quiet: float = 1.0
+    clock: Literal["wall", "cpu"] = "wall"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +125,7 @@ def measure(plan: Plan, networks: Sequence[Microbenchmark] | None = None) -> Ite
                     operators=operators[each.name],
                     runtime=runtime,
                     batch=batch,
-                    seconds=median(rounds),
-                    spread=spread(rounds),
+                    **time_of(rounds),
                 )
 
 
@@ -137,9 +135,10 @@ def time_in_turn(
     runtime: Runtime,
     batch: int,
     end: float = math.inf,
-) -> list[tuple[Microbenchmark, list[float]]]:
-    """Seconds of a batch of each network in every round, in which they are timed in turn.
+) -> list[tuple[Microbenchmark, list[Round]]]:
+    """The rounds of each network, in which they are timed in turn.
 
+    There are more rounds than the protocol has, up to MORE_ROUNDS times, until so many were quiet.
     No network is prepared after `time.monotonic()` passes `end`: compiling takes long.
     """
     device = plan.device
@@ -151,12 +150,13 @@ def time_in_turn(
         )
         steps = [(each, step) for each, step in prepared if step]
         calls = [warm_up(step, plan.protocol, device) for _, step in steps]
-        seconds: list[list[float]] = [[] for _ in steps]
-        for _ in range(plan.protocol.rounds):
-            for (_, step), n, own in zip(steps, calls, seconds, strict=True):
-                (elapsed,), _ = timed_calls(step, n, device)
-                own.append(elapsed / n)
-    rounds = [(each, own) for (each, _), own in zip(steps, seconds, strict=True)]
+        done: list[list[Round]] = [[] for _ in steps]
+        for number in range(MORE_ROUNDS * plan.protocol.rounds):
+            for (_, step), n, own in zip(steps, calls, done, strict=True):
+                quiet = sum(each.quiet for each in own)
+                if number < plan.protocol.rounds or quiet < plan.protocol.rounds:
+                    own.append(timed_round(step, n, device))
+    rounds = [(each, own) for (each, _), own in zip(steps, done, strict=True)]
     del steps
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -199,65 +199,6 @@ def capture(step: Step) -> Callable[[], object]:
         return step, out  # the graph reads and writes their memory
 
     return replay
-
-
-def machine(device: torch.device, precision: Precision, runtime: Runtime) -> tuple[Machine, str]:
-    """Peaks of the device and their source: its data sheet in a profile, else a measurement."""
-    profile = None
-    if BYTES[precision] == 2 and device.type == "cuda":
-        profile = by_sheet(Environment.here(device).device)
-    if profile:
-        tflops, gb_s = profile.machine.peak_tflops, profile.machine.bandwidth_gb_s
-        source = profile.sheet
-    else:
-        tflops, gb_s = peaks(device, precision)
-        kind = short_precision(precision)
-        source = f"measured: a large product or convolution in {kind}, and a copy"
-    return Machine(
-        runtime=runtime,
-        peak_tflops=float(f"{tflops:.4g}"),
-        bandwidth_gb_s=float(f"{gb_s:.4g}"),
-        bytes_per_element=BYTES[precision],
-    ), source
-
-
-def by_sheet(name: str) -> Profile | None:
-    """A profile in 16 bits of the GPU that torch calls `name`."""
-    if VARIANT.search(name):
-        return None
-    for profile in map(load_profile, profile_names()):
-        model = re.match(r"NVIDIA ((RTX )?\w+)", profile.device)
-        is_16_bit = profile.machine.bytes_per_element == 2
-        if model and is_16_bit and re.search(rf"\b{model[1]}\b", name):
-            return profile
-    return None
-
-
-def peaks(device: torch.device, precision: Precision) -> tuple[float, float]:
-    """TFLOPS of a large matrix product or convolution, and GB/s, read and written, of a copy.
-
-    Each is that of the fastest call, since a peak is a bound. On the CPU, maps that fit in its
-    caches are copied as well.
-    """
-    gpu = device.type == "cuda"
-    side, images, sizes = (8192, 64, (2**28,)) if gpu else (2048, 1, (2**20, 2**24))
-    kind: Any = dict(device=device, dtype=getattr(torch, precision))
-    a, b = torch.randn(side, side, **kind), torch.randn(side, side, **kind)
-    maps, kernel = torch.randn(images, 256, 64, 64, **kind), torch.randn(256, 256, 3, 3, **kind)
-    macs = images * 256 * 256 * 9 * 62 * 62  # without padding
-    buffers = {n: torch.zeros(2, n, **kind) for n in sizes}
-
-    def seconds(call: Callable[[], object]) -> float:
-        call()
-        return min(timed_calls(call, 3, device)[0][0] / 3 for _ in range(5))
-
-    with exact_float32(), torch.inference_mode():
-        product, convolution = seconds(lambda: a @ b), seconds(lambda: F.conv2d(maps, kernel))
-        rates = [
-            2 * n * pair.element_size() / seconds(lambda pair=pair: pair[1].copy_(pair[0]))
-            for n, pair in buffers.items()
-        ]
-    return 2e-12 * max(side**3 / product, macs / convolution), 1e-9 * max(rates)
 
 
 def fit_profile(
@@ -315,7 +256,8 @@ def fit_profile(
         machine=machine,
         sheet=sheet,
         inference=inference,
-        note=f"the error is that of {tests}; calls are queued, as if a next batch always waited",
+        note=f"the error is that of {tests}; {clock_of(timings)}; calls are queued, as if a next "
+        "batch always waited",
     )
 
     def error_of(mask: np.ndarray) -> float:
@@ -327,6 +269,17 @@ def fit_profile(
         left_out=error_of(fitted),
         by_family={str(key): error_of(families == key) for key in np.unique(families[fitted])},
         whole={str(key): float((estimated / seconds)[families == key].mean()) for key in whole},
+    )
+
+
+def clock_of(timings: Sequence[Timing]) -> str:
+    """Which clock gave the times, in words."""
+    by_cpu = sum(timing.clock == "cpu" for timing in timings)
+    wall = "wall time of rounds without other work on its core"
+    if not by_cpu:
+        return wall
+    return (
+        f"{wall}, and CPU time for {by_cpu} of {len(timings)} times, which had too few such rounds"
     )
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from fullstride.latency.calibrate import Calibration, Plan, Timing, fit_profile, machine, measure
-from fullstride.latency.profiles import OUTPUT, profile_names, save_profile
+from fullstride.latency.calibrate import Calibration, Plan, Timing, fit_profile, measure
+from fullstride.latency.machine_peaks import machine
+from fullstride.latency.profiles import OUTPUT, Fit, profile_names, save_profile
 from fullstride.latency.roofline import Machine, Runtime
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import Layout, find_precision
@@ -17,6 +18,7 @@ from fullstride.outputs import json_output
 from fullstride.writing import atomic_write, check_output
 
 TIMES = json_output("the times of a calibration", "environment", "times")
+MAX_BIAS = 1.1  # between a profile's estimates and the nearer end of their interval
 RUNTIME_OF_WORD: dict[str, Runtime] = {
     "eager": "eager",
     "graph": "cuda graph",
@@ -96,9 +98,14 @@ def median_spread(samples: Sequence[Timing]) -> float:
     return sorted(sample.spread for sample in samples)[len(samples) // 2]
 
 
+def quiet_share(samples: Sequence[Timing]) -> float:
+    """Of the rounds of all networks."""
+    return sum(sample.quiet for sample in samples) / len(samples)
+
+
 def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
     """All measured times and the environment as JSON."""
-    keys = ("network", "family", "batch", "seconds", "spread")
+    keys = ("network", "family", "batch", "seconds", "spread", "quiet", "clock")
     rows = [
         {"engine": sample.runtime, **{key: getattr(sample, key) for key in keys}}
         for sample in samples
@@ -111,6 +118,18 @@ def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
         )
 
 
+def check_interval(fit: Fit) -> None:
+    """Raise ValueError if nine of ten measured times are longer, or shorter, by MAX_BIAS or more.
+
+    Then the fitted and the tested times were not taken under the same conditions.
+    """
+    if fit.low > MAX_BIAS or fit.high < 1 / MAX_BIAS:
+        raise ValueError(
+            f"whole networks take {fit.low:g} to {fit.high:g} times their estimates, an interval "
+            "without the estimate itself: measure again when the machine is quiet"
+        )
+
+
 def save_profiles(
     samples: Sequence[Timing],
     plan: Plan,
@@ -120,7 +139,8 @@ def save_profiles(
 ) -> Iterator[FittedProfile]:
     """Fit and write a profile for each runtime; of several each has its own name and path.
 
-    Raises ValueError at the end if there were too few times for one of them.
+    Raises ValueError at the end if there were too few times for one of them, or if measured times
+    lie all on one side of the estimates.
     """
     failures, paths = [], profile_paths(plan, out)
     for runtime, (peak, sheet) in peaks.items():
@@ -128,6 +148,7 @@ def save_profiles(
         own_name = name + name_suffix(plan, runtime)
         try:
             calibration = fit_profile(rows, plan, peak, sheet, own_name)
+            check_interval(calibration.profile.inference)
         except ValueError as error:  # the other runtimes' times are still good
             failures.append(f"no profile for {runtime}: {error}")
             continue

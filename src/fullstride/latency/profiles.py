@@ -34,6 +34,7 @@ class Fit:
     source: str  # of the measured times
     software: str
     date: str  # of the fit
+    note: str = ""  # on the times
     full_batches: bool = False  # only full batches were timed: the time of a launch is assumed
 
     @property

@@ -151,7 +151,7 @@ def profile_line(profile: "Profile", training: bool = False) -> str:
     machine, precision = profile.machine, short_precision(profile.precision)
     device = (profile.device, machine.runtime, profile.layout, precision)
     source = f"{fit.networks} networks of {fit.source}; {fit.software}; fitted {fit.date}"
-    note = f"; {profile.note}" if profile.note else ""
+    note = "".join(f"; {each}" for each in (fit.note, profile.note) if each)
     return (
         f"{profile.name} ({', '.join(filter(None, device))}): {fit.error:g} % off where not "
         f"fitted; {source}{note}"
