@@ -13,7 +13,7 @@ from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, build, no_head
-from fullstride.nets.class_names import read_class_names
+from fullstride.nets.class_names import imagenet_words, read_class_names
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -130,17 +130,20 @@ def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
     )
     release, spec = loaded.release, loaded.net.spec
     pre, origin = family_preprocessing(spec), "assumed: --resolution, --fit and --crop change it"
+    classes = tuple(map(str, range(spec.classes)))
     if release:
         pre = replace(pre, resolution=release.resolution, fit=release.fit, crop=release.crop)
-        origin = f"as in {release.source}"
+        origin, classes = f"as in {release.source}", imagenet_words(spec.classes)
     bundle = Bundle(
         net=loaded.net.eval(),
         name=name or path.stem,
-        classes=tuple(map(str, range(spec.classes))),
+        classes=classes,
         preprocessing=pre,
         source=path.name,
     )
     bundle = with_options(bundle, options)
+    if bundle.preprocessing != pre:
+        origin = f"in place of {pre}"
     for note in (*loaded.notes, f"{loaded.name}, {bundle.preprocessing}, {origin}"):
         print_note(f"{path.name}: {note}")
     return bundle
