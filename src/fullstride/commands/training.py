@@ -121,7 +121,7 @@ def train(
         if run_folder.should_stop_early(rows, recipe, kind.metric):
             bar.print(stopped_early_line(recipe))
     if context.is_rank_zero:
-        scores = run_folder.test_scores(out)
+        scores = run_folder.test_scores(out, kind.metric)
         report_skipped(run_folder.skipped_images(rows) | scores.get("skipped", {}))
         print(test_line(scores, kind.metric, out / run_folder.BUNDLE))
 

@@ -63,11 +63,11 @@ def most_accurate(
         for name, bundle in fit.items():
             if metric.name not in bundle.scores.get("test", {}):
                 raise ValueError(f"{name} has no test score to be compared by: export it alone")
-        ranks = {name: metric.rank(fit[name].scores["test"][metric.name]) for name in fit}
+        ranks = {name: metric.rank(fit[name].score("test", metric.name)) for name in fit}
         best = [name for name in fit if ranks[name] == max(ranks.values())]
     if len(best) > 1:
         ms = {name: measured(name) for name in best}
-        score = metric.text(fit[best[0]].scores["test"][metric.name])
+        score = metric.text(fit[best[0]].score("test", metric.name))
         progress(f"the fastest is exported of those with the same test {score}: {in_words(ms)}")
     name = min(best, key=lambda name: ms.get(name, 0.0))
     if ms:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from fullstride.latency.roofline import ARITHMETIC_SHARES, NUMBERS, REQUIRED, Machine, Positive
 from fullstride.outputs import json_output
+from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, check_bounds, from_json, parse_json
 from fullstride.writing import atomic_write
 
@@ -111,19 +112,16 @@ def load_profile(name_or_path: str | Path) -> Profile:
     if name in names:
         return Profile.from_json(PACKAGE_PROFILES.joinpath(f"{name}.json").read_text(), name)
     path = Path(name_or_path)
-    if path.suffix != ".json" and not path.is_file():
+    if path.suffix != ".json" and not path.exists():
         close = get_close_matches(name, names, n=3, cutoff=0.4)
         near = f"did you mean {' or '.join(close)}?"
         raise ValueError(
             f"no profile named {name!r}: {near if close else 'choose from ' + ', '.join(names)}"
         )
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
+        text = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes, which no profile has")
     return Profile.from_json(text, str(path))
 
 

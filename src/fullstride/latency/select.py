@@ -17,6 +17,7 @@ from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.cost.operators import Operators
+from fullstride.storage import read_regular
 from fullstride.tables import Published, genet_paper, latencies, published, timm_published
 from fullstride.tables.names import PRINTED
 
@@ -118,12 +119,11 @@ def from_file(path: Path) -> list[Published]:
 
     Names are those of the zoo, else timm's, with or without the tag of the weights.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes: give a table of accuracies")
+    content = read_regular(path, MAX_BYTES)
     rows: list[Published] = []
     own = {row.name for row in tables.networks()}
     try:
-        for row in csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()):
+        for row in csv.DictReader(content.decode("utf-8-sig").splitlines()):
             name, side, top1 = row["model"], int(row["img_size"]), float(row["top1"])
             if not (name and side > 0 and 0 <= top1 <= 100):
                 raise ValueError(f"{name!r}, {side}, {top1}")

@@ -1,6 +1,7 @@
 """What is a trained network on disk? A folder of `weights.safetensors` and `bundle.json`."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -53,8 +54,42 @@ class Metadata:
     scores: Mapping[str, Any]
     environment: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        check_scores(self.scores)
+
 
 FIELDS = [each.name for each in fields(Metadata) if each.name not in ("format", "spec")]
+
+
+def check_scores(scores: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `scores` has numbers by split and name; reasons are by image."""
+    for split, values in scores.items():
+        if not isinstance(values, Mapping):
+            raise ValueError(f"scores of {shortened(split)} are {shortened(values)}: use an object")
+        for name, value in values.items():
+            if not isinstance(value, Mapping if name == "skipped" else int | float):
+                raise ValueError(
+                    f"score {shortened(name)} of {shortened(split)} is {shortened(value)}: use a "
+                    "number"
+                )
+
+
+def find_score(scores: Mapping[str, Any], split: str, name: str, where: str) -> float:
+    """A score of a split. Raises ValueError where it is missing or not finite."""
+    value = scores.get(split, {}).get(name)
+    if value is None or not math.isfinite(value):
+        raise ValueError(f"{where} has no score {name} of the {split} split: train it to its end")
+    return value
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """The content of `bundle.json`. Raises ValueError, in one line, where it is none."""
+    path = folder / METADATA
+    data = read_json(path, HINT)
+    version = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
+    if version != FORMAT:
+        raise ValueError(f"{path} has format {version!r}, this version reads format {FORMAT}")
+    return strict_json.from_json(Metadata, data, str(path))
 
 
 def no_head(task: str, net: Backbone) -> nn.Module | None:
@@ -98,6 +133,10 @@ class Bundle:
         numbers = tuple(map(str, range(len(self.classes))))
         return bool(self.recipe) or self.classes != numbers
 
+    def score(self, split: str, name: str) -> float:
+        """A score of a split. Raises ValueError where it is missing or not finite."""
+        return find_score(self.scores, split, name, self.name)
+
     def save(self, folder: str | Path) -> None:
         """Write the folder atomically, in place of an earlier bundle.
 
@@ -126,12 +165,7 @@ class Bundle:
         Raises ValueError, in one line, for a folder that is not a complete bundle.
         """
         folder = Path(folder)
-        path = folder / "bundle.json"
-        data = read_json(path, HINT)
-        version = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
-        if version != FORMAT:
-            raise ValueError(f"{path} has format {version!r}, this version reads format {FORMAT}")
-        metadata = strict_json.from_json(Metadata, data, str(path))
+        metadata = read_metadata(folder)
         try:
             net = load_network(
                 metadata.spec, folder / "weights.safetensors", partial(head, metadata.task)

@@ -24,7 +24,7 @@ from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
-from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_config, read_log
+from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_config, read_log, test_scores
 from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
@@ -112,7 +112,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
                 f"{measurement.protocol.resolution}: measure it without --resolution"
             )
     own = isinstance(model, Bundle) and is_run(word)
-    scores = model.scores["test"] if own else scored(word, model, images.test)
+    scores = test_scores(Path(word), metric) if own else scored(word, model, images.test)
     values: dict[str, Any] = dict(metric=metric, score=scores[metric.name], **speeds(times))
     values |= dict(test_images=scores["images"], resolution=pre.resolution)
     if isinstance(model, ExportedModel):
@@ -122,7 +122,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
     else:
         name, source = model.name, model.source
         values |= costs(model.net, pre.resolution, pre.channels)
-        values["log"] = read_log(Path(word)) if is_run(word) else ()
+        values["log"] = read_log(Path(word), metric) if is_run(word) else ()
     data = printable(source.removeprefix("trained on "))
     return Entry(name=printable(name), data=data, **values)
 

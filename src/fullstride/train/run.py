@@ -97,7 +97,7 @@ def train(
     )
     context.on_rank_zero(run_folder.create_or_resume, folder, config)
     resume = run_folder.load_checkpoint(folder)
-    rows = run_folder.read_log(folder, resume["epochs"] if resume else 0)
+    rows = run_folder.read_log(folder, task.metric, resume["epochs"] if resume else 0)
     has_ended = (folder / run_folder.BUNDLE).is_dir()
     if not has_ended:
         announce(

@@ -1,7 +1,9 @@
 """What is in a run folder? The run's configuration, log, last checkpoint and best weights."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +145,7 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     path = folder / CHECKPOINT
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     hint = "the run cannot go on from it; give another --out"
 
@@ -154,18 +156,25 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     return read_data(path, whole, hint)
 
 
-def read_log(folder: Path, epochs: int | None = None) -> list[dict[str, Any]]:
-    """The rows of the first `epochs`. A row after the last checkpoint is written again."""
-    path = folder / LOG
-    if not path.exists():
-        return []
-    lines = read_regular(path, MAX_LOG_BYTES).decode(errors="replace").splitlines()[:epochs]
+def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[dict[str, Any]]:
+    """The rows of the first `epochs`. A row after the last checkpoint is written again.
+
+    Raises ValueError, in one line, for rows that are missing, lack `metric`, or do not fit.
+    """
+    path, text = folder / LOG, b""
+    with suppress(FileNotFoundError):
+        text = read_regular(path, MAX_LOG_BYTES)
+    lines = text.decode(errors="replace").splitlines()[:epochs]
     if epochs is not None and len(lines) < epochs:
         raise ValueError(
             f"{path} has {len(lines)} rows for the {epochs} epochs of the checkpoint: give another "
             "--out"
         )
-    return [read_row(line, number, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+    rows = [read_row(line, number, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+    for row in rows:
+        if f"minival/{metric.name}" not in row:
+            raise ValueError(f"{path} line {row['epoch']} lacks minival/{metric.name}")
+    return rows
 
 
 def read_row(text: str, number: int, where: str) -> dict[str, Any]:
@@ -207,9 +216,12 @@ def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
     )
 
 
-def test_scores(folder: Path) -> dict[str, Any]:
-    """The scores on the test split of a finished run."""
-    return read_json(folder / BUNDLE / "bundle.json")["scores"]["test"]
+def test_scores(folder: Path, metric: Metric) -> dict[str, Any]:
+    """The scores on the test split of a finished run, among them `metric` and `images`."""
+    scores = bundle.read_metadata(folder / BUNDLE).scores
+    for name in (metric.name, "images"):
+        bundle.find_score(scores, "test", name, str(folder))
+    return dict(scores["test"])
 
 
 def skipped_images(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -68,7 +68,11 @@ def load_optimizer(
     another optimizer or of other shapes.
     """
     own = optimizer.state_dict()["param_groups"]
-    if [group.get("params") for group in saved.param_groups] != [each["params"] for each in own]:
+    indices = [
+        list(from_json(tuple[int, ...], group.get("params"), f"{where}: params"))
+        for group in saved.param_groups
+    ]
+    if indices != [group["params"] for group in own]:
         raise ValueError(f"{where}: param_groups: these are not the parameters of this network")
     if all("decay" in group for group in saved.param_groups):
         saved = with_current_rmsprop_names(saved)

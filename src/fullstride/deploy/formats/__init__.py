@@ -17,7 +17,7 @@ from fullstride.deploy.formats import (
 )
 from fullstride.deploy.formats.base import Format
 from fullstride.outputs import Output
-from fullstride.storage import read_regular
+from fullstride.storage import check_regular, read_regular
 
 # ONNX Runtime (from 1.29 on, when imported) and NNCF send telemetry unless these are set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -79,6 +79,9 @@ def open_file(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        if not file.is_dir():
+            check_regular(file)
     name = detect_format(path)
     if name is None:
         raise ValueError(
