@@ -1,5 +1,6 @@
 """Optimizers, schedules, mixing and the average, each against something independent."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -192,3 +193,27 @@ def test_the_average_of_a_short_run_forgets_its_first_weights():
     for step in range(30):
         average.update(step)
     assert average.net.weight.item() == pytest.approx(100.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "rmsprop", "adamw"])
+def test_an_optimizer_goes_on_from_its_saved_state_bit_for_bit(name):
+    recipe = replace(FINETUNE, optimizer=name)
+    x = torch.randn(8, 4, dtype=torch.float64)
+
+    def steps(net: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3).double()
+    optimizer = build_optimizer(net, recipe)
+    steps(net, optimizer, 3)
+    resumed = nn.Linear(4, 3).double()
+    resumed.load_state_dict(net.state_dict())
+    other = build_optimizer(resumed, recipe)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    steps(net, optimizer, 2)
+    steps(resumed, other, 2)
+    assert all(map(torch.equal, net.parameters(), resumed.parameters()))

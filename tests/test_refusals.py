@@ -1,39 +1,54 @@
 """What is refused in one line, in every room: what was given, and what would work."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bundles
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fullstride import tasks
+from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.data.transforms.policies import Policy, RandomErasing
 from fullstride.deploy.formats import onnx, onnx_int8, openvino, torch_export, triton_server
-from fullstride.measure import bench_by_name
+from fullstride.measure import batch_sizes, bench_by_name
 from fullstride.measure.bench import bench
 from fullstride.measure.cost.operators import Operators
 from fullstride.measure.protocols import THROUGHPUT
-from fullstride.nets import zoo
+from fullstride.nets import fused_form, zoo
 from fullstride.nets.blocks import Block, Style
 from fullstride.nets.families import SPECS
 from fullstride.papers import figure_page, figures
 from fullstride.tasks.classify import Classify
-from fullstride.train import tensorboard
+from fullstride.train import run, tensorboard
 from fullstride.train.batches import check_task
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipes import FINETUNE
+from fullstride.train.scoring import evaluate, matching_data
+
+DIGITS = open_data("digits")
 
 
 class Detect(Classify):
     name = "detect"
     single_label = False
+
+
+class Empty:
+    """Batches of a data set whose images cannot be read."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Any]:
+        return iter(())
 
 
 def learner(**changes: Any) -> Learner:
@@ -71,6 +86,18 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "task": (lambda: tasks.find_task("detection"), "no task named 'detection': .*classify"),
     "mixed targets": (lambda: check_task(Detect(), replace(FINETUNE, mixup=0.2)), "recipe.mixup"),
     "auto": (lambda: learner(efficiency="auto"), "recipe.efficiency auto .*: use plain"),
+    "steps of checkpoints": (
+        lambda: next(run.train(Path("r"), "m", DIGITS, FINETUNE, checkpoint_every_steps=-1)),
+        "checkpoint_every_steps -1: use",
+    ),
+    "no image to score on": (
+        lambda: evaluate(nn.Flatten(), Classify(), Empty()),
+        "none of the images to score on can be read",
+    ),
+    "images of no run": (
+        lambda: matching_data("no/run", bundles.small_bundle()),
+        "no/run is not a run .*--data",
+    ),
     "no times of blocks": (
         lambda: figures.blocks([], figures.Bench()),
         "no times of blocks: name a profile",
@@ -167,3 +194,31 @@ def test_a_block_and_a_policy_of_ones_own_must_say_what_they_are():
 def test_a_path_that_is_missing_is_not_a_network():
     with pytest.raises(ValueError, match="runs/a"):
         zoo.create(str(Path("runs") / "a"))
+
+
+def test_memory_that_a_cpu_does_not_have_is_refused_before_a_measurement(monkeypatch):
+    monkeypatch.setattr(batch_sizes, "available_bytes", lambda: 2**20)
+    part = replace(THROUGHPUT, work="training", resolution=64)
+    with pytest.raises(MemoryError):
+        batch_sizes.check_room(
+            zoo.create("genet_tiny"), part, 64, torch.device("cpu"), 3, "float32"
+        )
+    batch_sizes.check_room(zoo.create("genet_tiny"), part, 64, torch.device("cuda"), 3, "float32")
+
+
+def test_without_the_fused_room_its_forms_are_refused(monkeypatch):
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(fused_form, "import_module", missing)
+    with pytest.raises(ValueError, match="not part of this installation: use efficiency plain"):
+        zoo.create("genet_tiny", efficiency="fused")
+    monkeypatch.setattr(fused_form, "FUSED", "another.package")
+    monkeypatch.setattr(fused_form, "import_module", lambda name: missing("a library"))
+    with pytest.raises(ModuleNotFoundError):
+        zoo.create("genet_tiny", efficiency="fused")
+
+
+def test_networks_that_take_other_channels_are_not_measured_together():
+    with pytest.raises(ValueError, match="one input: a takes 1, b takes 3 channels"):
+        zoo.measurable(["genet_tiny"], {"a": 1, "b": 3})

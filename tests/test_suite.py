@@ -190,6 +190,16 @@ def row_of(contest: papers.Contest, failed: dict[str, str] | None = None) -> Row
     return Row(contest=contest, measured=measured, failed=failed or {})
 
 
+def test_a_line_of_progress_has_every_rate_and_failure():
+    network = papers.lines_of(["genet_tiny"], 32)[0]
+    (contest, *_) = papers.contests(network, quick=False, device=CPU, precision=None, memory_gib=1)
+    line = row_of(contest, {"a (training)": "out of memory"}).summary()
+    assert "\n" not in line
+    assert "a (training): out of memory" in line
+    for entry in contest.entries:
+        assert f"{entry.name} " in line
+
+
 def test_measured_and_published_numbers_stand_in_columns_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "measure", lambda contest, _: row_of(contest))
     list(suite.run(tmp_path, quick=True))
