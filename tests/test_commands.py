@@ -43,6 +43,8 @@ def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
 
 
 def test_the_digits_recipe_is_for_the_data_digits_alone():
+    for words in (["--epochs", "3", "digits"], ["--epochs=3", "--lr", ".1", "digits"]):
+        assert cli.chosen_recipe(["train", *words]) == (RECIPES["digits"], False)
     for words in (["--out", "digits", "photos"], ["photos", "--out=digits"], ["--model", "digits"]):
         assert cli.chosen_recipe(["train", *words]) == (FINETUNE, False)
     for words in (["--recipe", "genet", "digits"], ["digits", "--recipe=genet"]):
@@ -74,7 +76,7 @@ def test_the_help_names_positionals_and_the_recipe(capsys):
     with pytest.raises(SystemExit):
         cli.run(["train", "--help"])
     help_text = capsys.readouterr().out
-    assert "[TRAIN OPTIONS] DATA" in help_text
+    assert "[OPTIONS] DATA" in help_text
     assert "--recipe NAME" in help_text
 
 
@@ -92,6 +94,38 @@ def test_the_first_lines_of_help_have_an_example_that_the_parser_takes(name, cap
     words = shlex.split(example)[2:]
     assert words[0] == (name or "train")
     assert cli.parse(words).func is COMMANDS[words[0]]
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        ("train digits --model m --out o --batch 3", ["--batch, 3", "mean --batch-size?"]),
+        ("train digits --model m --out o --epochs x", ["--epochs", "'x'"]),
+        ("train digits --model m --out o --epochs -1", ["recipe.epochs -1.0: use "]),
+        ("train digits --model m", ["--out"]),
+        ("train digits --model m --out", ["--out"]),
+        ("export a --out x --precision fp12", ["fp12", "--precision"]),
+        ("zoo x", ["x; see fullstride zoo --help"]),
+        ("predict", ["RUN"]),
+        ("trian digits", ["did you mean train"]),
+        ("xyzzy", ["see fullstride --help"]),
+    ],
+)
+def test_words_that_the_parser_refuses_are_one_short_line(words, facts, capsys):
+    assert cli.run(words.split()) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert captured.err.count("\n") == 1
+    assert len(captured.err) < 200
+    for fact in facts:
+        assert fact in captured.err
+
+
+def test_no_words_at_all_show_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        cli.run([])
+    page = capsys.readouterr().out
+    assert all(f" {name} " in page for name in COMMANDS)
 
 
 @pytest.mark.parametrize("command", ["train", "bench-data"])

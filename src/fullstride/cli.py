@@ -8,10 +8,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import make_dataclass
+from difflib import get_close_matches
 from functools import partial, wraps
 from inspect import Parameter, cleandoc, signature
 from io import StringIO
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import tyro
 
@@ -36,6 +37,7 @@ DESCRIPTION = (
     "Example: fullstride train digits --model genet_tiny --out runs/digits\n\n"
     "fullstride COMMAND --help explains a command."
 )
+RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
 RecipeName = Annotated[
     str,
@@ -125,27 +127,43 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
 
     Raises ValueError in one line where the parser would draw a frame.
     """
-    commands = {name: deferred(command) for name, command in COMMANDS.items()}
     name = words[0] if words else ""
     if name not in COMMANDS:
-        for command in commands.values():  # in the list of commands
-            command.__doc__ = (command.__doc__ or "").partition("\n")[0]
-    elif takes_recipe(COMMANDS[name]):
+        return list_commands(words)
+    command, recipe = COMMANDS[name], RECIPES["finetune"]
+    if takes_recipe(command):
         refuse_contradictions(words)
         recipe, explains = chosen_recipe(words)
         if explains:
             return partial(explain, recipe)
-        commands[name] = deferred(COMMANDS[name], recipe)
     output = StringIO()
     try:
         with redirect_stderr(output):
-            return tyro.extras.subcommand_cli_from_dict(
-                commands, args=words, prog="fullstride", description=DESCRIPTION
-            )
+            return tyro.cli(deferred(command, recipe), args=words[1:], prog=f"fullstride {name}")
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(without_frame(output.getvalue())) from None
+        message = without_frame(output.getvalue())
+        is_about_recipe = message.startswith(RECIPE_ERROR)
+        hint = "" if is_about_recipe else f"; see fullstride {name} --help"
+        raise ValueError(message.removeprefix(RECIPE_ERROR) + hint) from None
+
+
+def list_commands(words: Sequence[str]) -> NoReturn:
+    """The help of all commands, each by its first sentence, where it is asked for.
+
+    Raises ValueError for words that begin with no command.
+    """
+    if words and words[0] not in ("-h", "--help"):
+        close = get_close_matches(words[0], COMMANDS, n=2)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see fullstride --help"
+        raise ValueError(f"no command {words[0]!r}: {hint}")
+    commands = {name: deferred(command) for name, command in COMMANDS.items()}
+    for command in commands.values():
+        command.__doc__ = (command.__doc__ or "").partition("\n")[0]
+    settings: dict[str, Any] = dict(prog="fullstride", description=DESCRIPTION)
+    tyro.extras.subcommand_cli_from_dict(commands, args=["--help"], **settings)
+    raise AssertionError("the parser ends after the help")
 
 
 def takes_recipe(command: Callable[..., None]) -> bool:
@@ -228,13 +246,14 @@ def chosen_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
         else:
             arguments.append((name, hints[name], parameter.default))
     try:
-        values, _ = tyro.cli(
-            make_dataclass("Arguments", arguments),
-            args=words[1:],
-            return_unknown_args=True,
-            add_help=False,
-            console_outputs=False,
-        )
+        with redirect_stderr(StringIO()):
+            values, _ = tyro.cli(
+                make_dataclass("Arguments", arguments),
+                args=words[1:],
+                return_unknown_args=True,
+                add_help=False,
+                console_outputs=False,
+            )
     except SystemExit:  # the second pass says what is wrong
         return default, False
     recipe = find_recipe(values.recipe_name or default_recipe(values.data))

@@ -267,12 +267,27 @@ def print_note(message: str) -> None:
 
 
 def without_frame(text: str) -> str:
-    """The parser's error message without its frame, title and reference to the help."""
-    lines = [line.strip(" ╭╮╰╯│─\n") for line in text.splitlines()]
-    message = [
-        line for line in lines[1:] if line.strip("-") and not line.startswith("For full helptext")
+    """The parser's error message in one line, with the flags that it suggests.
+
+    Its frame, title, help of arguments and reference to the help are left out.
+    """
+    sections: list[list[str]] = [[]]
+    for line in text.splitlines()[1:]:
+        content = line.strip(" ╭╮╰╯│\n")
+        if content.strip("─-"):
+            sections[-1].append(content)
+        else:
+            sections.append([])
+    message, *others = [section for section in sections if section]
+    suggested = [
+        line.split()[0].rstrip(",")
+        for section in others
+        if section[0].startswith(("Perhaps you meant", "Arguments similar"))
+        for line in section
+        if line.startswith("--")
     ]
-    return " ".join(message).replace("Error parsing __tyro-dummy-inner__.recipe: ", "")
+    hint = f"; did you mean {' or '.join(suggested)}?" if suggested else ""
+    return " ".join(message).removesuffix(".") + hint
 
 
 def one_line(message: object) -> str:

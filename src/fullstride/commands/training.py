@@ -103,7 +103,6 @@ def train(
     kind, rows = find_task(task), []
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
-    settings["weights_kind"] = weights_kind
     images = kind.open_data(data, minival=minival)
     report_ignored(images.ignored)
     with (
@@ -112,7 +111,7 @@ def train(
     ):
         progress = TrainingProgress(bar, kind.metric)
         settings |= dict(announce=progress.announce, watch=progress.watch)
-        settings |= dict(device=place, context=context)
+        settings |= dict(device=place, context=context, weights_kind=weights_kind)
         for row in run.train(out, model, images, recipe, **settings):
             rows.append(row)
             progress.print(row)
