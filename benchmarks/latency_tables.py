@@ -329,8 +329,11 @@ def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
 REPARAMETERIZABLE = ("byobnet", "repghost", "repvit", "ghostnet")
 
 
-def timm_cases(table: Table, folder: Path, tracer: Tracer) -> list[Case]:
-    """Each network once at each resolution, since the time does not depend on the weights."""
+def timm_cases(table: Table, folder: Path, tracer: Tracer, *, others: bool = False) -> list[Case]:
+    """Each network once at each resolution, since the time does not depend on the weights.
+
+    `others`: those that are not convolutional networks, which are never fitted.
+    """
     kind = "train" if table.training else "infer"
     cases: dict[tuple[str, int], Case] = {}
     with (folder / table.file).open() as file:
@@ -339,13 +342,14 @@ def timm_cases(table: Table, folder: Path, tracer: Tracer) -> list[Case]:
             if not timm.is_model(name) or (name, resolution) in cases:
                 continue
             family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-            if family not in MODULES:
+            if family not in MODULES and not others:
                 continue
             merge = table.reparameterized and family in REPARAMETERIZABLE
             net = tracer(name, resolution, partial(timm.create_model, name), merge)
             spatial = np.isin(net.kind, [KIND[k] for k in ("dense", "depthwise", "grouped")])
             attention = (net.macs * net.count)[net.kind == KIND["product"]].sum()
-            if net.count[spatial].sum() < 4 or attention > 0.01 * net.total_macs:
+            fits = net.count[spatial].sum() >= 4 and attention <= 0.01 * net.total_macs
+            if (family in MODULES and fits) == others:
                 continue
             batch = int(row[f"{kind}_batch_size"])
             case = Case(name, family, net, batch, batch / float(row[f"{kind}_samples_per_sec"]))
