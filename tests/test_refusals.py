@@ -104,11 +104,21 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "drop path of timm": (timm_without_rate, "timm/vgg11 has no drop_path_rate"),
     "dropout of timm": (dropped_embedding, "resnet18 may apply dropout .*dropout to 0"),
+    "embedding of timm": (
+        lambda: without_head().embed(torch.zeros(1, 3, 64, 64)),
+        "no embedding with a linear classifier: choose another",
+    ),
     "intermediate maps": (
         lambda: without_maps().features(torch.zeros(1, 3, 32, 32)),
         "no intermediate maps: choose another",
     ),
 }
+
+
+def without_head() -> Any:
+    net = zoo.create("timm/resnet18", classes=2, resolution=64)
+    net.net.forward_head = None
+    return net
 
 
 def without_maps() -> Any:
