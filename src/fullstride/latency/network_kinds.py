@@ -19,8 +19,8 @@ ATTENTION = 0.005
 DEPTHWISE = 0.28
 LARGE_DEPTHWISE = 0.1  # kernels above 7 x 7, which no fitted network but ConvMixer has
 LARGE_TAPS = 49
-# Power of the interval's bounds that holds 88 to 100 % of those networks; the interval itself 47
-# to 77 %.
+# Power of the interval's bounds. With it 86 to 99 % of timm's other networks are inside, and 47 to
+# 77 % without.
 WIDENING = 3
 
 
