@@ -486,7 +486,8 @@ def test_the_two_tresnet_l_are_told_apart():
     assert checkpoints.identify(meta_state("tresnet_l")) == ("timm", "tresnet_l")
     assert checkpoints.identify(meta_state("tresnet_v2_l")) == ("timm", "tresnet_v2_l")
     with pytest.raises(
-        ValueError, match="those of tresnet_v2_l .timm names. and not of tresnet_l: give name="
+        ValueError,
+        match="those of tresnet_v2_l .timm names. and not of tresnet_l: use tresnet_v2_l",
     ):
         checkpoints.convert(meta_state("tresnet_v2_l"), "tresnet_l")
 

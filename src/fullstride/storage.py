@@ -33,6 +33,23 @@ def lacks_memory(error: BaseException) -> bool:
     return any(phrase in str(error) for phrase in NO_MEMORY)
 
 
+# Of files that hold a network or a recipe in some form, here and elsewhere.
+FILE_SUFFIXES = (
+    *(".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors"),
+    *(".engine", ".onnx", ".pt2", ".xml", ".json"),
+)
+
+
+def looks_like_path(word: str) -> bool:
+    """Whether a word that names nothing was meant to be a path, which does not exist then."""
+    separators = [each for each in (os.sep, os.altsep) if each]
+    return (
+        word.startswith((".", "~"))
+        or any(each in word for each in separators)
+        or word.lower().endswith(FILE_SUFFIXES)
+    )
+
+
 def check_regular(path: Path) -> None:
     """Raise ValueError for a FIFO, device, socket, folder or loop of links.
 

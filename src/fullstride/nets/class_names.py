@@ -14,7 +14,14 @@ from typing import NamedTuple
 from fullstride.storage import read_regular
 
 WNID = re.compile(r"n\d{8}")
-IMAGENET = {1000: "imagenet-1k", 11221: "imagenet-21k-miil"}  # number of classes -> timm's name
+# Number of classes -> timm's name of that part of ImageNet.
+IMAGENET = {
+    1000: "imagenet-1k",
+    11_221: "imagenet-21k-miil",
+    11_821: "imagenet-12k",
+    21_841: "imagenet-22k",
+    21_843: "imagenet-21k-goog",
+}
 MAX_FILE_BYTES = 2**24
 
 Names = Sequence[str]
@@ -188,12 +195,12 @@ def wnids_of(outputs: Names, *, among_words: bool) -> Names | None:
 
 @cache
 def imagenet_wnids(classes: int) -> Names:
-    """The wnids of ImageNet-1K or ImageNet-21K (fall 2011) in the order of the outputs."""
+    """The wnids of a part of ImageNet in the order of the outputs."""
     return imagenet(IMAGENET[classes]).label_names()
 
 
 def imagenet_words(classes: int) -> tuple[str, ...]:
-    """Class names of ImageNet-1K or ImageNet-21K by their number of classes; numbers for others."""
+    """Class names of a part of ImageNet by their number of classes; numbers for others."""
     if classes not in IMAGENET:
         return tuple(map(str, range(classes)))
     return tuple(description(wnid) for wnid in imagenet_wnids(classes))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fullstride.nets.efficiency import Efficiency, TrainingForm
+from fullstride.storage import looks_like_path
 from fullstride.strict_json import read_json
 from fullstride.train.recipe import Recipe, saved_recipe
 
@@ -227,6 +228,8 @@ def find_recipe(name: str) -> Recipe:
                 f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file"
             )
         path = files[0]
+    if looks_like_path(name) and not path.exists():
+        raise ValueError(f"no such file or folder: {name}")
     if not name or not path.is_file():
         close = get_close_matches(name, RECIPES, n=3)
         hint = f"choose from {', '.join(RECIPES)}, or give a file"

@@ -1,20 +1,13 @@
 """Which networks have a name? One file per family; `SPECS` holds them all."""
 
-import os
 from difflib import get_close_matches
 from pathlib import Path
 
 from fullstride.nets.families import genet, resnet, resnet_rs, tresnet
 from fullstride.nets.spec import NetSpec
+from fullstride.storage import looks_like_path
 
 SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet.SPECS}
-
-
-# Of files that hold a network in some form, here and elsewhere.
-FILE_SUFFIXES = (
-    *(".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors"),
-    *(".engine", ".onnx", ".pt2", ".xml", ".json"),
-)
 
 
 def find(name: str) -> NetSpec:
@@ -38,13 +31,7 @@ def find(name: str) -> NetSpec:
 
 def refuse_path(word: str) -> None:
     """Raise ValueError if `word`, which is no network's name, was meant to be a path."""
-    separators = [each for each in (os.sep, os.altsep) if each]
-    is_name = word.startswith("timm/")
     if Path(word).exists():
         raise ValueError(f"{word} is a path: give the name of a network here")
-    if not is_name and (
-        word.startswith((".", "~"))
-        or any(each in word for each in separators)
-        or word.lower().endswith(FILE_SUFFIXES)
-    ):
+    if not word.startswith("timm/") and looks_like_path(word):
         raise ValueError(f"no such file or folder: {word}")

@@ -157,7 +157,7 @@ def find(state: State, name: str | NetSpec | None) -> Match:
     if name is not None and (other := closest(state, SPECS)) and not other.mismatches:
         raise ValueError(
             f"the weights are those of {other.name} ({other.format} names) and not of "
-            f"{next(iter(candidates))}: give name={other.name!r}"
+            f"{next(iter(candidates))}: use {other.name}"
         )
     if match is None:
         raise ValueError(f"no network has weights of these names: {first_ten(list(state))}")
