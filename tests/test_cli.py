@@ -126,11 +126,16 @@ def test_the_zoo_is_listed_without_pytorch():
     assert not imported(["zoo"], HEAVY | {"torch", "numpy", "PIL"})
 
 
-def test_one_picture_is_predicted_without_importing_a_compiler_or_another_runtime(tmp_path):
+@pytest.mark.parametrize(
+    "words", [["predict", "bundle", "picture.png"], ["validate", "bundle", "--data", "digits"]]
+)
+def test_a_network_is_run_without_importing_a_compiler_or_another_runtime(
+    words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     make_bundle("genet_tiny", GRAY).save(tmp_path / "bundle")
     Image.new("L", (40, 40), 100).save(tmp_path / "picture.png")
-    words = ["predict", str(tmp_path / "bundle"), str(tmp_path / "picture.png")]
-    assert not imported(words, HEAVY)
+    assert not imported([*words, "--device", "cpu"], HEAVY)
 
 
 @pytest.mark.slow

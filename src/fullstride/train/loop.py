@@ -278,7 +278,9 @@ class Learner:
 def numerics(tf32: bool, deterministic: bool) -> Iterator[None]:
     """TF32 only if `tf32`, though convolutions use it by default; and reproducible algorithms."""
     cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(deterministic or before)
+    changes = deterministic and not before  # the call imports a compiler for seconds
+    if changes:
+        torch.use_deterministic_algorithms(True)
     try:
         with cudnn.flags(
             True,
@@ -288,4 +290,5 @@ def numerics(tf32: bool, deterministic: bool) -> Iterator[None]:
         ):
             yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        if changes:
+            torch.use_deterministic_algorithms(before)

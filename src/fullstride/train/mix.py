@@ -1,10 +1,12 @@
 """How are images and targets of a batch mixed? Mixup and CutMix, with draws from a generator."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
-from torchvision.transforms import v2
+
+if TYPE_CHECKING:
+    from torchvision.transforms import v2
 
 
 def mix(
@@ -29,6 +31,8 @@ def mix(
 
     Returns: images and targets (N, K).
     """
+    from torchvision.transforms import v2  # takes seconds to import, which scoring does not need
+
     if mixup and (not cutmix or rng.random() < 0.5):
         return apply(v2.MixUp(num_classes=classes), x, labels, lam=float(rng.beta(mixup, mixup)))
     share, height, width = float(rng.beta(cutmix, cutmix)), *x.shape[2:]
@@ -39,7 +43,7 @@ def mix(
 
 
 def apply(
-    transform: v2.Transform, x: Tensor, labels: Tensor, **params: Any
+    transform: "v2.Transform", x: Tensor, labels: Tensor, **params: Any
 ) -> tuple[Tensor, Tensor]:
     """Run a transform with our parameters in place of those that its `make_params` would draw."""
     params |= {"labels": labels, "batch_size": len(x)}

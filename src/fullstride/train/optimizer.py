@@ -5,8 +5,6 @@ import math
 from bisect import bisect_right
 
 import torch
-from timm.optim.rmsprop_tf import RMSpropTF
-from timm.optim.sgdw import SGDW
 from torch import nn
 
 from fullstride.train.recipe import Recipe
@@ -16,6 +14,9 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer with two parameter groups: with weight decay, and without."""
+    from timm.optim.rmsprop_tf import RMSpropTF  # timm takes a second to import
+    from timm.optim.sgdw import SGDW
+
     decayed, free = [], []
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
