@@ -405,12 +405,54 @@ def test_the_minival_share_can_be_chosen(tmp_path):
         open_data(str(tmp_path), minival=1.5)
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation", "Test"])
-def test_one_folder_beside_train_is_the_test(tmp_path, name):
-    data = open_data(str(write(tmp_path, *many("train/a", "train/b", each=10), f"{name}/b/x.png")))
-    assert data.test.names == (f"{name}/b/x.png",)
+def test_a_test_beside_train_is_the_test_and_the_minival_is_taken(tmp_path):
+    data = open_data(str(write(tmp_path, *many("train/a", "train/b", each=10), "Test/b/x.png")))
+    assert data.test.names == ("Test/b/x.png",)
     assert data.test.targets == (1,)
     assert len(data.train) + len(data.minival) == 20
+    assert data.missing_classes("test") == ("a",)
+    assert data.missing_classes("minival") == ()
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "Validation"])
+def test_networks_are_chosen_by_val_and_no_test_is_cut_that_nobody_asked_for(tmp_path, name):
+    root = str(write(tmp_path, *many("train/a", "train/b", each=10), f"{name}/b/x.png"))
+    data = open_data(root)
+    assert (len(data.train), data.minival.names, len(data.test)) == (20, (f"{name}/b/x.png",), 0)
+    with pytest.raises(ValueError, match=f"'{name}' is the minival already"):
+        open_data(root, minival=0.1)
+    old = open_data(root, splits=1)
+    assert old.test.names == (f"{name}/b/x.png",)
+    assert len(old.train) + len(old.minival) == 20
+
+
+@pytest.mark.parametrize("each", [5, 8, 30, 200])
+def test_every_class_is_in_every_split_and_has_most_of_its_images_for_training(tmp_path, each):
+    data = open_data(str(write(tmp_path, *many("a", "b", "c", "d", each=each))))
+    for split in ("train", "minival", "test"):
+        assert data.missing_classes(split) == (), split
+    for label in range(4):
+        assert data.train.targets.count(label) >= 0.6 * each
+    assert len(data.test) <= 4 * max(1, 0.2 * each)
+
+
+def test_a_small_class_stays_in_training_whatever_the_others_have(tmp_path):
+    names = [*many("a", each=40), *many("b", each=3), *many("c", each=2), *many("d", each=1)]
+    data = open_data(str(write(tmp_path, *names)))
+    assert data.missing_classes("train") == ()
+    assert len(data.train) + len(data.minival) + len(data.test) == 46
+
+
+def test_the_splits_of_version_1_are_those_of_earlier_versions(tmp_path):
+    root = write(tmp_path, *(f"{name}/{i}.png" for name in "abcd" for i in range(8)))
+    data = open_data(str(root), splits=1)
+    assert (data.test.names, data.minival.names) == (
+        ("a/0.png", "a/3.png", "b/2.png", "c/3.png"),  # by version 0.1
+        ("d/0.png",),
+    )
+    assert data.splits == 1
+    with pytest.raises(ValueError, match="splits 3: use 1 or 2"):
+        open_data(str(root), splits=3)
 
 
 def test_val_is_the_minival_where_there_is_a_test_too(tmp_path):

@@ -2,19 +2,23 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from fullstride.data.dataset import open_data
 from fullstride.nets import families
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipe import saved_recipe
-from fullstride.train.scoring import score_images
+from fullstride.train.recipes import RECIPES
+from fullstride.train.scoring import matching_data, score_images
 
 OLD = Path(__file__).parent / "old_runs"
 RUNS = (
@@ -78,6 +82,31 @@ def test_an_old_run_is_not_resumed_with_another_recipe(old_run, few_digits):
     other = saved_recipe(other, "the same with another rotation")
     with pytest.raises(ValueError, match=r"rotation_degrees is [\d.]+ there and 45.0 now"):
         next(run.train(folder, "old_tiny", few_digits, other))
+
+
+def test_a_run_keeps_the_splits_that_it_began_with(tmp_path):
+    for number in range(32):
+        path = tmp_path / "data" / "abcd"[number % 4] / f"{number // 4}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
+    where, folder = str(tmp_path / "data"), tmp_path / "run"
+    recipe = replace(RECIPES["digits"], epochs=1, batch=8, resolution=32)
+    old, new = open_data(where, splits=1), open_data(where)
+    (row,) = run.train(folder, "genet_tiny", old, recipe)
+    config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
+    assert config.pop("splits") == 1
+    (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))  # as before it had the field
+    with pytest.raises(ValueError, match="splits is 1 there and 2 now"):
+        next(run.train(folder, "genet_tiny", new, recipe))
+    same = open_data(where, splits=run_folder.saved_splits(folder))
+    assert list(run.train(folder, "genet_tiny", same, recipe)) == [row]
+    bundle = Bundle.load(folder / run_folder.BUNDLE)
+    for data in ("", where):
+        assert (
+            matching_data(str(folder), bundle, data).fingerprint
+            == old.fingerprint
+            != new.fingerprint
+        )
 
 
 def test_an_old_bundle_is_loaded_scored_and_saved_as_it_was(few_digits, tmp_path):

@@ -25,7 +25,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A bundle, some pictures, the address of a server of its exported file, and the server's log."""
+    """A bundle, some pictures, and the address and the log of a server of its exported file."""
     bundle, digits = small_bundle(), open_data("digits").test
     pictures = [digits.picture(index) for index in range(2)]
     path = tmp_path_factory.mktemp("served") / "model.onnx"

@@ -345,11 +345,24 @@ def test_patterns_with_braces_and_stars_choose_shards(tmp_path):
             open_data(str(tmp_path / pattern))
 
 
+def test_data_without_a_test_are_packed_without_one(tmp_path):
+    for name in [
+        f"{split}/{label}/{i}.png" for split in ("train", "val") for label in "ab" for i in range(4)
+    ]:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "data" / name)
+    data = open_data(str(tmp_path / "data"))
+    list(pack(data, tmp_path / "packed"))
+    packed = open_data(str(tmp_path / "packed"))
+    assert packed.fingerprint == data.fingerprint
+    assert (len(packed.train), len(packed.minival), len(packed.test)) == (8, 8, 0)
+
+
 def test_names_of_shards_tell_the_parts(tmp_path):
     tar(tmp_path / "set-train-0.tar", *samples(10))
     tar(tmp_path / "set-validation-0.tar", *samples(4, 20))
     data = open_data(str(tmp_path))
-    assert (len(data.train) + len(data.minival), len(data.test)) == (10, 4)
+    assert (len(data.train), len(data.minival), len(data.test)) == (10, 4, 0)
     tar(tmp_path / "set-test-0.tar", *samples(3, 30))
     data = open_data(str(tmp_path))
     assert (len(data.train), len(data.minival), len(data.test)) == (10, 4, 3)

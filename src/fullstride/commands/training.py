@@ -103,7 +103,7 @@ def train(
     kind, rows = find_task(task), []
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
-    images = kind.open_data(data, minival=minival)
+    images = kind.open_data(data, minival=minival, splits=run_folder.saved_splits(out))
     report_ignored(images.ignored)
     with (
         init_distributed(choose_device(device)) as (context, place),
@@ -120,15 +120,17 @@ def train(
         if run_folder.should_stop_early(rows, recipe, kind.metric):
             bar.print(stopped_early_line(recipe))
     if context.is_rank_zero:
-        scores = run_folder.test_scores(out, kind.metric)
+        split = images.score_split
+        scores = run_folder.final_scores(out, split, kind.metric)
         report_skipped(run_folder.skipped_images(rows) | scores.get("skipped", {}))
-        print(test_line(scores, kind.metric, out / run_folder.BUNDLE))
+        missing, bundle = images.missing_classes(split), out / run_folder.BUNDLE
+        print(test_line(split, scores, kind.metric, bundle, missing))
 
 
 def validate(
     run: Run,
     data: str = "",
-    split: Literal["test", "minival", "train"] = "test",
+    split: Literal["test", "minival", "train"] | None = None,
     device: Device = "auto",
     loading: Loading = BY_DEFAULT,
 ) -> None:
@@ -139,7 +141,7 @@ def validate(
     Args:
         run: A run, a bundle, a file of weights, or a name with released weights.
         data: A folder of images, a table, shards or digits; by default the run's own.
-        split: Which split of the images.
+        split: Which split of the images; by default the test, or the minival of data without one.
         device: Where to compute.
     """
     from fullstride import tasks
@@ -151,10 +153,12 @@ def validate(
     task = tasks.find_task(bundle.task)
     whole = matching_data(run, bundle, data)
     report_ignored(whole.ignored)
-    images = getattr(whole, split)
+    split = split or whole.score_split
+    if not len(images := getattr(whole, split)):
+        raise ValueError(f"{whole.name} has no images for the {split}: leave --split out")
     scores, skipped = score_images(bundle.net.to(place), task, images, bundle.preprocessing, place)
     report_skipped(skipped)
-    print(score_line(split, scores, task.metric))
+    print(score_line(split, scores, task.metric, whole.missing_classes(split)))
 
 
 def bench_data(

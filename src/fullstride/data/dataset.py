@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 import numpy as np
@@ -25,7 +25,7 @@ from fullstride.data.readers.csv_table import find_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
-from fullstride.data.readers.splits import Sample, Splits
+from fullstride.data.readers.splits import LATEST_SPLITS, Sample, SplitRule, Splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
 from fullstride.data.readers.unused import count_unused
 
@@ -80,11 +80,12 @@ class DataSet:
     classes: tuple[str, ...]  # a name for each output of a network
     train: Images
     minival: Images
-    test: Images
+    test: Images  # none where the data have a minival of their own, but no test
     channels: int  # 1: gray, 3: RGB
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
     minival_share: float | None = None  # the argument of `open_data`
+    splits: int = LATEST_SPLITS  # version of the rule, the argument of `open_data`
     # number of files below its folder that are not used, by reason
     ignored: Mapping[str, int] = field(default_factory=dict)
 
@@ -95,6 +96,19 @@ class DataSet:
             f"DataSet({shortened(self.where)}, classes {len(self.classes):,}: "
             f"{shortened(self.classes)}, images: {images}, channels {self.channels})"
         )
+
+    @property
+    def score_split(self) -> Literal["test", "minival"]:
+        """The split that finished networks are scored on."""
+        return "test" if len(self.test) else "minival"
+
+    def missing_classes(self, split: str) -> tuple[str, ...]:
+        """The classes that no image of a split has; none where targets are no class indices."""
+        targets = getattr(self, split).targets
+        if not all(type(target) is int and target < len(self.classes) for target in targets):
+            return ()
+        present = set(targets)
+        return tuple(name for index, name in enumerate(self.classes) if index not in present)
 
     def with_targets(self, classes: tuple[str, ...], target: Callable[[Any], Any]) -> "DataSet":
         """The same images with other targets, computed from the present ones."""
@@ -111,14 +125,18 @@ class DataSet:
         )
 
 
-def open_data(where: str, *, minival: float | None = None) -> DataSet:
+def open_data(where: str, *, minival: float | None = None, splits: int = LATEST_SPLITS) -> DataSet:
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
     A folder has one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or
-    both, each with such subfolders; val/ alone is the test set. Missing splits are taken from the
-    training images by a hash of their names, so that no image changes its split when others are
-    added or removed: a tenth for the test, and of the rest the share `minival`, by default a
-    tenth, but at most the larger of 500 images and a fiftieth.
+    both, each with such subfolders. val/ is the minival; there is then no test without test/.
+    Without val/ the missing splits are taken from each class of the training images by a hash of
+    their names, so that hardly an image changes its split when others are added or removed: a tenth
+    for the test, and of the rest the share `minival`, by default a tenth, but at most the larger of
+    500 images and a fiftieth. A class of five images or more is in all splits.
+
+    `splits` is the version of this rule; by version 1, of runs that began before, classes were not
+    considered, and val/ alone was the test.
 
     A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards
     are a folder of .tar files such as `fullstride pack` writes, or a pattern:
@@ -129,32 +147,29 @@ def open_data(where: str, *, minival: float | None = None) -> DataSet:
 
     Raises ValueError in one line.
     """
-    if minival is not None and not 0 < minival < 1:
-        raise ValueError(
-            f"minival {minival}: use a share of the training images above 0 and below 1"
-        )
-    return replace(_open(where, minival), minival_share=minival)
+    rule = SplitRule(minival, splits)
+    return replace(_open(where, rule), minival_share=minival, splits=splits)
 
 
-def _open(where: str, minival: float | None) -> DataSet:
+def _open(where: str, rule: SplitRule) -> DataSet:
     if where == "digits":
-        classes, splits = tuple("0123456789"), _digit_splits(minival)
+        classes, splits = tuple("0123456789"), _digit_splits(rule.minival)
         return _data_set("digits", where, classes, splits, _read_digit, channels=1, mirror=False)
     folder, choice = choice_in(where)
     if choice:
-        return _of_dataset(find_folder(folder), choice, minival)
+        return _of_dataset(find_folder(folder), choice, rule)
     path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
     if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(where)
-        return _of_files(table.stem, table, *read_table(table, minival), _Below(table.parent))
+        return _of_files(table.stem, table, *read_table(table, rule), _Below(table.parent))
     if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
-        return _of_shards(find_folder(str(path.parent)), path.name, minival)
+        return _of_shards(find_folder(str(path.parent)), path.name, rule)
     root = find_folder(where)
     if holds_shards(root):
-        return _of_shards(root, "", minival)
+        return _of_shards(root, "", rule)
     if holds_dataset(root):
-        return _of_dataset(root, {}, minival)
-    data = _of_files(root.name, root, *read_folder(root, minival), _Below(root))
+        return _of_dataset(root, {}, rule)
+    data = _of_files(root.name, root, *read_folder(root, rule), _Below(root))
     used = {name for split in (data.train, data.minival, data.test) for name in split.names}
     return replace(data, ignored=count_unused(root, used))
 
@@ -173,16 +188,16 @@ def _of_files(
     )
 
 
-def _of_shards(folder: Path, pattern: str, minival: float | None) -> DataSet:
-    index, splits, file = read_shards(folder, pattern, minival)
+def _of_shards(folder: Path, pattern: str, rule: SplitRule) -> DataSet:
+    index, splits, file = read_shards(folder, pattern, rule)
     return _of_files(
         folder.name, folder / pattern, index.classes, splits, file, index.channels, index.mirror
     )
 
 
-def _of_dataset(folder: Path, choice: dict[str, str], minival: float | None) -> DataSet:
+def _of_dataset(folder: Path, choice: dict[str, str], rule: SplitRule) -> DataSet:
     where = f"{folder}?{urlencode(choice)}" if choice else folder
-    return _of_files(folder.name, where, *read_dataset(folder, choice, minival))
+    return _of_files(folder.name, where, *read_dataset(folder, choice, rule))
 
 
 def _data_set(

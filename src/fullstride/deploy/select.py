@@ -31,6 +31,17 @@ TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
 
 
+def compared_split(bundles: Mapping[str, Bundle], metric: str) -> str:
+    """The split that networks are compared on: the test, or the minival where one has no test."""
+    for split in ("test", "minival"):
+        without = [
+            name for name, each in bundles.items() if metric not in each.scores.get(split, {})
+        ]
+        if not without:
+            return split
+    raise ValueError(f"{without[0]} has no test score to be compared by: export it alone")
+
+
 def most_accurate(
     bundles: Mapping[str, Bundle],
     budget: Budget | None,
@@ -39,10 +50,10 @@ def most_accurate(
 ) -> tuple[str, Bundle]:
     """The name and the bundle with the best test score within the budget; of ties the fastest.
 
-    A tie is an equal score. Times are those of `ms_per_image`, measured only where there is a
-    budget or a tie, or `times` of earlier measurements; `progress` is called with a line about
-    them. Raises ValueError, with the times, if no bundle fits, and if one of several has no test
-    score or other classes.
+    Where one has no test, all are compared by the minival. A tie is an equal score. Times are those
+    of `ms_per_image`, measured only where there is a budget or a tie, or `times` of earlier
+    measurements; `progress` is called with a line about them. Raises ValueError, with the times, if
+    no bundle fits, and if one of several has no score or other classes.
     """
     check_same_classes(bundles)
     metric = find_task(next(iter(bundles.values())).task).metric
@@ -58,17 +69,14 @@ def most_accurate(
         if not fit:
             limit = budget.on(cpu_name(), "float32")
             raise ValueError(f"no network runs within {limit}: {in_words(ms)}")
-    best = [*fit]
+    best, split = [*fit], compared_split(fit, metric.name) if len(fit) > 1 else ""
     if len(fit) > 1:
-        for name, bundle in fit.items():
-            if metric.name not in bundle.scores.get("test", {}):
-                raise ValueError(f"{name} has no test score to be compared by: export it alone")
-        ranks = {name: metric.rank(fit[name].score("test", metric.name)) for name in fit}
+        ranks = {name: metric.rank(fit[name].score(split, metric.name)) for name in fit}
         best = [name for name in fit if ranks[name] == max(ranks.values())]
     if len(best) > 1:
         ms = {name: measured(name) for name in best}
-        score = metric.text(fit[best[0]].score("test", metric.name))
-        progress(f"the fastest is exported of those with the same test {score}: {in_words(ms)}")
+        score = metric.text(fit[best[0]].score(split, metric.name))
+        progress(f"the fastest is exported of those with the same {split} {score}: {in_words(ms)}")
     name = min(best, key=lambda name: ms.get(name, 0.0))
     if ms:
         where = conditions(batch, cpu_name(), "float32")

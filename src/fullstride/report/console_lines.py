@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fullstride.train.recipe import Recipe
 
 NEAR = 5  # networks that may fit as well, in text
+FEW_IMAGES = 30  # below which a score is told with a warning
 
 
 def whole_lines(cost: "NetworkCost") -> list[str]:
@@ -241,14 +242,19 @@ def measure_lines(choice: "Choice", profile: "Profile") -> list[str]:
     ]
 
 
-def test_line(scores: Mapping[str, Any], metric: "Metric", bundle: "Path") -> str:
-    """The result of a run, and where it is."""
+def test_line(
+    split: str, scores: Mapping[str, Any], metric: "Metric", bundle: "Path", missing: Sequence[str]
+) -> str:
+    """The result of a run by the split that runs are compared on, and where it is."""
     return (
-        f"test {metric.text(scores[metric.name])} on {scores['images']} images; bundle in {bundle}"
+        f"{split} {metric.text(scores[metric.name])} on {scores['images']} images"
+        f"{doubts(scores['images'], missing)}; bundle in {bundle}"
     )
 
 
-def score_line(split: str, scores: Mapping[str, float], metric: "Metric") -> str:
+def score_line(
+    split: str, scores: Mapping[str, float], metric: "Metric", missing: Sequence[str] = ()
+) -> str:
     """All scores of a split, beginning with the task's metric."""
     others = [
         f"{name} {value:.4f}"
@@ -256,7 +262,16 @@ def score_line(split: str, scores: Mapping[str, float], metric: "Metric") -> str
         if name not in (metric.name, "images")
     ]
     values = ", ".join([metric.text(scores[metric.name]), *others])
-    return f"{split} {values}, on {scores['images']} images"
+    return f"{split} {values}, on {scores['images']} images{doubts(scores['images'], missing)}"
+
+
+def doubts(images: float, missing: Sequence[str]) -> str:
+    """Why a score says little: too few images, or classes of which there is none."""
+    few = f"fewer than {FEW_IMAGES}, so chance decides" if images < FEW_IMAGES else ""
+    names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+    absent = f"no image of {len(missing)} classes: {names}" if missing else ""
+    reasons = "; ".join(filter(None, (few, absent)))
+    return f" ({reasons})" if reasons else ""
 
 
 def data_bench_lines(

@@ -24,7 +24,7 @@ from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
-from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_config, read_log, test_scores
+from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_config, read_log, final_scores
 from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
@@ -111,10 +111,14 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
                 f"{word} is for {pre.resolution} pixels a side and was timed at "
                 f"{measurement.protocol.resolution}: measure it without --resolution"
             )
+    split = images.score_split
     own = isinstance(model, Bundle) and is_run(word)
-    scores = test_scores(Path(word), metric) if own else scored(word, model, images.test)
+    if own:
+        scores = final_scores(Path(word), split, metric)
+    else:
+        scores = scored(word, model, getattr(images, split))
     values: dict[str, Any] = dict(metric=metric, score=scores[metric.name], **speeds(times))
-    values |= dict(test_images=scores["images"], resolution=pre.resolution)
+    values |= dict(test_images=scores["images"], split=split, resolution=pre.resolution)
     if isinstance(model, ExportedModel):
         about = model.metadata
         name, source = Path(word).name, about.source
@@ -179,17 +183,18 @@ def speeds(times: Times) -> dict[str, Any]:
 
 
 def examples(model: Model, data: DataSet) -> list[Prediction]:
-    """Test images with predictions: wrong ones first, then correct ones from the whole set."""
-    parts = [*batches(model, data.test)]
+    """Scored images with predictions: wrong ones first, then correct ones from the whole set."""
+    images = getattr(data, data.score_split)
+    parts = [*batches(model, images)]
     indices = [index for part, _ in parts for index in part]
     probability_nk = np.concatenate([rows for _, rows in parts])
-    labels, predicted = np.array(data.test.targets)[indices], probability_nk.argmax(1)
+    labels, predicted = np.array(images.targets)[indices], probability_nk.argmax(1)
     wrong = np.flatnonzero(predicted != labels)[: SHOWN // 2]
     right = np.flatnonzero(predicted == labels)
     spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)
     return [
         Prediction(
-            picture=np.asarray(data.test.picture(indices[i])),
+            picture=np.asarray(images.picture(indices[i])),
             truth=printable(data.classes[labels[i]]),
             predicted=printable(model.classes[predicted[i]]),
             probability=float(probability_nk[i, predicted[i]]),
@@ -204,9 +209,13 @@ def notes(
     sizes = (
         f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
     )
+    use = "Test images were used once, after training."
+    if data.score_split != "test":
+        use = "Scores are on the images that epochs are chosen by, as there is no test."
     lines = [
-        f"{data.name}: {sizes}. Test images were used once, after training.",
-        f"Predicted images are predictions of {best} on test images, wrong ones first.",
+        f"{data.name}: {sizes}. {use}",
+        f"Predicted images are predictions of {best} on {data.score_split} images, wrong ones "
+        "first.",
         "Accuracies are of the averaged weights after the last epoch, or after the best one if the "
         "recipe stops early.",
     ]

@@ -43,6 +43,7 @@ class Entry:
     batch: int | None = None
     log: Sequence[EpochRow] = ()
     note: str = ""
+    split: str = "test"  # that `score` is on: the minival where the data have no test
 
     @property
     def interval(self) -> tuple[float, float] | None:

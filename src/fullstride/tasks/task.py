@@ -67,9 +67,12 @@ class Task(ABC):
         names = [field.name for field in fields(self) if hasattr(recipe, field.name)]
         return replace(self, **{name: getattr(recipe, name) for name in names})
 
-    def open_data(self, where: str, *, minival: float | None = None) -> DataSet:
-        """The data set at `where` with the task's targets; `classes` has a name for each output."""
-        return open_data(where, minival=minival)
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        """The data set at `where` with the task's targets; `classes` has a name for each output.
+
+        `how` are the keyword arguments of `fullstride.data.dataset.open_data`.
+        """
+        return open_data(where, **how)
 
     def train_view(
         self,

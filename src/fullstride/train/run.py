@@ -94,6 +94,7 @@ def train(
         recipe=asdict(recipe),
         efficiency=resolved.efficiency,
         task=task.name,
+        splits=data.splits,
     )
     context.on_rank_zero(run_folder.create_or_resume, folder, config)
     resume = run_folder.load_checkpoint(folder)
@@ -187,6 +188,8 @@ def train(
     scores = {}
     for split in ("minival", "test"):
         images = getattr(data, split)
+        if not len(images):  # data with a minival of their own may have no test
+            continue
         score, skipped = score_images(net, task, images, pre, device, workers, context)
         scores[split] = score | ({"skipped": skipped} if skipped else {})
     context.on_rank_zero(bundle(net, scores).save, folder / run_folder.BUNDLE)

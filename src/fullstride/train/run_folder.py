@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
+from fullstride.data.readers.splits import LATEST_SPLITS, OLD_SPLITS
 from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.weights.reader import read_data
 from fullstride.outputs import Output, begins_with, has_keys
 from fullstride.storage import read_regular
-from fullstride.strict_json import from_json, read_json, to_json
+from fullstride.strict_json import Bounds, from_json, read_json, to_json
 from fullstride.tasks.task import Metric
 from fullstride.train.recipe import NonNegative, PositiveInt, Recipe, saved_recipe
 from fullstride.train.training_state import read_state
@@ -50,6 +51,8 @@ class RunConfig:
     efficiency: str = ""  # of the recipe, or the fastest if that is auto
     task: str = "classify"
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
+    # version of the rule by which the splits were taken; earlier versions of this file lack it
+    splits: Annotated[int, Bounds(ge=OLD_SPLITS, le=LATEST_SPLITS)] = OLD_SPLITS
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,10 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
     check_folder(folder)
     path = folder / RUN_CONFIG
     if path.exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
-        saved, current = (
-            json.loads(to_json(replace(each, data="")))
-            for each in (read_config(folder, "give another --out"), config)
-        )
+        both = read_config(folder, "give another --out"), config
+        if both[0].fingerprint == config.fingerprint:  # the splits are the same by both rules
+            both = both[0], replace(config, splits=both[0].splits)
+        saved, current = (json.loads(to_json(replace(each, data=""))) for each in both)
         changes = [
             f"{name} is {old!r} there and {new!r} now"
             for name, old, new in differences(saved, current)
@@ -126,6 +129,13 @@ def read_config(folder: Path, hint: str) -> RunConfig:
     if recipe["efficiency"] != "auto" and efficiency:
         recipe["efficiency"] = efficiency
     return replace(config, efficiency=efficiency, recipe=recipe)
+
+
+def saved_splits(folder: Path) -> int:
+    """The version of the rule by which a run took its splits; the latest where there is no run."""
+    if not (folder / RUN_CONFIG).exists():
+        return LATEST_SPLITS
+    return read_config(folder, "give another --out").splits
 
 
 def saved_efficiency(folder: Path) -> str:
@@ -216,12 +226,12 @@ def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
     )
 
 
-def test_scores(folder: Path, metric: Metric) -> dict[str, Any]:
-    """The scores on the test split of a finished run, among them `metric` and `images`."""
+def final_scores(folder: Path, split: str, metric: Metric) -> dict[str, Any]:
+    """The scores of a finished run on a split, among them `metric` and `images`."""
     scores = bundle.read_metadata(folder / BUNDLE).scores
     for name in (metric.name, "images"):
-        bundle.find_score(scores, "test", name, str(folder))
-    return dict(scores["test"])
+        bundle.find_score(scores, split, name, str(folder))
+    return dict(scores[split])
 
 
 def skipped_images(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -86,7 +86,7 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
     Its targets are the outputs of the network, by `match_classes`. Raises ValueError if it is not
     known, or has classes that are not the network's.
     """
-    minival = None
+    minival, splits = None, run_folder.saved_splits(Path(where))
     if not data:
         path = Path(where) / run_folder.RUN_CONFIG
         if not path.exists():
@@ -94,7 +94,7 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
         config = run_folder.read_config(path.parent, "give --data")
         data, minival = config.data, config.minival
     task = find_task(bundle.task)
-    images = task.open_data(data, minival=minival)
+    images = task.open_data(data, minival=minival, splits=splits)
     if images.classes == bundle.classes:
         return images
     if not task.single_label:

@@ -12,6 +12,7 @@ from fullstride.data.readers.splits import (
     TRAIN,
     VAL,
     Sample,
+    SplitRule,
     Splits,
     complete_splits,
     sorted_classes,
@@ -44,11 +45,11 @@ def find_table(where: str) -> Path:
     raise ValueError(f"no table {where!r}: {hint}")
 
 
-def read_table(table: Path, minival: float | None) -> tuple[tuple[str, ...], Splits]:
+def read_table(table: Path, rule: SplitRule) -> tuple[tuple[str, ...], Splits]:
     """Class names, and the samples of each split in the order of the rows; duplicates count once.
 
     Paths are relative to the table's folder, or absolute. Splits that the column `split` does not
-    name are taken from the training rows, as `open_data` documents; val alone is the test.
+    name are taken from the training rows, as `open_data` documents.
     """
     rows = _distinct(table, _rows(table))
     classes = sorted_classes(row.label for row in rows if row.split == "train")
@@ -70,7 +71,7 @@ def read_table(table: Path, minival: float | None) -> tuple[tuple[str, ...], Spl
     for row, size in zip(rows, _sizes(table, rows), strict=True):
         splits[row.split].append(Sample(row.name, labels[row.label], size))
     return classes, complete_splits(
-        splits.pop("train"), {name: split for name, split in splits.items() if split}, minival
+        splits.pop("train"), {name: split for name, split in splits.items() if split}, rule
     )
 
 

@@ -12,6 +12,7 @@ from fullstride.data.readers.splits import (
     TRAIN,
     VAL,
     Sample,
+    SplitRule,
     Splits,
     complete_splits,
     quote_names,
@@ -24,18 +25,17 @@ HINT = (
 )
 
 
-def read_folder(root: Path, minival: float | None) -> tuple[tuple[str, ...], Splits]:
+def read_folder(root: Path, rule: SplitRule) -> tuple[tuple[str, ...], Splits]:
     """Class names, and the samples of each split by the rules of `open_data`."""
     train, val, test = (_split_folder(root, names) for names in (TRAIN, VAL, TEST))
-    held_out = [folder for folder in (val, test) if folder]
-    if not (train and held_out):
+    folders = {name: folder for name, folder in (("val", val), ("test", test)) if folder}
+    if not (train and folders):
         classes = _classes(root)
-        return classes, complete_splits(_samples(root, root, classes), {}, minival)
+        return classes, complete_splits(_samples(root, root, classes), {}, rule)
     classes = _classes(train)
     pool = _samples(root, train, classes)
-    return classes, complete_splits(
-        pool, {str(folder): _held_out(root, folder, classes) for folder in held_out}, minival
-    )
+    held_out = {name: _held_out(root, folder, classes) for name, folder in folders.items()}
+    return classes, complete_splits(pool, held_out, rule, val.name if val else "")
 
 
 def find_folder(where: str) -> Path:

@@ -21,6 +21,7 @@ from fullstride.data.readers.csv_table import SPLITS
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.splits import (
     Sample,
+    SplitRule,
     Splits,
     complete_splits,
     quote_names,
@@ -73,7 +74,7 @@ def holds_dataset(folder: Path) -> bool:
 
 
 def read_dataset(
-    folder: Path, choice: Mapping[str, str], minival: float | None
+    folder: Path, choice: Mapping[str, str], rule: SplitRule
 ) -> tuple[tuple[str, ...], Splits, Rows]:
     """Class names, the samples of each split, and the reader of their bytes.
 
@@ -122,7 +123,7 @@ def read_dataset(
     reader = Rows(
         folder, tuple(file for group in files.values() for file in group), columns.image, rows
     )
-    return classes, complete_splits(samples.pop("train"), samples, minival), reader
+    return classes, complete_splits(samples.pop("train"), samples, rule), reader
 
 
 def _labels(

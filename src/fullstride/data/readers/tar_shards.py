@@ -22,6 +22,7 @@ from fullstride.data.readers.splits import (
     TRAIN,
     VAL,
     Sample,
+    SplitRule,
     Splits,
     complete_splits,
     quote_names,
@@ -108,20 +109,18 @@ def holds_shards(folder: Path) -> bool:
     )
 
 
-def read_shards(
-    folder: Path, pattern: str, minival: float | None
-) -> tuple[Index, Splits, ShardReader]:
+def read_shards(folder: Path, pattern: str, rule: SplitRule) -> tuple[Index, Splits, ShardReader]:
     """The index of shards, their samples by split, and the reader of their bytes.
 
     Args:
         folder: The folder of the shards.
         pattern: Which shards; "" for all. `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name
             shards that must all exist, `photos-*.tar` all that match.
-        minival: Share of the training images for the minival; None: by their number.
+        rule: How the splits that they do not have are taken from the training images.
 
     A shard is for train, val (or minival) or test if one of these words is in its name, separated
     by hyphens, underscores or dots. Other splits are taken from the training images, as `open_data`
-    documents; val alone is the test.
+    documents.
     """
     index = _read_index(folder / INDEX) if (folder / INDEX).exists() else None
     names = _matching_names(folder, pattern, index)
@@ -154,8 +153,9 @@ def read_shards(
     }
     splits = complete_splits(
         samples["train"],
-        {groups[split][0]: samples[split] for split in ("val", "test") if split in samples},
-        minival,
+        {split: samples[split] for split in ("val", "test") if split in samples},
+        rule,
+        groups.get("val", [""])[0],
     )
     locations = {
         m.name: Location(name, m.offset, m.size) for name in names for m in shards[name].members
