@@ -33,13 +33,15 @@ CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` 
 
 def compared_split(bundles: Mapping[str, Bundle], metric: str) -> str:
     """The split that networks are compared on: the test, or the minival where one has no test."""
-    for split in ("test", "minival"):
-        without = [
-            name for name, each in bundles.items() if metric not in each.scores.get(split, {})
-        ]
-        if not without:
+    scored = {
+        split: [name for name, each in bundles.items() if metric in each.scores.get(split, {})]
+        for split in ("test", "minival")
+    }
+    for split, names in scored.items():
+        if len(names) == len(bundles):
             return split
-    raise ValueError(f"{without[0]} has no test score to be compared by: export it alone")
+    name = next((each for each in bundles if each not in sum(scored.values(), [])), [*bundles][0])
+    raise ValueError(f"{name} has no test score to be compared by: export it alone")
 
 
 def most_accurate(

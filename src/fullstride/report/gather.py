@@ -24,7 +24,7 @@ from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
-from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, read_config, read_log, final_scores
+from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
 from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
@@ -112,8 +112,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
                 f"{measurement.protocol.resolution}: measure it without --resolution"
             )
     split = images.score_split
-    own = isinstance(model, Bundle) and is_run(word)
-    if own:
+    if isinstance(model, Bundle) and is_run(word):
         scores = final_scores(Path(word), split, metric)
     else:
         scores = scored(word, model, getattr(images, split))

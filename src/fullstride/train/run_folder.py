@@ -131,11 +131,11 @@ def read_config(folder: Path, hint: str) -> RunConfig:
     return replace(config, efficiency=efficiency, recipe=recipe)
 
 
-def saved_splits(folder: Path) -> int:
+def saved_splits(folder: Path, hint: str = "give another --out") -> int:
     """The version of the rule by which a run took its splits; the latest where there is no run."""
     if not (folder / RUN_CONFIG).exists():
         return LATEST_SPLITS
-    return read_config(folder, "give another --out").splits
+    return read_config(folder, hint).splits
 
 
 def saved_efficiency(folder: Path) -> str:

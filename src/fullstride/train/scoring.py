@@ -86,12 +86,13 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
     Its targets are the outputs of the network, by `match_classes`. Raises ValueError if it is not
     known, or has classes that are not the network's.
     """
-    minival, splits = None, run_folder.saved_splits(Path(where))
+    hint = "give the bundle in it" if data else "give --data"
+    minival, splits = None, run_folder.saved_splits(Path(where), hint)
     if not data:
         path = Path(where) / run_folder.RUN_CONFIG
         if not path.exists():
             raise ValueError(f"{where} is not a run and does not name its images: give --data")
-        config = run_folder.read_config(path.parent, "give --data")
+        config = run_folder.read_config(path.parent, hint)
         data, minival = config.data, config.minival
     task = find_task(bundle.task)
     images = task.open_data(data, minival=minival, splits=splits)
