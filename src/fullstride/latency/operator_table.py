@@ -109,11 +109,11 @@ def all_keys() -> Iterator[tuple[str, int]]:
 
 def main() -> None:
     """Write the table of the package, with timm's rows as they are unless `timm` is an argument."""
-    known = {} if "timm" in sys.argv[1:] else {key: find_operators(*key) for key in table_keys()}
-    known = {key: rows for key, rows in known.items() if rows and key[0].startswith("timm/")}
+    present = {} if "timm" in sys.argv[1:] else {key: find_operators(*key) for key in table_keys()}
+    present = {key: rows for key, rows in present.items() if rows and key[0].startswith("timm/")}
     keys = list(all_keys())
-    networks = {key_of(*key): rows for key, rows in known.items() if key in keys}
-    networks |= derive(key for key in keys if key not in known)
+    networks = {key_of(*key): rows for key, rows in present.items() if key in keys}
+    networks |= derive(key for key in keys if key not in present)
     with atomic_write(PATH, OUTPUT) as temporary:
         temporary.write_bytes(encode(networks))
     print(f"{PATH}: {PATH.stat().st_size:,} bytes")
