@@ -4,14 +4,16 @@ import io
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from fullstride import cli, console
 from fullstride.console import LostOutputError, printable
+from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -158,3 +160,23 @@ def test_no_name_of_a_file_or_class_writes_more_than_its_letters_to_the_terminal
         captured = capsys.readouterr()
         check_output(captured.err)
         assert len(captured.err.splitlines()) == 1
+
+
+def test_a_damaged_tiff_is_read_or_refused_without_lines_of_its_library(tmp_path, capfd):
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 40), np.uint8)
+    Image.fromarray(pixels).convert("1").save(tmp_path / "fax.tif", compression="group4")
+    data = (tmp_path / "fax.tif").read_bytes()
+    for position in range(20, 120, 10):
+        damaged = data[:position] + b"\xff\0\xff\0" + data[position + 4 :]
+        with suppress(UnreadableImage):
+            decode(damaged, 3)
+        with Image.open(io.BytesIO(damaged)) as image, suppress(OSError):
+            image.load()
+    captured = capfd.readouterr().err  # what Pillow alone prints shows that this test can fail
+    assert "Fax" in captured
+    for position in range(20, 120, 10):
+        with suppress(UnreadableImage):
+            decode(data[:position] + b"\xff\0\xff\0" + data[position + 4 :], 3)
+    assert capfd.readouterr().err == ""
+    os.write(2, b"still open")
+    assert capfd.readouterr().err == "still open"

@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import threading
 import unicodedata
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ DEFAULT_WIDTH = 160  # characters, where the output is not a terminal
 # Unicode categories of characters that move the cursor, colour, reverse or hide text, or are half
 # of one: control, format (with bidirectional marks), surrogates, line and paragraph separators.
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_native_lock = threading.Lock()
 JOINERS = "\u200c\u200d"  # of scripts and of emoji
 
 
@@ -150,6 +152,27 @@ def standard_streams() -> Iterator[Output]:
         for stream, errors in zip(streams, before, strict=True):
             if hasattr(stream, "reconfigure") and not stream.closed:
                 stream.reconfigure(errors=errors)
+
+
+@contextmanager
+def without_native_lines() -> Iterator[None]:
+    """Drop what libraries of C write to the standard error stream themselves, in the body.
+
+    The descriptor belongs to the whole process, so of several threads one is in a body at a time.
+    """
+    with _native_lock:
+        try:
+            before, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        except OSError:  # no descriptor is left, or there is no such stream
+            yield
+            return
+        try:
+            os.dup2(null, 2)
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            os.close(null)
 
 
 def open_closed_descriptors() -> None:

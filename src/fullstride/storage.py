@@ -14,7 +14,8 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-NO_MEMORY = ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc")  # in errors
+# Words of errors where memory ran out; the last ones are of libraries that could not be loaded.
+NO_MEMORY = ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc", "map segment")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # with a quota or a limit of files too
 
 
@@ -48,6 +49,25 @@ def looks_like_path(word: str) -> bool:
         or any(each in word for each in separators)
         or word.lower().endswith(FILE_SUFFIXES)
     )
+
+
+def allow_open_files(count: int) -> None:
+    """Let this process open `count` more files. Raises OSError where the limits are lower.
+
+    The soft limit is raised as far as the hard one. A system without limits is left as it is.
+    """
+    try:
+        import resource
+
+        in_use = len(list(Path("/proc/self/fd").iterdir()))
+    except (ImportError, FileNotFoundError):  # not Linux
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or in_use + count <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and in_use + count > hard:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + count, hard))
 
 
 def check_regular(path: Path) -> None:

@@ -23,6 +23,9 @@ from fullstride.data.dataset import Images, UnreadableImage
 from fullstride.data.sampler import EpochSampler, check_groups
 from fullstride.data.transforms.crop import Augmentation, test_view, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.storage import allow_open_files
+
+FILES_PER_WORKER = 8  # pipes, and the tensors of batches that are on their way
 
 
 class View(Protocol):
@@ -164,6 +167,8 @@ class Batches:
         self._sampler = EpochSampler(
             images.targets, batch, seed, shuffle, rank, world_size, per_class
         )
+        if workers:
+            allow_open_files(16 + FILES_PER_WORKER * workers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores is the caller's choice
             self._loader = DataLoader(

@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fullstride.console import without_native_lines
 from fullstride.storage import open_regular
 
 # Pillow's other readers are not used: EPS starts a program, and no suffix of a folder's images
@@ -73,7 +74,9 @@ def decode(
                     raise OversizedImage(name, _too_large(megapixels, max_megapixels))
                 if resized_to:
                     _reduce(image, 2 * resized_to)
-                image.load()
+                # libtiff prints a line for each damaged strip
+                with without_native_lines() if image.format == "TIFF" else nullcontext():
+                    image.load()
                 return plain_image(image, channels)
     except OversizedImage:
         raise

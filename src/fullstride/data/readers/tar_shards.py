@@ -122,7 +122,7 @@ def read_shards(folder: Path, pattern: str, rule: SplitRule) -> tuple[Index, Spl
     by hyphens, underscores or dots. Other splits are taken from the training images, as `open_data`
     documents.
     """
-    index = _read_index(folder / INDEX) if (folder / INDEX).exists() else None
+    index = _read_index(folder / INDEX) if os.path.lexists(folder / INDEX) else None
     names = _matching_names(folder, pattern, index)
     if index is None:
         shards = {name: scan(folder / name) for name in names}

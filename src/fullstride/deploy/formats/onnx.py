@@ -82,7 +82,7 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors: warnings would go to the terminal
+    options.log_severity_level = 4  # fatal: errors are raised, and would be printed too
     gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     providers = ["CUDAExecutionProvider"] * gpu + ["CPUExecutionProvider"]
     try:
