@@ -140,7 +140,7 @@ def standard_streams() -> Iterator[Output]:
     before = [getattr(stream, "errors", None) for stream in streams]
     for stream, errors in zip(streams, ("surrogateescape", *2 * ["backslashreplace"]), strict=True):
         if hasattr(stream, "reconfigure"):  # names of files are not always UTF-8
-            stream.reconfigure(errors=errors)
+            cast(Any, stream).reconfigure(errors=errors)
     output = Output(sys.stdout)
     sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, _Errors(sys.stderr))
     try:
@@ -151,7 +151,7 @@ def standard_streams() -> Iterator[Output]:
         _, sys.stdout, sys.stderr = streams
         for stream, errors in zip(streams, before, strict=True):
             if hasattr(stream, "reconfigure") and not stream.closed:
-                stream.reconfigure(errors=errors)
+                cast(Any, stream).reconfigure(errors=errors)
 
 
 @contextmanager
