@@ -40,7 +40,7 @@ WORDS = {
     ("report", "out", ".html"): "report RUN --out",
     ("report", "picture", ".png"): "report RUN --picture",
 }
-INPUTS = {("report", "runs"), ("report", "bench"), ("figures", "bench")}
+INPUTS = {("report", "runs"), ("report", "bench"), ("figures", "bench"), ("export", "times")}
 FOLDERS = [key for key in WORDS if not key[2]]
 # The same with an argument that is refused, for which no check of the output has a reason.
 WRONG = {
@@ -179,6 +179,17 @@ def test_a_folder_with_files_of_others_is_refused_and_stays_as_it_is(key, tmp_pa
         before = content(tmp_path)
         assert str(path) in refused(WORDS[key], path, capsys)
         assert content(tmp_path) == before
+
+
+def test_a_file_in_the_place_of_the_log_for_tensorboard_is_refused_before_training(
+    tmp_path, capsys
+):
+    run_folder.create_or_resume(tmp_path / "run", run_config())
+    (tmp_path / "run" / "tensorboard").write_text("mine")
+    before = content(tmp_path)
+    words = "train digits --model genet_tiny --tensorboard --out"
+    assert "tensorboard is a file" in refused(words, tmp_path / "run", capsys)
+    assert content(tmp_path) == before
 
 
 @pytest.mark.parametrize("command", WRONG)

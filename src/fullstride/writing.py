@@ -67,8 +67,8 @@ def atomic_write(path: Path, output: Output) -> Iterator[Path]:
     library raised something else because the disk was full.
     """
     path = _resolved(path)
-    refuse_foreign(path, output)
     recover_interrupted_write(path, output)
+    refuse_foreign(path, output)
     temporary, old = _hidden(path, "new"), _hidden(path, "old")
     with parent_folders(path):
         try:

@@ -14,12 +14,15 @@ def open_board(folder: Path) -> Callable[[Mapping[str, Any]], None]:
     """A function that writes a log row as scalars. The first row replaces earlier logs in `folder`.
 
     Rows are written by the thread that calls, because a writer with a thread of its own prints a
-    traceback where the disk is full. Raises ValueError if the package tensorboard is not installed.
+    traceback where the disk is full. Raises ValueError if a file has the folder's name, or if the
+    package tensorboard is not installed.
     """
     if find_spec("tensorboard") is None:
         raise ValueError(
             "--tensorboard needs tensorboard: pip install 'fullstride[log]', or leave it out"
         )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: move it, or leave --tensorboard out")
     log = folder / f"{PREFIX}.{time.time():.0f}.{platform.node()}"
     is_new = True
 
