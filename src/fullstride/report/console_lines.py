@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fullstride.train.recipe import Recipe
 
 NEAR = 5  # networks that may fit as well, in text
-FEW_IMAGES = 30  # below which a score is told with a warning
+FEW_IMAGES = 30  # below which a score gets a warning
 
 
 def whole_lines(cost: "NetworkCost") -> list[str]:
