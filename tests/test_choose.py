@@ -4,6 +4,7 @@ be ties."""
 import csv
 import json
 from dataclasses import replace
+from inspect import signature
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from fullstride import cli, tables, zoo
+from fullstride.commands import measuring
 from fullstride.latency import Estimate, load_profile
 from fullstride.latency import select as choosing
 from fullstride.latency.select import (
@@ -56,7 +58,6 @@ def option(name: str, top1: float, ms: float, by="estimated", resolvable_ratio=1
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "name"), [(0.34, "large"), (0.20, "normal"), (0.10, "light")])
 def test_within_the_budgets_of_the_paper_its_own_networks_are_chosen(known, budget, name):
     assert choose(known[True], within(budget)).best.network.name == f"genet_{name}"
@@ -270,7 +271,6 @@ def test_a_table_that_says_no_accuracies_is_named_with_its_line(tmp_path, capsys
 GENET = ("--device", "v100-fp16", "--from", "genet_paper", "--batch", "64")
 
 
-@pytest.mark.slow
 def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_path, capsys):
     told = ask(capsys, *GENET, "--budget-ms", "0.2", "--out", str(tmp_path / "a.png"))
     assert "best within 0.2 ms an image (batch 64, NVIDIA V100, fp16): genet_normal" in told
@@ -289,6 +289,44 @@ def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_pat
     assert (
         data["best"]["ms_per_image"] == data["best"]["estimated_ms"] != data["best"]["published_ms"]
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (("rtx4090", "--budget-ms", "2"), {"--protocol online", "--layout nhwc"}),
+        (("rtx4090-compiled", "--budget-ms", "0.2", "--batch", "64"), {"--compiled", "--batch 64"}),
+        (("v100-fp16", "--budget-ms", "0.2", "--batch", "64", *("--times", "estimated")), set()),
+    ],
+)
+def test_the_networks_that_are_worth_measuring_stand_in_commands_of_bench(words, flags, capsys):
+    answer = ("--device", *words, "--from", "ours")
+    named = json.loads(ask(capsys, *answer, "--json"))["measure"]
+    lines = [
+        line.removeprefix("measure these: ").split()
+        for line in ask(capsys, *answer).splitlines()
+        if line.startswith("measure these")
+    ]
+    assert 1 <= len(named) <= 3
+    pairs = {(row["name"], str(row["resolution"])) for row in named}
+    assert pairs == {
+        (name, line[line.index("--resolution") + 1])
+        for line in lines
+        for name in line[2 : line.index("--resolution")]
+    }
+    for line in lines:
+        assert line[:2] == ["fullstride", "bench"]
+        assert all(flag in " ".join(line) for flag in {*flags, "--precision fp16"})
+        options = {word[2:].replace("-", "_") for word in line if word.startswith("--")}
+        assert options <= set(signature(measuring.bench).parameters)
+
+
+def test_networks_for_tensorrt_are_measured_as_exported(capsys):
+    out = ask(capsys, "--device", "t4-int8", "--budget-ms", "1.5", "--times", "estimated")
+    assert any(
+        line.startswith("measure these, exported to TensorRT: ") for line in out.splitlines()
+    )
+    assert "fullstride bench" not in out
 
 
 def test_the_picture_names_the_front_and_marks_the_budget_and_the_best(known):
