@@ -59,7 +59,7 @@ def test_saving_replaces_an_earlier_bundle_whole_and_leaves_nothing_else(bundle,
 def test_a_save_that_fails_keeps_the_earlier_bundle(bundle, tmp_path):
     bundle.save(tmp_path / "b")
     with pytest.raises(TypeError):
-        replace(bundle, name="newer", scores={"test": object()}).save(tmp_path / "b")
+        replace(bundle, name="newer", recipe={"lr": object()}).save(tmp_path / "b")
     assert Bundle.load(tmp_path / "b").name == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
