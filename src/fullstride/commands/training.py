@@ -92,15 +92,14 @@ def train(
         task: What the network is trained for.
     """
     from fullstride.measure.environment import choose_device
-    from fullstride.report.console_lines import test_line
-    from fullstride.report.training_progress import TrainingProgress, stopped_early_line
+    from fullstride.report.training_progress import TrainingProgress
     from fullstride.tasks import find_task
     from fullstride.train import run, run_folder
     from fullstride.train.distributed import init_distributed
     from fullstride.train.tensorboard import open_board
 
     board = open_board(out / "tensorboard") if tensorboard else None
-    kind, rows = find_task(task), []
+    kind = find_task(task)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
     images = kind.open_data(data, minival=minival, splits=run_folder.saved_splits(out))
@@ -113,18 +112,10 @@ def train(
         settings |= dict(announce=progress.announce, watch=progress.watch)
         settings |= dict(device=place, context=context, weights_kind=weights_kind)
         for row in run.train(out, model, images, recipe, **settings):
-            rows.append(row)
             progress.print(row)
             if board and context.is_rank_zero:
                 board(row)
-        if run_folder.should_stop_early(rows, recipe, kind.metric):
-            bar.print(stopped_early_line(recipe))
-    if context.is_rank_zero:
-        split = images.score_split
-        scores = run_folder.final_scores(out, split, kind.metric)
-        report_skipped(run_folder.skipped_images(rows) | scores.get("skipped", {}))
-        missing, bundle = images.missing_classes(split), out / run_folder.BUNDLE
-        print(test_line(split, scores, kind.metric, bundle, missing))
+        progress.end(out, images, recipe)
 
 
 def validate(

@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullstride.console import Bar
+from fullstride.console import Bar, report_skipped
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
+from fullstride.report.console_lines import test_line
 from fullstride.report.format import count, three_digits
+from fullstride.train import run_folder
 from fullstride.train.plan import TimedBatches, TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import RECIPES
 
 if TYPE_CHECKING:
+    from fullstride.data.dataset import DataSet
     from fullstride.data.loader import Batches
     from fullstride.tasks.task import Metric
 
@@ -30,6 +34,7 @@ class TrainingProgress:
     def __init__(self, bar: Bar, metric: "Metric"):
         self.bar, self.metric = bar, metric
         self.plan: TrainingPlan | None = None
+        self.rows: list[dict[str, Any]] = []
 
     def announce(self, plan: TrainingPlan) -> None:
         self.plan = plan
@@ -44,8 +49,21 @@ class TrainingProgress:
         assert self.plan
         self.bar.print(time_line(self.plan.seconds_left(step_s, epoch, step)))
 
-    def print(self, row: Mapping[str, Any]) -> None:
+    def print(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
         self.bar.print(epoch_line(row, self.metric))
+
+    def end(self, folder: Path, data: "DataSet", recipe: Recipe) -> None:
+        """Why training stopped, unreadable images, and the score of the run in `folder`."""
+        if not self.bar.shown:
+            return
+        if run_folder.should_stop_early(self.rows, recipe, self.metric):
+            self.bar.print(stopped_early_line(recipe))
+        split = data.score_split
+        scores = run_folder.final_scores(folder, split, self.metric)
+        report_skipped(run_folder.skipped_images(self.rows) | scores.get("skipped", {}))
+        bundle, missing = folder / run_folder.BUNDLE, data.missing_classes(split)
+        self.bar.print(test_line(split, scores, self.metric, bundle, missing))
 
 
 def plan_lines(plan: TrainingPlan) -> list[str]:
@@ -56,11 +74,10 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     processes = f", processes: {plan.processes}" if plan.processes > 1 else ""
     total = cost(plan.net, side, data.channels)
     weights = f"weights from {plan.weights}" if plan.weights else "random weights"
-    images = ", ".join(f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival"))
+    splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival", "test"))
     lines = [
         f"device   {environment.device}{threads}{processes}",
-        f"data     {data.where}: {len(data.classes):,} classes; images: {images}, "
-        f"{len(data.test):,} test",
+        f"data     {data.where}: {len(data.classes):,} classes; images: {', '.join(splits)}",
         f"network  {plan.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
         f"recipe   {recipe_name(plan.recipe)}: {recipe.epochs:.4g} epochs x "

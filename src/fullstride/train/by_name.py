@@ -49,7 +49,11 @@ def train_network(
     Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
     """
     out, kind = Path(out), find_task(task)
-    images = data if isinstance(data, DataSet) else kind.open_data(str(data))
+    images = (
+        data
+        if isinstance(data, DataSet)
+        else kind.open_data(str(data), splits=run_folder.saved_splits(out))
+    )
     if not isinstance(recipe, Recipe):
         recipe = find_recipe(recipe or default_recipe(images.where))
     recipe = replace(recipe, **changes)
