@@ -17,6 +17,7 @@ from fullstride.storage import DISK_FULL
 
 MAX_SKIPPED_SHOWN = 10
 REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
+HELP_INDENT = 8 * " "  # of the help of an argument in the parser's errors
 DEFAULT_WIDTH = 160  # characters, where the output is not a terminal
 # Unicode categories of characters that move the cursor, colour, reverse or hide text, or are half
 # of one: control, format (with bidirectional marks), surrogates, line and paragraph separators.
@@ -296,21 +297,20 @@ def without_frame(text: str) -> str:
     """
     sections: list[list[str]] = [[]]
     for line in text.splitlines()[1:]:
-        content = line.strip(" ╭╮╰╯│\n")
-        if content.strip("─-"):
-            sections[-1].append(content)
-        else:
+        content = line.strip("╭╮╰╯│\n")
+        if not content.strip(" ─-"):
             sections.append([])
+        elif not content.startswith(HELP_INDENT):
+            sections[-1].append(content.strip())
     message, *others = [section for section in sections if section]
-    suggested = [
-        line.split()[0].rstrip(",")
-        for section in others
-        if section[0].startswith(("Perhaps you meant", "Arguments similar"))
-        for line in section
-        if line.startswith("--")
-    ]
-    hint = f"; did you mean {' or '.join(suggested)}?" if suggested else ""
-    return " ".join(message).removesuffix(".") + hint
+    parts = [" ".join(message).removesuffix(".")]
+    for section in others:
+        if section[0].startswith("Unrecognized"):
+            parts.append(" ".join(section))
+        if section[0].startswith(("Perhaps you meant", "Arguments similar")):
+            flags = [line.split()[0].rstrip(",") for line in section if line.startswith("--")]
+            parts.append(f"did you mean {' or '.join(flags)}?")
+    return "; ".join(parts)
 
 
 def one_line(message: object) -> str:
