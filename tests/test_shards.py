@@ -17,6 +17,7 @@ from fullstride import cli
 from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.data.pack import Encoding, Progress, pack
+from fullstride.data.readers import decode as decoding
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -343,6 +344,27 @@ def test_patterns_with_braces_and_stars_choose_shards(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=message):
             open_data(str(tmp_path / pattern))
+
+
+def test_members_of_shards_that_are_not_used_are_counted(tmp_path):
+    for shard in range(2):
+        more = {"mp4": b"", "heic": b"", "txt": b"a caption"}
+        tar(tmp_path / f"{shard}.tar", *samples(4, 10 * shard, **more))
+    ignored = open_data(str(tmp_path)).ignored
+    counts = {reason.split(" (")[0]: count for reason, count in ignored.items()}
+    assert counts == {".mp4": 8, ".heic": 8, ".txt": 8}
+
+
+def test_a_file_with_more_bytes_than_any_image_is_left_out(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(6):
+            (tmp_path / "data" / name / f"{number}.png").write_bytes(picture(number))
+    (tmp_path / "data/a/huge.jpg").write_bytes(bytes(10_001))
+    monkeypatch.setattr(decoding, "MAX_FILE_BYTES", 10_000)
+    done = [*pack(open_data(str(tmp_path / "data")), tmp_path / "packed")][-1]
+    assert "more than 10,000 bytes" in done.skipped["a/huge.jpg"]
+    assert done.images == 12
 
 
 def test_data_without_a_test_are_packed_without_one(tmp_path):

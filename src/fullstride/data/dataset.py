@@ -8,6 +8,7 @@ repository, CC BY 4.0), unchanged from scikit-learn, which redistributes it.
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -190,9 +191,13 @@ def _of_files(
 
 def _of_shards(folder: Path, pattern: str, rule: SplitRule) -> DataSet:
     index, splits, file = read_shards(folder, pattern, rule)
-    return _of_files(
+    data = _of_files(
         folder.name, folder / pattern, index.classes, splits, file, index.channels, index.mirror
     )
+    ignored: Counter[str] = Counter()
+    for shard in index.shards.values():
+        ignored.update(shard.ignored)
+    return replace(data, ignored=dict(ignored.most_common()))
 
 
 def _of_dataset(folder: Path, choice: dict[str, str], rule: SplitRule) -> DataSet:

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fullstride.data.dataset import Images, UnreadableImage
+from fullstride.data.readers.decode import file_bytes
 from fullstride.data.sampler import EpochSampler, check_groups
 from fullstride.data.transforms.crop import Augmentation, test_view, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
@@ -258,17 +258,10 @@ class _Views(Dataset[_Item]):
         rng = np.random.default_rng([self.seed, repeat, drawn])
         file = self.images.file
         if file and self.view.decodes_files:
-            image = _bytes(file(self.images.names[index]))
+            image = file_bytes(file(self.images.names[index]))
         else:
             image = self.images.picture(index)
         return self.view(image, self.images.targets[index], rng, epoch)
-
-
-def _bytes(source: Path | bytes) -> bytes:
-    try:
-        return source if isinstance(source, bytes) else source.read_bytes()
-    except OSError as error:
-        raise UnreadableImage(str(source), error.strerror or type(error).__name__) from error
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.readers.decode import FORMATS, SUFFIXES, UnreadableImage, decode
+from fullstride.data.readers.decode import FORMATS, SUFFIXES, UnreadableImage, decode, file_bytes
 from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
 from fullstride.data.readers.tar_shards import Index, write_index
 from fullstride.outputs import Output
@@ -153,8 +153,7 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
         picture = images.picture(index)
         suffix, data = _jpeg(picture, side, quality) if side else _png(picture)
         return EncodedImage(name, label, suffix, data, picture.width * picture.height * channels)
-    source = images.file(name)
-    file = source.read_bytes() if isinstance(source, Path) else source
+    file = file_bytes(images.file(name))
     if side:
         suffix, data = _jpeg(decode(file, channels), side, quality)
     else:

@@ -17,8 +17,10 @@ from fullstride.data.readers.splits import (
     complete_splits,
     sorted_classes,
 )
+from fullstride.storage import read_regular
 
 SUFFIXES = (".csv", ".tsv")
+MAX_TABLE_BYTES = 2**30  # ten million rows
 DELIMITERS = ",;\t"
 COLUMNS = {  # purpose of a column -> the names that its header may have
     "path": ("path", "image", "filename", "file"),
@@ -80,7 +82,7 @@ def _at(table: Path, line: int) -> str:
 
 
 def _text(table: Path) -> str:
-    data = table.read_bytes()
+    data = read_regular(table, MAX_TABLE_BYTES)
     try:
         text = data.decode("utf-8-sig")  # with or without a byte order mark
     except UnicodeDecodeError as error:

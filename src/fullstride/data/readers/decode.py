@@ -10,13 +10,14 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fullstride.console import without_native_lines
-from fullstride.storage import open_regular
+from fullstride.storage import open_regular, read_regular
 
 # Pillow's other readers are not used: EPS starts a program, and no suffix of a folder's images
 # needs one.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 EXIF_ORIENTATION = 0x0112
+MAX_FILE_BYTES = 2**30  # of an image; 89 megapixels have at most 712 MB
 MAX_MEGAPIXELS = 89.0  # of an image; more are a decompression bomb to Pillow
 STRIP_PIXELS = 2**20  # converted at a time
 
@@ -34,6 +35,16 @@ class UnreadableImage(ValueError):  # noqa: N818
 
 class OversizedImage(UnreadableImage):
     """An image of more pixels than the limit, by its header; nothing was decoded."""
+
+
+def file_bytes(source: Path | bytes) -> bytes:
+    """The bytes of an image file, undecoded. Raises UnreadableImage."""
+    if isinstance(source, bytes):
+        return source
+    try:
+        return read_regular(source, MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise UnreadableImage(str(source), _reason(source, error)) from error
 
 
 def decode(

@@ -4,11 +4,13 @@ import io
 import json
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.unused import why_unused
 
 BLOCK = tarfile.BLOCKSIZE  # bytes; headers and data of a tar file begin at multiples of it
 MAX_TEXT_BYTES = 2**20  # larger labels are ignored, larger file names refused
@@ -27,6 +29,7 @@ class Member(NamedTuple):
 class Shard(NamedTuple):
     size: int  # bytes of the whole file
     members: list[Member]
+    ignored: Mapping[str, int] = {}  # number of files that are no images or labels, by reason
 
 
 class ShardError(ValueError):
@@ -38,6 +41,7 @@ def scan(path: Path) -> Shard:
     samples: dict[str, dict[str, tuple[int, int]]] = {}  # key -> suffix -> (offset, size)
     members: list[Member] = []
     unlabelled: list[str] = []
+    ignored: Counter[str] = Counter()
     with _HeaderFile(path) as file:
         for name, *location in _files(file, path):
             key, suffix = _key_and_suffix(name)
@@ -46,6 +50,8 @@ def scan(path: Path) -> Shard:
                 if suffix in files:
                     raise ShardError(f"{str(path)!r} has {name!r} twice: keep one")
                 files[suffix] = (location[0], location[1])
+            else:
+                ignored[why_unused(f"x{suffix}")] += 1
         for key, files in samples.items():
             images = [suffix for suffix in files if suffix in SUFFIXES]
             if len(images) > 1:
@@ -66,7 +72,7 @@ def scan(path: Path) -> Shard:
         raise ShardError(
             f"{str(path)!r} has no pictures: give shards of {' '.join(SUFFIXES)} with a .cls each"
         )
-    return Shard(file.size, members)
+    return Shard(file.size, members, dict(ignored))
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:

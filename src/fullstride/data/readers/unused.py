@@ -51,6 +51,8 @@ def count_unused(root: Path, used: Collection[str]) -> dict[str, int]:
                 continue
             elif not is_file(entry):
                 counts["neither files nor folders"] += 1
+            elif entry.name.lower().endswith(SUFFIXES):
+                counts["images outside of the class folders"] += 1
             else:
                 counts[why_unused(name)] += 1
     return dict(counts.most_common())
@@ -78,8 +80,6 @@ def is_file(entry: os.DirEntry[str]) -> bool:
 def why_unused(name: str) -> str:
     """The reason for a file of this name, which is not used."""
     suffix = PurePosixPath(name).suffix.lower()
-    if suffix in SUFFIXES:
-        return "images outside of the class folders"
     if suffix in CONVERTERS:
         return f"{suffix} (convert them to JPEG, for example with {CONVERTERS[suffix]})"
     if suffix in VIDEOS:
