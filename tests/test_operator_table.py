@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fullstride import tables
+from fullstride.latency import operator_table
 from fullstride.latency.operator_table import derive, find_operators, key_of, table_keys
 
 SAMPLE = [
@@ -73,3 +74,25 @@ assert used.ru_utime + used.ru_stime < 20
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "left out" not in done.stderr
+
+
+def test_what_is_encoded_is_decoded():
+    keys = [("resnet50", 224), ("genet_large", 256), ("timm/mixnet_l", 224)]
+    networks = {key_of(*key): find_operators(*key) for key in keys}
+    columns, spans = operator_table.decode(operator_table.encode(networks))
+    assert list(spans) == list(networks)
+    for key, (begin, end) in spans.items():
+        assert np.array_equal(columns[:, begin:end], networks[key].table())
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_table_of_the_package_again(tmp_path, monkeypatch):
+    before = {key: find_operators(*key) for key in table_keys()}
+    monkeypatch.setattr(operator_table, "PATH", tmp_path / "operators.xz")
+    monkeypatch.setattr(sys, "argv", ["operator_table"])
+    operator_table.main()
+    columns, spans = operator_table.decode((tmp_path / "operators.xz").read_bytes())
+    assert {key_of(*key) for key in before} <= set(spans)
+    for key, rows in before.items():
+        begin, end = spans[key_of(*key)]
+        assert np.array_equal(columns[:, begin:end], rows.table()), key
