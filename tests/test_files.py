@@ -27,6 +27,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.papers.measured import BlocksFile
 from fullstride.papers.suite_page import RowFile, SuiteFile
 from fullstride.strict_json import from_json, to_json
+from fullstride.tasks import find_task
 from fullstride.train.autotune import CacheEntry
 from fullstride.train.recipe import saved_recipe
 from fullstride.train.recipes import RECIPES
@@ -125,7 +126,7 @@ FILES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], 
     ),
     "log": (
         lambda: dict(ROW),
-        in_folder(read_log, LOG),
+        in_folder(partial(read_log, metric=find_task().metric), LOG),
     ),
     "autotune's cache": (
         lambda: dict(fastest="plain", images_per_s={"plain": 5.0}, environment=asdict(HERE)),
