@@ -1,5 +1,6 @@
 """Files that are none, or that would take endless time or memory: one line, at once."""
 
+import ast
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import fullstride
 from fullstride.nets.weights import reader
 from fullstride.nets.weights.reader import read
 from fullstride.storage import check_regular, open_regular, read_regular
@@ -183,3 +185,49 @@ def test_out_of_memory_and_missing_permission_are_not_called_damage(tmp_path, mo
     with pytest.raises(ValueError, match="Permission denied") as raised:
         read(path)
     assert "damaged" not in str(raised.value)
+
+
+# Where files are opened, and why no check of their kind is needed there. Everything else opens by
+# `storage.open_regular`, or calls `check_regular` before a library opens a path.
+OPENERS = {
+    "storage.py": "the checks themselves",
+    "writing.py": "opens what it wrote",
+    "console.py": "opens the null device",
+    "data/dataset.py": "the digits of the package",
+    "data/pack.py": "writes a shard",
+    "data/readers/tar_headers.py": "checks before it opens",
+    "data/readers/tar_shards.py": "checks before it opens",
+    "deploy/formats/tensorrt.py": "opened by `formats.open_file`, which checks",
+    "latency/operator_table.py": "a table of the package",
+    "latency/profiles.py": "profiles of the package",
+    "measure/environment.py": "/proc and the checkout of the package",
+    "measure/memory/limits.py": "/proc",
+    "nets/weights/reader.py": "checks before it reads",
+    "tables/__init__.py": "tables of the package",
+    "train/distill.py": "writes the cache",
+    "train/run_folder.py": "writes the checkpoint",
+    "train/tensorboard.py": "writes the log",
+}
+
+
+def opens(tree: ast.AST) -> bool:
+    """Whether code calls `open`, `read_bytes` or `read_text` of a path or of the system."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in ("open", "os.open") or name.endswith((".read_bytes", ".read_text")):
+                return True
+            mode = [ast.unparse(argument) for argument in node.args[:1]]
+            if name.endswith(".open") and (not mode or mode[0][:2] in ("'r", "'w", "'a")):
+                return True
+    return False
+
+
+def test_every_file_of_a_user_is_opened_by_the_function_that_checks_its_kind():
+    source = Path(fullstride.__file__).parent
+    found_in = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if opens(ast.parse(path.read_text()))
+    }
+    assert found_in == set(OPENERS)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullstride.storage import read_regular
+from fullstride.storage import open_regular, read_regular
 
 GENERATOR = "fullstride"  # in the metadata of pages and plots
 MAX_HEAD_BYTES = 4096  # in which that metadata is
@@ -46,7 +46,7 @@ def begins_with(*marks: bytes) -> Callable[[Path], bool]:
     """Recognises a file that has all of these bytes among its first ones."""
 
     def is_ours(path: Path) -> bool:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(MAX_HEAD_BYTES)
         return all(mark in head for mark in marks)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fullstride import strict_json
 from fullstride.measure.environment import Environment
@@ -14,7 +14,12 @@ from fullstride.measure.workload import Layout, Precision, Work
 from fullstride.nets.efficiency import Efficiency, current_name
 from fullstride.nets.precision import short_precision
 from fullstride.outputs import json_output
+from fullstride.strict_json import Bounds
 from fullstride.writing import atomic_write
+
+MAX_RESOLUTION = 16_384  # pixels a side; activations of more fit nowhere
+Positive = Annotated[float, Bounds(gt=0)]
+NonNegative = Annotated[float, Bounds(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,8 @@ class Protocol:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} {value!r}: use a whole number from 1")
+        if self.resolution > MAX_RESOLUTION:
+            raise ValueError(f"resolution {self.resolution}: use at most {MAX_RESOLUTION} pixels")
         if self.warmup_s < 0 or self.round_s <= 0:
             raise ValueError(
                 f"warmup_s {self.warmup_s:g}, round_s {self.round_s:g}: use seconds above 0"
@@ -100,20 +107,20 @@ class Measurement:
 
     name: str  # of the network
     protocol: Protocol
-    images_per_s: float  # at the median
-    spread: float  # (p90 - p10) / median of the samples; above 0.05 the machine was busy
-    ms_p50: float | None = None  # of a call, like the two below; online only
-    ms_p90: float | None = None
-    ms_p99: float | None = None
-    ms_per_image: float | None = None  # trimmed mean; genet only
-    cpu_ms_per_image: float | None = (
+    images_per_s: Positive  # at the median
+    spread: NonNegative  # (p90 - p10) / median of the samples; above 0.05 the machine was busy
+    ms_p50: Positive | None = None  # of a call, like the two below; online only
+    ms_p90: Positive | None = None
+    ms_p99: Positive | None = None
+    ms_per_image: Positive | None = None  # trimmed mean; genet only
+    cpu_ms_per_image: NonNegative | None = (
         None  # of all threads, median over rounds: steadier than wall time; CPU only
     )
-    peak_memory_mib: float | None = None  # weights, input and the peak of a call; GPU only
+    peak_memory_mib: Positive | None = None  # weights, input and the peak of a call; GPU only
     largest_batch: int | None = None  # that trains; tresnet only
-    memory_gib: float | None = None  # limit of the device memory, if there was one
+    memory_gib: Positive | None = None  # limit of the device memory, if there was one
     reference: str | None = None  # the network that `ratio` is relative to
-    ratio: float | None = (
+    ratio: Positive | None = (
         None  # of images_per_s to the reference's, in the same round, median over rounds
     )
     samples: tuple[float, ...] = field(

@@ -22,6 +22,8 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import match_classes
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.outputs import Output
+from fullstride.storage import read_regular
+from fullstride.strict_json import MAX_JSON_BYTES
 from fullstride.train.recipe import RENAMED, Recipe
 from fullstride.writing import atomic_write, check_output
 
@@ -168,7 +170,9 @@ class CachedTeacher:
         self.folder = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
         self.key = key.encode()
         self.output = Output(
-            "the key of a cache", ".json", lambda path: path.read_bytes() == self.key
+            "the key of a cache",
+            ".json",
+            lambda path: read_regular(path, MAX_JSON_BYTES) == self.key,
         )
         check_output(self.folder / KEY, self.output)
         self.bytes = 2 * images * self.shape[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.data.readers.decode import UnreadableImage
+from fullstride.storage import open_regular
 
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; without it a shorter one is read silently
 
@@ -57,7 +58,7 @@ def open_arrow(files: tuple[str, ...], *columns: str) -> Any:
     from datasets import Dataset, Image, concatenate_datasets
 
     for file in files:
-        with Path(file).open("rb") as opened:
+        with open_regular(Path(file)) as opened:
             opened.seek(max(0, opened.seek(0, os.SEEK_END) - len(END)))
             if opened.read() != END:
                 raise ValueError(f"{file} is cut short")

@@ -8,7 +8,6 @@ Images stay undecoded until `decode` reads them.
 Needs the extra `hf`.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from fullstride.data.readers.splits import (
     quote_names,
     sorted_classes,
 )
+from fullstride.strict_json import read_json
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
 STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -301,9 +301,7 @@ def _open_saved(
     columns, train, files = None, {}, {}
     for split, (path,) in _by_purpose(folder, splits).items():
         with library_errors(path):
-            names = [
-                file["filename"] for file in json.loads((path / STATE).read_bytes())["_data_files"]
-            ]
+            names = [file["filename"] for file in read_json(path / STATE)["_data_files"]]
         if not names:
             raise _no_rows(folder, split)
         if any(Path(name).name != name for name in names):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.unused import why_unused
+from fullstride.storage import check_regular
 
 BLOCK = tarfile.BLOCKSIZE  # bytes; headers and data of a tar file begin at multiples of it
 MAX_TEXT_BYTES = 2**20  # larger labels are ignored, larger file names refused
@@ -153,6 +154,7 @@ class _HeaderFile(io.FileIO):
     """A file of which only headers and names are read, whatever size a header claims."""
 
     def __init__(self, path: Path):
+        check_regular(path)
         super().__init__(path)
         self.path, self.size = path, os.fstat(self.fileno()).st_size
 

@@ -29,6 +29,7 @@ from fullstride.data.readers.splits import (
     sorted_classes,
 )
 from fullstride.data.readers.tar_headers import Member, Shard, scan
+from fullstride.storage import check_regular
 from fullstride.strict_json import Bounds, from_json, read_json
 
 INDEX = "index.json"
@@ -84,6 +85,7 @@ class ShardReader:
     def _opened(self, shard: str) -> "_Descriptor":
         while len(self._open) >= MAX_OPEN_SHARDS:
             self._open.pop(next(iter(self._open)), None)
+        check_regular(self.folder / shard)
         file = self._open[shard] = _Descriptor(os.open(self.folder / shard, os.O_RDONLY))
         return file
 
