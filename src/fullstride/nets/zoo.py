@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from torch import nn
 
@@ -29,10 +29,10 @@ def spec(name: str) -> NetSpec | TimmSpec:
     return families.find(name)
 
 
-def find_spec(name_or_path: str) -> Spec:
+def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
     """The spec of a network's name, or of the network that `load` opens at a path."""
     if Path(name_or_path).exists():
-        return load(name_or_path).net.spec
+        return cast(NetSpec | TimmSpec, load(name_or_path).net.spec)
     return spec(name_or_path)
 
 
