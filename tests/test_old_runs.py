@@ -27,7 +27,8 @@ RUNS = (
     pytest.param("rmsprop", marks=pytest.mark.fused),  # with padded channels
     pytest.param("lean", marks=pytest.mark.fused),
 )
-SAME_ARITHMETIC = {"sgd", "lean"}  # in the other two, libraries round the last bit differently
+# In the others, libraries or the pivot of fused statistics round the last bit differently.
+SAME_ARITHMETIC = {"sgd"}
 
 
 @pytest.fixture(params=RUNS)

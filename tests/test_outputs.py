@@ -39,12 +39,12 @@ def write_folder(path: Path, text: str) -> None:
 
 
 def content(path: Path) -> dict[str, bytes | str]:
-    """All files under `path`, hidden ones too, with their bytes; where links lead; empty folders."""
+    """Files under `path`, hidden ones too, with their bytes; where links lead; empty folders."""
     every = {}
     for each in sorted([path, *path.rglob("*")]):
         name = str(each.relative_to(path))
         if each.is_symlink():
-            every[name] = os.readlink(each)
+            every[name] = str(each.readlink())
         elif each.is_file():
             every[name] = each.read_bytes()
         elif not any(each.iterdir()):
@@ -96,9 +96,14 @@ def test_json_of_others_is_refused_and_ours_is_replaced(text, tmp_path):
 
 def test_what_comes_to_the_path_while_a_file_is_written_is_not_replaced(tmp_path):
     path = tmp_path / "a.json"
-    with pytest.raises(ValueError, match="results"), atomic_write(path, RESULTS) as beside:
-        beside.write_text("new")
-        path.write_text("another program's")
+
+    def write_late():
+        with atomic_write(path, RESULTS) as beside:
+            beside.write_text("new")
+            path.write_text("another program's")
+
+    with pytest.raises(ValueError, match="results"):
+        write_late()
     assert content(tmp_path) == {"a.json": b"another program's"}
 
 
@@ -126,7 +131,7 @@ def test_a_link_stays_and_the_file_that_it_leads_to_is_replaced(tmp_path):
     for text in ("one", "two"):
         with atomic_write(link, ANY) as beside:
             beside.write_text(text)
-        assert content(tmp_path) == {"disk/file": text.encode(), "file": os.readlink(link)}
+        assert content(tmp_path) == {"disk/file": text.encode(), "file": str(link.readlink())}
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(ValueError, match="loop of links"):
@@ -162,7 +167,7 @@ def test_a_file_is_on_the_disk_before_it_is_renamed_and_its_name_after(tmp_path,
     sync, replace = os.fsync, os.replace
 
     def record(descriptor):
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        events.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         sync(descriptor)
 
     def rename(source, target, *more, **options):
@@ -361,11 +366,16 @@ def test_a_disk_that_is_full_is_an_error_of_the_path_whatever_a_library_raises(
     with pytest.raises(OSError, match=str(path)) as caught, atomic_write(path, ANY):
         raise error
     assert (caught.value.errno, caught.value.filename) == (code, str(path))
-    with pytest.raises(OSError, match=str(path)) as caught, atomic_write(path, ANY):
-        try:
-            raise error
-        except Exception:
-            raise KeyError("of a library") from None
+
+    def fail_in_library():
+        with atomic_write(path, ANY):
+            try:
+                raise error
+            except Exception:
+                raise KeyError("of a library") from None
+
+    with pytest.raises(OSError, match=str(path)) as caught:
+        fail_in_library()
     assert caught.value.errno == code
     assert not any(tmp_path.iterdir())
 
