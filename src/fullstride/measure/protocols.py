@@ -133,6 +133,10 @@ class Measurement:
     runtime: str = ""  # of an exported file, with its precision; "" is PyTorch
     environment: Environment
 
+    def __post_init__(self) -> None:
+        if not self.samples:
+            raise ValueError("samples is empty: a measurement has at least one")
+
     def __repr__(self) -> str:
         latency = f"p50 {self.ms_p50:.4g} ms, " if self.ms_p50 is not None else ""
         mode = self.runtime or ("compiled" if self.compiled else "eager")
