@@ -29,7 +29,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchvision import transforms
 
 from fullstride.data.transforms.crop import test_view
-from fullstride.nets import checkpoints
+from fullstride.nets import checkpoints, zoo
 from fullstride.nets.families import SPECS
 from fullstride.nets.families.tresnet import tresnet, tresnet_v2
 from fullstride.nets.network import Network
@@ -747,3 +747,17 @@ def test_damage_anywhere_gives_weights_or_one_line(data, tmp_path, generator):
             checkpoints.read(path)
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("classes", [1000, 7])
+def test_a_file_of_any_network_of_timm_is_read_by_its_name(classes, tmp_path, generator):
+    theirs = randomise(timm.create_model("mobilenetv3_small_050", num_classes=classes), generator)
+    torch.save({"model": theirs.state_dict()}, tmp_path / "a.pth")
+    bundle = zoo.load(tmp_path / "a.pth", "timm/mobilenetv3_small_050")
+    x = torch.randn(2, 3, 64, 64, generator=generator)
+    assert torch.equal(bundle.net(x), theirs.eval()(x))
+    assert len(bundle.classes) == classes
+    config = timm.get_pretrained_cfg("mobilenetv3_small_050")
+    assert (bundle.preprocessing.kernel, bundle.preprocessing.crop) == ("bicubic", config.crop_pct)
+    with pytest.raises(ValueError, match=r"a\.pth: not weights of timm/mobilenetv3_small_075"):
+        zoo.load(tmp_path / "a.pth", "timm/mobilenetv3_small_075")

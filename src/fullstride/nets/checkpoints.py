@@ -13,12 +13,14 @@ from torch import Tensor
 from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
+from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
 from fullstride.nets.weights.convert import (
     Match,
     State,
     check,
     convert,
     find,
+    fit,
     identify,
     match_and_rename,
     normalize,
@@ -73,6 +75,25 @@ def load_with_notes(
     )
 
 
+def load_timm(
+    path: str | Path, name: str, kind: WeightsKind = "averaged"
+) -> tuple[TimmNetwork, tuple[str, ...]]:
+    """The weights of timm's network `name` in a file, with its classes, and notes as `Loaded` has.
+
+    Raises ValueError, with the differences, for weights of another network.
+    """
+    weights = read_wrapped(path, kind)
+    net = TimmNetwork(timm_spec(name))
+    classifier = weights.state.get(f"{net.classifier.removeprefix('net.')}.weight")
+    if classifier is not None and len(classifier) != net.spec.classes:
+        net = TimmNetwork(timm_spec(name, classes=len(classifier)))
+    try:
+        net.net.load_state_dict(fit(net.net.state_dict(), weights.state))
+    except ValueError as error:
+        raise ValueError(f"{path}: not weights of timm/{name}: {error}") from None
+    return net, tuple(wrapper_notes(weights))
+
+
 def fits(state: State, name: str) -> bool:
     try:
         find(normalize(state, ema=None), name)
@@ -81,13 +102,17 @@ def fits(state: State, name: str) -> bool:
     return True
 
 
-def notes(weights: Unwrapped, match: Match, named: ReleasedFile | None) -> Iterator[str]:
+def wrapper_notes(weights: Unwrapped) -> Iterator[str]:
     if weights.other:
         taken, other = (
             f"the {'averaged' if key in AVERAGED else 'raw'} weights ({key})"
             for key in (weights.key, weights.other)
         )
         yield f"{taken} are used, not {other}: --weights-kind chooses"
+
+
+def notes(weights: Unwrapped, match: Match, named: ReleasedFile | None) -> Iterator[str]:
+    yield from wrapper_notes(weights)
     if named and named.network != match.name:
         yield f"the weights are taken as those of {match.name}, by its name it is {named.network}"
     elif match.others:

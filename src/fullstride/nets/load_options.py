@@ -23,7 +23,7 @@ class LoadOptions:
     classes: Path | None = None
     # Which weights of a checkpoint that has both.
     weights_kind: WeightsKind = "averaged"
-    # The network of a file of weights that fits several.
+    # The network of a file of weights that fits several, or timm/NAME.
     network: str = ""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec, timm_names, timm_spec
+from fullstride.nets.timm_wrapper import TimmSpec, released, timm_names, timm_spec
 from fullstride.nets.weights import hub
 
 
@@ -99,7 +99,7 @@ def load(
     The argument is the folder of a bundle or of a run, a file of released weights, a name in
     `weights.hub.HUB`, such a name with timm's tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`.
     Names are looked up in the hub's cache, then on the hub. `name` is the network of a file whose
-    weights fit several. `head` builds the head of a task, see `Bundle.load`;
+    weights fit several, or are timm's. `head` builds the head of a task, see `Bundle.load`;
     `fullstride.tasks.load` knows those of all tasks. What a file of weights does not say, and is
     assumed, is a line on the standard error stream; `options` replace it. Raises ValueError in one
     line.
@@ -125,11 +125,34 @@ def load(
 
 def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
     """The network in a file of weights, with the preprocessing of its authors or of its family."""
-    loaded = checkpoints.load_with_notes(
-        path, name or options.network or None, options.weights_kind
-    )
+    name = name or options.network
+    open_file = timm_file if name.startswith("timm/") else known_file
+    opened = open_file(path, name, options)
+    bundle, origin = with_options(opened.bundle, options), opened.origin
+    if bundle.preprocessing != opened.bundle.preprocessing:
+        origin = f"in place of {opened.bundle.preprocessing}"
+    for note in (*opened.notes, f"{opened.network}, {bundle.preprocessing}, {origin}"):
+        print_note(f"{path.name}: {note}")
+    return bundle
+
+
+class Opened(NamedTuple):
+    """A file of weights as a bundle, and what to say of it."""
+
+    bundle: Bundle
+    network: str
+    origin: str  # of the preprocessing
+    notes: tuple[str, ...]
+
+
+ASSUMED = "assumed: --resolution, --fit and --crop change it"
+
+
+def known_file(path: Path, name: str, options: LoadOptions) -> Opened:
+    """A file of weights of a network that the zoo lists; `name`: of which, "" to find it."""
+    loaded = checkpoints.load_with_notes(path, name or None, options.weights_kind)
     release, spec = loaded.release, loaded.net.spec
-    pre, origin = family_preprocessing(spec), "assumed: --resolution, --fit and --crop change it"
+    pre, origin = family_preprocessing(spec), ASSUMED
     classes = tuple(map(str, range(spec.classes)))
     if release:
         pre = replace(pre, resolution=release.resolution, fit=release.fit, crop=release.crop)
@@ -141,12 +164,23 @@ def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
         preprocessing=pre,
         source=path.name,
     )
-    bundle = with_options(bundle, options)
-    if bundle.preprocessing != pre:
-        origin = f"in place of {pre}"
-    for note in (*loaded.notes, f"{loaded.name}, {bundle.preprocessing}, {origin}"):
-        print_note(f"{path.name}: {note}")
-    return bundle
+    return Opened(bundle, loaded.name, origin, loaded.notes)
+
+
+def timm_file(path: Path, name: str, options: LoadOptions) -> Opened:
+    """A file of weights of the network `name`, which is `timm/NAME` or `timm/NAME.TAG`."""
+    net, notes = checkpoints.load_timm(path, name.removeprefix("timm/"), options.weights_kind)
+    config = released(net.spec.name)
+    bundle = Bundle(
+        net=net.eval(),
+        name=name,
+        classes=tuple(map(str, range(net.spec.classes))),
+        preprocessing=hub.hub_preprocessing(net.spec.name, config)
+        if config
+        else family_preprocessing(net.spec),
+        source=path.name,
+    )
+    return Opened(bundle, name, f"timm's for {name}" if config else ASSUMED, notes)
 
 
 def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
