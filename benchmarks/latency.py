@@ -36,7 +36,14 @@ from latency_tables import (
 from scipy.stats import rankdata
 
 from fullstride.latency import Profile, save_profile
-from fullstride.latency.fitting import coverage, error, fit, interval, left_out, resolvable_ratio
+from fullstride.latency.calibration.fitting import (
+    coverage,
+    error,
+    fit,
+    interval,
+    left_out,
+    resolvable_ratio,
+)
 from fullstride.latency.profiles import Fit, moved_numbers, sustained_clock, transfer
 from fullstride.latency.roofline import prepare, times
 from fullstride.measure.environment import Environment

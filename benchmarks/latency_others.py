@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from latency_tables import Case
 
-from fullstride.latency.fitting import error
+from fullstride.latency.calibration.fitting import error
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 

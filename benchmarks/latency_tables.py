@@ -14,7 +14,7 @@ from timm.utils.model import reparameterize_model
 from torch import nn
 
 from fullstride.latency import Operators, traced
-from fullstride.latency.fitting import FULL_BATCH, PRIORS
+from fullstride.latency.calibration.fitting import FULL_BATCH, PRIORS
 from fullstride.latency.roofline import Machine
 from fullstride.measure.cost.operators import KIND
 from fullstride.outputs import Output, begins_with

@@ -9,18 +9,23 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.latency import calibrate, calibration_files, estimate, load_profile
-from fullstride.latency.calibrate import (
+from fullstride.latency import estimate, load_profile
+from fullstride.latency.calibration import calibrate, files
+from fullstride.latency.calibration.calibrate import (
     Plan,
     Timing,
     fit_profile,
     measure,
     prepare_step,
 )
-from fullstride.latency.calibration_files import save_profiles
-from fullstride.latency.machine_peaks import by_sheet, peaks
-from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, all_microbenchmarks
-from fullstride.latency.quiet_rounds import Round, time_of, timed_round
+from fullstride.latency.calibration.files import save_profiles
+from fullstride.latency.calibration.machine_peaks import by_sheet, peaks
+from fullstride.latency.calibration.microbenchmarks import (
+    WHOLE,
+    Microbenchmark,
+    all_microbenchmarks,
+)
+from fullstride.latency.calibration.quiet_rounds import Round, time_of, timed_round
 from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
 from fullstride.measure.cost.operators import OPERATOR_KINDS
 from fullstride.measure.cost.tracer import traced
@@ -307,7 +312,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
 def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measured(
     words, told, capsys, monkeypatch
 ):
-    monkeypatch.setattr(calibration_files, "measure", None)
+    monkeypatch.setattr(files, "measure", None)
     assert cli.run(["calibrate", "--device", "cpu", *words]) in (1, 2)
     line = capsys.readouterr().err
     assert told in line

@@ -126,7 +126,7 @@ def test_a_key_that_takes_endless_time_to_hash_is_refused_at_once(write, pickled
     start = time.process_time()
     with pytest.raises(ValueError, match="nested"):
         read(tmp_path / "weights.pth")
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 5  # 0.3 s; a tracer of coverage makes it 2.3
 
 
 @pytest.mark.parametrize("mib", [3, 5, 76])

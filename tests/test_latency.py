@@ -21,7 +21,7 @@ from fullstride.latency import (
     save_profile,
     traced,
 )
-from fullstride.latency.fitting import (
+from fullstride.latency.calibration.fitting import (
     FULL_BATCH,
     PRIORS,
     coverage,

@@ -77,26 +77,26 @@ def calibrate(
         minutes: Time after which no further network is measured; the fit takes some seconds more.
         times: A JSON file for all measured times.
     """
-    from fullstride.latency import calibration_files
+    from fullstride.latency.calibration import files
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import fitted_profile_lines
 
     settings: dict[str, Any] = dict(runtimes=runtimes, batches=batches, resolution=resolution)
     settings |= dict(precision=precision, layout=layout, minutes=minutes)
-    plan = calibration_files.default_plan(choose_device(device), **settings)
-    calibration_files.check_outputs(plan, name, out, times)
-    peaks = calibration_files.peaks_by_runtime(plan)
+    plan = files.default_plan(choose_device(device), **settings)
+    files.check_outputs(plan, name, out, times)
+    peaks = files.peaks_by_runtime(plan)
     samples = []
-    for runtime, batch, rows in calibration_files.measure_by_batch(plan):
+    for runtime, batch, rows in files.measure_by_batch(plan):
         print(f"{runtime}, batch {batch}: {len(rows)} networks", flush=True)
         samples += rows
     if samples:
-        noise = f"a network's rounds spread by {calibration_files.median_spread(samples):.0%}"
-        quiet = f"{calibration_files.quiet_share(samples):.0%} of all rounds were quiet"
+        noise = f"a network's rounds spread by {files.median_spread(samples):.0%}"
+        quiet = f"{files.quiet_share(samples):.0%} of all rounds were quiet"
         print(f"{noise}, in the median: above 5 % the machine was not quiet; {quiet}")
     if times:
-        calibration_files.save_times(times, samples, plan)
-    for fitted in calibration_files.save_profiles(samples, plan, peaks, out, name):
+        files.save_times(times, samples, plan)
+    for fitted in files.save_profiles(samples, plan, peaks, out, name):
         print(*fitted_profile_lines(fitted), sep="\n", flush=True)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fullstride.latency.by_name import NamedEstimate
-    from fullstride.latency.calibration_files import FittedProfile
+    from fullstride.latency.calibration.files import FittedProfile
     from fullstride.latency.network_times import Estimate
     from fullstride.latency.profiles import Profile
     from fullstride.latency.select import Choice, Option, Selection

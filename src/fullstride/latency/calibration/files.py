@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from fullstride.latency.calibrate import Calibration, Plan, Timing, fit_profile, measure
-from fullstride.latency.machine_peaks import machine
+from fullstride.latency.calibration.calibrate import Calibration, Plan, Timing, fit_profile, measure
+from fullstride.latency.calibration.machine_peaks import machine
 from fullstride.latency.profiles import OUTPUT, Fit, profile_names, save_profile
 from fullstride.latency.roofline import Machine, Runtime
 from fullstride.measure.environment import Environment

@@ -9,10 +9,21 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from fullstride.latency.fitting import PRIORS, error, fit, interval, left_out, resolvable_ratio
-from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, all_microbenchmarks
+from fullstride.latency.calibration.fitting import (
+    PRIORS,
+    error,
+    fit,
+    interval,
+    left_out,
+    resolvable_ratio,
+)
+from fullstride.latency.calibration.microbenchmarks import (
+    WHOLE,
+    Microbenchmark,
+    all_microbenchmarks,
+)
+from fullstride.latency.calibration.quiet_rounds import Round, time_of, timed_round
 from fullstride.latency.profiles import Fit, Profile
-from fullstride.latency.quiet_rounds import Round, time_of, timed_round
 from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
 from fullstride.measure.cost.operators import Operators
 from fullstride.measure.cost.tracer import traced
