@@ -184,7 +184,8 @@ def test_a_page_says_which_times_were_measured_on_a_busy_machine(folder):
 def test_the_demo_ends_in_a_page_and_a_file_however_slow_the_machine_is(folder, times):
     """The last commands of `make demo`, on runs of random weights and times of a slow machine."""
     makefile, scripts = Path(__file__).parents[1] / "Makefile", Path(sys.executable).parent
-    dry = ["make", "-n", "-o", ".venv/ready", "-f", makefile, f"BIN={scripts}", "demo"]
+    dry = ["make", "--no-print-directory", "-n", "-o", ".venv/ready", "-f", makefile]
+    dry += [f"BIN={scripts}", "demo"]
     lines = subprocess.run(dry, check=True, capture_output=True, text=True).stdout.splitlines()
     (bench,) = [number for number, line in enumerate(lines) if " bench " in line]
     (folder / "runs" / "demo").mkdir(parents=True)

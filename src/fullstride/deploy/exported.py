@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullstride.console import printable
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.strict_json import MAX_JSON_BYTES, from_json, parse_json
 
@@ -49,8 +48,7 @@ class Metadata:
     def to_strings(self) -> dict[str, str]:
         keys = self.file_keys()
         return {
-            # runtimes take UTF-8, which names of files need not be
-            keys[name]: printable(value) if isinstance(value, str) else json.dumps(value)
+            keys[name]: as_utf8(value) if isinstance(value, str) else json.dumps(value)
             for name, value in asdict(self).items()
         }
 
@@ -69,6 +67,11 @@ class Metadata:
             raise ValueError(
                 f"{path} was not written by `fullstride export`: {type(error).__name__} {error}"
             ) from None
+
+
+def as_utf8(text: str) -> str:
+    """Text that runtimes take. Bytes in names of files need not be UTF-8, and are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)
