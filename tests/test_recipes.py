@@ -16,7 +16,14 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train.optimizer import build_optimizer, lr_at
-from fullstride.train.recipe import RENAMED, Recipe, field_help, saved_recipe, with_current_flags
+from fullstride.train.recipe import (
+    RENAMED,
+    SHORT_FLAGS,
+    Recipe,
+    field_help,
+    saved_recipe,
+    with_current_flags,
+)
 from fullstride.train.recipes import (
     FINETUNE,
     RECIPES,
@@ -239,6 +246,8 @@ def test_the_help_of_a_recipe_names_every_field_with_its_value_and_meaning(capsy
     ]
     assert all(len(line.split("  ", 1)[1].split()) >= 3 for line in lines)
     assert [line.split()[1] for line in lines if "teacher " in line] == ["resnet152"]
+    short = {line.split()[0]: flag for line in lines for flag in SHORT_FLAGS if f"({flag})" in line}
+    assert short == {f"--recipe.{field}": flag for flag, field in SHORT_FLAGS.items()}
 
 
 def test_a_duration_in_steps_or_images_is_one_in_epochs():

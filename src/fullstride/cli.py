@@ -268,9 +268,10 @@ def optional(hint: Any) -> Any:
 
 
 def explain(recipe: Recipe) -> None:
-    """Print each field of a recipe with its value and its help."""
+    """Print each field of a recipe with its value, its help and its short flag."""
+    short = {field: f" ({flag})" for flag, field in SHORT_FLAGS.items()}
     for name, text in field_help().items():
         value = getattr(recipe, name)
         if isinstance(value, tuple):
             value = " ".join(f"{number:.4g}" for number in value)
-        print(f"--recipe.{name.replace('_', '-'):22} {value!s:>21}  {text}")
+        print(f"--recipe.{name.replace('_', '-'):22} {value!s:>21}  {text}{short.get(name, '')}")
