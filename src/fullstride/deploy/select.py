@@ -81,12 +81,12 @@ def most_accurate(
         progress(f"the fastest is exported of those with the same {split} {score}: {in_words(ms)}")
     name = min(best, key=lambda name: ms.get(name, 0.0))
     if ms:
-        where = f"batch {batch}, as measured before"
+        where = f"(batch {batch}, as measured before)"
         if not times:
-            where = conditions(batch, cpu_name(), "float32")
+            where = f"here ({conditions(batch, cpu_name(), 'float32')})"
         within = f" within {budget.ms_per_image:g} ms" if budget else ""
         progress(
-            f"{name}: {ms[name]:.3f} ms an image{'' if times else ' here'} ({where}), the most accurate of "
+            f"{name}: {ms[name]:.3f} ms an image {where}, the most accurate of "
             f"{len(bundles)}{within}"
         )
     return name, fit[name]
