@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import fullstride
+from fullstride import cli
 from fullstride.nets.weights import reader
 from fullstride.nets.weights.reader import read
 from fullstride.storage import check_regular, open_regular, read_regular
@@ -231,3 +232,20 @@ def test_every_file_of_a_user_is_opened_by_the_function_that_checks_its_kind():
         if opens(ast.parse(path.read_text()))
     }
     assert found_in == set(OPENERS)
+
+
+def test_memory_that_a_file_of_weights_does_not_fit_into_is_told_of_the_file(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "weights.safetensors"
+    save_file({"fc.weight": torch.zeros(1)}, path)
+
+    def full(path):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(reader, "read_safetensors", full)
+    assert cli.run(["predict", str(path), str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert "memory" in line
+    assert "batch" not in line

@@ -27,7 +27,7 @@ from fullstride.console import (
     standard_streams,
     without_frame,
 )
-from fullstride.storage import lacks_memory
+from fullstride.storage import OutOfMemoryError, lacks_memory
 from fullstride.train.recipe import SHORT_FLAGS, Recipe, field_help
 from fullstride.train.recipes import RECIPES, default_recipe, find_recipe
 
@@ -90,7 +90,7 @@ def run_in(output: Output, words: Sequence[str]) -> int:
 
 def failure(error: Exception) -> tuple[object, int]:
     """What to print for an error, and the exit code."""
-    user_errors = ValueError, FileNotFoundError, PermissionError
+    user_errors = ValueError, FileNotFoundError, PermissionError, OutOfMemoryError
     if isinstance(error, (*user_errors, IsADirectoryError, NotADirectoryError)):
         return error, 2
     code = getattr(error, "errno", None)

@@ -27,6 +27,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+class OutOfMemoryError(MemoryError):
+    """Memory ran out where the size of a batch does not matter; the message is for users."""
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Whether memory ran out. Libraries raise errors of many classes for it."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:

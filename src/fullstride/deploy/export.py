@@ -245,6 +245,7 @@ def write(kind: Format, job: ExportJob, path: Path) -> None:
 
 def check_free(path: Path, kind: Format, force: bool) -> None:
     """Raises ValueError where an export of `kind` must not go to `path`."""
+    # Exactly, unlike `check_output`, as a file is opened by the runtime of its suffix.
     if kind.suffix and path.suffix != kind.suffix:
         raise ValueError(
             f"{path} could not be opened later: use an --out that ends in {kind.suffix}"

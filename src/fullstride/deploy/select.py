@@ -69,7 +69,7 @@ def most_accurate(
         ms = {name: measured(name) for name in bundles}
         fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget.ms_per_image}
         if not fit:
-            limit = budget.on(cpu_name(), "float32")
+            limit = budget.on(cpu_name(), "fp32")
             raise ValueError(f"no network runs within {limit}: {in_words(ms)}")
     best, split = [*fit], compared_split(fit, metric.name) if len(fit) > 1 else ""
     if len(fit) > 1:
@@ -83,7 +83,7 @@ def most_accurate(
     if ms:
         where = f"(batch {batch}, as measured before)"
         if not times:
-            where = f"here ({conditions(batch, cpu_name(), 'float32')})"
+            where = f"here ({conditions(batch, cpu_name(), 'fp32')})"
         within = f" within {budget.ms_per_image:g} ms" if budget else ""
         progress(
             f"{name}: {ms[name]:.3f} ms an image {where}, the most accurate of "

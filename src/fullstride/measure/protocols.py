@@ -78,8 +78,8 @@ GENET = Protocol(name="genet", batch=1, rounds=30, round_s=1e-6, trim=0.1)
 # Table 7 of ResNet-RS, arXiv:2103.07579.
 RESNET_RS = Protocol(name="resnet_rs", batch=128, work="training", fit="halved", memory_batch=32)
 
-# The parts of a protocol are timed one after the other and never compared with each other.
 MEASUREMENTS = json_output("a file of measurements", "protocol", "images_per_s", "environment")
+# The parts of a protocol are timed one after the other and never compared with each other.
 PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
     "online": (ONLINE,),
     "throughput": (THROUGHPUT,),

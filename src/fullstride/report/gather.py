@@ -20,6 +20,7 @@ from fullstride.measure.protocols import Measurement, by_network, location, read
 from fullstride.measure.timing import BUSY, spread_of_rounds
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.precision import short_precision
 from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import find_task
@@ -219,7 +220,8 @@ def notes(
         "recipe stops early.",
     ]
     if rows:
-        precisions = " and ".join(dict.fromkeys(row.precision for row in rows if not row.runtime))
+        own = (short_precision(row.precision) for row in rows if not row.runtime)
+        precisions = " and ".join(dict.fromkeys(own))
         lines.append(
             "Times are medians of rounds in which all networks alternate on random input of their "
             "own resolution, one image at a time (online) and in batches (throughput), in "

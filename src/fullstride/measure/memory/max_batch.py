@@ -267,8 +267,7 @@ def plan(
     """Predict the largest batch of a named network; see `fullstride capacity --help`.
 
     With `predict_only`, a GPU need not be present. `form` is how the network trains, as a recipe
-    says. Raises ValueError, in one line, for arguments
-    that are missing or contradict each other.
+    says. Raises ValueError, in one line, for arguments that are missing or contradict each other.
     """
     check_gib(memory_gib)
     absent = predict_only and device in ("auto", "cuda") and not torch.cuda.is_available()

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fullstride.nets.fused import gate_ops, pointwise_ops, spatial_ops
 
 # An input is recomputed from its output if no |bias / gain| is above MAX_OFFSET: in bf16 within
-# 2^-6 of its standard deviation. Below MIN_INVERTIBLE_GAIN, float16 runs out of
-# digits.
+# 2^-6 of its standard deviation. Below MIN_INVERTIBLE_GAIN, float16
+# runs out of digits.
 MAX_OFFSET, MIN_INVERTIBLE_GAIN = 8.0, 1e-3
 
 

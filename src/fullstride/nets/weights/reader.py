@@ -23,9 +23,10 @@ from fullstride.nets.weights.limits import (
 )
 from fullstride.nets.weights.text import one_line
 from fullstride.nets.weights.unwrap import Unwrapped, named_tensors, unwrap
-from fullstride.storage import check_regular, lacks_memory, open_regular
+from fullstride.storage import OutOfMemoryError, check_regular, lacks_memory, open_regular
 
 T = TypeVar("T")
+# Of a damaged archive; NotImplementedError is of a compression that does not exist.
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, EOFError)
 
 # Files that are not weights, by their first bytes.
@@ -54,7 +55,7 @@ def read_wrapped(path: str | Path, kind: WeightsKind = "averaged") -> Unwrapped:
     """Tensors by name from a file of safetensors, `torch.save`, or `.npz`.
 
     `kind`: which weights of a training program's checkpoint, that may have their average too.
-    Raises ValueError, in one line, for every other file, and MemoryError where it does not fit.
+    Raises ValueError, in one line, for every other file; OutOfMemoryError where it does not fit.
     """
     return checked(Path(path), partial(unwrap, kind=kind))
 
@@ -81,8 +82,8 @@ class _DamagedError(ValueError):
 def read_data(path: Path, select: Callable[[Any], T], hint: str) -> T:
     """`select` of what is in a file of weights, with the errors of both in one line.
 
-    Raises ValueError, MemoryError where the file does not fit, and for a damaged file a ValueError
-    that ends with `hint`.
+    Raises ValueError, OutOfMemoryError where the file does not fit, and for a damaged file a
+    ValueError that ends with `hint`.
     """
     try:
         check_regular(path)
@@ -100,7 +101,7 @@ def read_data(path: Path, select: Callable[[Any], T], hint: str) -> T:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except MemoryError:
-        raise MemoryError(f"out of memory while {path} was read") from None
+        raise OutOfMemoryError(f"out of memory while {path} was read: free some memory") from None
     except _DamagedError as error:
         raise ValueError(f"{path} {error}: {hint}") from None
     except ValueError as error:
