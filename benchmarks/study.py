@@ -48,10 +48,14 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.outputs import json_output
 from fullstride.tasks.classify import Classify
-from fullstride.train import loop, recipes
+from fullstride.train import loop
 from fullstride.train.batches import training_batches
 from fullstride.train.distill import Teacher
-from fullstride.train.recipe import Recipe, saved_recipe
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes import papers
+from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.scoring import score_images
 from fullstride.writing import atomic_write
 
@@ -88,7 +92,7 @@ def miniature(
 
     Up to 90 epochs become `short_epochs`, more become `long_epochs`.
     """
-    epochs = short_epochs if recipe.epochs <= recipes.RESNET.epochs else long_epochs
+    epochs = short_epochs if recipe.epochs <= papers.RESNET.epochs else long_epochs
     steps = epochs * (len(open_data("digits").train) // BATCH)
     here = recipe.at_batch(BATCH)
     return replace(
@@ -108,17 +112,17 @@ def miniature(
 
 def rows(short_epochs: int, long_epochs: int) -> list[Row]:
     additive = (
-        ("ResNet", RESNET, recipes.RESNET, 79.0),
-        ("+ cosine schedule", RESNET, recipes.STUDY_COSINE, 79.3),
-        ("+ longer training", RESNET, recipes.STUDY_LONGER, 78.8),
-        ("+ average of weights", RESNET, recipes.STUDY_AVERAGE, 79.1),
-        ("+ label smoothing", RESNET, recipes.STUDY_SMOOTHING, 80.4),
-        ("+ stochastic depth", RESNET, recipes.STUDY_DROP_PATH, 80.6),
-        ("+ RandAugment", RESNET, recipes.STUDY_RAND_AUGMENT, 81.0),
-        ("+ dropout", RESNET, recipes.STUDY_DROPOUT, 80.7),
-        ("+ less weight decay", RESNET, recipes.STUDY_DECAY, 82.2),
-        ("+ squeeze-and-excitation", SQUEEZED, recipes.STUDY_DECAY, 82.9),
-        ("+ ResNet-D", RESNET_D, recipes.STUDY_DECAY, 83.4),
+        ("ResNet", RESNET, papers.RESNET, 79.0),
+        ("+ cosine schedule", RESNET, papers.STUDY_COSINE, 79.3),
+        ("+ longer training", RESNET, papers.STUDY_LONGER, 78.8),
+        ("+ average of weights", RESNET, papers.STUDY_AVERAGE, 79.1),
+        ("+ label smoothing", RESNET, papers.STUDY_SMOOTHING, 80.4),
+        ("+ stochastic depth", RESNET, papers.STUDY_DROP_PATH, 80.6),
+        ("+ RandAugment", RESNET, papers.STUDY_RAND_AUGMENT, 81.0),
+        ("+ dropout", RESNET, papers.STUDY_DROPOUT, 80.7),
+        ("+ less weight decay", RESNET, papers.STUDY_DECAY, 82.2),
+        ("+ squeeze-and-excitation", SQUEEZED, papers.STUDY_DECAY, 82.9),
+        ("+ ResNet-D", RESNET_D, papers.STUDY_DECAY, 83.4),
     )
     table, above = [], ""
     for name, network, recipe, published in additive:
@@ -138,7 +142,7 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
     def for_long(recipe: Recipe, rate: float = RATE) -> Recipe:
         return miniature(recipe, short_epochs=long_epochs, long_epochs=long_epochs, rate=rate)
 
-    plain = replace(for_long(recipes.RESNET), scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    plain = replace(for_long(papers.RESNET), scale=(1.0, 1.0), ratio=(1.0, 1.0))
     table.append(Row(table=FAMILIES, name=PLAIN, network=RESNET_D, recipe=plain))
     for name in (
         "resnet_rs",
@@ -149,9 +153,9 @@ def rows(short_epochs: int, long_epochs: int) -> list[Row]:
         "genet_nas",
         "finetune",
     ):
-        recipe = for_long(recipes.RECIPES[name])
+        recipe = for_long(RECIPES[name])
         table.append(Row(table=FAMILIES, name=name, network=RESNET_D, recipe=recipe, against=PLAIN))
-    digits = for_long(recipes.DIGITS, rate=1.0)
+    digits = for_long(DIGITS, rate=1.0)
     return [
         *table,
         Row(table=FAMILIES, name="digits", network=RESNET_D, recipe=digits, against=PLAIN),
@@ -177,9 +181,7 @@ def scores(job: tuple[Row, int]) -> tuple[Row, int, dict[str, float]]:
     began, data, teacher = time.process_time(), open_data("digits"), None
     recipe = replace(row.recipe, seed=seed)
     if recipe.teacher:
-        own = miniature(
-            recipes.DIGITS, short_epochs=recipe.epochs, long_epochs=recipe.epochs, rate=1.0
-        )
+        own = miniature(DIGITS, short_epochs=recipe.epochs, long_epochs=recipe.epochs, rate=1.0)
         net = trained(RESNET_D, replace(own, seed=1000 + seed), data)
         teacher = Teacher(
             Bundle(net=net, name="teacher", classes=data.classes, preprocessing=PRE), PRE

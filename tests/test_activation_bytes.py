@@ -14,7 +14,8 @@ from fullstride.nets import fused_form, zoo
 from fullstride.nets.efficiency import TrainingForm
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
-from fullstride.train.recipes import FINETUNE, training_step
+from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import training_step
 
 # MB per image in bfloat16 at 224 pixels, measured with real tensors and checked by the allocator's
 # peak on a CPU.

@@ -22,7 +22,7 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.train import run
-from fullstride.train.recipes import DIGITS
+from fullstride.train.recipes.defaults import DIGITS
 
 PAGE = Path(__file__).parents[1] / "docs" / "add_a_family.md"
 DIGITS_ONCE = replace(DIGITS, epochs=1, warmup_epochs=0, batch=16, resolution=32)

@@ -20,7 +20,7 @@ from fullstride.train import run, run_folder
 from fullstride.train.batches import training_batches
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes import DIGITS
+from fullstride.train.recipes.defaults import DIGITS
 
 PAGE = Path(__file__).parents[1] / "docs" / "add_a_task.md"
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)

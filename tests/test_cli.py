@@ -19,7 +19,8 @@ from sklearn.datasets import load_sample_images
 
 from fullstride import cli
 from fullstride.nets.bundle import Bundle
-from fullstride.train.recipes import FINETUNE, RECIPES
+from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import RECIPES
 
 SHORT = [
     "--recipe.epochs",

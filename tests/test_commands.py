@@ -15,8 +15,10 @@ from rich.progress import Progress
 from fullstride import cli, console
 from fullstride.commands import COMMANDS
 from fullstride.commands.flags import RENAMED, with_current_names
-from fullstride.train.recipe import SHORT_FLAGS, Recipe, saved_recipe
-from fullstride.train.recipes import FINETUNE, RECIPES
+from fullstride.train.recipe import SHORT_FLAGS, Recipe
+from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.reading import saved_recipe
 
 MOST_LINES = 32
 SWITCHES = [name for name, hint in get_type_hints(Recipe).items() if hint is bool]

@@ -29,8 +29,8 @@ from fullstride.papers.suite_page import RowFile, SuiteFile
 from fullstride.strict_json import from_json, to_json
 from fullstride.tasks import find_task
 from fullstride.train.autotune import CacheEntry
-from fullstride.train.recipe import saved_recipe
-from fullstride.train.recipes import RECIPES
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.run_folder import LOG, RUN_CONFIG, RunConfig, read_config, read_log
 
 SPEC = replace(SPECS["genet_tiny"], classes=2, stages=SPECS["genet_tiny"].stages[:1])

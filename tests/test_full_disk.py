@@ -18,7 +18,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run, run_folder
 from fullstride.train.distill import CachedTeacher, Teacher, allocate
-from fullstride.train.recipes import DIGITS
+from fullstride.train.recipes.defaults import DIGITS
 from fullstride.train.tensorboard import open_board
 
 MIB = 2**20

@@ -21,7 +21,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.gather import gather
 from fullstride.report.page import render
-from fullstride.train.recipes import DIGITS
+from fullstride.train.recipes.defaults import DIGITS
 from fullstride.train.run_folder import BUNDLE, LOG, RunConfig, create_or_resume
 
 DATA = open_data("digits")

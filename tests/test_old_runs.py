@@ -16,8 +16,8 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
-from fullstride.train.recipe import saved_recipe
-from fullstride.train.recipes import RECIPES
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.scoring import matching_data, score_images
 
 OLD = Path(__file__).parent / "old_runs"

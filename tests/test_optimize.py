@@ -17,7 +17,7 @@ from fullstride.train.optimizer import (
     lr_at,
     momentum_at,
 )
-from fullstride.train.recipes import FINETUNE
+from fullstride.train.recipes.defaults import FINETUNE
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_by_half_a_cosine():

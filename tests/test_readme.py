@@ -9,7 +9,7 @@ import pytest
 from fullstride import cli
 from fullstride.nets.families import SPECS
 from fullstride.tables import published
-from fullstride.train.recipes import RECIPES
+from fullstride.train.recipes.named import RECIPES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

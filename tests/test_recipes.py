@@ -16,21 +16,11 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train.optimizer import build_optimizer, lr_at
-from fullstride.train.recipe import (
-    RENAMED,
-    SHORT_FLAGS,
-    Recipe,
-    field_help,
-    saved_recipe,
-    with_current_flags,
-)
-from fullstride.train.recipes import (
-    FINETUNE,
-    RECIPES,
-    RESNET_RS_SIZES,
-    resnet_rs,
-    scaling,
-)
+from fullstride.train.recipe import SHORT_FLAGS, Recipe
+from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
+from fullstride.train.recipes.reading import RENAMED, field_help, saved_recipe, with_current_flags
 from fullstride.train.run import train as run_training
 
 FIELDS_OF_AUGMENTATION = [field.name for field in fields(Augmentation)]

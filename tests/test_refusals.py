@@ -30,7 +30,7 @@ from fullstride.train import run, tensorboard
 from fullstride.train.batches import check_task
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes import FINETUNE
+from fullstride.train.recipes.defaults import FINETUNE
 from fullstride.train.scoring import evaluate, matching_data
 
 DIGITS = open_data("digits")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fullstride.nets.network import Network
-from fullstride.train.recipes import RECIPES
+from fullstride.train.recipes.named import RECIPES
 
 sys.path.insert(
     0, str(Path(__file__).parents[1] / "benchmarks")

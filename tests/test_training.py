@@ -32,7 +32,7 @@ from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import lr_at
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes import DIGITS
+from fullstride.train.recipes.defaults import DIGITS
 from fullstride.train.scoring import evaluate, matching_data
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)

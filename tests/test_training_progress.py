@@ -23,7 +23,9 @@ from fullstride.train import plan as plan_module
 from fullstride.train import run
 from fullstride.train.distributed import DistributedContext
 from fullstride.train.plan import TimedBatches
-from fullstride.train.recipes import DIGITS, FINETUNE, GENET, RECIPES
+from fullstride.train.recipes.defaults import DIGITS, FINETUNE
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.papers import GENET
 
 SHORT = replace(DIGITS, epochs=2, resolution=16, batch=16)
 METRIC = find_task().metric

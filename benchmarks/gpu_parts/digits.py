@@ -47,7 +47,7 @@ def quick_suite(settings: Settings) -> Result:
 
 
 def training(settings: Settings) -> Iterator[Work]:
-    from fullstride.train.recipes import DIGITS
+    from fullstride.train.recipes.defaults import DIGITS
 
     # on a CPU, bf16 with channels last is refused
     changes: dict[str, Any] = {}

@@ -28,8 +28,9 @@ from fullstride.console import (
     without_frame,
 )
 from fullstride.storage import OutOfMemoryError, lacks_memory
-from fullstride.train.recipe import SHORT_FLAGS, Recipe, field_help
-from fullstride.train.recipes import RECIPES, default_recipe, find_recipe
+from fullstride.train.recipe import SHORT_FLAGS, Recipe
+from fullstride.train.recipes.named import RECIPES, default_recipe, find_recipe
+from fullstride.train.recipes.reading import field_help
 
 DESCRIPTION = (
     "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "

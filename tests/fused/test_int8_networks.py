@@ -28,7 +28,7 @@ from fullstride.tasks.classify import Classify
 from fullstride.train.autotune import CACHE_KEY_FIELDS
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes import DIGITS
+from fullstride.train.recipes.defaults import DIGITS
 
 TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
 

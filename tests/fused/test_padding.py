@@ -25,7 +25,7 @@ from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
 from fullstride.train.optimizer import build_optimizer
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes import DIGITS
+from fullstride.train.recipes.defaults import DIGITS
 
 TRESNET = NetSpec(
     source="ours: TResNet with odd widths",

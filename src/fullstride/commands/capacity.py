@@ -38,7 +38,7 @@ def capacity(
     """
     from fullstride.measure.memory import max_batch
     from fullstride.report.console_lines import capacity_lines, probe_line, proven_line
-    from fullstride.train.recipes import training_step
+    from fullstride.train.recipes.named import training_step
 
     flags: dict[str, Any] = dict(resolution=resolution, precision=precision, layout=layout)
     step = training_step(step_recipe, **flags, efficiency=efficiency)

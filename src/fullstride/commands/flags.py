@@ -7,7 +7,7 @@ from tyro.conf import Positional, arg
 
 from fullstride.console import print_error
 from fullstride.nets.load_options import LoadOptions
-from fullstride.train.recipe import with_current_flags
+from fullstride.train.recipes.reading import with_current_flags
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
 Model = Annotated[Positional[str], arg(metavar="MODEL")]

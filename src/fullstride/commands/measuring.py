@@ -62,7 +62,7 @@ def cost(
     from fullstride.measure.workload import find_precision
     from fullstride.nets.precision import short_precision
     from fullstride.report import console_lines
-    from fullstride.train.recipes import training_step
+    from fullstride.train.recipes.named import training_step
 
     if step_recipe and not train:
         raise ValueError(f"--recipe {step_recipe} is for --train: say --train too")

@@ -13,7 +13,7 @@ from fullstride.report.format import count, three_digits
 from fullstride.train import run_folder
 from fullstride.train.plan import TimedBatches, TrainingPlan
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes import RECIPES
+from fullstride.train.recipes.named import RECIPES
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet

@@ -11,7 +11,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes import default_recipe, find_recipe
+from fullstride.train.recipes.named import default_recipe, find_recipe
 
 
 def train_network(

@@ -24,7 +24,8 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.outputs import Output
 from fullstride.storage import read_regular
 from fullstride.strict_json import MAX_JSON_BYTES
-from fullstride.train.recipe import RENAMED, Recipe
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.reading import RENAMED
 from fullstride.writing import atomic_write, check_output
 
 KEY = "about.json"  # in the folder of a cache

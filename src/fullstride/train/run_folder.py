@@ -19,7 +19,8 @@ from fullstride.outputs import Output, begins_with, has_keys
 from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, from_json, read_json, to_json
 from fullstride.tasks.task import Metric
-from fullstride.train.recipe import NonNegative, PositiveInt, Recipe, saved_recipe
+from fullstride.train.recipe import NonNegative, PositiveInt, Recipe
+from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.training_state import read_state
 from fullstride.writing import atomic_write, check_output
 

@@ -1,0 +1,107 @@
+"""Which recipes have names? `RECIPES`, and those of saved runs, bundles and JSON files."""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from fullstride.nets.efficiency import Efficiency, TrainingForm
+from fullstride.storage import looks_like_path
+from fullstride.strict_json import read_json
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes import papers
+from fullstride.train.recipes.defaults import DIGITS, FINETUNE
+from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
+from fullstride.train.recipes.reading import saved_recipe
+
+RECIPES = {
+    "finetune": FINETUNE,
+    "digits": DIGITS,
+    "tresnet": papers.TRESNET,
+    "tresnet_timm": papers.TRESNET_TIMM,
+    "tresnet_448": papers.TRESNET_448,
+    "tresnet_transfer": papers.TRESNET_TRANSFER,
+    "tresnet_triplet": papers.TRESNET_TRIPLET,
+    "resnet": papers.RESNET,
+    "study_cosine": papers.STUDY_COSINE,
+    "study_longer": papers.STUDY_LONGER,
+    "study_average": papers.STUDY_AVERAGE,
+    "study_smoothing": papers.STUDY_SMOOTHING,
+    "study_drop_path": papers.STUDY_DROP_PATH,
+    "study_rand_augment": papers.STUDY_RAND_AUGMENT,
+    "study_dropout": papers.STUDY_DROPOUT,
+    "study_decay": papers.STUDY_DECAY,
+    "resnet_rs": resnet_rs(50, 160),
+    **{f"resnet_rs_{depth}_{side}": resnet_rs(depth, side) for depth, side in RESNET_RS_SIZES},
+    "scaling_10": scaling(10),
+    "scaling_100": scaling(100),
+    "scaling_350": scaling(350),
+    "genet": papers.GENET,
+    "genet_nas": papers.GENET_NAS,
+}
+
+
+def default_recipe(data: str) -> str:
+    """The name of the recipe for a data set, where none is chosen."""
+    return "digits" if data == "digits" else "finetune"
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name, or a saved one: a JSON file, or the folder of a run or a bundle."""
+    if name in RECIPES:
+        return RECIPES[name]
+    path = Path(name)
+    if name and path.is_dir():
+        files = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
+        if not files:
+            raise ValueError(
+                f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file"
+            )
+        path = files[0]
+    if looks_like_path(name) and not path.exists():
+        raise ValueError(f"no such file or folder: {name}")
+    if not name or not path.is_file():
+        close = get_close_matches(name, RECIPES, n=3)
+        hint = f"choose from {', '.join(RECIPES)}, or give a file"
+        if close:
+            hint = f"did you mean {' or '.join(close)}?"
+        raise ValueError(f"no recipe named {name!r}: {hint}")
+    return saved_recipe(read_json(path), name)
+
+
+def training_step(
+    name: str,
+    *,
+    resolution: int | None = None,
+    precision: str | None = None,
+    layout: Literal["nchw", "nhwc"] | None = None,
+    efficiency: Efficiency | None = None,
+) -> dict[str, Any]:
+    """How a recipe computes a step, as arguments of `measure.memory.max_batch.plan`.
+
+    Arguments that are not None have precedence over the recipe, which `find_recipe` finds. Without
+    a name: bf16, nchw, plain modules and no regularisation. Raises ValueError for a recipe that
+    chooses its efficiency when training starts.
+    """
+    if not name:
+        form = TrainingForm(efficiency=efficiency or "plain")
+        step = dict(precision=precision or "bf16", layout=layout or "nchw")
+        return dict(step, resolution=resolution, form=form)
+    recipe = find_recipe(name)
+    if efficiency:
+        recipe = recipe.with_efficiency(efficiency)
+    if recipe.efficiency == "auto":
+        raise ValueError(f"the efficiency of recipe {name} is auto: set --efficiency")
+    form = TrainingForm(
+        efficiency=recipe.efficiency,
+        int8=recipe.int8_maps,
+        padded=recipe.pad_channels,
+        drop_path=recipe.drop_path,
+        drop_path_by=recipe.drop_path_by,
+        dropout=recipe.dropout,
+    )
+    return dict(
+        resolution=recipe.resolution if resolution is None else resolution,
+        precision=precision or ("fp32" if recipe.precision == "tf32" else recipe.precision),
+        layout=layout or ("nhwc" if recipe.channels_last else "nchw"),
+        form=form,
+    )
