@@ -24,8 +24,8 @@ from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, t
 from fullstride.train.batches import measurement_batches, repeat, training_batches
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
+from fullstride.train.prepare import initial_network
 from fullstride.train.recipe import Recipe
-from fullstride.train.run import initial_network
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")

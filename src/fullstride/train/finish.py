@@ -1,0 +1,35 @@
+"""How does a training run end? With the weights that are chosen, their scores, and a bundle."""
+
+from fullstride.nets import fused_form
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.bundle import Bundle
+from fullstride.tasks import build_head
+from fullstride.train import run_folder
+from fullstride.train.prepare import PreparedRun
+
+
+def finish(run: PreparedRun) -> None:
+    """Score the final weights on the minival and the test images, and save them as the bundle."""
+    net, scores = final_network(run), {}
+    for split in ("minival", "test"):
+        images = getattr(run.data, split)
+        if not len(images):  # data with a minival of their own may have no test
+            continue
+        score, skipped = run.score(net, images)
+        scores[split] = score | ({"skipped": skipped} if skipped else {})
+    run.context.on_rank_zero(run.bundle(net, scores).save, run.folder / run_folder.BUNDLE)
+
+
+def final_network(run: PreparedRun) -> Backbone:
+    """The average of the last epoch, or that of the best one if the recipe stops early."""
+    if run.recipe.early_stop_patience:
+        path = run.folder / run_folder.BEST
+        if not path.is_dir():
+            raise ValueError(f"{path}, the best epoch's weights, is gone: train with another --out")
+        net = fused_form.unpadded(run.net, run.spec)
+        net.load_state_dict(Bundle.load(path, build_head).net.state_dict())
+        return net
+    last = run_folder.load_checkpoint(run.folder)
+    assert last is not None
+    run.net.load_state_dict(last["average"])
+    return run.net

@@ -1,0 +1,196 @@
+"""What does a training run need before its first step? The network, batches and configuration."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullstride.data.dataset import DataSet, Images
+from fullstride.data.loader import Batches
+from fullstride.measure.environment import Environment
+from fullstride.nets import fused_form, zoo
+from fullstride.nets.backbone import Backbone, Spec
+from fullstride.nets.bundle import Bundle, copy_weights, reorder_outputs
+from fullstride.nets.class_names import permutation
+from fullstride.nets.load_options import LoadOptions, WeightsKind
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.tasks import build_head, find_task
+from fullstride.tasks.task import Task
+from fullstride.train import run_folder
+from fullstride.train.autotune import choose_efficiency
+from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
+from fullstride.train.distill import TeacherProbabilities, build_teacher
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.plan import TrainingPlan
+from fullstride.train.recipe import Recipe
+from fullstride.train.scoring import score_images
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run whose folder has its configuration, and all that its steps need."""
+
+    folder: Path
+    config: run_folder.RunConfig
+    task: Task
+    data: DataSet
+    recipe: Recipe  # as the user chose it
+    resolved: Recipe  # with its length in epochs and its efficiency
+    pre: Preprocessing
+    spec: Spec  # of the network as it is saved, without padding
+    net: Backbone  # with its initial weights, on the CPU
+    batches: Batches
+    teacher: TeacherProbabilities | None
+    device: torch.device
+    workers: int
+    context: DistributedContext
+
+    def plan(self, start: tuple[int, int]) -> TrainingPlan:
+        """The plan of the run from `start`, the epochs and steps that have been taken."""
+        return TrainingPlan(
+            model=self.config.model,
+            weights=self.config.weights,
+            net=self.net,
+            data=self.data,
+            recipe=self.recipe,
+            resolved=self.resolved,
+            resolution=self.pre.resolution,
+            steps_per_epoch=len(self.batches),
+            device=self.device,
+            processes=self.context.world_size,
+            start=start,
+        )
+
+    def score(self, net: Backbone, images: Images) -> tuple[dict[str, float], dict[str, str]]:
+        """Scores of `net` on `images`, and the reason for each image that cannot be read."""
+        return score_images(
+            net, self.task, images, self.pre, self.device, self.workers, self.context
+        )
+
+    def bundle(self, net: Backbone, scores: Mapping[str, Any]) -> Bundle:
+        """The bundle of `net`, without padding, with `scores` by split."""
+        return Bundle(
+            net=fused_form.unpadded(net, self.spec),
+            name=self.folder.name,
+            classes=self.data.classes,
+            preprocessing=self.pre,
+            recipe=self.config.recipe,
+            scores=scores,
+            environment=asdict(Environment.here(self.device)),
+            source=f"trained on {self.data.name}",
+            task=self.task.name,
+        )
+
+
+def prepare(
+    folder: Path,
+    model: str,
+    data: DataSet,
+    recipe: Recipe,
+    *,
+    task: Task | None = None,
+    weights: str = "",
+    weights_kind: WeightsKind = "averaged",
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    teacher_cache: Path | None = None,
+    context: DistributedContext = SINGLE_PROCESS,
+) -> PreparedRun:
+    """Build what `run.train` needs, with its arguments, and create the folder or check it.
+
+    Raises ValueError if the folder holds another run.
+    """
+    context.on_rank_zero(run_folder.check_folder, folder)
+    task = task or find_task()
+    net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
+    net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
+    spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
+    batches = training_batches(data, task, pre, recipe, device, workers, context)
+    resolved = recipe_in_epochs(data, recipe)
+    if resolved.efficiency == "auto":
+        efficiency = context.gather(run_folder.saved_efficiency(folder))[0]
+        if not efficiency:
+            few = measurement_batches(data, task, pre, recipe, device, batch=8)
+            efficiency = choose_efficiency(
+                resolved, task, net, next(few.epoch(0)), device, context.world_size
+            ).efficiency
+        resolved = resolved.with_efficiency(context.gather(efficiency)[0])
+    teacher = build_teacher(data, pre, resolved, device, teacher_cache)
+    config = run_folder.RunConfig(
+        model=model,
+        weights=weights,
+        weights_kind=weights_kind,
+        data=data.where,
+        minival=data.minival_share,
+        fingerprint=data.fingerprint,
+        classes=data.classes,
+        spec=json.loads(spec.to_json()),
+        preprocessing=asdict(pre),
+        recipe=asdict(recipe),
+        efficiency=resolved.efficiency,
+        task=task.name,
+        splits=data.splits,
+    )
+    context.on_rank_zero(run_folder.create_or_resume, folder, config)
+    return PreparedRun(
+        folder=folder,
+        config=config,
+        task=task,
+        data=data,
+        recipe=recipe,
+        resolved=resolved,
+        pre=pre,
+        spec=spec,
+        net=net,
+        batches=batches,
+        teacher=teacher,
+        device=torch.device(device),
+        workers=workers,
+        context=context,
+    )
+
+
+def initial_network(
+    model: str,
+    task: Task,
+    data: DataSet,
+    recipe: Recipe,
+    weights: str = "",
+    weights_kind: WeightsKind = "averaged",
+) -> tuple[Backbone, Preprocessing]:
+    """The network before training, with random weights or `weights`, and its preprocessing.
+
+    A classifier for the same classes in another order is put in the order of the data.
+    """
+    torch.manual_seed(recipe.seed)
+    net = zoo.create(
+        model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution
+    )
+    if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
+        net.check_size(net.spec.resolution, net.spec.resolution)
+    net.task_head = task.head(net)
+    if net.task_head is not None and recipe.pad_channels:
+        raise ValueError(
+            f"recipe.pad_channels: the head of the task {task.name} cannot be padded: leave it out"
+        )
+    pre = zoo.family_preprocessing(net.spec)
+    if weights:
+        options = LoadOptions(weights_kind=weights_kind)
+        start = zoo.load(model if weights == "hub" else weights, model, build_head, options)
+        outputs = permutation(start.classes, data.classes) if task.single_label else None
+        if outputs:
+            reorder_outputs(start.net, outputs)
+        left = copy_weights(start.net, net)
+        other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
+        if other:
+            raise ValueError(
+                f"{weights} does not begin {model} with {data.channels} input channels: {other[0]} "
+                f"differs and {len(other) - 1} more; give weights of the same network"
+            )
+        pre = start.preprocessing
+    crop = pre.crop if recipe.crop is None else recipe.crop
+    return net, replace(pre, resolution=net.spec.resolution, crop=crop, fit=recipe.fit or pre.fit)
