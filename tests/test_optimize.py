@@ -18,6 +18,7 @@ from fullstride.train.optimizer import (
     momentum_at,
 )
 from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import RECIPES
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_by_half_a_cosine():
@@ -60,7 +61,7 @@ def test_other_recipes_decay_more():
 
 
 def test_one_cycle_equals_pytorchs_at_the_same_share_of_each_phase():
-    recipe = replace(FINETUNE, schedule="one_cycle", warmup_epochs=0, lr=0.7, momentum=0.95)
+    recipe = replace(RECIPES["tresnet"], lr=0.7)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.7, momentum=0.95)
     total = 100
     reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.7, total_steps=total)
@@ -81,9 +82,7 @@ def test_one_cycle_equals_pytorchs_at_the_same_share_of_each_phase():
 
 def test_steps_and_exponential_equal_pytorchs_at_every_epoch():
     steps = replace(FINETUNE, epochs=90, schedule="steps", warmup_epochs=0, lr=1.6)
-    exponential = replace(
-        FINETUNE, schedule="exponential", factor=0.97, factor_epochs=1, warmup_epochs=0
-    )
+    exponential = replace(FINETUNE, schedule="exponential", factor_epochs=1, warmup_epochs=0)
     for recipe, kind, how in (
         (steps, torch.optim.lr_scheduler.MultiStepLR, dict(milestones=[30, 60, 80], gamma=0.1)),
         (exponential, torch.optim.lr_scheduler.ExponentialLR, dict(gamma=0.97)),

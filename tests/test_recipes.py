@@ -307,7 +307,42 @@ def test_regularisation_grows_with_the_network():
         for name in ("dropout", "rand_magnitude", "drop_path"):
             values = [getattr(recipe, name) for recipe in row]
             assert values == sorted(values)
-    assert (wide[0].dropout, wide[-1].dropout) == (0.0, 0.75)  # the ends of the paper's Table 12
+
+
+@pytest.mark.parametrize(
+    ("epochs", "width", "resolution", "magnitude", "drop_path", "dropout"),
+    [
+        (10, 1.0, 224, None, 0.0, 0.0),
+        (100, 2.0, 320, None, 0.0, 0.0),
+        (350, 0.25, 448, 10, 0.0, 0.0),
+        (350, 0.5, 320, 10, 0.2, 0.1),
+        (350, 2.0, 160, 10, 0.0, 0.75),
+        (350, 2.0, 224, 15, 0.2, 0.75),
+        (350, 1.0, 320, 15, 0.2, 0.25),
+        (350, 1.5, 448, 20, 0.2, 0.6),
+    ],
+)
+def test_the_scaling_study_has_the_numbers_of_the_papers_appendix(
+    epochs, width, resolution, magnitude, drop_path, dropout
+):
+    recipe = scaling(epochs, width, resolution)
+    assert (recipe.epochs, recipe.resolution, recipe.weight_decay) == (epochs, resolution, 4e-5)
+    assert recipe.label_smoothing == (0.1 if epochs == 350 else 0.0)
+    assert (recipe.rand_magnitude if recipe.rand_layers else None) == magnitude
+    assert (recipe.drop_path, recipe.dropout) == (drop_path, dropout)
+
+
+def test_the_candidates_of_genets_search_train_without_the_regularisation_of_the_final_network():
+    recipe = RECIPES["genet_nas"]
+    assert (recipe.epochs, recipe.teacher, recipe.auto_augment) == (120, "", False)
+    assert (recipe.label_smoothing, recipe.mixup, recipe.random_erasing_prob) == (0.0, 0.0, 0.0)
+
+
+def test_the_factor_of_an_earlier_version_is_read_as_the_same_schedule():
+    for schedule, factor in (("steps", None), ("cosine", None), ("exponential", 0.1)):
+        saved = asdict(replace(FINETUNE, schedule=schedule)) | {"factor": 0.1}
+        assert saved_recipe(saved, "it") == replace(FINETUNE, schedule=schedule, factor=factor)
+    assert RECIPES["tresnet"].momentum == 0.95  # to 0.85, see test_optimize.py
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,8 @@ class Recipe:
 
     # sgd, rmsprop in TensorFlow's form (as for EfficientNet), or adamw
     optimizer: Literal["sgd", "rmsprop", "adamw"] = "sgd"
-    momentum: BelowOne = 0.9  # of sgd and rmsprop
+    # of sgd and rmsprop; in one_cycle it is 0.1 lower where the learning rate is highest
+    momentum: BelowOne = 0.9
     nesterov: bool = True  # Nesterov momentum for sgd
     weight_decay: NonNegative = 4e-5  # per step, multiplied by the learning rate
     # for sgd, decay the weights directly and not through the gradient (as in AdamW)
@@ -70,7 +71,8 @@ class Recipe:
     warmup_epochs: NonNegative = 5.0
     # for steps: fractions of training at which the learning rate is multiplied by factor
     milestones: tuple[OpenUnitInterval, ...] = (1 / 3, 2 / 3, 8 / 9)
-    factor: Positive = 0.1  # for steps and exponential: multiplier of the learning rate
+    # multiplier of the learning rate; None: 0.1 for steps, 0.97 for exponential
+    factor: Positive | None = None
     factor_epochs: Positive = 2.4  # for exponential: epochs between multiplications
 
     label_smoothing: BelowOne = 0.1  # probability moved from the true class to all classes

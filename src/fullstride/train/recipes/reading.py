@@ -24,6 +24,9 @@ RENAMED = {
     "engine": "decoder",
 }
 
+# Until version 0.2 the factor of both schedules; today it depends on the schedule if left out.
+OLD_FACTOR = 0.1
+
 # Flags of which some values have another name, and the function that gives the current one.
 RENAMED_VALUES = {
     "--efficiency": current_name,
@@ -79,6 +82,8 @@ def with_current_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for name, rename in (("efficiency", current_name), ("precision", short_precision)):
         if isinstance(current.get(name), str):
             current[name] = rename(current[name])
+    if current.get("factor") == OLD_FACTOR and current.get("schedule") != "exponential":
+        del current["factor"]
     return current
 
 
