@@ -108,7 +108,7 @@ def train(
         init_distributed(choose_device(device)) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
     ):
-        progress = TrainingProgress(bar, kind.metric)
+        progress = TrainingProgress(bar, kind.find_metric(recipe.score))
         settings |= dict(announce=progress.announce, watch=progress.watch)
         settings |= dict(device=place, context=context, weights_kind=weights_kind)
         for row in run.train(out, model, images, recipe, **settings):

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.nets.backbone import Backbone
+from fullstride.tasks.classification_score import TOP, ClassificationScore
+from fullstride.tasks.confusion import ConfusionMatrix
 from fullstride.tasks.metric_learning import WithEmbedding, weighted_triplet
-from fullstride.tasks.task import Metric, Task, full_precision
+from fullstride.tasks.task import Metric, Score, Task, full_precision
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Classify(Task):
 
     name: ClassVar[str] = "classify"
     metric: ClassVar[Metric] = Metric("top1", "top-1", "%", percent_of_images=True)
+    other_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("top5", "top-5", "%", percent_of_images=True, min_outputs=TOP + 1),
+        Metric("balanced_accuracy", "balanced accuracy", "%"),
+        Metric("macro_f1", "macro-F1", "%"),
+        Metric("loss", "loss", higher_is_better=False),
+        Metric("ece", "calibration error", "%", higher_is_better=False),
+    )
     single_label: ClassVar[bool] = True
 
     def training_module(self, net: Backbone) -> nn.Module:
@@ -56,8 +65,12 @@ class Classify(Task):
             loss = loss + self.triplet * weighted_triplet(embeddings, targets)
         return loss
 
-    def score(self) -> "ClassificationScore":
+    def score(self) -> ClassificationScore:
         return ClassificationScore()
+
+    def confusion(self, score: Score) -> ConfusionMatrix:
+        assert isinstance(score, ClassificationScore)
+        return score.confusion()
 
     def activate(self, outputs: Tensor) -> Tensor:
         """Logits (N, K) -> probabilities."""
@@ -65,27 +78,6 @@ class Classify(Task):
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
         return [most_probable(row, classes, top) for row in outputs]
-
-
-class ClassificationScore:
-    """Top-1 accuracy in percent, and the mean cross-entropy."""
-
-    def __init__(self) -> None:
-        self.images, self.correct, self.loss = 0, 0, 0.0
-
-    def update(self, logits_nk: Tensor, labels_n: Tensor) -> None:
-        logits, labels = logits_nk.float().cpu(), labels_n.cpu()
-        self.images += len(labels)
-        self.correct += int((logits.argmax(1) == labels).sum())
-        self.loss += len(labels) * F.cross_entropy(logits, labels).item()
-
-    def merge(self, other: "ClassificationScore") -> None:
-        self.images += other.images
-        self.correct += other.correct
-        self.loss += other.loss
-
-    def compute(self) -> dict[str, float]:
-        return {"top1": 100 * (self.correct / self.images), "loss": self.loss / self.images}
 
 
 def most_probable(probabilities_k: Tensor, classes: Sequence[str], top: int) -> tuple[Guess, ...]:

@@ -13,6 +13,7 @@ from fullstride.data.loader import TestView, TrainView, View, class_indices
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.confusion import ConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Metric:
     unit: str = ""
     higher_is_better: bool = True
     percent_of_images: bool = False  # a proportion of the images, which has a binomial interval
+    min_outputs: int = 1  # of the network; with fewer the score says nothing, and is not computed
 
     def rank(self, value: float) -> float:
         """Higher for a better `value`."""
@@ -57,7 +59,8 @@ class Task(ABC):
     """
 
     name: ClassVar[str]  # in `TASKS`, in run.json and in bundle.json
-    metric: ClassVar[Metric]
+    metric: ClassVar[Metric]  # that runs are compared by, unless their recipe has another
+    other_metrics: ClassVar[tuple[Metric, ...]] = ()
     # whether a target is the index of one class, which mixup, CutMix, teachers, batches by class
     # and int8 files require
     single_label: ClassVar[bool] = False
@@ -66,6 +69,23 @@ class Task(ABC):
         """The task with the options that `recipe` has."""
         names = [field.name for field in fields(self) if hasattr(recipe, field.name)]
         return replace(self, **{name: getattr(recipe, name) for name in names})
+
+    def find_metric(self, name: str = "", outputs: int | None = None) -> Metric:
+        """The metric `name` of a network with so many outputs; "" is the task's own.
+
+        Raises ValueError for a name that the task does not have, or not with so few outputs.
+        """
+        metrics = {
+            each.name: each
+            for each in (self.metric, *self.other_metrics)
+            if outputs is None or outputs >= each.min_outputs
+        }
+        if name and name not in metrics:
+            few = "" if outputs is None else f" with {outputs} classes"
+            raise ValueError(
+                f"recipe.score {name!r}: the task {self.name}{few} has {', '.join(metrics)}"
+            )
+        return metrics[name or self.metric.name]
 
     def open_data(self, where: str, **how: Any) -> DataSet:
         """The data set at `where` with the task's targets; `classes` has a name for each output.
@@ -113,6 +133,10 @@ class Task(ABC):
     @abstractmethod
     def score(self) -> Score:
         """A new score, of no images yet."""
+
+    def confusion(self, score: Score) -> ConfusionMatrix | None:
+        """What `score` counted by classes; None for a task without."""
+        return None
 
     def activate(self, outputs: Tensor) -> Tensor:
         """What `decode` gets of the network's outputs; exported files compute it too."""

@@ -19,7 +19,7 @@ from fullstride.nets.load_options import LoadOptions, WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head, find_task
-from fullstride.tasks.task import Task
+from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency
 from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
@@ -37,6 +37,7 @@ class PreparedRun:
     folder: Path
     config: run_folder.RunConfig
     task: Task
+    metric: Metric  # that epochs are compared by
     data: DataSet
     recipe: Recipe  # as the user chose it
     resolved: Recipe  # with its length in epochs and its efficiency
@@ -106,6 +107,7 @@ def prepare(
     """
     context.on_rank_zero(run_folder.check_folder, folder)
     task = task or find_task()
+    metric = task.find_metric(recipe.score, len(data.classes))
     net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
@@ -140,6 +142,7 @@ def prepare(
         folder=folder,
         config=config,
         task=task,
+        metric=metric,
         data=data,
         recipe=recipe,
         resolved=resolved,

@@ -22,6 +22,7 @@ SHORT_FLAGS = {
     "--batch-size": "batch",
     "--lr": "lr",
     "--resolution": "resolution",
+    "--score": "score",
 }
 
 Count = Annotated[int, Bounds(ge=0)]
@@ -52,6 +53,9 @@ class Recipe:
     images: PositiveInt | None = None  # length of training in images, instead of epochs
     # epochs without a better validation score before training stops with the best weights; 0: off
     early_stop_patience: Count = 0
+    # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
+    # macro_f1, loss or ece for classification; by default the task's own
+    score: Annotated[str, short_flag("score")] = ""
 
     # sgd, rmsprop in TensorFlow's form (as for EfficientNet), or adamw
     optimizer: Literal["sgd", "rmsprop", "adamw"] = "sgd"

@@ -68,7 +68,7 @@ def train(
         context=context,
     )
     resume = run_folder.load_checkpoint(folder)
-    rows = run_folder.read_log(folder, run.task.metric, resume["epochs"] if resume else 0)
+    rows = run_folder.read_log(folder, run.metric, resume["epochs"] if resume else 0)
     has_ended = (folder / run_folder.BUNDLE).is_dir()
     if not has_ended:
         announce(run.plan((resume["epochs"], resume["index"]) if resume else (0, 0)))
@@ -76,7 +76,7 @@ def train(
     if has_ended:
         return
     run.net.to(device)
-    if not run_folder.should_stop_early(rows, recipe, run.task.metric):
+    if not run_folder.should_stop_early(rows, recipe, run.metric):
         epochs = loop.train_epochs(
             run.net,
             run.task,
@@ -114,10 +114,10 @@ def saved_epochs(
                 "skipped": {name: why for name, why in skipped.items() if name not in logged},
             }
         )
-        if run_folder.best_row(rows, run.task.metric) is rows[-1]:
+        if run_folder.best_row(rows, run.metric) is rows[-1]:
             best = run.bundle(epoch.average, {"minival": scores})
             run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
         run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
         yield rows[-1]
-        if run_folder.should_stop_early(rows, run.recipe, run.task.metric):
+        if run_folder.should_stop_early(rows, run.recipe, run.metric):
             return
