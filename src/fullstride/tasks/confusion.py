@@ -38,7 +38,7 @@ class ConfusionMatrix:
 
     def __post_init__(self) -> None:
         if not len(self.labels) == len(self.predictions) == len(self.images):
-            raise ValueError("labels, predictions and images of a confusion matrix differ in length")
+            raise ValueError("the columns of a confusion matrix differ in length")
         largest = max((*self.labels, *self.predictions), default=0)
         if largest >= self.classes:
             raise ValueError(f"class {largest} of a confusion matrix: there are {self.classes}")
