@@ -215,7 +215,7 @@ def test_a_recipe_that_is_not_there_is_refused_with_near_misses(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [["--tensorboard"], ["--recipe.channels-last"], ["--recipe.auto_augment"], []]
+    "flags", [["--tensorboard"], ["--recipe.deterministic"], ["--recipe.auto_augment"], []]
 )
 def test_the_digits_bring_their_recipe_also_behind_a_switch(flags):
     for words in ([*flags, "digits"], ["digits", *flags]):

@@ -41,7 +41,7 @@ def capacity(
     from fullstride.train.recipes.named import training_step
 
     flags: dict[str, Any] = dict(resolution=resolution, precision=precision, layout=layout)
-    step = training_step(step_recipe, **flags, efficiency=efficiency)
+    step = training_step(step_recipe, **flags, efficiency=efficiency, device=device)
     step |= dict(device=device, compiled=compiled, memory_gib=memory_gib)
     plan = max_batch.plan(model, **step, predict_only=predict)
     print(*capacity_lines(model, plan), sep="\n", flush=True)

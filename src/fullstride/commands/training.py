@@ -179,10 +179,12 @@ def bench_data(
     from fullstride.report.console_lines import data_bench_lines
     from fullstride.report.console_tables import data_bench_table
     from fullstride.train import data_bench
+    from fullstride.train.device_choices import on_device
     from fullstride.writing import check_output
 
     check_output(out, data_bench.OUTPUT)
     images, place = open_data(data), choose_device(device)
+    recipe = on_device(recipe, place)
     report_ignored(images.ignored)
     settings: dict[str, Any] = dict(workers=workers, device=place, seconds=seconds)
     bench = data_bench.bench_data(model, images, recipe, **settings)

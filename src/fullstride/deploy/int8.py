@@ -39,6 +39,7 @@ INT8_FINETUNE = replace(
     ema_decay=0.0,
     teacher_share=1.0,
     scale=(0.7, 1.0),
+    precision="fp32",  # int8 is compared with exact outputs
 )
 
 

@@ -21,7 +21,7 @@ from fullstride.measure.batch_sizes import (
     lack_of_memory,
     timed_batch,
 )
-from fullstride.measure.environment import Environment, find_device
+from fullstride.measure.environment import Environment, find_device, has_bf16
 from fullstride.measure.memory.limits import budget_bytes, peak_mib
 from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
 from fullstride.measure.timing import cpu_threads, spread, timed_calls, timed_each, warm_up
@@ -150,8 +150,7 @@ def check_possible(
         raise ValueError(
             f"{protocol.name} in fp16 is for GPUs: on the CPU say --precision bf16 or fp32"
         )
-    is_bf16_gpu = device.type == "cuda" and precision == "bfloat16"
-    if is_bf16_gpu and not torch.cuda.is_bf16_supported(False):
+    if device.type == "cuda" and precision == "bfloat16" and not has_bf16(device):
         raise ValueError(
             f"{torch.cuda.get_device_name(device)} has no bf16: say --precision fp16 or fp32"
         )

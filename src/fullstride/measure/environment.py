@@ -87,6 +87,11 @@ def choose_device(device: str) -> torch.device:
     return find_device(device)
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device is a GPU that computes in bf16 by its hardware."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 @cache
 def cpu_name() -> str:
     try:

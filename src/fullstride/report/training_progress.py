@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 MAX_CHANGES = 6  # of a named recipe, that are printed
 # Fields whose values are printed anyway.
-PRINTED = {"epochs", "steps", "images", "batch", "lr", "precision", "efficiency", "resolution"}
+PRINTED = {"epochs", "steps", "images", "batch", "lr", "resolution"}
+PRINTED |= {"precision", "channels_last", "efficiency", "grad_accum_steps"}
 
 
 class TrainingProgress:
@@ -74,6 +75,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     processes = f", processes: {plan.processes}" if plan.processes > 1 else ""
     total = cost(plan.net, side, data.channels)
     weights = f"weights from {plan.weights}" if plan.weights else "random weights"
+    layout = "channels last" if recipe.channels_last else "contiguous"
     splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival", "test"))
     lines = [
         f"device   {environment.device}{threads}{processes}",
@@ -82,7 +84,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
         f"recipe   {recipe_name(plan.recipe)}: {recipe.epochs:.4g} epochs x "
         f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images; "
-        f"learning rate {recipe.lr:g}, {recipe.precision}, {recipe.efficiency}",
+        f"learning rate {recipe.lr:g}, {recipe.precision}, {layout}, {recipe.efficiency}",
     ]
     if recipe.warmup_epochs < plan.recipe.warmup_epochs:
         lines.append(

@@ -32,8 +32,9 @@ from fullstride.storage import lacks_memory
 from fullstride.strict_json import from_json, read_json
 from fullstride.tasks.task import Task
 from fullstride.train.batches import repeat
+from fullstride.train.device_choices import on_device
 from fullstride.train.distributed import SINGLE_PROCESS
-from fullstride.train.loop import Learner, numerics
+from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 from fullstride.writing import atomic_write
 
@@ -72,6 +73,7 @@ def choose_efficiency(
     """
     if recipe.efficiency != "auto":
         return recipe
+    recipe = on_device(recipe, device)
     environment = asdict(Environment.here(device))
     key = {name: getattr(recipe, name) for name in CACHE_KEY_FIELDS} | {"processes": processes}
     key |= {"spec": json.loads(net.spec.to_json()), "resolution": example.x.shape[-1]}
@@ -178,7 +180,7 @@ def timed_steps(learner: Learner, batch: Batch, seconds: float) -> list[float]:
     x = batch.x
     protocol = replace(THROUGHPUT, batch=len(x), resolution=x.shape[-1], round_s=BLOCK_S)
     samples = []
-    with numerics(learner.recipe.precision == "tf32", learner.recipe.deterministic):
+    with learner.numerics():
         step()  # compiles and selects algorithms
         calls = warm_up(step, protocol, learner.device)
         deadline = time.perf_counter() + seconds

@@ -22,6 +22,7 @@ from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
 from fullstride.train.batches import measurement_batches, repeat, training_batches
+from fullstride.train.device_choices import on_device
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.prepare import initial_network
@@ -153,6 +154,7 @@ def bench_data(
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
     device = find_device(device)
+    recipe = on_device(recipe, device)
     task = task or find_task()
     net, pre = initial_network(model, task, data, recipe)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)

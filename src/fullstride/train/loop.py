@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, cast
@@ -21,6 +21,7 @@ from fullstride.nets.efficiency import is_compiled, is_fused
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
 from fullstride.train.batches import check_task
+from fullstride.train.device_choices import on_device
 from fullstride.train.distill import TeacherProbabilities
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.mix import mix
@@ -95,7 +96,7 @@ def train_epochs(
         source = batches.epoch(number, start)
         for index, (x, targets, indices) in enumerate(islice(source, last - start), start + 1):
             wait_s += time.perf_counter() - step_end
-            with numerics(recipe.precision == "tf32", recipe.deterministic):
+            with learner.numerics():
                 step = number * len(batches) + index - 1
                 losses.append(learner.step(x, targets, step, indices))
             images += len(x)
@@ -133,10 +134,11 @@ class Learner:
         context: DistributedContext,
     ):
         check_task(task, recipe)
+        self.device = next(net.parameters()).device
+        recipe = on_device(recipe, self.device)
         self.net, self.recipe, self.per_epoch = net, recipe, per_epoch
         self.task = task.with_options(recipe)
         self.teacher, self.context = teacher, context
-        self.device = next(net.parameters()).device
         if recipe.efficiency == "auto":
             raise ValueError(
                 "recipe.efficiency auto is chosen before the first step: use plain, fused, "
@@ -150,7 +152,7 @@ class Learner:
             # With torch 2.15 gradients change from run to run, and some are NaN (docs/log.md).
             raise ValueError(
                 f"recipe.precision {recipe.precision} with recipe.channels_last is not reliable on "
-                "a CPU: set one of the two back"
+                "a CPU: set recipe.precision fp32, or use a GPU"
             )
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         if recipe.channels_last:
@@ -176,6 +178,15 @@ class Learner:
             self.forward, _, reason = compile_for_training(module, operators=net.custom_operators)
             if reason:
                 warnings.warn(f"compiled without recomputation: {reason}", stacklevel=2)
+
+    def numerics(self) -> AbstractContextManager[None]:
+        """How steps compute: what stays in float32 under 16 bits need not be exact either."""
+        on_gpu = self.device.type == "cuda"
+        return numerics(
+            tf32=on_gpu and self.recipe.precision != "fp32",
+            benchmark=not self.recipe.deterministic,
+            deterministic=self.recipe.deterministic,
+        )
 
     def step(self, x: Tensor, targets: Any, number: int, indices: Tensor | None = None) -> Tensor:
         """One step of the optimizer; returns the loss, on the device: reading it would stall a GPU.
@@ -275,20 +286,26 @@ class Learner:
 
 
 @contextmanager
-def numerics(tf32: bool, deterministic: bool) -> Iterator[None]:
-    """TF32 only if `tf32`, though convolutions use it by default; and reproducible algorithms."""
-    cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+def numerics(*, tf32: bool, benchmark: bool, deterministic: bool) -> Iterator[None]:
+    """How a GPU computes within the block.
+
+    Args:
+        tf32: Of products and convolutions in float32; convolutions use it by default.
+        benchmark: Time the algorithms of convolutions once for each shape, and use the fastest.
+        deterministic: Use reproducible algorithms only.
+    """
+    products, before = torch.backends.cuda.matmul, torch.are_deterministic_algorithms_enabled()
+    allowed = products.allow_tf32
     changes = deterministic and not before  # the call imports a compiler for seconds
     if changes:
         torch.use_deterministic_algorithms(True)
+    products.allow_tf32 = tf32
     try:
-        with cudnn.flags(
-            True,
-            cudnn.benchmark and not deterministic,
-            deterministic=deterministic,
-            allow_tf32=tf32,
+        with torch.backends.cudnn.flags(
+            True, benchmark, deterministic=deterministic, allow_tf32=tf32
         ):
             yield
     finally:
+        products.allow_tf32 = allowed
         if changes:
             torch.use_deterministic_algorithms(before)

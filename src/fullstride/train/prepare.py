@@ -23,6 +23,7 @@ from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency
 from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
+from fullstride.train.device_choices import on_device
 from fullstride.train.distill import TeacherProbabilities, build_teacher
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.plan import TrainingPlan
@@ -106,6 +107,9 @@ def prepare(
     Raises ValueError if the folder holds another run.
     """
     context.on_rank_zero(run_folder.check_folder, folder)
+    saved = context.gather(run_folder.resumable_config(folder))[0]
+    if saved:
+        recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
     task = task or find_task()
     metric = task.find_metric(recipe.score, len(data.classes))
     net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
@@ -113,8 +117,11 @@ def prepare(
     spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
     batches = training_batches(data, task, pre, recipe, device, workers, context)
     resolved = recipe_in_epochs(data, recipe)
+    if saved:
+        resolved = replace(resolved, precision=saved.precision, channels_last=saved.channels_last)
+    resolved = on_device(resolved, device)
     if resolved.efficiency == "auto":
-        efficiency = context.gather(run_folder.saved_efficiency(folder))[0]
+        efficiency = saved.efficiency if saved else ""
         if not efficiency:
             few = measurement_batches(data, task, pre, recipe, device, batch=8)
             efficiency = choose_efficiency(
@@ -134,6 +141,8 @@ def prepare(
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
         efficiency=resolved.efficiency,
+        precision=resolved.precision,
+        channels_last=resolved.channels_last,
         task=task.name,
         splits=data.splits,
     )

@@ -34,6 +34,10 @@ BelowOne = Annotated[float, Bounds(ge=0, lt=1)]
 OpenUnitInterval = Annotated[float, Bounds(gt=0, lt=1)]
 
 
+# Fields whose default leaves them to the device, with that value.
+LEFT_TO_THE_DEVICE = {"precision": "auto", "channels_last": None}
+
+
 def short_flag(field: str) -> Any:
     """The short flag of a field, for the parser of command lines."""
     return arg(aliases=[flag for flag, name in SHORT_FLAGS.items() if name == field])
@@ -122,9 +126,11 @@ class Recipe:
 
     # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
     decoder: Literal["pillow", "opencv"] = "pillow"
-    # of activations; weights are in fp32
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    channels_last: bool = False  # memory format of images and activations
+    # of activations, weights are in fp32; fp32 is exact, tf32 is fp32 whose products on a GPU are
+    # fast and rounded to 10 bits; auto: bf16 on a GPU that has it, tf32 on others, fp32 on a CPU
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    # memory format of images and activations; None: True, except for 16 bits on a CPU
+    channels_last: bool | None = None
     # modules of a training step: PyTorch's or fused ones, eager or compiled with recomputation;
     # auto: the fastest on this device
     efficiency: Literal["plain", "fused", "plain_compiled", "fused_compiled", "auto"] = "plain"

@@ -19,7 +19,7 @@ from fullstride.outputs import Output, begins_with, has_keys
 from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, from_json, read_json, to_json
 from fullstride.tasks.task import Metric
-from fullstride.train.recipe import NonNegative, PositiveInt, Recipe
+from fullstride.train.recipe import LEFT_TO_THE_DEVICE, NonNegative, PositiveInt, Recipe
 from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.training_state import read_state
 from fullstride.writing import atomic_write, check_output
@@ -50,6 +50,10 @@ class RunConfig:
     preprocessing: Mapping[str, Any]
     recipe: Mapping[str, Any]
     efficiency: str = ""  # of the recipe, or the fastest if that is auto
+    # of the recipe, or of the device that the run began on if the recipe leaves them to it; earlier
+    # versions of this file lack them, as recipes had no such values
+    precision: str = ""
+    channels_last: bool | None = None
     task: str = "classify"
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
     # version of the rule by which the splits were taken; earlier versions of this file lack it
@@ -129,7 +133,15 @@ def read_config(folder: Path, hint: str) -> RunConfig:
         efficiency = "plain_compiled"  # version 0.1 compiled timm's networks as plain modules
     if recipe["efficiency"] != "auto" and efficiency:
         recipe["efficiency"] = efficiency
-    return replace(config, efficiency=efficiency, recipe=recipe)
+    return replace(
+        config,
+        efficiency=efficiency,
+        recipe=recipe,
+        precision=config.precision or recipe["precision"],
+        channels_last=(
+            recipe["channels_last"] if config.channels_last is None else config.channels_last
+        ),
+    )
 
 
 def saved_splits(folder: Path, hint: str = "give another --out") -> int:
@@ -139,11 +151,21 @@ def saved_splits(folder: Path, hint: str = "give another --out") -> int:
     return read_config(folder, hint).splits
 
 
-def saved_efficiency(folder: Path) -> str:
-    """The efficiency of a run that can be resumed; "" where there is none."""
-    if not ((folder / CHECKPOINT).exists() and (folder / RUN_CONFIG).exists()):
-        return ""
-    return read_config(folder, "give another --out").efficiency
+def resumable_config(folder: Path) -> RunConfig | None:
+    """The configuration of a run that can be resumed or has ended; None where there is none."""
+    is_begun = (folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()
+    if not (is_begun and (folder / RUN_CONFIG).exists()):
+        return None
+    return read_config(folder, "give another --out")
+
+
+def left_to_the_device(recipe: Recipe, saved: RunConfig) -> dict[str, Any]:
+    """The fields that `recipe` leaves to the device, as the recipe of the run `saved` has them."""
+    return {
+        name: saved.recipe[name]
+        for name, value in LEFT_TO_THE_DEVICE.items()
+        if getattr(recipe, name) == value
+    }
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

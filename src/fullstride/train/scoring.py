@@ -34,7 +34,7 @@ def evaluate(
     """
     net.eval()
     score, images = task.score(), 0
-    with numerics(tf32=False, deterministic=False):
+    with numerics(tf32=False, benchmark=False, deterministic=False):
         for x, targets, _ in batches.epoch(0):
             score.update(net(x), targets)
             images += len(x)

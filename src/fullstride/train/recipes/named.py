@@ -75,11 +75,13 @@ def training_step(
     precision: str | None = None,
     layout: Literal["nchw", "nhwc"] | None = None,
     efficiency: Efficiency | None = None,
+    device: str = "cuda",
 ) -> dict[str, Any]:
     """How a recipe computes a step, as arguments of `measure.memory.max_batch.plan`.
 
     Arguments that are not None have precedence over the recipe, which `find_recipe` finds. Without
-    a name: bf16, nchw, plain modules and no regularisation. Raises ValueError for a recipe that
+    a name: bf16, nchw, plain modules and no regularisation. What the recipe leaves to the device is
+    that of a GPU with bf16, unless `device` is cpu. Raises ValueError for a recipe that
     chooses its efficiency when training starts.
     """
     if not name:
@@ -91,6 +93,7 @@ def training_step(
         recipe = recipe.with_efficiency(efficiency)
     if recipe.efficiency == "auto":
         raise ValueError(f"the efficiency of recipe {name} is auto: set --efficiency")
+    precisions = {"tf32": "fp32", "auto": "fp32" if device == "cpu" else "bf16"}
     form = TrainingForm(
         efficiency=recipe.efficiency,
         int8=recipe.int8_maps,
@@ -101,7 +104,7 @@ def training_step(
     )
     return dict(
         resolution=recipe.resolution if resolution is None else resolution,
-        precision=precision or ("fp32" if recipe.precision == "tf32" else recipe.precision),
-        layout=layout or ("nhwc" if recipe.channels_last else "nchw"),
+        precision=precision or precisions.get(recipe.precision, recipe.precision),
+        layout=layout or ("nchw" if recipe.channels_last is False else "nhwc"),
         form=form,
     )

@@ -36,6 +36,10 @@ RENAMED_VALUES = {
 }
 
 
+# Fields that were switches in version 0.2. They may be None now, so that their flags have values.
+SWITCHES = {"channels_last"}
+
+
 def field_help() -> dict[str, str]:
     """The help of each field: the comment beside or above it, and the bounds of its type."""
     text, comment = {}, ""
@@ -90,10 +94,11 @@ def with_current_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def with_current_flags(words: Sequence[str]) -> list[str]:
     """Command-line words with each `--recipe.OLD` replaced by `--recipe.NEW`, and a warning.
 
-    The values of the flags in `RENAMED_VALUES` are replaced as well.
+    The values of the flags in `RENAMED_VALUES` are replaced as well, and flags of `SWITCHES` may
+    lack a value.
     """
     current: list[str] = []
-    for word in words:
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.rpartition("=")
         flag = flag if equals else (current or [""])[-1]
         if (rename := RENAMED_VALUES.get(flag)) and (new := rename(value)) != value:
@@ -105,5 +110,10 @@ def with_current_flags(words: Sequence[str]) -> list[str]:
             deprecated = word.partition("=")[0]
             print(f"fullstride: {deprecated} is deprecated, use {flag}", file=sys.stderr)
             word = flag + (old[3] or "")
+        if old and old[2].replace("-", "_") in SWITCHES and not old[3]:
+            flag, value = f"--recipe.{old[2]}", str(not old[1])
+            has_value = not old[1] and following in ("True", "False", "None")
+            current += [flag] if has_value else [flag, value]
+            continue
         current.append(word)
     return current

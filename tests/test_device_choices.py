@@ -1,0 +1,139 @@
+"""What a recipe leaves to the machine: precision and memory format, on it and on the next one."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fullstride import cli
+from fullstride.commands.flags import with_current_names
+from fullstride.measure import environment
+from fullstride.nets import zoo
+from fullstride.tasks import find_task
+from fullstride.train import device_choices, run, run_folder
+from fullstride.train.device_choices import on_device
+from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.loop import Learner, numerics
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import training_step
+
+RECIPE = Recipe(epochs=2, batch=16, lr=0.05, warmup_epochs=0, resolution=16)
+
+
+@pytest.mark.parametrize(
+    ("device", "has_bf16", "fields", "expected"),
+    [
+        ("cuda", True, {}, ("bf16", True)),
+        ("cuda", False, {}, ("tf32", True)),
+        ("cpu", False, {}, ("fp32", True)),
+        ("cuda", True, dict(precision="fp32", channels_last=False), ("fp32", False)),
+        ("cuda", False, dict(precision="fp16"), ("fp16", True)),
+        ("cpu", False, dict(precision="bf16"), ("bf16", False)),
+        ("cpu", False, dict(channels_last=False), ("fp32", False)),
+    ],
+)
+def test_precision_and_memory_format_are_those_of_the_device(
+    device, has_bf16, fields, expected, monkeypatch
+):
+    monkeypatch.setattr(device_choices, "has_bf16", lambda device: has_bf16)
+    recipe = on_device(replace(RECIPE, **fields), device)
+    assert (recipe.precision, recipe.channels_last) == expected
+    assert on_device(recipe, "cpu" if device == "cuda" else "cuda") == recipe  # nothing is open
+
+
+def test_a_gpu_that_emulates_bf16_does_not_count_as_one_that_has_it(monkeypatch):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
+    )
+    assert not environment.has_bf16(torch.device("cuda"))
+    assert not environment.has_bf16(torch.device("cpu"))
+
+
+def flags() -> tuple[bool, ...]:
+    cudnn = torch.backends.cudnn
+    products = torch.backends.cuda.matmul
+    return cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, products.allow_tf32
+
+
+def test_fast_algorithms_are_used_within_steps_unless_they_must_be_deterministic():
+    before = flags()
+    with numerics(tf32=True, benchmark=True, deterministic=False):
+        assert flags() == (True, False, True, True)
+    with numerics(tf32=False, benchmark=False, deterministic=True):
+        assert flags() == (False, True, False, False)
+        assert torch.are_deterministic_algorithms_enabled()
+    assert flags() == before
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_steps_time_convolutions_unless_they_are_deterministic(deterministic):
+    net = zoo.create("genet_tiny", in_channels=1)
+    recipe = replace(RECIPE, deterministic=deterministic)
+    learner = Learner(net, find_task(), recipe, 4, None, SINGLE_PROCESS)
+    with learner.numerics():
+        assert flags() == (not deterministic, deterministic, False, False)  # on a CPU
+
+
+def test_a_run_stores_what_was_chosen_and_goes_on_with_it(few_digits, tmp_path, monkeypatch):
+    rows = run.train(tmp_path, "genet_tiny", few_digits, RECIPE)
+    next(rows)
+    rows.close()
+    config = json.loads((tmp_path / run_folder.RUN_CONFIG).read_text())
+    assert (config["precision"], config["channels_last"]) == ("fp32", True)
+    assert (config["recipe"]["precision"], config["recipe"]["channels_last"]) == ("auto", None)
+    # as if the run had begun on a device that chooses otherwise
+    chosen = dict(precision="bf16", channels_last=False)
+    (tmp_path / run_folder.RUN_CONFIG).write_text(json.dumps(config | chosen))
+    plans = []
+    rows = run.train(tmp_path, "genet_tiny", few_digits, RECIPE, announce=plans.append)
+    assert len(list(rows)) == 2
+    assert (plans[0].resolved.precision, plans[0].resolved.channels_last) == ("bf16", False)
+    # nothing is chosen, or compared with the choice of this device, after the end either
+    assert len(list(run.train(tmp_path, "genet_tiny", few_digits, RECIPE))) == 2
+    with pytest.raises(ValueError, match="recipe.precision is 'auto' there and 'fp16' now"):
+        list(run.train(tmp_path, "genet_tiny", few_digits, replace(RECIPE, precision="fp16")))
+
+
+def test_a_run_that_chose_for_itself_goes_on_by_the_command_that_leaves_it_to_the_device(
+    few_digits, tmp_path
+):
+    """As the defaults were fp32 and contiguous in version 0.2."""
+    own = replace(RECIPE, precision="fp32", channels_last=False)
+    rows = run.train(tmp_path, "genet_tiny", few_digits, own)
+    next(rows)
+    rows.close()
+    path = tmp_path / run_folder.RUN_CONFIG
+    config = json.loads(path.read_text())
+    del config["precision"], config["channels_last"]  # the file of version 0.2 lacks them
+    path.write_text(json.dumps(config))
+    plans = []
+    assert len(list(run.train(tmp_path, "genet_tiny", few_digits, RECIPE, announce=plans.append)))
+    assert (plans[0].resolved.precision, plans[0].resolved.channels_last) == ("fp32", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--recipe.channels-last"], True),
+        (["--recipe.no-channels-last"], False),
+        (["--recipe.channels-last", "False"], False),
+        (["--recipe.channels_last=True"], True),
+        (["--recipe.channels-last", "None"], None),
+        ([], None),
+    ],
+)
+def test_the_memory_format_is_read_as_a_switch_too(words, expected):
+    words = with_current_names(["train", *words, "digits", "--model", "m", "--out", "o"])
+    recipe = cli.parse(words).keywords["recipe"]
+    assert recipe == replace(DIGITS, channels_last=expected)
+
+
+def test_memory_is_predicted_for_what_a_gpu_or_a_cpu_would_choose(tmp_path):
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(dict(epochs=1, batch=8, lr=0.1)))
+    gpu, cpu = (training_step(str(path), device=device) for device in ("auto", "cpu"))
+    assert (gpu["precision"], gpu["layout"]) == ("bf16", "nhwc")
+    assert (cpu["precision"], cpu["layout"]) == ("fp32", "nhwc")
