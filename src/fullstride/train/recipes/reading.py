@@ -98,7 +98,7 @@ def with_current_flags(words: Sequence[str]) -> list[str]:
     lack a value.
     """
     current: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         flag, equals, value = word.rpartition("=")
         flag = flag if equals else (current or [""])[-1]
         if (rename := RENAMED_VALUES.get(flag)) and (new := rename(value)) != value:
