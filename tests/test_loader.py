@@ -149,7 +149,7 @@ def test_training_takes_the_next_image_for_an_unreadable_one(spoiled, workers):
     order = Batches(spoiled, view, batch=10, shuffle=True)._sampler
     for number in range(3):
         order.epoch = number
-        wanted = [index for _, index in next(iter(order))]
+        wanted = [index for _, index, _ in next(iter(order))]
         shown = [{5: 6, 8: 0, 9: 0}.get(index, index) for index in wanted]
         epoch = list(batches.epoch(number))
         assert torch.cat([batch.indices for batch in epoch]).tolist() == wanted
@@ -255,7 +255,7 @@ def of_classes(labels: Sequence[int]) -> Images:
 
 def ordered(batches: Batches, number: int, start: int = 0) -> list[list[int]]:
     batches._sampler.epoch, batches._sampler.start = number, start
-    return [[index for _, index in batch] for batch in batches._sampler]
+    return [[index for _, index, _ in batch] for batch in batches._sampler]
 
 
 @pytest.mark.parametrize(

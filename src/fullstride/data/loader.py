@@ -128,8 +128,12 @@ class Batches:
     are rounded at random, and so is which classes meet. A class cycles through its images in
     random order; one with fewer than `per_class` repeats some in a batch.
 
+    With `balance`, an epoch has as many images, of each class a number that is proportional to its
+    size to the power of 1 - `balance`: with 1 each class is drawn equally often. A class cycles
+    through its images in random order.
+
     The view of an image is a function of seed, epoch (modulo `distinct_views`, if not 0) and index;
-    an image that occurs twice in an epoch looks the same twice.
+    an image that occurs twice in an epoch looks the same twice, but not with `balance`.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class Batches:
         rank: int = 0,  # of this process: each of `world_size` gets a part of every batch
         world_size: int = 1,
         per_class: int = 0,  # images of each class in a batch; 0: as drawn
+        balance: float = 0.0,  # from 0, classes as they occur, to 1, classes equally often
         distinct_views: int = 0,  # views of an image before the first repeats; 0: one per epoch
         collate: Callable[[list[Any]], Any] = class_indices,  # targets of N samples -> `targets`
     ):
@@ -154,6 +159,11 @@ class Batches:
             raise ValueError(
                 f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more "
                 "workers"
+            )
+        if not 0 <= balance <= 1 or (balance and (per_class or not shuffle)):
+            raise ValueError(
+                f"balance {balance:g} with {per_class} images per class and shuffle {shuffle}: use "
+                "a number from 0 to 1, and for one above 0 shuffle, and no images per class"
             )
         if distinct_views < 0:
             raise ValueError(
@@ -165,7 +175,7 @@ class Batches:
         self.images, self.view, self.device = images, view, torch.device(device)
         self.skipped: dict[str, str] = {}
         self._sampler = EpochSampler(
-            images.targets, batch, seed, shuffle, rank, world_size, per_class
+            images.targets, batch, seed, shuffle, rank, world_size, per_class, balance
         )
         if workers:
             allow_open_files(16 + FILES_PER_WORKER * workers)
@@ -240,8 +250,8 @@ class _Views(Dataset[_Item]):
     distinct_views: int = 0
     unreadable: dict[int, str] = field(default_factory=dict)  # in this process; each tried once
 
-    def __getitem__(self, key: tuple[int, int]) -> _Item:
-        _, drawn = key
+    def __getitem__(self, key: tuple[int, int, int]) -> _Item:
+        _, drawn, _ = key
         skipped: dict[str, str] = {}
         for step in range(len(self.images) if self.replace else 1):
             index = (drawn + step) % len(self.images)
@@ -253,9 +263,9 @@ class _Views(Dataset[_Item]):
             skipped[self.images.names[index]] = self.unreadable[index]
         return _Item(None, None, drawn, skipped)
 
-    def _view(self, index: int, epoch: int, drawn: int) -> tuple[np.ndarray, Any]:
+    def _view(self, index: int, epoch: int, drawn: int, copy: int) -> tuple[np.ndarray, Any]:
         repeat = epoch % self.distinct_views if self.distinct_views else epoch
-        rng = np.random.default_rng([self.seed, repeat, drawn])
+        rng = np.random.default_rng([self.seed, repeat, drawn, *([copy] if copy else [])])
         file = self.images.file
         if file and self.view.decodes_files:
             image = file_bytes(file(self.images.names[index]))

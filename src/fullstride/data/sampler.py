@@ -9,7 +9,10 @@ import numpy as np
 
 @dataclass
 class EpochSampler:
-    """The batches of an epoch as (epoch, index) pairs, so that workers need not know the epoch."""
+    """The batches of an epoch as (epoch, index, copy), so that workers need not know the epoch.
+
+    `copy` counts, from 0, the earlier places of an image in the epoch that should look different.
+    """
 
     targets: tuple[Any, ...]
     batch: int
@@ -18,6 +21,7 @@ class EpochSampler:
     rank: int = 0
     world_size: int = 1
     per_class: int = 0
+    balance: float = 0.0
     epoch: int = 0
     start: int = 0
 
@@ -25,19 +29,25 @@ class EpochSampler:
         images = len(self.targets)
         return max(1, images // self.batch) if self.shuffle else -(-images // self.batch)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
         epoch, order = self.epoch, np.arange(len(self.targets))
         rng = np.random.default_rng([self.seed, epoch])
         if self.per_class:
             order = _by_class(
                 self.targets, len(self), self.batch // self.per_class, self.per_class, rng
             )
+        elif self.balance:
+            images = min(len(order), len(self) * self.batch)
+            order = _balanced(self.targets, images, self.balance, rng)
         elif self.shuffle:
             order = rng.permutation(len(order))
+        copies = _earlier(order) if self.balance else np.zeros_like(order)
         for start in range(self.start * self.batch, len(self) * self.batch, self.batch):
             # a group stays in one process, whose loss compares only its own images
-            groups = order[start : start + self.batch].reshape(-1, self.per_class or 1)
-            yield [(epoch, int(index)) for index in groups[self.rank :: self.world_size].ravel()]
+            last = min(start + self.batch, len(order))
+            groups = np.arange(start, last).reshape(-1, self.per_class or 1)
+            places = groups[self.rank :: self.world_size].ravel()
+            yield [(epoch, int(order[place]), int(copies[place])) for place in places]
 
 
 def check_groups(
@@ -64,15 +74,43 @@ def check_groups(
         )
 
 
+def _balanced(
+    labels: Sequence[int], images: int, balance: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Indices of `images` images, a class as often as its size to the power of 1 - `balance`.
+
+    A class cycles through its images in random order, so that each is drawn almost equally often.
+    """
+    members, sizes = _members(labels)
+    shares = sizes ** (1 - balance)
+    counts = _round(images * shares / shares.sum(), rng)
+    drawn = [_cycle(*of_class, 1, rng).ravel() for of_class in zip(members, counts, strict=True)]
+    return rng.permutation(np.concatenate(drawn))
+
+
+def _members(labels: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray]:
+    """The indices of each class's images, and how many they are."""
+    _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(class_of, kind="stable"), np.cumsum(sizes)[:-1]), sizes
+
+
+def _earlier(order: np.ndarray) -> np.ndarray:
+    """For each place, how many earlier ones hold the same index."""
+    by_index = np.argsort(order, kind="stable")
+    _, first, counts = np.unique(order[by_index], return_index=True, return_counts=True)
+    earlier = np.empty_like(order)
+    earlier[by_index] = np.arange(len(order)) - np.repeat(first, counts)
+    return earlier
+
+
 def _by_class(
     labels: Sequence[int], batches: int, per_batch: int, per_class: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Indices of an epoch's images: in each batch `per_class` of each of `per_batch` classes."""
-    _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    members, sizes = _members(labels)
     groups_left = _round(_batches_per_class(sizes, batches, per_batch), rng)
     images = [
-        _cycle(np.flatnonzero(class_of == i), groups, per_class, rng)
-        for i, groups in enumerate(groups_left)
+        _cycle(*of_class, per_class, rng) for of_class in zip(members, groups_left, strict=True)
     ]
     order = []
     for batches_left in range(batches, 0, -1):

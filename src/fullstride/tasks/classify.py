@@ -1,16 +1,23 @@
 """Which one of K classes does an image show? The task of classification."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fullstride.data.dataset import DataSet
 from fullstride.nets.backbone import Backbone
 from fullstride.tasks.classification_score import TOP, ClassificationScore
 from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.tasks.losses import (
+    binary_cross_entropy,
+    cross_entropy,
+    focal_loss,
+    weight_tensor,
+)
 from fullstride.tasks.metric_learning import WithEmbedding, weighted_triplet
 from fullstride.tasks.task import Metric, Score, Task, full_precision
 
@@ -28,7 +35,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Classify(Task):
-    """Cross-entropy with label smoothing (arXiv:1512.00567); compared by top-1 accuracy in percent.
+    """One of the losses of `tasks.losses`; compared by top-1 accuracy in percent.
 
     With `triplet`, `tasks.metric_learning.weighted_triplet` on the embeddings is added.
     """
@@ -36,6 +43,12 @@ class Classify(Task):
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
     teacher_share: float = 0.5  # weight of the cross-entropy with a teacher's probabilities
     triplet: float = 0.0  # weight of the triplet loss; 0: off
+    objective: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"  # a recipe's `loss`
+    bce_reduction: Literal["sum", "mean"] = "sum"
+    bce_threshold: float = 0.0
+    focal_gamma: float = 2.0
+    class_weights: Literal["none", "balanced", "sqrt"] = "none"
+    class_counts: tuple[int, ...] = ()  # training images of each class, for `class_weights`
 
     name: ClassVar[str] = "classify"
     metric: ClassVar[Metric] = Metric("top1", "top-1", "%", percent_of_images=True)
@@ -48,6 +61,13 @@ class Classify(Task):
     )
     single_label: ClassVar[bool] = True
 
+    def with_options(self, recipe: Any) -> "Classify":
+        return replace(super().with_options(recipe), objective=recipe.loss)
+
+    def for_data(self, data: DataSet) -> "Classify":
+        counts = Counter(data.train.targets)
+        return replace(self, class_counts=tuple(counts[i] for i in range(len(data.classes))))
+
     def training_module(self, net: Backbone) -> nn.Module:
         return WithEmbedding(net) if self.triplet else net
 
@@ -58,12 +78,35 @@ class Classify(Task):
         """
         logits, embeddings = outputs if self.triplet else (outputs, None)
         logits = full_precision(logits)
-        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        weights = self.weights(logits)
+        options: dict[str, Any] = dict(smoothing=self.label_smoothing, weights_k=weights)
+        if self.objective == "bce":
+            how, threshold = self.bce_reduction, self.bce_threshold
+            loss = binary_cross_entropy(
+                logits, targets, threshold=threshold, reduction=how, **options
+            )
+        elif self.objective == "focal":
+            loss = focal_loss(logits, targets, gamma=self.focal_gamma, **options)
+        else:
+            loss = cross_entropy(logits, targets, **options)
         if teacher is not None:
-            loss = torch.lerp(loss, F.cross_entropy(logits, teacher), self.teacher_share)
+            taught = cross_entropy(logits, teacher, weights_k=weights)
+            loss = torch.lerp(loss, taught, self.teacher_share)
         if embeddings is not None:
             loss = loss + self.triplet * weighted_triplet(embeddings, targets)
         return loss
+
+    def weights(self, logits: Tensor) -> Tensor | None:
+        """The weight of each class (K,) in the loss of `logits`; None for equal ones."""
+        if self.class_weights == "none":
+            return None
+        if not self.class_counts:
+            raise ValueError(
+                f"class_weights {self.class_weights} come from the images of each class: use "
+                "task.for_data(data)"
+            )
+        how = self.class_weights
+        return weight_tensor(self.class_counts, how, logits.device, logits.dtype)
 
     def score(self) -> ClassificationScore:
         return ClassificationScore()

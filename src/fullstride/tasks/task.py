@@ -87,6 +87,10 @@ class Task(ABC):
             )
         return metrics[name or self.metric.name]
 
+    def for_data(self, data: DataSet) -> Self:
+        """The task with what its loss takes from the training images, such as class counts."""
+        return self
+
     def open_data(self, where: str, **how: Any) -> DataSet:
         """The data set at `where` with the task's targets; `classes` has a name for each output.
 

@@ -13,6 +13,10 @@ from fullstride.tasks.task import Task
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.recipe import Recipe
 
+# Fields that need the index of one class for each image; by default they are off.
+SINGLE_LABEL_FIELDS = {"mixup", "cutmix", "teacher", "triplet", "per_class"}
+SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling"}
+
 
 def training_batches(
     data: DataSet,
@@ -43,6 +47,7 @@ def training_batches(
         seed=recipe.seed,
         shuffle=True,
         per_class=recipe.per_class,
+        balance=recipe.balanced_sampling,
         distinct_views=recipe.distinct_views,
         workers=workers,
         device=device,
@@ -54,10 +59,11 @@ def training_batches(
 
 def check_task(task: Task, recipe: Recipe) -> None:
     """Raises ValueError if `recipe` asks for what `task` has no classes for."""
-    for name in ("mixup", "cutmix", "teacher", "triplet", "per_class"):
-        if getattr(recipe, name) and not task.single_label:
+    for field in fields(recipe):
+        name, value = field.name, getattr(recipe, field.name)
+        if name in SINGLE_LABEL_FIELDS and value != field.default and not task.single_label:
             raise ValueError(
-                f"recipe.{name} {getattr(recipe, name)} requires one class for each image, which "
+                f"recipe.{name} {value} requires one class for each image, which "
                 f"the task {task.name} does not have: leave it out"
             )
 
@@ -105,6 +111,7 @@ def measurement_batches(
         grad_accum_steps=1,
         triplet=0.0,
         per_class=0,
+        balanced_sampling=0.0,
         grow_from=None,
     )
     return training_batches(data, task, pre, recipe, device, workers)

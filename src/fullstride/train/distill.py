@@ -127,6 +127,11 @@ def build_teacher(
             "--teacher-cache stores the probabilities of single images at the resolution: set "
             "recipe.mixup and recipe.cutmix to 0 and recipe.grow_from to None, or leave it out"
         )
+    if recipe.balanced_sampling:
+        raise ValueError(
+            "--teacher-cache stores one view of an image per epoch, and recipe.balanced_sampling "
+            "draws several: leave out one of them"
+        )
     # Caches of version 0.1 stay valid, because the key has the names of that version.
     old_names = {new: old for old, new in RENAMED.items()}
     names = [field.name for field in fields(Augmentation)]

@@ -110,7 +110,7 @@ def prepare(
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
-    task = task or find_task()
+    task = (task or find_task()).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
     net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)

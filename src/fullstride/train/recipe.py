@@ -83,6 +83,19 @@ class Recipe:
     factor: Positive | None = None
     factor_epochs: Positive = 2.4  # for exponential: epochs between multiplications
 
+    # bce: a binary cross-entropy per class (arXiv:2110.00476); focal: cross-entropy with a lower
+    # weight for images that are easy (arXiv:1708.02002)
+    loss: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"
+    # for bce: over the classes; mean is that of timm, whose gradients are smaller by their number
+    bce_reduction: Literal["sum", "mean"] = "sum"
+    # for bce: targets above it, after smoothing and mixing, become 1 and all others 0; 0: off
+    bce_threshold: BelowOne = 0.0
+    focal_gamma: NonNegative = 2.0  # for focal: exponent of (1 - probability of the class)
+    # weight of an image in the loss: 1 / images of its class, or the square root of that
+    class_weights: Literal["none", "balanced", "sqrt"] = "none"
+    # how often a class is drawn: 0: as often as it occurs, 1: each equally often, between:
+    # proportional to its images to the power of 1 - this
+    balanced_sampling: Probability = 0.0
     label_smoothing: BelowOne = 0.1  # probability moved from the true class to all classes
     mixup: NonNegative = 0.0  # alpha of mixup's Beta distribution; 0: off
     cutmix: NonNegative = 0.0  # alpha of CutMix; with mixup set too, each batch gets one of them
@@ -157,6 +170,7 @@ class Recipe:
                 f"recipe.triplet {self.triplet:g} compares unmixed images of one class: set "
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
+        check_balance(self)
         object.__setattr__(self, "efficiency", current_name(self.efficiency))
         object.__setattr__(self, "precision", short_precision(self.precision))
         if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
@@ -235,3 +249,22 @@ def check_size(recipe: Recipe) -> None:
                 raise ValueError(
                     f"recipe.{field.name} {str(value)[:20]}: use numbers up to {MAX_NUMBER:g}"
                 )
+
+
+def check_balance(recipe: Recipe) -> None:
+    """Raises ValueError for losses and ways to balance classes that exclude each other."""
+    if recipe.loss == "bce" and recipe.teacher:
+        raise ValueError(
+            "recipe.loss bce trains a probability for each class alone, and recipe.teacher one "
+            "distribution over all: use cross_entropy or focal, or no teacher"
+        )
+    if recipe.balanced_sampling and recipe.class_weights != "none":
+        raise ValueError(
+            f"recipe.balanced_sampling {recipe.balanced_sampling:g} and recipe.class_weights "
+            f"{recipe.class_weights} would balance the classes twice: use one of them"
+        )
+    if recipe.balanced_sampling and recipe.per_class:
+        raise ValueError(
+            f"recipe.balanced_sampling {recipe.balanced_sampling:g} and recipe.per_class "
+            f"{recipe.per_class} both choose the images of a batch: use one of them"
+        )
