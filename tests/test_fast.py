@@ -19,15 +19,17 @@ from fullstride.data.loader import Batches, TrainView
 from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.crop import Augmentation, train_view
+from fullstride.data.transforms.image_ops import Sampling
+from fullstride.data.transforms.levels import UNCHANGED, WIDE
 from fullstride.data.transforms.opencv import (
-    OPENCV_OPS,
     Jpeg,
     fast_train_view,
     find_jpeg,
     read_jpeg,
     resized,
 )
-from fullstride.data.transforms.policies import RULES
+from fullstride.data.transforms.opencv_ops import OPENCV_OPS
+from fullstride.data.transforms.policies import FORMS
 from fullstride.nets.preprocessing import Preprocessing
 
 VALUES = {
@@ -43,7 +45,19 @@ VALUES = {
     op.translate_x: [-1.4, -0.3, 0, 0.3, 1],
     op.translate_y: [-1.4, -0.3, 0, 0.3, 1],
     op.solarize_add: [0, 110, 330],
+    op.contrast_to_size: [0.1, 0.7, 1, 1.9, 5.5],
+    op.shift_x: [-150, -3, 0, 20, 100],
+    op.shift_y: [-150, -3, 0, 20, 100],
 }
+GEOMETRIC = (
+    op.rotate,
+    op.shear_x,
+    op.shear_y,
+    op.translate_x,
+    op.translate_y,
+    op.shift_x,
+    op.shift_y,
+)
 ROUNDED = (
     op.colour,
     op.sharpness,
@@ -83,7 +97,8 @@ def psnr(first, second) -> float:
 
 
 def test_every_operation_has_a_twin():
-    assert set(OPENCV_OPS) == set(RULES)
+    used = {operation for rules in FORMS.values() for each in rules for operation in each}
+    assert set(OPENCV_OPS) == (used | set(WIDE)) - {UNCHANGED}
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -92,14 +107,13 @@ def test_a_twin_is_within_50_db_of_pillow_and_mostly_the_same(photo, mode, opera
     sizes = (
         ((224, 224), (61, 37)) if operation in ROUNDED else ((224, 224), (61, 37), (1, 1), (2, 9))
     )
+    patches = {op.cutout: (0.4, 0.9, 0.3), op.cutout_pixels: (40, 0.9, 0.3)}
     for size in sizes:
         picture = photo.resize(size).convert(mode)
         pixels = np.array(picture)
         before = pixels.copy()
         for value in VALUES.get(operation, [None]):
-            values = (
-                (0.4, 0.9, 0.3) if operation is op.cutout else () if value is None else (value,)
-            )
+            values = patches.get(operation, ()) if value is None else (value,)
             theirs, ours = (
                 np.asarray(operation(picture, *values)),
                 OPENCV_OPS[operation](pixels, *values),
@@ -113,6 +127,22 @@ def test_a_twin_is_within_50_db_of_pillow_and_mostly_the_same(photo, mode, opera
                     value,
                 )
             assert np.array_equal(pixels, before)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize(("kernel", "least"), [("bilinear", 45), ("bicubic", 40)])
+@pytest.mark.parametrize("operation", GEOMETRIC)
+def test_a_geometric_twin_interpolates_and_fills_as_pillow_does(
+    photo, operation, kernel, least, mode
+):
+    sampling = Sampling(kernel, (124, 116, 104))
+    picture = photo.resize((224, 160)).convert(mode)
+    pixels = np.array(picture)
+    for value in VALUES[operation]:
+        theirs = np.asarray(operation(picture, value, sampling))
+        ours = OPENCV_OPS[operation](pixels, value, sampling)
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert psnr(theirs, ours) > least, value
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ OLD = (  # names of version 0.1, the names of today, and a value that is no defa
 SAMPLE = ("tresnet_timm", "tresnet_448", "study_dropout", "tresnet_triplet", "genet", "digits")
 SAMPLE += ("resnet",)
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
+PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
 NUMBERS |= {"rand_magnitude", "crop", "scale", "ratio", "seed"}
 
 
@@ -49,7 +50,7 @@ def pairs_of_features(recipe):
     features = [
         (name, value if isinstance(value, str) and name != "teacher" else bool(value))
         for name, value in asdict(recipe).items()
-        if value and name not in NUMBERS
+        if value and name not in NUMBERS and getattr(recipe, PART_OF.get(name, name))
     ]
     return set(combinations(sorted(features, key=str), 2))
 
@@ -294,7 +295,7 @@ def test_each_step_of_the_additive_study_changes_what_its_name_says_and_nothing_
         {"ema_decay"},
         {"label_smoothing"},
         {"drop_path", "drop_path_by"},
-        {"rand_layers", "rand_magnitude"},
+        {"rand_form", "rand_layers", "rand_magnitude"},
         {"dropout"},
         {"weight_decay"},
     ]

@@ -127,6 +127,12 @@ class Recipe:
     rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
     # probability of a horizontal flip; not applied where a mirrored image changes its class
     hflip_prob: Probability = 0.5
+    # resize the crop with bilinear or bicubic interpolation at random, not with the network's
+    random_kernel: bool = False
+    trivial_augment: bool = False  # TrivialAugment: one operation per image, of any strength
+    # RandAugment: relative (distances in shares of the side), tpu (in pixels and with the
+    # arithmetic of ResNet-RS's code), or timm (its fill, interpolation and levels up to 10)
+    rand_form: Literal["relative", "tpu", "timm"] = "relative"
     rand_layers: Count = 0  # RandAugment: operations per image; 0: off
     rand_magnitude: Annotated[float, Bounds(ge=0, le=30)] = 10.0  # RandAugment: magnitude
     # RandAugment: every operation gets stronger with the magnitude (inc1 in timm)
@@ -135,7 +141,8 @@ class Recipe:
     rand_probability: Probability = 1.0  # RandAugment: probability of each operation
     auto_augment: bool = False  # AutoAugment with the ImageNet policy
     cutout: Probability = 0.0  # side of the gray square / side of the image; 0: off
-    random_erasing_prob: Probability = 0.0  # probability of random erasing with noise
+    random_erasing_prob: Probability = 0.0  # probability of random erasing
+    random_erasing_fill: Literal["noise", "mean"] = "noise"  # what an erased rectangle has
 
     # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
     decoder: Literal["pillow", "opencv"] = "pillow"

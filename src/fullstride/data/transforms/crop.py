@@ -1,7 +1,8 @@
 """Which pixels does the network see? A random crop in training, the center crop in evaluation."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from fullstride.data.transforms.policies import (
     Cutout,
     Policy,
     RandAugment,
+    RandForm,
     RandomErasing,
+    TrivialAugment,
 )
-from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.preprocessing import Kernel, Preprocessing
 
 KERNELS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -31,15 +34,19 @@ MAX_PIXELS = 64 * 2**20
 class Augmentation:
     """Random transforms of a training image: crop, rotation, flip, and then the policies.
 
-    The policies follow in the order of the fields: AutoAugment, RandAugment, Cutout, erasing.
+    The policies follow in the order of the fields: AutoAugment, TrivialAugment, RandAugment,
+    Cutout, erasing.
     """
 
     # area of the crop / area of the image; above 1 the image is padded with black
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height of the crop, resized to a square
+    random_kernel: bool = False  # resize the crop bilinearly or bicubically, at random
     rotation_degrees: float = 0.0  # maximum to either side; the corners become black
     hflip_prob: float = 0.5  # probability of a horizontal flip
     auto_augment: bool = False  # one of AutoAugment's 25 pairs of operations
+    trivial_augment: bool = False  # one of TrivialAugment's operations, at a random strength
+    rand_form: RandForm = "relative"  # what the levels of RandAugment mean, see levels.py
     rand_layers: int = 0  # operations of RandAugment; 0: off
     rand_magnitude: float = 10  # their level from 0 to 30; 10 is full
     rand_increasing: bool = False  # the strength of each rises with the level (timm's "inc1")
@@ -47,6 +54,7 @@ class Augmentation:
     rand_probability: float = 1.0  # of each chosen operation; timm's is 0.5
     cutout: float = 0.0  # side of a gray patch / side of the image; 0: off
     random_erasing_prob: float = 0.0  # probability of a rectangle of noise
+    random_erasing_fill: Literal["noise", "mean"] = "noise"  # of that rectangle
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 4:
@@ -69,6 +77,8 @@ class Augmentation:
         policies: list[Policy] = []
         if self.auto_augment:
             policies.append(AutoAugment())
+        if self.trivial_augment:
+            policies.append(TrivialAugment())
         if self.rand_layers:
             policies.append(self._rand_augment())
         if self.cutout:
@@ -76,10 +86,11 @@ class Augmentation:
         return policies
 
     def erasing(self) -> RandomErasing:
-        return RandomErasing(probability=self.random_erasing_prob)
+        return RandomErasing(probability=self.random_erasing_prob, fill=self.random_erasing_fill)
 
     def _rand_augment(self) -> RandAugment:
         return RandAugment(
+            form=self.rand_form,
             layers=self.rand_layers,
             magnitude=self.rand_magnitude,
             increasing=self.rand_increasing,
@@ -93,6 +104,7 @@ def train_view(
 ) -> np.ndarray:
     """A random crop of a decoded image at the network's resolution, augmented: uint8 (H, W, C)."""
     left, top, right, bottom = random_crop_box(image.size, augmentation, rng)
+    pre = replace(pre, kernel=draw_kernel(pre, augmentation, rng))
     image, box = _padded(image, (left, top, right, bottom))
     crop = _resized(image, (pre.resolution, pre.resolution), pre, box)
     if augmentation.rotation_degrees:
@@ -177,6 +189,11 @@ def random_crop_box(
             )
     width, height = min(w, h * high), min(h, w / low)  # the largest center crop
     return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
+
+
+def draw_kernel(pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator) -> Kernel:
+    """The interpolation of a training view's resize: the network's, or one of timm's "random"."""
+    return ("bilinear", "bicubic")[rng.integers(2)] if augmentation.random_kernel else pre.kernel
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
