@@ -29,7 +29,8 @@ from fullstride.console import (
 )
 from fullstride.storage import OutOfMemoryError, lacks_memory
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
-from fullstride.train.recipes.named import RECIPES, default_recipe, find_recipe
+from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
+from fullstride.train.recipes.named import NOMINAL, Case, default_recipe, find_recipe
 from fullstride.train.recipes.reading import field_help
 
 DESCRIPTION = (
@@ -46,7 +47,8 @@ RecipeName = Annotated[
         name="recipe",
         metavar="NAME",
         help="A named recipe, or that of a run, a bundle or a JSON file; by default digits for "
-        "the digits, else finetune.",
+        "the digits, else finetune with --weights and scratch without. The numbers of these two "
+        "follow the number of images.",
     ),
 ]
 
@@ -131,16 +133,16 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     name = words[0] if words else ""
     if name not in COMMANDS:
         return list_commands(words)
-    command, recipe = COMMANDS[name], RECIPES["finetune"]
+    command, choice, shown = COMMANDS[name], RecipeChoice(), Recipe(epochs=1, batch=1, lr=1)
     if takes_recipe(command):
         refuse_contradictions(words)
-        recipe, explains = chosen_recipe(words)
+        choice, shown, explains = chosen_recipe(words)
         if explains:
-            return partial(explain, recipe)
+            return partial(explain, shown)
     output = StringIO()
     try:
         with redirect_stderr(output):
-            return tyro.cli(deferred(command, recipe), args=words[1:], prog=f"fullstride {name}")
+            return tyro.cli(deferred(command, choice, shown), args=words[1:], prog=f"fullstride {name}")
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
@@ -168,7 +170,7 @@ def list_commands(words: Sequence[str]) -> NoReturn:
 
 
 def takes_recipe(command: Callable[..., None]) -> bool:
-    return get_type_hints(command).get("recipe") is Recipe
+    return get_type_hints(command).get("recipe") is RecipeChoice
 
 
 def refuse_contradictions(words: Sequence[str]) -> None:
@@ -192,25 +194,31 @@ def number_in(word: str) -> float | str:
 
 
 def deferred(
-    command: Callable[..., None], recipe: Recipe = RECIPES["finetune"]
+    command: Callable[..., None],
+    choice: RecipeChoice = RecipeChoice(),  # noqa: B008 (frozen)
+    shown: Recipe | None = None,
 ) -> Callable[..., Callable[[], None]]:
     """A function with the arguments of `command` that returns the call instead of making it.
 
-    Where there is an argument `recipe`, its default is `recipe`, and `--recipe NAME` is accepted.
+    For an argument `recipe` there are `--recipe NAME` and a flag for each field, whose defaults are
+    those of `shown`; the call has `choice`.
     """
 
     @wraps(command)
     def bind(*args: Any, recipe_name: str = "", **kwargs: Any) -> Callable[[], None]:
+        if "recipe" in kwargs:
+            kwargs["recipe"] = choice
         return partial(command, *args, **kwargs)
 
     hints = get_type_hints(command, include_extras=True)
     parameters = []
     for name, parameter in signature(command).parameters.items():
-        if name == "recipe":
-            hints["recipe_name"] = RecipeName
+        if name == "recipe" and shown:
+            hints |= {"recipe_name": RecipeName, "recipe": RecipeFields}
             kind = Parameter.POSITIONAL_OR_KEYWORD
             parameters.append(Parameter("recipe_name", kind, default="", annotation=RecipeName))
-            parameter = parameter.replace(default=recipe)
+            fields_of_it = RecipeFields(**vars(shown))
+            parameter = parameter.replace(default=fields_of_it, annotation=RecipeFields)
         parameters.append(parameter)
     del bind.__dict__["__wrapped__"]  # else the parser would read the annotations of `command`
     bind.__dict__["__signature__"] = signature(command).replace(parameters=parameters)
@@ -224,16 +232,58 @@ def joined_lines(docstring: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
 
 
-def chosen_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
-    """The recipe that `--recipe NAME` or DATA chooses, and whether `--recipe.help` is given.
+def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, Recipe, bool]:
+    """What `--recipe NAME`, the flags of fields, DATA and `--weights` choose.
 
-    This is a first pass by a parser with the same arguments, of which none is required. The
-    second pass needs the recipe, because its fields are the defaults of the flags.
+    This is a pass before that of the command, whose defaults are the fields of the recipe. No
+    argument is required in it.
+
+    Returns the choice, its recipe before the changes where it follows no data yet, and whether
+    `--recipe.help` is given.
     """
-    default = RECIPES["finetune"]
+    hints = get_type_hints(Recipe, include_extras=True)
+    pairs = {name: two_values(hint) for name, hint in hints.items()}
+    first, second = (parsed_loosely(words, {n: pairs[n][i] for n in pairs}) for i in (0, 1))
+    if not (first and second):  # the command's own pass says what is wrong
+        return RecipeChoice(), find_recipe("finetune"), False
+    # A flag that was given has its value whatever the default is.
+    changes = {
+        name: getattr(first.recipe, name)
+        for name in pairs
+        if getattr(first.recipe, name) == getattr(second.recipe, name)
+    }
+    case = replace(
+        NOMINAL,
+        has_weights=bool(getattr(first, "weights", "")),
+        is_digits=first.data == "digits",
+    )
+    choice = RecipeChoice(first.recipe_name, changes)
+    return choice, find_recipe(first.recipe_name or default_recipe(case)), first.recipe.help
+
+
+def two_values(hint: Any) -> tuple[Any, Any]:
+    """Two values of a type that differ in each of their parts."""
+    origin, kinds = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return two_values(kinds[0])
+    if origin is Literal:
+        return kinds[0], kinds[1]
+    if origin in (Union, UnionType):
+        return None, two_values(kinds[0])[1]
+    if origin is tuple:
+        first, second = zip(*(two_values(kind) for kind in kinds if kind is not ...), strict=True)
+        return first, second
+    return hint(0), hint(1)
+
+
+def parsed_loosely(words: Sequence[str], defaults: Mapping[str, Any]) -> Any:
+    """The arguments of a command with a recipe, whose fields have `defaults`, and none required.
+
+    None if the parser refuses the words.
+    """
     flags: list[tuple[str, Any, Any]] = [
-        (name, hint, getattr(default, name))
-        for name, hint in get_type_hints(type(default), include_extras=True).items()
+        (name, hint, defaults[name])
+        for name, hint in get_type_hints(Recipe, include_extras=True).items()
     ]
     flags_type = make_dataclass("RecipeFlags", [*flags, ("help", bool, False)], frozen=True)
     arguments: list[tuple[str, Any, Any]] = [("recipe_name", RecipeName, "")]
@@ -255,10 +305,9 @@ def chosen_recipe(words: Sequence[str]) -> tuple[Recipe, bool]:
                 add_help=False,
                 console_outputs=False,
             )
-    except SystemExit:  # the second pass says what is wrong
-        return default, False
-    recipe = find_recipe(values.recipe_name or default_recipe(values.data))
-    return recipe, values.recipe.help
+    except SystemExit:
+        return None
+    return values
 
 
 def optional(hint: Any) -> Any:

@@ -201,8 +201,17 @@ class Recipe:
         return f"Recipe({', '.join(values)})"
 
     def at_batch(self, batch: int) -> "Recipe":
-        """The recipe for another batch size, by the linear scaling rule (arXiv:1706.02677)."""
-        return replace(self, batch=batch, lr=self.lr * batch / self.batch)
+        """The recipe for another batch size, with the learning rate for it."""
+        return replace(self, batch=batch, lr=self.lr_for(batch))
+
+    def lr_for(self, batch: int, optimizer: str = "") -> float:
+        """The peak learning rate for another batch size, and `optimizer` in place of its own.
+
+        In proportion to the batch for sgd (arXiv:1706.02677), and to its square root for optimizers
+        that divide by the size of gradients (arXiv:2205.10287).
+        """
+        ratio = batch / self.batch
+        return self.lr * (ratio if (optimizer or self.optimizer) == "sgd" else math.sqrt(ratio))
 
     def with_efficiency(self, efficiency: str) -> "Recipe":
         """The recipe with `efficiency` instead of auto. Plain modules have no int8 activations."""

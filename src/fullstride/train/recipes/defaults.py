@@ -16,6 +16,18 @@ FINETUNE = Recipe(
     scale=(0.25, 1.0),
 )
 
+
+
+def finetune(images: int) -> Recipe:
+    """The recipe for released weights and `images` training images."""
+    return FINETUNE
+
+
+def scratch(images: int) -> Recipe:
+    """The recipe for random weights and `images` training images."""
+    return FINETUNE
+
+
 # Training from scratch on the digits, which are 8 x 8 pixels, at 48 x 48. All numbers are ours.
 # Claim: 98.5 % top-1 of the tiny networks on the 500 test digits; `make demo` measures it.
 DIGITS = replace(

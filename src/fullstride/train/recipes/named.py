@@ -1,5 +1,7 @@
 """Which recipes have names? `RECIPES`, and those of saved runs, bundles and JSON files."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -9,12 +11,32 @@ from fullstride.storage import looks_like_path
 from fullstride.strict_json import read_json
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import papers
-from fullstride.train.recipes.defaults import DIGITS, FINETUNE
+from fullstride.train.recipes.defaults import DIGITS, finetune, scratch
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.reading import saved_recipe
 
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a recipe may depend on. The values here are for commands that have no data."""
+
+    images: int = 1000  # for training
+    has_weights: bool = False  # to begin with; else the weights are random
+    is_digits: bool = False  # whether the data are the digits of the package
+
+
+NOMINAL = Case()
+
+# Recipes whose numbers follow the case.
+BY_CASE: dict[str, Callable[[Case], Recipe]] = {
+    "finetune": lambda case: finetune(case.images),
+    "scratch": lambda case: scratch(case.images),
+}
+
+# All named recipes, for the nominal case where they follow it.
 RECIPES = {
-    "finetune": FINETUNE,
+    **{name: by_case(NOMINAL) for name, by_case in BY_CASE.items()},
     "digits": DIGITS,
     "tresnet": papers.TRESNET,
     "tresnet_timm": papers.TRESNET_TIMM,
@@ -40,13 +62,17 @@ RECIPES = {
 }
 
 
-def default_recipe(data: str) -> str:
-    """The name of the recipe for a data set, where none is chosen."""
-    return "digits" if data == "digits" else "finetune"
+def default_recipe(case: Case) -> str:
+    """The name of the recipe where none is chosen."""
+    if case.is_digits:
+        return "digits"
+    return "finetune" if case.has_weights else "scratch"
 
 
-def find_recipe(name: str) -> Recipe:
+def find_recipe(name: str, case: Case = NOMINAL) -> Recipe:
     """The recipe of that name, or a saved one: a JSON file, or the folder of a run or a bundle."""
+    if name in BY_CASE:
+        return BY_CASE[name](case)
     if name in RECIPES:
         return RECIPES[name]
     path = Path(name)

@@ -1,0 +1,106 @@
+"""Which recipe does a user's choice give, once data and weights are known?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fullstride.strict_json import check_bounds
+from fullstride.train.recipe import Recipe, check_size
+from fullstride.train.recipes.named import BY_CASE, RECIPES, Case, default_recipe, find_recipe
+
+LENGTHS = ("epochs", "steps", "images")  # fields that set the length of training
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeFields(Recipe):
+    """The fields of a recipe, each within its bounds, that need not fit each other yet."""
+
+    def __post_init__(self) -> None:
+        check_size(self)
+        check_bounds(self, "recipe.")
+
+
+@dataclass(frozen=True)
+class NamedRecipe:
+    """A recipe of numbers, and the name of the one that it was made from."""
+
+    recipe: Recipe
+    name: str = ""  # in `RECIPES`, or "" for another
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """A recipe as a user chose it, which `resolve` makes one of numbers."""
+
+    # a name in `RECIPES`, the path of a saved recipe, or a recipe; "": the default of the case
+    source: str | Recipe = ""
+    # fields that were set to a value, also to that of the recipe
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def resolve(self, case: Case, saved: NamedRecipe | None = None) -> NamedRecipe:
+        """The recipe for a case.
+
+        A run that is resumed keeps its own numbers, also if those of the name are others today.
+        Learning rates follow the batch, see `with_changes`.
+
+        Args:
+            case: The data and weights.
+            saved: The recipe of the run that is resumed.
+
+        Raises ValueError in one line for a name that is unknown or that of another recipe than the
+        run's, and for values that do not fit.
+        """
+        if isinstance(self.source, Recipe):
+            return NamedRecipe(with_changes(self.source, self.changes, case))
+        if saved and (not self.source or self.source in RECIPES):
+            if self.source and saved.name and self.source != saved.name:
+                raise ValueError(
+                    f"the run has recipe {saved.name}, not {self.source}: give another --out, or "
+                    "the same arguments"
+                )
+            return NamedRecipe(replace(saved.recipe, **self.changes), saved.name or self.source)
+        name = self.source or default_recipe(case)
+        recipe = with_changes(
+            find_recipe(name, case), self.changes, case, follows_case=name in BY_CASE
+        )
+        return NamedRecipe(recipe, name if name in RECIPES else "")
+
+
+def with_changes(
+    recipe: Recipe, changes: Mapping[str, Any], case: Case, *, follows_case: bool = False
+) -> Recipe:
+    """`recipe` with `changes`, and with what follows from them unless it is among them.
+
+    The learning rate follows the batch up to the number of images, see `Recipe.lr_for`. A length
+    replaces one in other units, and where it is shorter the warmup is shortened in proportion. A
+    recipe that follows the case keeps its number of images and the span of its weight average: in
+    images where the batch changes, as a share of training where the length does.
+    """
+    replace(RecipeFields(**vars(recipe)), **changes)
+    batch = changes.get("batch", recipe.batch)
+    values: dict[str, Any] = {"steps": recipe.steps, "images": recipe.images}
+    if any(name in changes for name in values) or "epochs" in changes:
+        values = {"steps": None, "images": None}
+    elif recipe.steps and follows_case:
+        values["steps"] = max(1, round(recipe.steps * recipe.batch / batch))
+    if batch != recipe.batch:
+        largest = max(recipe.batch, case.images)
+        optimizer = changes.get("optimizer", recipe.optimizer)
+        values["lr"] = recipe.lr_for(min(batch, largest), optimizer)
+    values |= changes
+    epochs = values.get("epochs", recipe.epochs)
+    length = length_in_images(epochs, values["steps"], values["images"], batch, case)
+    before = length_in_images(recipe.epochs, recipe.steps, recipe.images, recipe.batch, case)
+    longer = length / before
+    values.setdefault("warmup_epochs", recipe.warmup_epochs * min(1, longer))
+    if follows_case:
+        span = batch / recipe.batch / longer
+        values.setdefault("ema_decay", recipe.ema_decay**span if recipe.ema_decay else 0.0)
+    return replace(recipe, **values)
+
+
+def length_in_images(
+    epochs: float, steps: int | None, images: int | None, batch: int, case: Case
+) -> float:
+    """Images that training computes, up to the rounding to whole steps."""
+    return images or (steps * batch if steps else epochs * max(1, case.images))
