@@ -16,8 +16,9 @@ from fullstride import cli, console
 from fullstride.commands import COMMANDS
 from fullstride.commands.flags import RENAMED, with_current_names
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
+from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.defaults import FINETUNE
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.named import NOMINAL, RECIPES
 from fullstride.train.recipes.reading import saved_recipe
 
 MOST_LINES = 32
@@ -38,27 +39,27 @@ def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
     dashed = switch.replace("_", "-")
     for flag in (f"--recipe.{switch}", f"--recipe.{dashed}", f"--recipe.no-{dashed}"):
         for words in (["train", flag, "digits"], ["bench-data", "digits", flag]):
-            assert cli.chosen_recipe([*words, "--model", "genet_tiny"]) == (
-                RECIPES["digits"],
-                False,
-            )
+            choice, shown, explains = cli.chosen_recipe([*words, "--model", "genet_tiny"])
+            assert (shown, explains) == (RECIPES["digits"], False)
+            assert choice == RecipeChoice("", {switch: "no-" not in flag})
 
 
 def test_the_digits_recipe_is_for_the_data_digits_alone():
     for words in (["--epochs", "3", "digits"], ["--epochs=3", "--lr", ".1", "digits"]):
-        assert cli.chosen_recipe(["train", *words]) == (RECIPES["digits"], False)
+        assert cli.chosen_recipe(["train", *words])[1] == RECIPES["digits"]
     for words in (["--out", "digits", "photos"], ["photos", "--out=digits"], ["--model", "digits"]):
-        assert cli.chosen_recipe(["train", *words]) == (FINETUNE, False)
+        assert cli.chosen_recipe(["train", *words])[1] == RECIPES["scratch"]
+        assert cli.chosen_recipe(["train", *words, "--weights", "w"])[1] == RECIPES["finetune"]
     for words in (["--recipe", "genet", "digits"], ["digits", "--recipe=genet"]):
-        assert cli.chosen_recipe(["train", *words])[0] == RECIPES["genet"]
-    assert cli.chosen_recipe(["train", "digits", "--tensorboard"])[0] == RECIPES["digits"]
+        assert cli.chosen_recipe(["train", *words])[1] == RECIPES["genet"]
+    assert cli.chosen_recipe(["train", "digits", "--tensorboard"])[1] == RECIPES["digits"]
 
 
 def test_the_fields_of_the_chosen_recipe_are_the_defaults_of_its_flags():
     words = ["train", "digits", "--model", "m", "--out", "o", "--recipe", "genet"]
     call = cli.parse([*words, "--recipe.lr", "0.3"])
     assert call.func is COMMANDS["train"]
-    recipe = call.keywords["recipe"]
+    recipe = call.keywords["recipe"].resolve(NOMINAL).recipe
     changed = [
         field.name
         for field in fields(Recipe)
@@ -137,7 +138,7 @@ def test_the_short_flags_of_a_recipe_set_its_fields_and_are_in_the_help(command,
     required = ["photos", "--model", "m", *(["--out", "o"] if command == "train" else [])]
     short = ["--epochs", "7", "--batch-size=24", "--lr", "0.3", "--resolution", "64"]
     recipe = cli.parse([command, *required, *short]).keywords["recipe"]
-    assert recipe == replace(FINETUNE, epochs=7, batch=24, lr=0.3, resolution=64)
+    assert recipe == RecipeChoice("", dict(epochs=7, batch=24, lr=0.3, resolution=64))
     for flag, field in SHORT_FLAGS.items():
         assert f"{flag} " in page
         assert f"--recipe.{field} " in page
@@ -145,7 +146,7 @@ def test_the_short_flags_of_a_recipe_set_its_fields_and_are_in_the_help(command,
 
 def test_a_short_flag_and_its_field_may_not_differ(capsys):
     words = ["train", "photos", "--model", "m", "--out", "o", "--batch_size", "8"]
-    assert cli.parse([*words, "--recipe.batch=8"]).keywords["recipe"].batch == 8
+    assert cli.parse([*words, "--recipe.batch=8"]).keywords["recipe"].changes == {"batch": 8}
     assert cli.run([*words, "--recipe.batch", "16"]) == 2
     error = capsys.readouterr().err
     assert "--batch_size 8 and --recipe.batch 16" in error
@@ -155,12 +156,12 @@ def test_a_short_flag_and_its_field_may_not_differ(capsys):
 @pytest.mark.parametrize(("old", "new"), [("float32", "fp32"), ("bfloat16", "bf16")])
 def test_precisions_are_spelled_one_way_and_the_long_names_are_read(old, new, capsys):
     words = ["train", "photos", "--model", "m", "--out", "o", "--recipe.precision"]
-    calls = [
-        cli.parse(with_current_names([*words, name])).keywords["recipe"] for name in (old, new)
-    ]
-    assert [recipe.precision for recipe in calls] == [new, new]
-    assert replace(FINETUNE, precision=old) == calls[1]
-    assert saved_recipe({**asdict(FINETUNE), "precision": old}, "run.json") == calls[1]
+    for name in (old, new):
+        choice = cli.parse(with_current_names([*words, name])).keywords["recipe"]
+        assert choice.changes == {"precision": new}
+    recipe = replace(FINETUNE, precision=new)
+    assert replace(FINETUNE, precision=old) == recipe
+    assert saved_recipe({**asdict(FINETUNE), "precision": old}, "run.json") == recipe
     assert cli.run(["cost", "genet_tiny", "--precision", old]) == 0
     printed = capsys.readouterr().out
     assert f"write in {new}," in printed

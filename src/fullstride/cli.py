@@ -5,14 +5,24 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from difflib import get_close_matches
 from functools import partial, wraps
 from inspect import Parameter, cleandoc, signature
 from io import StringIO
-from typing import Annotated, Any, NoReturn, get_type_hints
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
@@ -30,7 +40,7 @@ from fullstride.console import (
 from fullstride.storage import OutOfMemoryError, lacks_memory
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
 from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
-from fullstride.train.recipes.named import NOMINAL, Case, default_recipe, find_recipe
+from fullstride.train.recipes.named import NOMINAL, default_recipe, find_recipe
 from fullstride.train.recipes.reading import field_help
 
 DESCRIPTION = (
@@ -142,7 +152,9 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     output = StringIO()
     try:
         with redirect_stderr(output):
-            return tyro.cli(deferred(command, choice, shown), args=words[1:], prog=f"fullstride {name}")
+            return tyro.cli(
+                deferred(command, choice, shown), args=words[1:], prog=f"fullstride {name}"
+            )
     except SystemExit as stop:
         if not stop.code:  # --help
             raise

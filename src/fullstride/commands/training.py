@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 from fullstride.commands.flags import Data, Device, Loading, Run
 from fullstride.console import Bar, console, report_ignored, report_skipped
 from fullstride.nets.load_options import BY_DEFAULT, WeightsKind
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.choice import RecipeChoice
 
 
 def pack(
@@ -52,7 +52,7 @@ def train(
     data: Data,
     model: str,
     out: Path,
-    recipe: Recipe,
+    recipe: RecipeChoice,
     weights: str = "",
     weights_kind: WeightsKind = "averaged",
     device: Device = "auto",
@@ -104,18 +104,19 @@ def train(
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
     images = kind.open_data(data, minival=minival, splits=run_folder.saved_splits(out))
     report_ignored(images.ignored)
+    named = run_folder.resolve(recipe, out, images, weights)
     with (
         init_distributed(choose_device(device)) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
     ):
-        progress = TrainingProgress(bar, kind.find_metric(recipe.score))
+        progress = TrainingProgress(bar, kind.find_metric(named.recipe.score))
         settings |= dict(announce=progress.announce, watch=progress.watch)
         settings |= dict(device=place, context=context, weights_kind=weights_kind)
-        for row in run.train(out, model, images, recipe, **settings):
+        for row in run.train(out, model, images, named, **settings):
             progress.print(row)
             if board and context.is_rank_zero:
                 board(row)
-        progress.end(out, images, recipe)
+        progress.end(out, images, named.recipe)
 
 
 def validate(
@@ -155,7 +156,7 @@ def validate(
 def bench_data(
     data: Data,
     model: str,
-    recipe: Recipe,
+    recipe: RecipeChoice,
     workers: int = 0,
     seconds: float = 5,
     device: Device = "auto",
@@ -180,18 +181,19 @@ def bench_data(
     from fullstride.report.console_tables import data_bench_table
     from fullstride.train import data_bench
     from fullstride.train.device_choices import on_device
+    from fullstride.train.recipes.choice import case_of
     from fullstride.writing import check_output
 
     check_output(out, data_bench.OUTPUT)
     images, place = open_data(data), choose_device(device)
-    recipe = on_device(recipe, place)
     report_ignored(images.ignored)
+    numbers = on_device(recipe.resolve(case_of(images)).recipe, place)
     settings: dict[str, Any] = dict(workers=workers, device=place, seconds=seconds)
-    bench = data_bench.bench_data(model, images, recipe, **settings)
+    bench = data_bench.bench_data(model, images, numbers, **settings)
     console().print(data_bench_table(bench))
     environment = Environment.here(place)
-    suggestions = bench.suggestions(recipe, from_files=images.train.file is not None)
-    print(*data_bench_lines(bench, recipe, suggestions, environment), sep="\n")
+    suggestions = bench.suggestions(numbers, from_files=images.train.file is not None)
+    print(*data_bench_lines(bench, numbers, suggestions, environment), sep="\n")
     report_skipped(bench.loading.skipped)
     if out:
-        data_bench.save(out, bench, model, images, recipe, environment)
+        data_bench.save(out, bench, model, images, numbers, environment)

@@ -13,7 +13,8 @@ from fullstride.report.format import count, three_digits
 from fullstride.train import run_folder
 from fullstride.train.plan import TimedBatches, TrainingPlan
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.choice import case_of
+from fullstride.train.recipes.named import RECIPES, find_recipe
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -86,10 +87,13 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images; "
         f"learning rate {recipe.lr:g}, {recipe.precision}, {layout}, {recipe.efficiency}",
     ]
-    if recipe.warmup_epochs < plan.recipe.warmup_epochs:
+    of_its_name = plan.recipe
+    if plan.recipe_name in RECIPES:
+        of_its_name = find_recipe(plan.recipe_name, case_of(data))
+    if recipe.warmup_epochs < of_its_name.warmup_epochs:
         lines.append(
             f"warmup   {recipe.warmup_epochs:.3g} epochs in place of "
-            f"{plan.recipe.warmup_epochs:g}, which would take all of training"
+            f"{of_its_name.warmup_epochs:g}, as training is shorter"
         )
     if any(plan.start):
         epochs, steps = plan.start

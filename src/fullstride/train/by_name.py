@@ -1,7 +1,6 @@
 """How does one call train a network? From the names of data, network and recipe to a bundle."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.named import default_recipe, find_recipe
+from fullstride.train.recipes.choice import RecipeChoice
 
 
 def train_network(
@@ -37,14 +36,16 @@ def train_network(
         model: A name that `zoo.list()` has, or timm/NAME.
         out: The run folder, for log, checkpoint, best weights and the bundle.
         recipe: A recipe, or the name, run, bundle or JSON file of one; by default digits for the
-            digits, else finetune.
+            digits, else finetune with `weights` and scratch without, whose numbers follow the
+            number of images.
         weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
             they are random.
         task: What the network is trained for.
         device: cpu, cuda, cuda:1, or auto: cuda where there is one.
         workers: Processes that decode images beside this one.
         on_epoch: Called with the row of each epoch, such as `print`.
-        **changes: Fields of the recipe, such as `epochs=3`.
+        **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch`
+            unless `lr` is given too.
 
     Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
     """
@@ -54,10 +55,8 @@ def train_network(
         if isinstance(data, DataSet)
         else kind.open_data(str(data), splits=run_folder.saved_splits(out))
     )
-    if not isinstance(recipe, Recipe):
-        recipe = find_recipe(recipe or default_recipe(images.where))
-    recipe = replace(recipe, **changes)
+    named = run_folder.resolve(RecipeChoice(recipe, changes), out, images, weights)
     settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
-    for row in run.train(out, model, images, recipe, device=choose_device(device), **settings):
+    for row in run.train(out, model, images, named, device=choose_device(device), **settings):
         on_epoch(row)
     return Bundle.load(out / run_folder.BUNDLE, build_head)

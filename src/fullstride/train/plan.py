@@ -27,7 +27,8 @@ class TrainingPlan:
     weights: str  # source of the initial weights; "" for random ones
     net: Backbone
     data: DataSet
-    recipe: Recipe  # as the user chose it
+    recipe_name: str = ""  # of the named recipe that `recipe` was made from
+    recipe: Recipe  # in numbers
     resolved: Recipe  # with its length in epochs and its efficiency
     resolution: int  # pixels per side
     steps_per_epoch: int

@@ -28,6 +28,7 @@ from fullstride.train.distill import TeacherProbabilities, build_teacher
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.choice import NamedRecipe
 from fullstride.train.scoring import score_images
 
 
@@ -40,7 +41,7 @@ class PreparedRun:
     task: Task
     metric: Metric  # that epochs are compared by
     data: DataSet
-    recipe: Recipe  # as the user chose it
+    recipe: Recipe  # in numbers
     resolved: Recipe  # with its length in epochs and its efficiency
     pre: Preprocessing
     spec: Spec  # of the network as it is saved, without padding
@@ -58,6 +59,7 @@ class PreparedRun:
             weights=self.config.weights,
             net=self.net,
             data=self.data,
+            recipe_name=self.config.recipe_name,
             recipe=self.recipe,
             resolved=self.resolved,
             resolution=self.pre.resolution,
@@ -92,7 +94,7 @@ def prepare(
     folder: Path,
     model: str,
     data: DataSet,
-    recipe: Recipe,
+    recipe: Recipe | NamedRecipe,
     *,
     task: Task | None = None,
     weights: str = "",
@@ -107,6 +109,8 @@ def prepare(
     Raises ValueError if the folder holds another run.
     """
     context.on_rank_zero(run_folder.check_folder, folder)
+    named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe)
+    recipe = named.recipe
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
@@ -145,6 +149,7 @@ def prepare(
         channels_last=resolved.channels_last,
         task=task.name,
         splits=data.splits,
+        recipe_name=named.name,
     )
     context.on_rank_zero(run_folder.create_or_resume, folder, config)
     return PreparedRun(

@@ -17,6 +17,7 @@ from fullstride.train.finish import finish
 from fullstride.train.plan import TrainingPlan
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.choice import NamedRecipe
 from fullstride.train.scoring import all_skipped
 
 
@@ -24,7 +25,7 @@ def train(
     folder: Path,
     model: str,
     data: DataSet,
-    recipe: Recipe,
+    recipe: Recipe | NamedRecipe,
     *,
     task: Task | None = None,
     weights: str = "",
@@ -76,7 +77,7 @@ def train(
     if has_ended:
         return
     run.net.to(device)
-    if not run_folder.should_stop_early(rows, recipe, run.metric):
+    if not run_folder.should_stop_early(rows, run.recipe, run.metric):
         epochs = loop.train_epochs(
             run.net,
             run.task,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import torch
 
+from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import LATEST_SPLITS, OLD_SPLITS
 from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
@@ -20,6 +21,7 @@ from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, from_json, read_json, to_json
 from fullstride.tasks.task import Metric
 from fullstride.train.recipe import LEFT_TO_THE_DEVICE, NonNegative, PositiveInt, Recipe
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
 from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.training_state import read_state
 from fullstride.writing import atomic_write, check_output
@@ -58,6 +60,7 @@ class RunConfig:
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
     # version of the rule by which the splits were taken; earlier versions of this file lack it
     splits: Annotated[int, Bounds(ge=OLD_SPLITS, le=LATEST_SPLITS)] = OLD_SPLITS
+    recipe_name: str = ""  # of the named recipe that `recipe` was made from; "" for another
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
         both = read_config(folder, "give another --out"), config
         if both[0].fingerprint == config.fingerprint:  # the splits are the same by both rules
             both = both[0], replace(config, splits=both[0].splits)
+        # a name is compared when a recipe is resolved
+        both = both[0], replace(both[1], recipe_name=both[0].recipe_name)
         saved, current = (json.loads(to_json(replace(each, data=""))) for each in both)
         changes = [
             f"{name} is {old!r} there and {new!r} now"
@@ -166,6 +171,16 @@ def left_to_the_device(recipe: Recipe, saved: RunConfig) -> dict[str, Any]:
         for name, value in LEFT_TO_THE_DEVICE.items()
         if getattr(recipe, name) == value
     }
+
+
+def resolve(choice: RecipeChoice, folder: Path, data: DataSet, weights: str = "") -> NamedRecipe:
+    """The recipe that `choice` gives on `data` from `weights`.
+
+    A run in `folder` that can be resumed keeps its own recipe, with the changes of the choice.
+    """
+    config = resumable_config(folder)
+    saved = config and NamedRecipe(Recipe(**config.recipe), config.recipe_name)
+    return choice.resolve(case_of(data, weights), saved)
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

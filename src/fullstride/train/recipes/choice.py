@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fullstride.data.dataset import DataSet
 from fullstride.strict_json import check_bounds
 from fullstride.train.recipe import Recipe, check_size
 from fullstride.train.recipes.named import BY_CASE, RECIPES, Case, default_recipe, find_recipe
@@ -66,6 +67,13 @@ class RecipeChoice:
         return NamedRecipe(recipe, name if name in RECIPES else "")
 
 
+def case_of(data: DataSet, weights: str = "") -> Case:
+    """The case of training on `data` from `weights`, "" for random ones."""
+    return Case(
+        images=max(1, len(data.train)), has_weights=bool(weights), is_digits=data.where == "digits"
+    )
+
+
 def with_changes(
     recipe: Recipe, changes: Mapping[str, Any], case: Case, *, follows_case: bool = False
 ) -> Recipe:
@@ -103,4 +111,4 @@ def length_in_images(
     epochs: float, steps: int | None, images: int | None, batch: int, case: Case
 ) -> float:
     """Images that training computes, up to the rounding to whole steps."""
-    return images or (steps * batch if steps else epochs * max(1, case.images))
+    return images or (steps * batch if steps else epochs * case.images)

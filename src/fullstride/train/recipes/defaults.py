@@ -17,7 +17,6 @@ FINETUNE = Recipe(
 )
 
 
-
 def finetune(images: int) -> Recipe:
     """The recipe for released weights and `images` training images."""
     return FINETUNE

@@ -16,7 +16,6 @@ from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.reading import saved_recipe
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """What a recipe may depend on. The values here are for commands that have no data."""

@@ -1,0 +1,154 @@
+"""How a user's choice becomes numbers: by the data, the weights, the batch and the run."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+import fullstride
+from fullstride import cli
+from fullstride.nets import families
+from fullstride.nets.spec import NetSpec
+from fullstride.train import run_folder
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
+from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import BY_CASE, RECIPES, Case, find_recipe
+
+OLD = Path(__file__).parent / "old_runs"
+OPTIMIZERS = get_args(get_type_hints(Recipe)["optimizer"])
+CASE = Case(images=2000)
+
+
+def resolved(source="", case=CASE, **changes):
+    return RecipeChoice(source, changes).resolve(case).recipe
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_rate_follows_the_batch_alone_and_a_given_rate_stays(optimizer):
+    base = replace(RECIPES["resnet_rs"], optimizer=optimizer, batch=4096, lr=1.6)
+    for batch in (32, 1024, 4096):
+        factor = batch / 4096 if optimizer == "sgd" else (batch / 4096) ** 0.5
+        assert resolved(base, batch=batch).lr == pytest.approx(1.6 * factor)
+        assert resolved(base, batch=batch) == base.at_batch(batch)
+        assert resolved(base, batch=batch, lr=1.6).lr == 1.6
+    assert resolved("resnet_rs", batch=32, optimizer=optimizer).lr == pytest.approx(
+        RECIPES["resnet_rs"].lr * (1 / 128 if optimizer == "sgd" else (1 / 128) ** 0.5)
+    )
+
+
+def test_the_rate_grows_with_a_batch_up_to_the_number_of_images():
+    base = replace(DIGITS, batch=64, lr=0.1)
+    assert resolved(base, batch=500).lr == pytest.approx(0.1 * 500 / 64)
+    assert resolved(base, batch=5000).lr == pytest.approx(0.1 * 2000 / 64)
+    assert resolved(base, Case(images=10), batch=128).lr == 0.1
+
+
+def test_the_default_is_by_weights_and_data():
+    for images in (60, 100_000):
+        case = Case(images=images)
+        choices = {
+            "scratch": case,
+            "finetune": replace(case, has_weights=True),
+            "digits": replace(case, is_digits=True, has_weights=True),
+        }
+        for name, case in choices.items():
+            named = RecipeChoice().resolve(case)
+            assert named == NamedRecipe(find_recipe(name, case), name)
+
+
+@pytest.mark.parametrize("name", BY_CASE)
+@pytest.mark.parametrize("images", [60, 10_000])
+def test_a_batch_keeps_the_images_and_the_span_of_the_average(name, images):
+    case = Case(images=images)
+    base = resolved(name, case)
+    assert resolved(name, case, batch=base.batch) == base
+    half = resolved(name, case, batch=base.batch // 2)
+    assert (half.epochs, half.warmup_epochs) == (base.epochs, base.warmup_epochs)
+    if base.ema_decay:
+        assert half.ema_decay == pytest.approx(base.ema_decay**0.5)
+    longer = resolved(name, case, epochs=4 * base.epochs)
+    assert longer.warmup_epochs == base.warmup_epochs
+    assert longer.ema_decay == pytest.approx(base.ema_decay**0.25)
+    assert resolved(name, case, epochs=4 * base.epochs, ema_decay=0.5).ema_decay == 0.5
+
+
+def test_a_shorter_training_has_a_shorter_warmup_and_a_length_replaces_another():
+    base = RECIPES["genet"]
+    assert (base.epochs, base.warmup_epochs) == (480, 5)
+    short = resolved("genet", epochs=48)
+    assert short == replace(base, epochs=48, warmup_epochs=0.5)
+    assert resolved("genet", epochs=48, warmup_epochs=5).warmup_epochs == 5
+    assert resolved("genet", images=48 * CASE.images).warmup_epochs == pytest.approx(0.5)
+    by_steps = replace(base, steps=960)
+    assert resolved(by_steps, epochs=3).steps is None
+    assert resolved(by_steps, images=30).steps is None
+
+
+@pytest.mark.parametrize("batch", [0, -3, 10**13])
+def test_a_value_out_of_bounds_is_refused_by_its_own_name(batch):
+    with pytest.raises(ValueError, match="recipe.batch"):
+        resolved(batch=batch)
+
+
+def test_flags_and_changes_that_fit_only_together_are_one_recipe():
+    base = replace(DIGITS, batch=64, grad_accum_steps=4)
+    assert resolved(base, batch=6, grad_accum_steps=3).grad_accum_steps == 3
+
+
+def test_a_flag_is_set_also_where_its_value_is_the_default():
+    words = ["train", "photos", "--model", "m", "--out", "o"]
+    default = RECIPES["scratch"]
+    flags = [f"--lr={default.lr}", "--recipe.nesterov", "--recipe.resolution", "None"]
+    flags += ["--recipe.scale", *map(str, default.scale), "--recipe.teacher", ""]
+    choice = cli.parse([*words, *flags]).keywords["recipe"]
+    assert choice.changes == {
+        "lr": default.lr, "nesterov": True, "resolution": None, "scale": default.scale,
+        "teacher": "",
+    }  # fmt: skip
+    assert cli.parse(words).keywords["recipe"].changes == {}
+
+
+def test_a_run_keeps_its_numbers_and_refuses_others(few_digits, tmp_path):
+    settings = dict(device="cpu", epochs=1, resolution=16)
+    folder = tmp_path / "run"
+    fullstride.train_network(
+        few_digits, "genet_tiny", folder, recipe="scratch", batch=8, **settings
+    )
+    config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
+    images = len(few_digits.train)
+    assert config["recipe_name"] == "scratch"
+    assert config["recipe"]["lr"] == pytest.approx(
+        find_recipe("scratch", Case(images=images)).at_batch(8).lr
+    )
+    # A later version with other defaults, and a version that wrote no name
+    config["recipe"]["lr"] = 0.0123
+    for name in ("scratch", ""):
+        config["recipe_name"] = name
+        (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))
+        for recipe in ("scratch", ""):
+            fullstride.train_network(few_digits, "genet_tiny", folder, recipe=recipe, **settings)
+        for change in (dict(lr=0.5), dict(batch=16), dict(seed=1)):
+            with pytest.raises(ValueError, match=f"has another run: recipe.{next(iter(change))}"):
+                fullstride.train_network(few_digits, "genet_tiny", folder, **settings | change)
+    config["recipe_name"] = "scratch"
+    (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has recipe scratch, not genet_nas"):
+        fullstride.train_network(few_digits, "genet_tiny", folder, recipe="genet_nas", **settings)
+
+
+def test_a_run_of_version_01_goes_on_by_its_command(few_digits, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(OLD / "sgd", folder)
+    config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
+    spec = NetSpec.from_json(json.dumps(config["spec"]), "old_tiny")
+    monkeypatch.setitem(families.SPECS, "old_tiny", spec)
+    rows = []
+    settings = dict(epochs=config["recipe"]["epochs"], batch=config["recipe"]["batch"])
+    fullstride.train_network(
+        few_digits, "old_tiny", folder, device="cpu", on_epoch=rows.append, **settings
+    )
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
