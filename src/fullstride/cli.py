@@ -40,7 +40,7 @@ from fullstride.console import (
 from fullstride.storage import OutOfMemoryError, lacks_memory
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
 from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
-from fullstride.train.recipes.named import NOMINAL, default_recipe, find_recipe
+from fullstride.train.recipes.named import NOMINAL, RECIPES, default_recipe, find_recipe
 from fullstride.train.recipes.reading import field_help
 
 DESCRIPTION = (
@@ -143,7 +143,7 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     name = words[0] if words else ""
     if name not in COMMANDS:
         return list_commands(words)
-    command, choice, shown = COMMANDS[name], RecipeChoice(), Recipe(epochs=1, batch=1, lr=1)
+    command, choice, shown = COMMANDS[name], RecipeChoice(), RECIPES["scratch"]
     if takes_recipe(command):
         refuse_contradictions(words)
         choice, shown, explains = chosen_recipe(words)
@@ -207,8 +207,8 @@ def number_in(word: str) -> float | str:
 
 def deferred(
     command: Callable[..., None],
-    choice: RecipeChoice = RecipeChoice(),  # noqa: B008 (frozen)
-    shown: Recipe | None = None,
+    choice: RecipeChoice | None = None,
+    shown: Recipe = RECIPES["scratch"],
 ) -> Callable[..., Callable[[], None]]:
     """A function with the arguments of `command` that returns the call instead of making it.
 
@@ -225,7 +225,7 @@ def deferred(
     hints = get_type_hints(command, include_extras=True)
     parameters = []
     for name, parameter in signature(command).parameters.items():
-        if name == "recipe" and shown:
+        if name == "recipe":
             hints |= {"recipe_name": RecipeName, "recipe": RecipeFields}
             kind = Parameter.POSITIONAL_OR_KEYWORD
             parameters.append(Parameter("recipe_name", kind, default="", annotation=RecipeName))
@@ -257,7 +257,7 @@ def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, Recipe, bool]:
     pairs = {name: two_values(hint) for name, hint in hints.items()}
     first, second = (parsed_loosely(words, {n: pairs[n][i] for n in pairs}) for i in (0, 1))
     if not (first and second):  # the command's own pass says what is wrong
-        return RecipeChoice(), find_recipe("finetune"), False
+        return RecipeChoice(), RECIPES["scratch"], False
     # A flag that was given has its value whatever the default is.
     changes = {
         name: getattr(first.recipe, name)
