@@ -1,22 +1,27 @@
-"""What a recipe leaves to the machine: precision and memory format, on it and on the next one."""
+"""What a recipe leaves to the machine: precision, memory format and workers."""
 
 import json
-from dataclasses import replace
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing import active_children
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from fullstride import cli
 from fullstride.commands.flags import with_current_names
+from fullstride.data.dataset import open_data
 from fullstride.measure import environment
 from fullstride.nets import zoo
 from fullstride.tasks import find_task
 from fullstride.train import device_choices, run, run_folder
-from fullstride.train.device_choices import on_device
+from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, numerics
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import DIGITS
 from fullstride.train.recipes.named import training_step
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, warmup_epochs=0, resolution=16)
@@ -117,18 +122,17 @@ def test_a_run_that_chose_for_itself_goes_on_by_the_command_that_leaves_it_to_th
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--recipe.channels-last"], True),
-        (["--recipe.no-channels-last"], False),
-        (["--recipe.channels-last", "False"], False),
-        (["--recipe.channels_last=True"], True),
-        (["--recipe.channels-last", "None"], None),
-        ([], None),
+        (["--recipe.channels-last"], dict(channels_last=True)),
+        (["--recipe.no-channels-last"], dict(channels_last=False)),
+        (["--recipe.channels-last", "False"], dict(channels_last=False)),
+        (["--recipe.channels_last=True"], dict(channels_last=True)),
+        (["--recipe.channels-last", "None"], dict(channels_last=None)),
+        ([], {}),
     ],
 )
 def test_the_memory_format_is_read_as_a_switch_too(words, expected):
     words = with_current_names(["train", *words, "digits", "--model", "m", "--out", "o"])
-    recipe = cli.parse(words).keywords["recipe"]
-    assert recipe == replace(DIGITS, channels_last=expected)
+    assert cli.parse(words).keywords["recipe"].changes == expected
 
 
 def test_memory_is_predicted_for_what_a_gpu_or_a_cpu_would_choose(tmp_path):
@@ -137,3 +141,82 @@ def test_memory_is_predicted_for_what_a_gpu_or_a_cpu_would_choose(tmp_path):
     gpu, cpu = (training_step(str(path), device=device) for device in ("auto", "cpu"))
     assert (gpu["precision"], gpu["layout"]) == ("bf16", "nhwc")
     assert (cpu["precision"], cpu["layout"]) == ("fp32", "nhwc")
+
+
+@pytest.mark.parametrize(
+    ("device", "own_cores", "processes", "images", "batches", "expected"),
+    [
+        ("cuda", 16, 1, 5000, 100, 15),
+        ("cuda", 128, 1, 5000, 100, 16),
+        ("cuda", 64, 8, 5000, 100, 7),  # torchrun's processes share the machine
+        ("cuda", 16, 1, 60, 3, 3),  # a worker makes whole batches
+        ("cuda", 16, 1, 60, 1, 0),
+        ("cuda", 16, 1, 20, 5, 0),
+        ("cuda", 1, 1, 5000, 100, 0),
+        ("cpu", 8, 1, 5000, 100, 4),
+        ("cpu", 2, 1, 5000, 100, 1),
+        ("cpu", 1, 1, 5000, 100, 0),
+        ("cpu", 2, 4, 5000, 100, 0),
+    ],
+)
+def test_workers_are_those_that_the_cores_and_the_batches_can_keep_busy(
+    device, own_cores, processes, images, batches, expected, few_digits, monkeypatch
+):
+    monkeypatch.setattr(device_choices, "cores", lambda: own_cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    names = tuple(map(str, range(images)))
+    files = replace(few_digits.train, names=names, targets=(0,) * images, file=Path)
+    assert choose_workers(files, batches, device) == expected
+    assert choose_workers(replace(files, file=None), batches, device) == 0  # as of the digits
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="of Linux")
+def test_cores_are_those_that_this_process_may_use():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, [min(before)])
+        assert environment.cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert environment.cores() == len(before)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Reads an image, and writes down which process did."""
+
+    read: Callable[[str], Image.Image]
+    folder: Path
+
+    def __call__(self, name: str) -> Image.Image:
+        (self.folder / str(os.getpid())).touch()
+        return self.read(name)
+
+
+def test_workers_live_through_all_epochs_and_end_with_the_run(tmp_path):
+    data, processes = open_data("digits"), {}
+    for part, count in (("train", 64), ("minival", 150)):
+        folder = tmp_path / part
+        folder.mkdir()
+        images = getattr(data, part).subset(range(count))
+        data = replace(data, **{part: replace(images, read=Recording(images.read, folder))})
+    data = replace(data, test=data.test.subset(range(20)))
+    rows = run.train(tmp_path / "run", "genet_tiny", data, replace(RECIPE, epochs=3), workers=2)
+    next(rows)
+    for part in ("train", "minival"):
+        processes[part] = {int(path.name) for path in (tmp_path / part).iterdir()}
+        assert len(processes[part] - {os.getpid()}) == 2
+    alive = {child.pid for child in active_children()}
+    assert alive == set.union(*processes.values())
+    assert len(list(rows)) == 2
+    for part, first in processes.items():
+        assert {int(path.name) for path in (tmp_path / part).iterdir()} == first
+    assert not active_children()
+
+
+def test_a_run_that_is_abandoned_leaves_no_process(few_digits, tmp_path):
+    rows = run.train(tmp_path / "run", "genet_tiny", few_digits, RECIPE, workers=2)
+    next(rows)
+    assert len(active_children()) == 2  # a minival of 20 images, which are one batch, has none
+    rows.close()
+    assert not active_children()

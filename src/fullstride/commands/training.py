@@ -56,7 +56,7 @@ def train(
     weights: str = "",
     weights_kind: WeightsKind = "averaged",
     device: Device = "auto",
-    workers: int = 0,
+    workers: int | None = None,
     checkpoint_every_steps: int = 0,
     minival: float | None = None,
     teacher_cache: Path | None = None,
@@ -81,7 +81,8 @@ def train(
             they are random.
         weights_kind: Which weights of a checkpoint that has both.
         device: Where to train.
-        workers: Processes that decode images beside this one; 0 decodes in this one.
+        workers: Processes that decode images beside this one; 0 decodes in this one, None chooses
+            by the cores, the images and the device.
         checkpoint_every_steps: Steps from one checkpoint to the next within an epoch; 0 writes one
             after each epoch only.
         minival: Share of the training images for the minival, where the data have none; by default
@@ -157,7 +158,7 @@ def bench_data(
     data: Data,
     model: str,
     recipe: RecipeChoice,
-    workers: int = 0,
+    workers: int | None = None,
     seconds: float = 5,
     device: Device = "auto",
     out: Path | None = None,
@@ -170,7 +171,8 @@ def bench_data(
         data: The same as for `train`: a folder of images, a table, shards or digits.
         model: A name that `fullstride zoo` lists, or timm/NAME.
         recipe: How to train; as for `train`.
-        workers: Processes that decode images beside this one; 0 decodes in this one.
+        workers: Processes that decode images beside this one; 0 decodes in this one, None chooses
+            by the cores, the images and the device.
         seconds: About how long each of the measurements takes.
         device: Where to train.
         out: A JSON file for all samples, the recipe and the environment.

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fullstride.data.dataset import Images, UnreadableImage
 from fullstride.data.readers.decode import file_bytes
@@ -195,6 +196,12 @@ class Batches:
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+    def close(self) -> None:
+        """End the workers, which the first epoch starts; a later one would start others."""
+        workers, self._loader._iterator = self._loader._iterator, None
+        if isinstance(workers, _MultiProcessingDataLoaderIter):
+            workers._shutdown_workers()
 
     def epoch(self, number: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch, from the one numbered `start`.

@@ -79,7 +79,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     layout = "channels last" if recipe.channels_last else "contiguous"
     splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival", "test"))
     lines = [
-        f"device   {environment.device}{threads}{processes}",
+        f"device   {environment.device}{threads}{processes}, workers: {plan.workers}",
         f"data     {data.where}: {len(data.classes):,} classes; images: {', '.join(splits)}",
         f"network  {plan.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",

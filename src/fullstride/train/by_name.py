@@ -1,6 +1,7 @@
 """How does one call train a network? From the names of data, network and recipe to a bundle."""
 
 from collections.abc import Callable, Mapping
+from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def train_network(
     weights: str = "",
     task: str = "classify",
     device: str = "auto",
-    workers: int = 0,
+    workers: int | None = None,
     on_epoch: Callable[[Mapping[str, Any]], object] = lambda row: None,
     **changes: Any,
 ) -> Bundle:
@@ -42,7 +43,8 @@ def train_network(
             they are random.
         task: What the network is trained for.
         device: cpu, cuda, cuda:1, or auto: cuda where there is one.
-        workers: Processes that decode images beside this one.
+        workers: Processes that decode images beside this one; None: by the cores and the images, or
+            0 where a process does not begin as a fork, as it would run an unguarded script again.
         on_epoch: Called with the row of each epoch, such as `print`.
         **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch`
             unless `lr` is given too.
@@ -56,7 +58,13 @@ def train_network(
         else kind.open_data(str(data), splits=run_folder.saved_splits(out))
     )
     named = run_folder.resolve(RecipeChoice(recipe, changes), out, images, weights)
+    if workers is None and default_start_method() != "fork":
+        workers = 0
     settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
     for row in run.train(out, model, images, named, device=choose_device(device), **settings):
         on_epoch(row)
     return Bundle.load(out / run_folder.BUNDLE, build_head)
+
+
+def default_start_method() -> str:
+    return get_start_method(allow_none=True) or get_all_start_methods()[0]

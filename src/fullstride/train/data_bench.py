@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import torch
 
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batch, Batches
-from fullstride.measure.environment import Environment, find_device
+from fullstride.measure.environment import Environment, cores, find_device
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import fused_form
 from fullstride.outputs import json_output
@@ -22,7 +21,7 @@ from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
 from fullstride.train.batches import measurement_batches, repeat, training_batches
-from fullstride.train.device_choices import on_device
+from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.prepare import initial_network
@@ -142,14 +141,14 @@ def bench_data(
     recipe: Recipe,
     *,
     task: Task | None = None,
-    workers: int = 0,
+    workers: int | None = 0,
     device: torch.device | str = "cpu",
     seconds: float = 5,
 ) -> DataBench:
     """Measure data loading in one process and with `workers`, and training steps.
 
     Each of the three takes about `seconds`. Training steps are without the recipe's teacher. The
-    task is classification if None.
+    task is classification if None, and `workers` are those that `train` would start.
     """
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
@@ -159,7 +158,8 @@ def bench_data(
     net, pre = initial_network(model, task, data, recipe)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     net = fused_form.padded(net, model) if recipe.pad_channels else net
-    per_epoch = len(training_batches(data, task, pre, recipe, device, workers))
+    per_epoch = len(training_batches(data, task, pre, recipe, device))
+    workers = choose_workers(data.train, per_epoch, device) if workers is None else workers
 
     def batches(batch: int, workers: int) -> Batches:
         return measurement_batches(data, task, pre, recipe, device, batch, workers)
@@ -256,10 +256,6 @@ def long_side(images: Images) -> float:
     step = math.ceil(len(images) / SIZES)
     few = images.subset(range(0, len(images), step))
     return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measure_steps(learner: Learner, example: Batch, batch: int, seconds: float) -> TrainingSteps:

@@ -34,6 +34,7 @@ class TrainingPlan:
     steps_per_epoch: int
     device: torch.device
     processes: int = 1
+    workers: int = 0  # of each process, which decode images
     start: tuple[int, int] = (0, 0)  # epochs of an earlier call, and steps in the next epoch
 
     @property

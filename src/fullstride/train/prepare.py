@@ -23,13 +23,13 @@ from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency
 from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
-from fullstride.train.device_choices import on_device
+from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distill import TeacherProbabilities, build_teacher
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import NamedRecipe
-from fullstride.train.scoring import score_images
+from fullstride.train.scoring import all_skipped, evaluate, score_images, scoring_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ class PreparedRun:
     spec: Spec  # of the network as it is saved, without padding
     net: Backbone  # with its initial weights, on the CPU
     batches: Batches
+    minival: Batches | None  # whose workers live as long as those of `batches`; None: no images
     teacher: TeacherProbabilities | None
     device: torch.device
     workers: int
@@ -66,14 +67,23 @@ class PreparedRun:
             steps_per_epoch=len(self.batches),
             device=self.device,
             processes=self.context.world_size,
+            workers=self.workers,
             start=start,
         )
 
     def score(self, net: Backbone, images: Images) -> tuple[dict[str, float], dict[str, str]]:
         """Scores of `net` on `images`, and the reason for each image that cannot be read."""
+        if images is self.data.minival and self.minival:
+            scores = evaluate(net, self.task, self.minival, self.context)
+            return scores, all_skipped(self.minival, self.context)
         return score_images(
             net, self.task, images, self.pre, self.device, self.workers, self.context
         )
+
+    def close(self) -> None:
+        """End the processes that decode images."""
+        for batches in filter(None, (self.batches, self.minival)):
+            batches.close()
 
     def bundle(self, net: Backbone, scores: Mapping[str, Any]) -> Bundle:
         """The bundle of `net`, without padding, with `scores` by split."""
@@ -100,7 +110,7 @@ def prepare(
     weights: str = "",
     weights_kind: WeightsKind = "averaged",
     device: torch.device | str = "cpu",
-    workers: int = 0,
+    workers: int | None = 0,
     teacher_cache: Path | None = None,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> PreparedRun:
@@ -119,7 +129,12 @@ def prepare(
     net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
+    if workers is None:
+        per_epoch = len(data.train) // recipe.batch
+        workers = choose_workers(data.train, per_epoch, device)
     batches = training_batches(data, task, pre, recipe, device, workers, context)
+    scored = bool(len(data.minival))
+    minival = scoring_batches(task, data.minival, pre, device, workers, context) if scored else None
     resolved = recipe_in_epochs(data, recipe)
     if saved:
         resolved = replace(resolved, precision=saved.precision, channels_last=saved.channels_last)
@@ -164,6 +179,7 @@ def prepare(
         spec=spec,
         net=net,
         batches=batches,
+        minival=minival,
         teacher=teacher,
         device=torch.device(device),
         workers=workers,

@@ -31,7 +31,7 @@ def train(
     weights: str = "",
     weights_kind: WeightsKind = "averaged",
     device: torch.device | str = "cpu",
-    workers: int = 0,
+    workers: int | None = 0,
     checkpoint_every_steps: int = 0,
     teacher_cache: Path | None = None,
     context: DistributedContext = SINGLE_PROCESS,
@@ -45,8 +45,9 @@ def train(
     after every `checkpoint_every_steps` steps. The weights of the epoch with the best minival are
     saved as a bundle in the folder; with the recipe's `early_stop_patience` these are scored on the
     test images at the end, else the last ones. `teacher_cache` is a folder for the probabilities of
-    the teacher. `announce` is called before the first step of a run that has not ended; `watch` may
-    wrap the training batches, to show progress.
+    the teacher. `workers` decode images until the run ends; their number is chosen if None.
+    `announce` is called before the first step of a run that has not ended; `watch` may wrap the
+    training batches, to show progress.
 
     Raises ValueError if the folder holds another run.
     """
@@ -77,19 +78,22 @@ def train(
     if has_ended:
         return
     run.net.to(device)
-    if not run_folder.should_stop_early(rows, run.recipe, run.metric):
-        epochs = loop.train_epochs(
-            run.net,
-            run.task,
-            watch(run.batches),
-            run.resolved,
-            resume,
-            teacher=run.teacher,
-            checkpoint_every_steps=checkpoint_every_steps,
-            context=context,
-        )
-        yield from saved_epochs(run, epochs, rows)
-    finish(run)
+    try:
+        if not run_folder.should_stop_early(rows, run.recipe, run.metric):
+            epochs = loop.train_epochs(
+                run.net,
+                run.task,
+                watch(run.batches),
+                run.resolved,
+                resume,
+                teacher=run.teacher,
+                checkpoint_every_steps=checkpoint_every_steps,
+                context=context,
+            )
+            yield from saved_epochs(run, epochs, rows)
+        finish(run)
+    finally:
+        run.close()
 
 
 def saved_epochs(

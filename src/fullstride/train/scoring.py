@@ -18,6 +18,8 @@ from fullstride.train import run_folder
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import BatchSource, numerics
 
+BATCH = 128  # images, over all processes
+
 
 @torch.inference_mode()
 def evaluate(
@@ -61,18 +63,33 @@ def score_images(
     context: DistributedContext = SINGLE_PROCESS,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Scores on `images`, and the reason for each image that cannot be read."""
-    batches = Batches(
+    batches = scoring_batches(task, images, pre, device, workers, context)
+    try:
+        scores = evaluate(net, task, batches, context)
+        return scores, all_skipped(batches, context)
+    finally:
+        batches.close()
+
+
+def scoring_batches(
+    task: Task,
+    images: Images,
+    pre: Preprocessing,
+    device: torch.device | str,
+    workers: int = 0,
+    context: DistributedContext = SINGLE_PROCESS,
+) -> Batches:
+    """Batches of `images` to score networks on. A single batch needs no worker."""
+    return Batches(
         images,
         task.test_view(pre),
-        batch=128,
-        workers=workers,
+        batch=BATCH,
+        workers=workers if len(images) > BATCH else 0,
         device=device,
         rank=context.rank,
         world_size=context.world_size,
         collate=task.collate,
     )
-    scores = evaluate(net, task, batches, context)
-    return scores, all_skipped(batches, context)
 
 
 def all_skipped(batches: Batches, context: DistributedContext) -> dict[str, str]:
