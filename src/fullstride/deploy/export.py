@@ -116,6 +116,7 @@ def export(
         source=bundle.source,
         licence=bundle.licence,
         task=bundle.task,
+        temperature=bundle.temperature,
         precision=precision,
         input_kind=input_kind,
         device=device,
@@ -217,7 +218,7 @@ def make_reference(bundle: Bundle, images: ComparisonImages, input_kind: InputKi
         expected = logits(bundle, batches)
     else:
         rows = logits(bundle, inputs("normalised", pre, images.pictures))
-        expected = activate(bundle.task, rows)
+        expected = activate(bundle, rows)
     return Reference(fold_batch_norm(bundle.net), batches, expected)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullstride.nets.bundle import Temperature
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.strict_json import MAX_JSON_BYTES, from_json, parse_json
 
@@ -33,6 +34,8 @@ class Metadata:
     source: str = ""
     licence: str = ""
     task: str = "classify"
+    # that logits are divided by before softmax; where the file computes probabilities, it does so
+    temperature: Temperature = 1.0
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
     # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
@@ -58,9 +61,10 @@ class Metadata:
         try:
             if sum(map(len, strings.values())) > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
-            strings = {"task": "classify", **strings}  # earlier files are of this task
+            # of earlier files
+            strings = {"task": "classify", "temperature": "1.0", **strings}
             values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
-            for name in ("classes", "preprocessing", "scores", "float_layers"):
+            for name in ("classes", "preprocessing", "scores", "float_layers", "temperature"):
                 values[name] = parse_json(values[name], name)
             return from_json(cls, values, "metadata")
         except (KeyError, ValueError) as error:
@@ -121,6 +125,10 @@ class ExportedModel:
     @property
     def task(self) -> str:
         return self.metadata.task
+
+    @property
+    def temperature(self) -> float:
+        return self.metadata.temperature
 
 
 class ExportedModule(nn.Module):

@@ -72,7 +72,8 @@ class ExportWrapper(nn.Module):
     def __init__(self, net: nn.Module, metadata: Metadata, dtype: torch.dtype):
         super().__init__()
         self.net, self.pre, self.dtype = net, metadata.preprocessing, dtype
-        self.input_kind, self.task = metadata.input_kind, find_task(metadata.task)
+        self.input_kind = metadata.input_kind
+        self.task = find_task(metadata.task, metadata.temperature)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images

@@ -62,7 +62,7 @@ def predict(
     for start in range(0, len(pictures), batch):
         group, reasons = pictures[start : start + batch], {}
         rows = probabilities(model, _readable(group, model, reasons), device, batch)
-        guesses = iter(find_task(task_of(model)).decode(torch.from_numpy(rows), model.classes, top))
+        guesses = iter(find_task(model.task).decode(torch.from_numpy(rows), model.classes, top))
         for index, picture in enumerate(group):
             path = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else ""
             if index in reasons:
@@ -155,7 +155,7 @@ def probabilities(
         return np.empty((0, len(model.classes)), np.float32)
     batches = chain([first], batches)
     rows = outputs(model, batches) if exported else logits(model, batches, device)
-    rows = activate(task_of(model), rows) if kind == "normalised" else rows
+    rows = activate(model, rows) if kind == "normalised" else rows
     if not np.isfinite(rows).all():
         raise FloatingPointError("the network's outputs for a picture are not finite")
     return rows
@@ -212,9 +212,5 @@ class FullSizeInputs(Sequence[np.ndarray]):
         return next(inputs("pictures", self.pre, [self.pictures[index]]))
 
 
-def activate(task: str, rows: np.ndarray) -> np.ndarray:
-    return find_task(task).activate(torch.from_numpy(rows)).numpy()
-
-
-def task_of(model: Bundle | ExportedModel) -> str:
-    return model.task if isinstance(model, Bundle) else model.metadata.task
+def activate(model: Bundle | ExportedModel, rows: np.ndarray) -> np.ndarray:
+    return find_task(model.task, model.temperature).activate(torch.from_numpy(rows)).numpy()

@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -24,7 +24,7 @@ from fullstride.nets.weights.convert import fit
 from fullstride.nets.weights.key_maps import no_init
 from fullstride.nets.weights.reader import read_flat
 from fullstride.outputs import Output, has_keys
-from fullstride.strict_json import read_json
+from fullstride.strict_json import Bounds, read_json
 from fullstride.writing import atomic_write
 
 FORMAT = 1
@@ -36,6 +36,9 @@ OUTPUT = Output(
     lambda folder: has_keys("spec", "classes", "preprocessing")(folder / METADATA),
     (METADATA, WEIGHTS),
 )
+
+
+Temperature = Annotated[float, Bounds(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ class Metadata:
     recipe: Mapping[str, Any]
     scores: Mapping[str, Any]
     environment: Mapping[str, Any]
+    temperature: Temperature = 1.0
 
     def __post_init__(self) -> None:
         check_scores(self.scores)
@@ -110,6 +114,7 @@ class Bundle:
     source: str = ""  # where the weights come from
     licence: str = ""  # of the weights, by its authors' name; "" if unknown
     task: str = "classify"  # name of the task that the network was trained for
+    temperature: float = 1.0  # that probabilities are calibrated by, see `tasks.temperature`
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes):,}: {shortened(self.classes)}"

@@ -14,11 +14,14 @@ from fullstride.tasks.task import Task
 TASKS: dict[str, type[Task]] = {"classify": Classify}
 
 
-def find_task(name: str = "classify") -> Task:
-    """The task `name` with its default options. Raises ValueError if it is not in `TASKS`."""
+def find_task(name: str = "classify", temperature: float = 1.0) -> Task:
+    """The task `name` with its default options, for a network of a `temperature`.
+
+    Raises ValueError if it is not in `TASKS`.
+    """
     if name not in TASKS:
         raise ValueError(f"no task named {name!r}: choose from {', '.join(TASKS)}")
-    return TASKS[name]()
+    return TASKS[name]().calibrated(temperature)
 
 
 def load(what: str | Path, name: str | None = None, options: LoadOptions = BY_DEFAULT) -> Bundle:

@@ -21,16 +21,19 @@ class ClassificationScore:
     """Scores of predicted classes, counted batch by batch.
 
     The memory is that of the pairs of classes that occur, and does not grow with K². `loss` is the
-    mean cross-entropy of the outputs as they are; the calibration error `ece` is that of their
-    softmax.
+    mean cross-entropy of the outputs as they are. `ece` is the expected calibration error of
+    their softmax, with another temperature than 1 of the outputs divided by it; then
+    `ece_uncalibrated` is that without.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, temperature: float = 1.0) -> None:
+        self.temperature = temperature
         self.images, self.correct, self.loss = 0, 0, 0.0
         self.classes, self.in_top = 0, 0
         self.pairs, self.counts = np.empty(0, np.int64), np.empty(0, np.int64)
         self.pending: list[np.ndarray] = []  # pairs that are not in `counts` yet
-        self.bins = np.zeros((2, BINS))  # correct images, and the sum of their confidences
+        # by the temperature: the correct images in each bin, and the sum of the confidences there
+        self.bins = {each: np.zeros((2, BINS)) for each in (temperature, 1.0)}
 
     def update(self, logits_nk: Tensor, labels_n: Tensor) -> None:
         logits, labels = full_precision(logits_nk).cpu(), labels_n.cpu()
@@ -42,7 +45,9 @@ class ClassificationScore:
         self.correct += int(is_correct.sum())
         self.in_top += count_in_top(logits, labels)
         self.loss += len(labels) * F.nll_loss(log_softmax, labels).item()
-        self.bins += calibration_bins(log_softmax.amax(1).exp(), is_correct)
+        for temperature, bins in self.bins.items():
+            scaled = log_softmax if temperature == 1 else (logits / temperature).log_softmax(1)
+            bins += calibration_bins(scaled.amax(1).exp(), is_correct)
         self.pending.append((labels * self.classes + predictions).numpy())
         if sum(map(len, self.pending)) > MAX_PENDING:
             self._count_pending()
@@ -53,7 +58,8 @@ class ClassificationScore:
         self.loss += other.loss
         self.classes = max(self.classes, other.classes)  # 0 where a process had no image
         self.in_top += other.in_top
-        self.bins += other.bins
+        for temperature, bins in self.bins.items():
+            bins += other.bins[temperature]
         other._count_pending()
         self._count_pending()
         self._add(other.pairs, other.counts)
@@ -61,13 +67,15 @@ class ClassificationScore:
     def compute(self) -> dict[str, float]:
         matrix = self.confusion()
         top = {f"top{TOP}": 100 * (self.in_top / self.images)} if self.classes > TOP else {}
+        ece, *uncalibrated = (self._ece(bins) for bins in self.bins.values())
         return {
             "top1": 100 * (self.correct / self.images),
             **top,
             "balanced_accuracy": matrix.balanced_accuracy,
             "macro_f1": matrix.macro_f1,
             "loss": self.loss / self.images,
-            "ece": 100 * float(np.abs(self.bins[0] - self.bins[1]).sum()) / self.images,
+            "ece": ece,
+            **{"ece_uncalibrated": each for each in uncalibrated},
         }
 
     def confusion(self) -> ConfusionMatrix:
@@ -75,6 +83,9 @@ class ClassificationScore:
         labels, predictions = np.divmod(self.pairs, max(1, self.classes))
         columns = (tuple(each.tolist()) for each in (labels, predictions, self.counts))
         return ConfusionMatrix(self.classes, *columns)
+
+    def _ece(self, bins: np.ndarray) -> float:
+        return 100 * float(np.abs(bins[0] - bins[1]).sum()) / self.images
 
     def _count_pending(self) -> None:
         if self.pending:

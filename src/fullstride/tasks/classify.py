@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ class Classify(Task):
     focal_gamma: float = 2.0
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
     class_counts: tuple[int, ...] = ()  # training images of each class, for `class_weights`
+    temperature: float = 1.0  # that logits are divided by before softmax, but not in the loss
 
     name: ClassVar[str] = "classify"
     metric: ClassVar[Metric] = Metric("top1", "top-1", "%", percent_of_images=True)
@@ -57,7 +58,7 @@ class Classify(Task):
         Metric("balanced_accuracy", "balanced accuracy", "%"),
         Metric("macro_f1", "macro-F1", "%"),
         Metric("loss", "loss", higher_is_better=False),
-        Metric("ece", "calibration error", "%", higher_is_better=False),
+        Metric("ece", "ECE", "%", higher_is_better=False),
     )
     single_label: ClassVar[bool] = True
 
@@ -109,7 +110,10 @@ class Classify(Task):
         return weight_tensor(self.class_counts, how, logits.device, logits.dtype)
 
     def score(self) -> ClassificationScore:
-        return ClassificationScore()
+        return ClassificationScore(self.temperature)
+
+    def calibrated(self, temperature: float) -> Self:
+        return replace(self, temperature=temperature)
 
     def confusion(self, score: Score) -> ConfusionMatrix:
         assert isinstance(score, ClassificationScore)
@@ -117,7 +121,8 @@ class Classify(Task):
 
     def activate(self, outputs: Tensor) -> Tensor:
         """Logits (N, K) -> probabilities."""
-        return outputs.softmax(1)
+        scaled = outputs if self.temperature == 1 else outputs / self.temperature
+        return scaled.softmax(1)
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
         return [most_probable(row, classes, top) for row in outputs]

@@ -91,6 +91,10 @@ class Task(ABC):
         """The task with what its loss takes from the training images, such as class counts."""
         return self
 
+    def calibrated(self, temperature: float) -> Self:
+        """The task for a network whose outputs `activate` divides by `temperature`."""
+        return self
+
     def open_data(self, where: str, **how: Any) -> DataSet:
         """The data set at `where` with the task's targets; `classes` has a name for each output.
 
