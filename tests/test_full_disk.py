@@ -51,7 +51,8 @@ def teacher(tmp_path) -> Path:
 def test_wherever_the_disk_is_full_the_same_run_goes_on(few_digits, tmp_path, monkeypatch):
     whole = [row["loss"] for row in run.train(tmp_path / "whole", "genet_tiny", few_digits, SHORT)]
     folder, sync = tmp_path / "run", writing._sync
-    names = ("run.json", "best", "log.jsonl", "checkpoint.pt", "bundle")  # as they are written
+    # in the order in which they are written
+    names = ("run.json", "best", "log.jsonl", "checkpoint.pt", "scores.json", "bundle")
     assert set(names) == run_folder.OUTPUTS.keys()
     for name in names:
 

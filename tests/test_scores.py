@@ -13,6 +13,8 @@ from fullstride.tasks.classification_score import ClassificationScore
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.confusion import ConfusionMatrix
 
+NAMES = tuple("abcdefghijkl")
+
 
 def outputs(images=300, classes=12, absent=(3,), never=(5,), seed=0):
     """Logits that are right for about half of the images, and labels.
@@ -70,7 +72,7 @@ def test_scores_are_those_of_scikit_learn(case):
 def test_scores_by_class_are_those_of_scikit_learn_and_none_where_they_divide_by_zero():
     logits, labels = outputs()
     truth, predicted = labels.numpy(), logits.argmax(1).numpy()
-    rows = scored(logits, labels).confusion().by_class()
+    rows = scored(logits, labels).confusion().by_class(NAMES)
     precision, recall, f1, images = metrics.precision_recall_fscore_support(
         truth, predicted, labels=range(12), zero_division=np.nan
     )
@@ -78,6 +80,7 @@ def test_scores_by_class_are_those_of_scikit_learn_and_none_where_they_divide_by
     for ours, theirs in (("precision", precision), ("recall", recall), ("f1", f1)):
         values = [nan if (value := getattr(row, ours)) is None else value for row in rows]
         np.testing.assert_allclose(values, 100 * theirs, rtol=1e-12)
+    assert tuple(row.name for row in rows) == NAMES
     assert [row.images for row in rows] == images.tolist()
     assert [row.predicted for row in rows] == np.bincount(predicted, minlength=12).tolist()
     assert (rows[3].images, rows[3].recall) == (0, None)
@@ -149,7 +152,7 @@ def test_50_000_images_of_1_000_classes_are_scored_within_a_second_and_100_mb():
     again = ClassificationScore()
     for part in labels:
         again.update(logits, part)
-    again.confusion().by_class()
+    again.confusion().by_class([*map(str, range(1000))])
     assert tracemalloc.get_traced_memory()[1] < 100e6
     tracemalloc.stop()
 

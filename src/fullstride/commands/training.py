@@ -143,15 +143,15 @@ def validate(
     from fullstride.train.scoring import matching_data, score_images
 
     bundle, place = tasks.load(run, options=loading), choose_device(device)
-    task = tasks.find_task(bundle.task)
+    task = tasks.find_task(bundle.task, bundle.temperature)
     whole = matching_data(run, bundle, data)
     report_ignored(whole.ignored)
     split = split or whole.score_split
     if not len(images := getattr(whole, split)):
         raise ValueError(f"{whole.name} has no images for the {split}: leave --split out")
-    scores, skipped = score_images(bundle.net.to(place), task, images, bundle.preprocessing, place)
-    report_skipped(skipped)
-    print(score_line(split, scores, task.metric, whole.missing_classes(split)))
+    result = score_images(bundle.net.to(place), task, images, bundle.preprocessing, place)
+    report_skipped(result.skipped)
+    print(score_line(split, result.scores, task.metric, whole.missing_classes(split)))
 
 
 def bench_data(

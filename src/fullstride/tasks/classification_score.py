@@ -67,15 +67,16 @@ class ClassificationScore:
     def compute(self) -> dict[str, float]:
         matrix = self.confusion()
         top = {f"top{TOP}": 100 * (self.in_top / self.images)} if self.classes > TOP else {}
-        ece, *uncalibrated = (self._ece(bins) for bins in self.bins.values())
+        ece = {"ece": self._ece(self.temperature)}
+        if self.temperature != 1:
+            ece["ece_uncalibrated"] = self._ece(1.0)
         return {
             "top1": 100 * (self.correct / self.images),
             **top,
             "balanced_accuracy": matrix.balanced_accuracy,
             "macro_f1": matrix.macro_f1,
             "loss": self.loss / self.images,
-            "ece": ece,
-            **{"ece_uncalibrated": each for each in uncalibrated},
+            **ece,
         }
 
     def confusion(self) -> ConfusionMatrix:
@@ -84,7 +85,8 @@ class ClassificationScore:
         columns = (tuple(each.tolist()) for each in (labels, predictions, self.counts))
         return ConfusionMatrix(self.classes, *columns)
 
-    def _ece(self, bins: np.ndarray) -> float:
+    def _ece(self, temperature: float) -> float:
+        bins = self.bins[temperature]
         return 100 * float(np.abs(bins[0] - bins[1]).sum()) / self.images
 
     def _count_pending(self) -> None:

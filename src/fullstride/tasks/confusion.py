@@ -1,5 +1,6 @@
 """Which classes are taken for which? Counts of images by class and prediction, and their scores."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
@@ -17,6 +18,7 @@ Count = Annotated[int, Bounds(ge=0)]
 class ClassScore:
     """The scores of one class, in percent. None: not defined, as it would divide by zero."""
 
+    name: str
     images: int  # of the class
     predicted: int  # images, of any class, for which it was predicted
     precision: float | None  # share of `predicted` that are of the class
@@ -68,17 +70,19 @@ class ConfusionMatrix:
         occurs = images_k + predicted_k > 0
         return 100 * float((2 * hits_k[occurs] / (images_k + predicted_k)[occurs]).mean())
 
-    def by_class(self) -> list[ClassScore]:
+    def by_class(self, names: Sequence[str]) -> list[ClassScore]:
+        """The scores of each class; `names` are those of all classes, in their order."""
         columns = (each.tolist() for each in self.sums)
         return [
             ClassScore(
+                name=name,
                 images=images,
                 predicted=predicted,
                 precision=_percent(hits, predicted),
                 recall=_percent(hits, images),
                 f1=_percent(2 * hits, images + predicted),
             )
-            for hits, images, predicted in zip(*columns, strict=True)
+            for name, hits, images, predicted in zip(names, *columns, strict=True)
         ]
 
     def most_confused(self, count: int) -> list[tuple[int, int, int]]:

@@ -4,20 +4,30 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head
-from fullstride.train import run_folder
+from fullstride.train import run_folder, score_file
 from fullstride.train.prepare import PreparedRun
 
 
 def finish(run: PreparedRun) -> None:
-    """Score the final weights on the minival and the test images, and save them as the bundle."""
-    net, scores = final_network(run), {}
+    """Score the final weights on the minival and the test images, and save them as the bundle.
+
+    The temperature of the bundle is fitted on the minival before.
+    """
+    net, results = final_network(run), {}
+    temperature = run.temperature(net)
     for split in ("minival", "test"):
         images = getattr(run.data, split)
         if not len(images):  # data with a minival of their own may have no test
             continue
-        score, skipped = run.score(net, images)
-        scores[split] = score | ({"skipped": skipped} if skipped else {})
-    run.context.on_rank_zero(run.bundle(net, scores).save, run.folder / run_folder.BUNDLE)
+        results[split] = run.score(net, images, temperature)
+    names = run.folder.name, run.data.name, run.data.classes
+    run.context.on_rank_zero(score_file.save, run.folder / run_folder.SCORES, *names, results)
+    scores = {
+        split: result.scores | ({"skipped": result.skipped} if result.skipped else {})
+        for split, result in results.items()
+    }
+    bundle = run.bundle(net, scores, temperature)
+    run.context.on_rank_zero(bundle.save, run.folder / run_folder.BUNDLE)
 
 
 def final_network(run: PreparedRun) -> Backbone:

@@ -19,6 +19,7 @@ from fullstride.nets.load_options import LoadOptions, WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head, find_task
+from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency
@@ -29,7 +30,13 @@ from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import NamedRecipe
-from fullstride.train.scoring import all_skipped, evaluate, score_images, scoring_batches
+from fullstride.train.scoring import (
+    Evaluation,
+    fit_temperature_on,
+    score_batches,
+    score_images,
+    scoring_batches,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +78,30 @@ class PreparedRun:
             start=start,
         )
 
-    def score(self, net: Backbone, images: Images) -> tuple[dict[str, float], dict[str, str]]:
-        """Scores of `net` on `images`, and the reason for each image that cannot be read."""
+    def score(self, net: Backbone, images: Images, temperature: float = 1.0) -> Evaluation:
+        """What `net` achieves on `images`."""
+        task = self.task.calibrated(temperature)
         if images is self.data.minival and self.minival:
-            scores = evaluate(net, self.task, self.minival, self.context)
-            return scores, all_skipped(self.minival, self.context)
-        return score_images(
-            net, self.task, images, self.pre, self.device, self.workers, self.context
-        )
+            return score_batches(net, task, self.minival, self.context)
+        return score_images(net, task, images, self.pre, self.device, self.workers, self.context)
+
+    def temperature(self, net: Backbone) -> float:
+        """The temperature by which `net` fits the minival; 1 where the recipe or the task has none.
+
+        It is 1 too where there is no minival.
+        """
+        images, how = self.data.minival, (self.pre, self.device, self.workers, self.context)
+        if not (self.recipe.calibrate and isinstance(self.task, Classify) and len(images)):
+            return 1.0
+        classes = len(self.data.classes)
+        return fit_temperature_on(net, self.task, images, *how, classes=classes)
 
     def close(self) -> None:
         """End the processes that decode images."""
         for batches in filter(None, (self.batches, self.minival)):
             batches.close()
 
-    def bundle(self, net: Backbone, scores: Mapping[str, Any]) -> Bundle:
+    def bundle(self, net: Backbone, scores: Mapping[str, Any], temperature: float = 1.0) -> Bundle:
         """The bundle of `net`, without padding, with `scores` by split."""
         return Bundle(
             net=fused_form.unpadded(net, self.spec),
@@ -97,6 +113,7 @@ class PreparedRun:
             environment=asdict(Environment.here(self.device)),
             source=f"trained on {self.data.name}",
             task=self.task.name,
+            temperature=temperature,
         )
 
 

@@ -60,6 +60,9 @@ class Recipe:
     # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
     # macro_f1, loss or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""
+    # fit a temperature on the minival at the end, so that probabilities are frequencies; the order
+    # of the classes stays
+    calibrate: bool = True
 
     # sgd, rmsprop in TensorFlow's form (as for EfficientNet), or adamw
     optimizer: Literal["sgd", "rmsprop", "adamw"] = "sgd"

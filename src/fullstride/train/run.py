@@ -104,7 +104,7 @@ def saved_epochs(
         if not isinstance(epoch, loop.Epoch):
             run.context.on_rank_zero(run_folder.save_checkpoint, run.folder, epoch.state)
             continue
-        scores, skipped = run.score(epoch.average, run.data.minival)
+        scores, skipped, _ = run.score(epoch.average, run.data.minival)
         skipped |= all_skipped(run.batches, run.context)
         logged = {name for row in rows for name in row["skipped"]}
         rows.append(

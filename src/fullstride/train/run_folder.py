@@ -16,7 +16,7 @@ from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.weights.reader import read_data
-from fullstride.outputs import Output, begins_with, has_keys
+from fullstride.outputs import Output, begins_with, has_keys, json_output
 from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, from_json, read_json, to_json
 from fullstride.tasks.task import Metric
@@ -27,13 +27,14 @@ from fullstride.train.training_state import read_state
 from fullstride.writing import atomic_write, check_output
 
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
-BEST, BUNDLE = "best", "bundle"
+BEST, BUNDLE, SCORES = "best", "bundle", "scores.json"
 OUTPUTS = {
     RUN_CONFIG: Output("a run's configuration", "", has_keys("model", "fingerprint", "recipe")),
     LOG: Output("a run's log", "", begins_with(b'{"epoch": ', b'"minival')),
     CHECKPOINT: Output("a checkpoint", "", begins_with(b"PK", b"data.pkl")),
     BEST: bundle.OUTPUT,
     BUNDLE: bundle.OUTPUT,
+    SCORES: json_output("a file of scores", "network", "data", "classes", "splits"),
 }
 MAX_LOG_BYTES = 256 * 2**20  # a row has some hundred bytes, and the names of unreadable images
 

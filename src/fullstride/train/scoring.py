@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +14,9 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import match_classes
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
-from fullstride.tasks.task import Task
+from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.tasks.task import Score, Task
+from fullstride.tasks.temperature import MAX_LOGITS, TemperatureScore
 from fullstride.train import run_folder
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import BatchSource, numerics
@@ -21,7 +24,14 @@ from fullstride.train.loop import BatchSource, numerics
 BATCH = 128  # images, over all processes
 
 
-@torch.inference_mode()
+class Evaluation(NamedTuple):
+    """What a network achieves on a set of images."""
+
+    scores: dict[str, float]  # with `images`, the number of readable ones
+    skipped: dict[str, str]  # the reason for each image that cannot be read
+    confusion: ConfusionMatrix | None  # for a task with classes
+
+
 def evaluate(
     net: nn.Module,
     task: Task,
@@ -34,16 +44,29 @@ def evaluate(
     the whole. Raises ValueError if there is no readable image, and FloatingPointError if a score is
     not finite.
     """
+    score, images = count(net, task.score(), batches, context)
+    return finite_scores(score, images)
+
+
+@torch.inference_mode()
+def count(
+    net: nn.Module, score: Score, batches: BatchSource, context: DistributedContext
+) -> tuple[Score, int]:
+    """`score` of the images of all processes, and the number of readable ones."""
     net.eval()
-    score, images = task.score(), 0
+    images = 0
     with numerics(tf32=False, benchmark=False, deterministic=False):
         for x, targets, _ in batches.epoch(0):
             score.update(net(x), targets)
             images += len(x)
     (score, images), *others = context.gather((score, images))
-    for other, count in others:
+    for other, number in others:
         score.merge(other)
-        images += count
+        images += number
+    return score, images
+
+
+def finite_scores(score: Score, images: int) -> dict[str, float]:
     if not images:
         raise ValueError("none of the images to score on can be read: give others")
     scores = score.compute()
@@ -61,12 +84,41 @@ def score_images(
     device: torch.device | str,
     workers: int = 0,
     context: DistributedContext = SINGLE_PROCESS,
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Scores on `images`, and the reason for each image that cannot be read."""
+) -> Evaluation:
+    """What `net` achieves on `images`."""
     batches = scoring_batches(task, images, pre, device, workers, context)
     try:
-        scores = evaluate(net, task, batches, context)
-        return scores, all_skipped(batches, context)
+        return score_batches(net, task, batches, context)
+    finally:
+        batches.close()
+
+
+def score_batches(
+    net: nn.Module, task: Task, batches: Batches, context: DistributedContext
+) -> Evaluation:
+    """What `net` achieves on the images of `batches`."""
+    score, images = count(net, task.score(), batches, context)
+    scores = finite_scores(score, images)
+    return Evaluation(scores, all_skipped(batches, context), task.confusion(score))
+
+
+def fit_temperature_on(
+    net: nn.Module,
+    task: Task,
+    images: Images,
+    pre: Preprocessing,
+    device: torch.device | str,
+    workers: int = 0,
+    context: DistributedContext = SINGLE_PROCESS,
+    *,
+    classes: int,
+) -> float:
+    """The temperature by which `net` fits `images`, or as many as `MAX_LOGITS` permits."""
+    number = min(len(images), max(1, MAX_LOGITS // classes))
+    some = images.subset([index * len(images) // number for index in range(number)])
+    batches = scoring_batches(task, some, pre, device, workers, context)
+    try:
+        return finite_scores(*count(net, TemperatureScore(), batches, context))["temperature"]
     finally:
         batches.close()
 
