@@ -27,6 +27,7 @@ from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.mix import mix
 from fullstride.train.optimizer import Average, build_optimizer, lr_at, momentum_at
 from fullstride.train.recipe import Recipe
+from fullstride.train.running_statistics import RunningStatistics
 from fullstride.train.training_state import load_optimizer, load_scaler, read_state
 
 CHECK_EVERY = 100  # steps between two checks of the losses, each of which waits for the device
@@ -163,6 +164,7 @@ class Learner:
             fused_form.plain(net)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
+        self.statistics = RunningStatistics(net, recipe.bn_momentum, recipe.grad_accum_steps)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         module = self.task.training_module(net)
         if context.is_distributed:
@@ -207,6 +209,7 @@ class Learner:
             classes = self.net.spec.classes
             x, targets = mix(x, targets, classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
         indices = torch.arange(len(x)) if indices is None else indices
+        self.statistics.before(number)
         total = torch.zeros((), device=self.device)
         size = math.ceil(len(x) / recipe.grad_accum_steps)
         for start in range(0, len(x), size):
@@ -215,6 +218,7 @@ class Learner:
             loss = loss * (len(x[part]) / len(x))
             self.scaler.scale(loss).backward()
             total += loss.detach()
+        self.statistics.after(number)
         if recipe.clip_norm:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.net.parameters(), recipe.clip_norm)

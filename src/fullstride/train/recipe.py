@@ -108,6 +108,9 @@ class Recipe:
     dropout: BelowOne = 0.0  # drop probability before the classifier
     # decay per step of the exponential moving average of weights and batch statistics; 0: off
     ema_decay: BelowOne = 0.9999
+    # weight of a batch in the running statistics of batch norm; in the first steps 1 / (step + 1),
+    # so that the initial values have none. None: the network's own weight, from the first step on
+    bn_momentum: Annotated[float, Bounds(gt=0, le=1)] | None = None
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
     triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off

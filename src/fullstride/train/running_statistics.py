@@ -1,0 +1,53 @@
+"""What do the running statistics of batch norm forget? The values from before training, at once."""
+
+import torch
+from torch import Tensor, nn
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+class RunningStatistics:
+    """Gives the batches of a step the weight max(momentum, 1 / (step + 1)) in the statistics.
+
+    So the initial values have no weight after the first step, and the statistics are the mean of
+    all batches until 1 / momentum steps are done. With several forward passes in a step, `momentum`
+    is the weight of each in the long run. With `momentum` None the modules stay as they are.
+
+    The modules compute with a constant weight, as a compiler would compile one that changes anew in
+    every step; what they added is scaled after the step. Norms that are not in training mode are
+    left alone. The only state is that of the modules, so that a resumed run goes on exactly.
+    """
+
+    def __init__(self, net: nn.Module, momentum: float | None, passes: int = 1):
+        self.norms: list[BATCH_NORM] = []
+        if momentum is None:
+            return
+        self.norms = [module for module in net.modules() if isinstance(module, BATCH_NORM)]
+        for norm in self.norms:
+            norm.momentum = momentum
+        self.share = 1 - (1 - momentum) ** passes  # of a step, in the long run
+
+    @torch.no_grad()
+    def before(self, step: int) -> None:
+        """Call before the forward passes of `step`, counted from 0."""
+        self.earlier: list[Tensor] = []
+        if not self.norms or self.share * (step + 1) >= 1:
+            return
+        self.statistics = [
+            buffer
+            for norm in self.norms
+            for buffer in (norm.running_mean, norm.running_var)
+            if norm.training and buffer is not None
+        ]
+        if step == 0:
+            for buffer in self.statistics:
+                buffer.zero_()
+        self.earlier = [buffer.clone() for buffer in self.statistics]
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Call after the forward passes of `step`."""
+        if self.earlier:
+            scale = 1 / ((step + 1) * self.share)
+            for buffer, earlier in zip(self.statistics, self.earlier, strict=True):
+                buffer.copy_(torch.lerp(earlier, buffer, scale))
