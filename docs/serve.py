@@ -15,13 +15,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fullstride.data.readers.decode import OversizedImage, UnreadableImage, decode
+from fullstride.data.readers.decode import OversizedImage, UnreadableImage
 from fullstride.deploy.formats import open_file
-from fullstride.deploy.predict import probabilities
+from fullstride.deploy.predict import probabilities, read_view
 
 MAX_BYTES = 20 * 2**20  # of a picture
-MAX_MEGAPIXELS = 24  # by the header; a pixel takes up to 8 bytes and 15 ns
-SMALL_MEGAPIXELS = 2  # such pictures do not wait for larger ones
+MAX_MIB = 192  # to decode a picture, by its header: 24 megapixels of RGBA, 64 of most JPEGs
+SMALL_MIB = 16  # such pictures do not wait for larger ones
 MAX_REQUESTS = 16  # at a time; each holds a picture's bytes
 UPLOAD_S = 30
 model = open_file(os.environ["MODEL"], threads=1)  # per worker: uvicorn --workers N
@@ -61,15 +61,14 @@ async def _body(request: Request) -> bytes:
 
 async def _answer(body: bytes) -> Response:
     try:
-        scores = await to_thread.run_sync(_scores, body, SMALL_MEGAPIXELS, limiter=small)
+        scores = await to_thread.run_sync(_scores, body, SMALL_MIB, limiter=small)
     except OversizedImage:
-        scores = await to_thread.run_sync(_scores, body, MAX_MEGAPIXELS, limiter=large)
+        scores = await to_thread.run_sync(_scores, body, MAX_MIB, limiter=large)
     return JSONResponse(scores)
 
 
-def _scores(body: bytes, max_megapixels: float) -> dict[str, float]:
-    picture = decode(body, model.preprocessing.channels, max_megapixels=max_megapixels)
-    (row,) = probabilities(model, [picture])
+def _scores(body: bytes, max_mib: float) -> dict[str, float]:
+    (row,) = probabilities(model, [read_view(body, model, max_mib)])
     return {name: round(float(value), 4) for name, value in zip(model.classes, row, strict=True)}
 
 

@@ -316,13 +316,13 @@ def test_pictures_of_a_batch_are_resized_one_by_one_and_a_batch_is_bounded(tmp_p
     bundle.net.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
     alive = []
 
-    def decoded(path, channels, resized_to):
+    def decoded(source, channels, choose, **how):
         picture = Image.new("RGB", (60, 60))
         alive.append(weakref.ref(picture))
         assert sum(each() is not None for each in alive) <= 2
-        return picture
+        return picture, choose(picture.size)
 
-    monkeypatch.setattr(predicting, "decode", decoded)
+    monkeypatch.setattr(cropping, "decode_crop", decoded)
     assert len(list(predict(bundle, ["a"] * 9, batch=4))) == 9
     assert batches == [4, 4, 1]
     monkeypatch.setattr(predicting, "MAX_BATCH_PIXELS", 2 * 40 * 40)

@@ -20,9 +20,9 @@ from sklearn.datasets import load_digits, load_sample_image
 
 from fullstride import cli
 from fullstride.data.dataset import UnreadableImage, decode, open_data
-from fullstride.data.readers import decode as decoding
-from fullstride.data.readers.decode import OversizedImage, plain_image
-from fullstride.data.transforms.crop import resized_side, test_view
+from fullstride.data.readers import pixel_modes
+from fullstride.data.readers.decode import OversizedImage
+from fullstride.data.readers.pixel_modes import plain_image
 from fullstride.deploy.open_model import find_images
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -249,26 +249,6 @@ def test_what_is_no_picture_is_refused_with_the_reason(tmp_path, content, reason
         decode(content, 3)
 
 
-def psnr(one: np.ndarray, other: np.ndarray) -> float:
-    error = np.square(one.astype(float) - other).mean()
-    return 10 * np.log10(255**2 / error) if error else np.inf
-
-
-@pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
-@pytest.mark.parametrize(("side", "decoded"), [(112, (400, 320)), (224, (800, 640))])
-def test_a_large_jpeg_is_decoded_small_and_looks_the_same(name, side, decoded):
-    detailed = np.tile(load_sample_image(name), (6, 6, 1))[:2560, :3200]
-    buffer = BytesIO()
-    Image.fromarray(detailed).save(buffer, "JPEG", quality=90)
-    pre = Preprocessing(resolution=side)
-    small = decode(buffer.getvalue(), 3, resized_to=resized_side(pre))
-    assert small.size == decoded
-    assert psnr(test_view(small, pre), test_view(decode(buffer.getvalue(), 3), pre)) > 45
-    odd = Image.fromarray(detailed[:-1])  # 1/2 would be rounded up, and the pixels would move
-    odd.save(buffer := BytesIO(), "JPEG")
-    assert decode(buffer.getvalue(), 3, resized_to=resized_side(pre)).size == odd.size
-
-
 def test_the_limit_of_megapixels_can_be_lower_and_is_read_from_the_header():
     with pytest.raises(OversizedImage, match="1.2 megapixels, and 1 "):
         decode(png_header(1200, 1000), 3, max_megapixels=1)
@@ -282,7 +262,7 @@ def test_an_image_is_the_same_if_it_is_converted_in_strips(monkeypatch):
         Image.fromarray(rng.normal(size=(23, 17)).astype(np.float32)),
     ]
     whole = [[plain_image(picture, channels) for channels in (1, 3)] for picture in pictures]
-    monkeypatch.setattr(decoding, "STRIP_PIXELS", 40)
+    monkeypatch.setattr(pixel_modes, "STRIP_PIXELS", 40)
     for picture, (gray, colour) in zip(pictures, whole, strict=True):
         assert plain_image(picture, 1).tobytes() == gray.tobytes()
         assert plain_image(picture, 3).tobytes() == colour.tobytes()

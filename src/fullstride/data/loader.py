@@ -10,19 +10,17 @@ import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fullstride.data.dataset import Images, UnreadableImage
-from fullstride.data.readers.decode import file_bytes
 from fullstride.data.sampler import EpochSampler, check_groups
-from fullstride.data.transforms.crop import Augmentation, test_view, to_input, train_view
+from fullstride.data.transforms.crop import Augmentation, Source, test_view, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import allow_open_files
 
@@ -37,13 +35,13 @@ class View(Protocol):
 
     @property
     def decodes_files(self) -> bool:
-        """Whether it takes the bytes of an image file in place of a decoded image."""
+        """Whether it takes an image file, its path or its bytes, in place of a decoded image."""
         ...
 
     def __call__(
         self, image: Any, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
-        """An image, PIL or bytes, and its target -> uint8 (H, W, C) and their target."""
+        """An image, PIL or a file, and its target -> uint8 (H, W, C) and their target."""
         ...
 
 
@@ -68,13 +66,11 @@ class TrainView:
         for side in self.sides:
             replace(self.pre, resolution=side)  # raises ValueError for an impossible one
 
-    @property
-    def decodes_files(self) -> bool:
-        return self.decoder == "opencv"
+    decodes_files: ClassVar[bool] = True
 
     def __call__(
         self,
-        image: Image.Image | bytes,
+        image: Source,
         target: Any,
         rng: np.random.Generator,
         epoch: int = 0,
@@ -85,7 +81,6 @@ class TrainView:
             from fullstride.data.transforms.opencv import fast_train_view  # an optional extra
 
             return fast_train_view(image, pre, self.augmentation, rng), target
-        assert isinstance(image, Image.Image)
         return train_view(image, pre, self.augmentation, rng), target
 
 
@@ -96,10 +91,10 @@ class TestView:
     __test__ = False  # its name makes pytest take it for a test
 
     pre: Preprocessing
-    decodes_files: Literal[False] = False
+    decodes_files: ClassVar[bool] = True
 
     def __call__(
-        self, image: Image.Image, target: Any, rng: np.random.Generator, epoch: int = 0
+        self, image: Source, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
         return test_view(image, self.pre), target
 
@@ -275,7 +270,7 @@ class _Views(Dataset[_Item]):
         rng = np.random.default_rng([self.seed, repeat, drawn, *([copy] if copy else [])])
         file = self.images.file
         if file and self.view.decodes_files:
-            image = file_bytes(file(self.images.names[index]))
+            image = file(self.images.names[index])
         else:
             image = self.images.picture(index)
         return self.view(image, self.images.targets[index], rng, epoch)

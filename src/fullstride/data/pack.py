@@ -6,6 +6,7 @@ A few large files are listed and copied more easily than a million small ones.
 import tarfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -14,9 +15,18 @@ from typing import NamedTuple
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.readers.decode import FORMATS, SUFFIXES, UnreadableImage, decode, file_bytes
+from fullstride.data.readers.decode import (
+    SUFFIXES,
+    Crop,
+    Size,
+    UnreadableImage,
+    decode_crop,
+    file_bytes,
+    image_format,
+)
 from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
 from fullstride.data.readers.tar_shards import Index, write_index
+from fullstride.data.transforms.crop import TEST_OVERSAMPLING
 from fullstride.outputs import Output
 from fullstride.writing import atomic_write
 
@@ -151,22 +161,33 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
     side, quality = encoding.long_side, encoding.quality
     if images.file is None:  # pixels without a file
         picture = images.picture(index)
-        suffix, data = _jpeg(picture, side, quality) if side else _png(picture)
+        if side:
+            suffix, data = _jpeg(picture, _shrunk(picture.size, side), quality)
+        else:
+            suffix, data = _png(picture)
         return EncodedImage(name, label, suffix, data, picture.width * picture.height * channels)
     file = file_bytes(images.file(name))
     if side:
-        suffix, data = _jpeg(decode(file, channels), side, quality)
+        picture, crop = decode_crop(
+            file, channels, partial(_shrunk, long_side=side), oversampling=TEST_OVERSAMPLING
+        )
+        suffix, data = _jpeg(picture, crop, quality)
     else:
         suffix, data = _suffix(name, file), file
     return EncodedImage(name, label, suffix, data, len(file))
 
 
-def _jpeg(picture: Image.Image, long_side: int, quality: int) -> tuple[str, bytes]:
-    shrink = min(1.0, long_side / max(picture.size))
-    if shrink < 1:
-        width, height = (max(1, round(side * shrink)) for side in picture.size)
+def _shrunk(size: Size, long_side: int) -> Crop:
+    """The whole image, with at most `long_side` pixels along a side."""
+    shrink = min(1.0, long_side / max(size))
+    width, height = (max(1, round(side * shrink)) for side in size)
+    return Crop((0, 0, *size), (width, height))
+
+
+def _jpeg(picture: Image.Image, crop: Crop, quality: int) -> tuple[str, bytes]:
+    if crop.size != picture.size:
         # antialiased: Pillow widens its window
-        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+        picture = picture.resize(crop.size, Image.Resampling.LANCZOS, crop.box)
     buffer = BytesIO()
     picture.save(buffer, "JPEG", quality=quality)
     return ".jpg", buffer.getvalue()
@@ -183,8 +204,6 @@ def _suffix(name: str, file: bytes) -> str:
     suffix = PurePosixPath(name).suffix.lower()
     if suffix in SUFFIXES:
         return suffix
-    decode(file, 3)  # raises UnreadableImage
-    with Image.open(BytesIO(file), formats=FORMATS) as opened:
-        suffix = f".{(opened.format or '').lower()}"
+    suffix = f".{image_format(file).lower()}"  # raises UnreadableImage
     # a JPEG with several images has a format of its own
     return suffix if suffix in SUFFIXES else ".jpg"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fullstride.data.readers.decode import UnreadableImage, decode, plain_image
-from fullstride.data.transforms.crop import in_mode, resized_side, test_view, to_input
+from fullstride.data.readers.decode import MAX_MEGAPIXELS, UnreadableImage, decode
+from fullstride.data.readers.pixel_modes import plain_image
+from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -21,6 +22,7 @@ from fullstride.tasks import find_task
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 # of the inputs of a batch: 334 images of 224 x 224
 MAX_BATCH_PIXELS = 2**24
+WHOLE_PIXEL_BYTES = 8  # of a picture that is decoded whole and converted
 
 
 @dataclass(frozen=True)
@@ -101,20 +103,35 @@ def _listed(pictures: Any) -> list[Picture]:
 
 def _readable(
     pictures: Sequence[Picture], model: Bundle | ExportedModel, reasons: dict[int, str]
-) -> Iterator[Image.Image]:
+) -> Iterator[Image.Image | np.ndarray]:
     """The pictures that can be read, one in memory at a time; the others go into `reasons`."""
-    pre = model.preprocessing
-    full_size = isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures"
     for index, picture in enumerate(pictures):
         try:
-            yield _opened(picture, pre.channels, 0 if full_size else resized_side(pre))
+            if isinstance(picture, (str, os.PathLike)):
+                yield read_view(Path(picture), model)
+            else:
+                yield _plain(picture, model.preprocessing.channels)
         except UnreadableImage as error:
             reasons[index] = error.reason
 
 
-def _opened(picture: Picture, channels: int, resized_to: int) -> Image.Image:
-    if isinstance(picture, (str, os.PathLike)):
-        return decode(Path(picture), channels, resized_to=resized_to)
+def read_view(
+    source: Path | bytes, model: Bundle | ExportedModel, max_memory_mib: float | None = None
+) -> Image.Image | np.ndarray:
+    """What `probabilities` takes of an image file, its path or its bytes.
+
+    It is the `test_view`, for which a large JPEG is decoded at a fraction of its size. Models that
+    resize get the whole image, of up to `MAX_MEGAPIXELS`. Raises UnreadableImage for a file that
+    cannot be decoded, or needs more than `max_memory_mib`, see `decode_crop`.
+    """
+    pre = model.preprocessing
+    if isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures":
+        most = max_memory_mib and max_memory_mib / WHOLE_PIXEL_BYTES
+        return decode(source, pre.channels, max_megapixels=most or MAX_MEGAPIXELS)
+    return test_view(source, replace(pre, draft=True), max_memory_mib)
+
+
+def _plain(picture: Picture, channels: int) -> Image.Image:
     if isinstance(picture, Image.Image):
         return plain_image(picture.copy(), channels)
     if not isinstance(picture, np.ndarray):
@@ -138,13 +155,13 @@ def _opened(picture: Picture, channels: int, resized_to: int) -> Image.Image:
 
 def probabilities(
     model: Bundle | ExportedModel,
-    pictures: Iterable[Image.Image],
+    pictures: Iterable[Image.Image | np.ndarray],
     device: torch.device | str = "cpu",
     batch: int = 32,
 ) -> np.ndarray:
     """The activated outputs for pictures of any sizes; for classification (N, K) float32.
 
-    Of the pictures, which may come one by one, only the inputs of a batch are held. Raises
+    Arrays are views by `read_view`. Of the pictures, which may come one by one, only the inputs of a batch are held. Raises
     FloatingPointError where an output is not finite.
     """
     exported = isinstance(model, ExportedModel)
@@ -177,19 +194,26 @@ def outputs(model: ExportedModel, batches: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def inputs(
-    kind: InputKind, pre: Preprocessing, pictures: Iterable[Image.Image], batch: int = 32
+    kind: InputKind,
+    pre: Preprocessing,
+    pictures: Iterable[Image.Image | np.ndarray],
+    batch: int = 32,
 ) -> Iterator[np.ndarray]:
     """Pictures as inputs of a file (see `Metadata.input_kind`), in batches of up to `batch`.
 
-    Each picture is resized before the next one is taken. Inputs of the kind pictures keep their
+    Each picture is resized before the next one is taken; arrays are views already. Inputs of the kind pictures keep their
     size and come one by one.
     """
     if kind == "pictures":
         for picture in pictures:
+            assert isinstance(picture, Image.Image)
             pixels = np.asarray(in_mode(picture, pre.channels))
             yield pixels.reshape(1, *pixels.shape[:2], pre.channels)
         return
-    views = (test_view(picture, pre) for picture in pictures)
+    views = (
+        picture if isinstance(picture, np.ndarray) else test_view(picture, pre)
+        for picture in pictures
+    )
     while group := list(islice(views, batch)):
         pixels = np.stack(group)
         if kind == "pixels":

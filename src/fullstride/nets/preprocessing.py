@@ -22,6 +22,8 @@ class Preprocessing:
     # Keep the aspect ratio and crop the centre, or resize to a square.
     fit: Fit = "crop"
     crop: float = 0.875  # with "crop": side of the centre crop / shorter side of the image
+    # Decode large JPEGs at 1/2, 1/4 or 1/8 of their size. Files that lack the field do not.
+    draft: bool = False
 
     def __post_init__(self) -> None:
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std):

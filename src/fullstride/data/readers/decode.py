@@ -1,25 +1,49 @@
 """How is an image file decoded? To an upright 8-bit gray or RGB image, or to UnreadableImage."""
 
+import os
 import warnings
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
-import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from fullstride.console import without_native_lines
+from fullstride.data.readers.pixel_modes import orientation, pixel_mode, to_mode, upright
 from fullstride.storage import open_regular, read_regular
 
 # Pillow's other readers are not used: EPS starts a program, and no suffix of a folder's images
 # needs one.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-EXIF_ORIENTATION = 0x0112
 MAX_FILE_BYTES = 2**30  # of an image; 89 megapixels have at most 712 MB
-MAX_MEGAPIXELS = 89.0  # of an image; more are a decompression bomb to Pillow
-STRIP_PIXELS = 2**20  # converted at a time
+MAX_MEGAPIXELS = 89.0  # of an image that is decoded whole; more are a bomb to Pillow
+
+# Images above `MAX_MEGAPIXELS` are decoded within this memory or not at all.
+MAX_MEMORY_MIB = 1024
+LARGE_FORMATS = ("JPEG", "MPO", "PNG", "TIFF")
+# Bytes of pixels / bytes of the file: 192 in a JPEG of one colour, up to 1030 in what zlib packs.
+MAX_COMPRESSION = 250
+FACTORS = (8, 4, 2)  # by which a JPEG can be reduced while it is decoded
+MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # of a pixel in memory; others: 4
+CHANNELS_BY_SAMPLING = {0: 3.0, 1: 2.0, 2: 1.5}  # of the size of the image: 4:4:4, 4:2:2, 4:2:0
+# The sides of a reduced image are rounded up, so that part of its last pixels is outside of the
+# image. By EXIF orientation: the stored side (0: width, 1: height) whose last pixel is upright at
+# the left or at the top.
+LAST_AT_LEFT, LAST_AT_TOP = {2: 0, 3: 0, 6: 1, 7: 1}, {3: 1, 4: 1, 7: 0, 8: 0}
+
+Size = tuple[int, int]  # width, height
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+class Crop(NamedTuple):
+    """A box of an upright image, and the size that it will be resized to."""
+
+    box: Box
+    size: Size
 
 
 class UnreadableImage(ValueError):  # noqa: N818
@@ -47,12 +71,14 @@ def file_bytes(source: Path | bytes) -> bytes:
         raise UnreadableImage(str(source), _reason(source, error)) from error
 
 
+def image_format(source: Path | bytes) -> str:
+    """Pillow's name of the format of an image file, by its header. Raises UnreadableImage."""
+    with _opened(source) as (image, _):
+        return image.format or ""
+
+
 def decode(
-    source: Path | bytes,
-    channels: int,
-    *,
-    resized_to: int = 0,
-    max_megapixels: float = MAX_MEGAPIXELS,
+    source: Path | bytes, channels: int, *, max_megapixels: float = MAX_MEGAPIXELS
 ) -> Image.Image:
     """The first frame of an image file, as mode "L" (1 channel) or "RGB" (3).
 
@@ -62,63 +88,179 @@ def decode(
     Args:
         source: The path of a regular file, or its bytes.
         channels: 1 or 3.
-        resized_to: Pixels of the shorter side that the image will be resized to. A large JPEG is
-            then decoded at 1/2, 1/4 or 1/8 of its size, with sides of twice as many pixels or more
-            (54 dB or more between the results of both ways for photographs of 24 megapixels).
         max_megapixels: The largest image to decode.
 
     Raises UnreadableImage for a broken file, also where only its end is missing, and
     OversizedImage.
     """
-    if channels not in (1, 3):
-        raise ValueError(f"{channels} channels: use 1 for gray or 3 for RGB")
-    name = "image bytes" if isinstance(source, bytes) else str(source)
+    mode = pixel_mode(channels)
+    with _opened(source) as (image, _):
+        megapixels = image.width * image.height / 1e6
+        if megapixels > max_megapixels:
+            reason = (
+                f"{megapixels:,.1f} megapixels, and {max_megapixels:g} megapixels are the limit"
+            )
+            raise OversizedImage(_name(source), f"it has {reason}")
+        _load(image)
+        return to_mode(upright(image), mode)
+
+
+def decode_crop(
+    source: Path | bytes,
+    channels: int,
+    crop: Callable[[Size], Crop],
+    *,
+    oversampling: float,
+    max_memory_mib: float | None = None,
+) -> tuple[Image.Image, Crop]:
+    """An image file decoded as far as a crop of it needs, and the crop in the decoded pixels.
+
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the box then has `oversampling` times the
+    pixels of the result along each side, or more. All other images are decoded whole.
+
+    Args:
+        source: The path of a regular file, or its bytes.
+        channels: 1 or 3.
+        crop: Function from the size of the upright image to a crop of it.
+        oversampling: Pixels of the decoded box / pixels of the result, along a side, at least.
+        max_memory_mib: The most memory to decode in. None: `MAX_MEMORY_MIB` for images above
+            `MAX_MEGAPIXELS`, any for others. JPEGs are reduced further to fit.
+
+    Raises UnreadableImage and OversizedImage, as `decode` does.
+    """
+    mode = pixel_mode(channels)
+    with _opened(source) as (image, bytes_in):
+        stored, turn = image.size, orientation(image)
+        if max_memory_mib is None and stored[0] * stored[1] > 1e6 * MAX_MEGAPIXELS:
+            max_memory_mib = MAX_MEMORY_MIB
+            _check_large(image, bytes_in, _name(source))
+        chosen, factor = None, 1
+        if isinstance(image, JpegImageFile):
+            size = stored[::-1] if turn in (5, 6, 7, 8) else stored
+            chosen = crop(size)
+            factor = _factor(size, chosen, oversampling)
+        if max_memory_mib is not None:
+            factor = _fitting_factor(image, mode, factor, max_memory_mib, _name(source))
+        if factor > 1:
+            image.draft(None, (max(1, stored[0] // factor), max(1, stored[1] // factor)))
+        _load(image)
+        image = upright(image)
+        if image.mode != mode or image.has_transparency_data:
+            image = to_mode(image, mode)
+        image.info = {}
+        (left, top, right, bottom), size = chosen or crop(image.size)
+        x, y = (
+            -stored[last[turn]] % factor if turn in last else 0
+            for last in (LAST_AT_LEFT, LAST_AT_TOP)
+        )
+        box = ((left + x) / factor, (top + y) / factor, (right + x) / factor, (bottom + y) / factor)
+        return image, Crop(box, size)
+
+
+@contextmanager
+def _opened(source: Path | bytes) -> Iterator[tuple[Image.Image, int]]:
+    """The image, by its header only, and the bytes of its file. Raises UnreadableImage."""
     try:
         with (
             warnings.catch_warnings(),
             BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file,
         ):
             warnings.simplefilter("ignore")
-            with Image.open(file, formats=FORMATS) as image:
-                megapixels = image.width * image.height / 1e6
-                if megapixels > max_megapixels:
-                    raise OversizedImage(name, _too_large(megapixels, max_megapixels))
-                if resized_to:
-                    _reduce(image, 2 * resized_to)
-                # libtiff prints a line for each damaged strip
-                with without_native_lines() if image.format == "TIFF" else nullcontext():
-                    image.load()
-                return plain_image(image, channels)
-    except OversizedImage:
+            bytes_in = len(source) if isinstance(source, bytes) else os.fstat(file.fileno()).st_size
+            with _open(file) as image:
+                yield image, bytes_in
+    except UnreadableImage:
         raise
     except Image.DecompressionBombError as error:
-        raise OversizedImage(name, _too_large(None, max_megapixels)) from error
+        reason = f"it has too many pixels, and {MAX_MEGAPIXELS:g} megapixels are the limit"
+        raise OversizedImage(_name(source), reason) from error
     except Exception as error:  # Pillow raises a dozen kinds on a broken file
-        raise UnreadableImage(name, _reason(source, error)) from error
+        raise UnreadableImage(_name(source), _reason(source, error)) from error
 
 
-def plain_image(image: Image.Image, channels: int) -> Image.Image:
-    """An upright copy of an image of any mode as "L" (1 channel) or "RGB" (3), as `decode` gives.
-
-    It has no metadata, so that nothing rotates it again.
-    """
-    return _to_mode(_upright(image), "L" if channels == 1 else "RGB")
-
-
-def _reduce(image: Image.Image, least: int) -> None:
-    """Let a JPEG be decoded at a fraction of its size, with sides of at least `least` pixels.
-
-    Sides that a fraction does not divide would be rounded up, which moves all pixels a little.
-    """
-    for factor in (8, 4, 2):
-        if min(image.size) >= factor * least and not any(side % factor for side in image.size):
-            image.draft(None, (image.width // factor, image.height // factor))
-            return
+def _open(file: BinaryIO) -> Image.Image:
+    try:
+        return Image.open(file, formats=FORMATS)
+    except Image.DecompressionBombError:  # above twice Pillow's limit, which is one of the process
+        file.seek(0)
+        start = file.read(16)
+        for factory, accept in (Image.OPEN[name] for name in FORMATS if name in LARGE_FORMATS):
+            if accept and accept(start) is True:
+                file.seek(0)
+                return factory(file, "")
+        raise
 
 
-def _too_large(megapixels: float | None, most: float) -> str:
-    size = "too many pixels" if megapixels is None else f"{megapixels:,.1f} megapixels"
-    return f"it has {size}, and {most:g} megapixels are the limit"
+def _load(image: Image.Image) -> None:
+    # libtiff prints a line for each damaged strip
+    with without_native_lines() if image.format == "TIFF" else nullcontext():
+        image.load()
+
+
+def _factor(image: Size, crop: Crop, oversampling: float) -> int:
+    (left, top, right, bottom), (width, height) = crop
+    shrink = min((right - left) / width, (bottom - top) / height)
+    # beside an image black begins, and must not begin later
+    is_inside = min(left, top) >= 0 and right <= image[0] and bottom <= image[1]
+    for factor in FACTORS:
+        is_exact = is_inside or not any(side % factor for side in image)
+        if factor * oversampling <= shrink and is_exact:
+            return factor
+    return 1
+
+
+def _fitting_factor(
+    image: Image.Image, mode: str, factor: int, max_memory_mib: float, name: str
+) -> int:
+    """The factor, or a larger one, by which an image is decoded within `max_memory_mib`."""
+    factors = [factor]
+    if isinstance(image, JpegImageFile):
+        factors = [each for each in (1, *reversed(FACTORS)) if each >= factor]
+    needs = [_memory_mib(image, mode, each) for each in factors]
+    for each, need in zip(factors, needs, strict=True):
+        if need <= max_memory_mib:
+            return each
+    raise OversizedImage(
+        name,
+        f"it has {image.width * image.height / 1e6:,.1f} megapixels, which need {needs[-1]:,.0f} "
+        f"MiB to be decoded, and {max_memory_mib:,.0f} MiB are the limit",
+    )
+
+
+def _memory_mib(image: Image.Image, mode: str, factor: int) -> float:
+    """The most memory that decoding by `factor` and converting to `mode` may take."""
+    stored = MODE_BYTES.get(image.mode, 4)
+    is_plain = image.mode == mode and not image.has_transparency_data
+    pixel = stored if is_plain else stored + MODE_BYTES.get(mode, 4)
+    if orientation(image) != 1:
+        pixel = max(pixel, 2 * stored)
+    pixels = image.width * image.height
+    needed = pixel * pixels / factor**2
+    channels = len(image.getbands())
+    if isinstance(image, JpegImageFile):  # a progressive one is held as 16-bit coefficients
+        needed += 2 * pixels * CHANNELS_BY_SAMPLING.get(get_sampling(image), channels)
+    elif image.format == "TIFF":  # one strip may have all rows
+        needed += channels * pixels
+    return needed / 2**20
+
+
+def _check_large(image: Image.Image, bytes_in: int, name: str) -> None:
+    """Raise OversizedImage for a large image of another format, or which looks like a bomb."""
+    megapixels = f"it has {image.width * image.height / 1e6:,.1f} megapixels"
+    if image.format not in LARGE_FORMATS:
+        limit = f"{MAX_MEGAPIXELS:g} megapixels are the limit of {image.format} images"
+        raise OversizedImage(name, f"{megapixels}, and {limit}")
+    bits = 1 if image.mode == "1" else 8 * len(image.getbands())
+    if image.width * image.height * bits / 8 > MAX_COMPRESSION * bytes_in:
+        raise OversizedImage(
+            name,
+            f"{megapixels} in {bytes_in:,} bytes, which is less than 1/{MAX_COMPRESSION} of its "
+            "pixels, as of a decompression bomb",
+        )
+
+
+def _name(source: Path | bytes) -> str:
+    return "image bytes" if isinstance(source, bytes) else str(source)
 
 
 def _reason(source: Path | bytes, error: Exception) -> str:
@@ -131,60 +273,3 @@ def _reason(source: Path | bytes, error: Exception) -> str:
     if text.startswith(f"{source} "):  # of `open_regular`
         text = f"it{text.removeprefix(str(source))}"
     return " ".join(text.split()) or type(error).__name__
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    # The pixels are whole even where the EXIF block is damaged. Where only writing it without the
-    # orientation fails, the pixels are upright already.
-    with suppress(Exception):
-        ImageOps.exif_transpose(image, in_place=True)
-    return image
-
-
-def _to_mode(image: Image.Image, mode: str) -> Image.Image:
-    """An 8-bit copy of an image of any mode, without metadata."""
-    if image.mode == "F" or image.mode.startswith("I"):
-        copy = _eight_bits(image, mode)
-    elif image.has_transparency_data:
-        copy = _over_white(image, mode)
-    else:
-        copy = image.convert(mode)
-    copy.info = {}
-    return copy
-
-
-def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Rows of an image, from each first row: a conversion holds little beside the whole image."""
-    rows = max(1, STRIP_PIXELS // max(1, image.width))
-    for top in range(0, image.height, rows):
-        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
-
-
-def _over_white(image: Image.Image, mode: str) -> Image.Image:
-    copy = Image.new(mode, image.size)
-    for top, strip in _strips(image):
-        strip = strip.convert("RGBA")
-        strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
-        copy.paste(strip.convert(mode), (0, top))
-    return copy
-
-
-def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
-    """Gray of more than 8 bits, scaled: Pillow's own conversion clips all above 255 to white."""
-    low, high = np.float32(np.inf), np.float32(-np.inf)
-    for _, strip in _strips(image):
-        values = np.asarray(strip).astype(np.float32)
-        finite = values[np.isfinite(values)]
-        if finite.size:
-            low, high = min(low, finite.min()), max(high, finite.max())
-    if low > high:
-        raise ValueError("no pixel has a finite value")
-    if image.mode != "F" and low >= 0 and high <= 65535:
-        low, high = 0, 65535
-    copy = Image.new(mode, image.size)
-    for top, strip in _strips(image):
-        values = np.asarray(strip).astype(np.float32)
-        shares = (np.where(np.isfinite(values), values, low) - low) / ((high - low) or 1)
-        gray = Image.fromarray(np.rint(shares * 255).astype(np.uint8))
-        copy.paste(gray.convert(mode), (0, top))
-    return copy

@@ -15,11 +15,15 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from fullstride.data.readers.decode import EXIF_ORIENTATION, decode
+from fullstride.data.readers.decode import Box, Crop, Size, decode, file_bytes
+from fullstride.data.readers.pixel_modes import EXIF_ORIENTATION
 from fullstride.data.transforms.crop import (
+    TRAINING_OVERSAMPLING,
     Augmentation,
+    Source,
     draw_kernel,
     in_mode,
+    opened,
     random_crop_box,
 )
 from fullstride.data.transforms.opencv_ops import OPENCV_OPS
@@ -56,32 +60,32 @@ class Jpeg(NamedTuple):
 
 
 def fast_train_view(
-    source: Image.Image | bytes,
-    pre: Preprocessing,
-    augmentation: Augmentation,
-    rng: np.random.Generator,
+    source: Source, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
 ) -> np.ndarray:
-    """`train_view` of an image, or of the bytes of its file: uint8 (H, W, C).
+    """`train_view` of an image or of a file: uint8 (H, W, C).
 
     The interpolation is that of `resized`; `pre.kernel` is ignored. Raises UnreadableImage.
     """
+    side = pre.resolution
+
+    def choose(size: Size) -> Crop:
+        return Crop(random_crop_box(size, augmentation, rng), (side, side))
+
+    if not isinstance(source, Image.Image):
+        source = file_bytes(source)
     jpeg = find_jpeg(source) if isinstance(source, bytes) else None
     if jpeg:
-        box = random_crop_box((jpeg.width, jpeg.height), augmentation, rng)
-        shrink = min(box[2] - box[0], box[3] - box[1]) / pre.resolution
+        box, _ = choose((jpeg.width, jpeg.height))
+        shrink = min(box[2] - box[0], box[3] - box[1]) / side
         factor = next((factor for factor in FACTORS if factor <= shrink), 1)
         pixels = read_jpeg(jpeg, pre.channels, factor=factor, rows=math.ceil(box[3]))
         left, top, right, bottom = (edge / factor for edge in box)
+        box = (left, top, right, bottom)
     else:
-        image = (
-            decode(source, pre.channels)
-            if isinstance(source, bytes)
-            else in_mode(source, pre.channels)
-        )
-        left, top, right, bottom = random_crop_box(image.size, augmentation, rng)
-        pixels = np.asarray(image)
+        image, (box, _) = opened(source, pre, choose, TRAINING_OVERSAMPLING)
+        pixels = np.asarray(in_mode(image, pre.channels))
     draw_kernel(pre, augmentation, rng)  # as Pillow's view draws one
-    pixels = resized(pixels, (left, top, right, bottom), pre.resolution)
+    pixels = resized(pixels, box, side)
     if augmentation.rotation_degrees:
         pixels = _rotated(
             pixels, rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees)
@@ -141,7 +145,7 @@ def read_jpeg(jpeg: Jpeg, channels: int, *, factor: int = 1, rows: int | None = 
     return pixels[:, :, 0] if channels == 1 else pixels
 
 
-def resized(pixels: np.ndarray, box: tuple[float, float, float, float], side: int) -> np.ndarray:
+def resized(pixels: np.ndarray, box: Box, side: int) -> np.ndarray:
     """The crop (left, top, right, bottom), in fractions of pixels, as a square; black outside."""
     h, w = pixels.shape[:2]
     left, top, right, bottom = box
