@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from fullstride.data.dataset import Images, UnreadableImage, open_data
+from fullstride.data.transforms import crop as cropping
 from fullstride.deploy import export as exporting
 from fullstride.deploy import predict as predicting
 from fullstride.deploy import select

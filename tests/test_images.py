@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zlib
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from fullstride.data.readers import pixel_modes
 from fullstride.data.readers.decode import OversizedImage
 from fullstride.data.readers.pixel_modes import plain_image
 from fullstride.deploy.open_model import find_images
-from fullstride.nets.preprocessing import Preprocessing
 
 # by EXIF orientation, from the upright array to the stored one, after the standard's "row 0 is ..."
 CORNERS_OF = {

@@ -161,8 +161,8 @@ def probabilities(
 ) -> np.ndarray:
     """The activated outputs for pictures of any sizes; for classification (N, K) float32.
 
-    Arrays are views by `read_view`. Of the pictures, which may come one by one, only the inputs of a batch are held. Raises
-    FloatingPointError where an output is not finite.
+    Arrays are views by `read_view`. Of the pictures, which may come one by one, only the inputs of
+    a batch are held. Raises FloatingPointError where an output is not finite.
     """
     exported = isinstance(model, ExportedModel)
     kind = model.metadata.input_kind if exported else "normalised"
@@ -201,8 +201,8 @@ def inputs(
 ) -> Iterator[np.ndarray]:
     """Pictures as inputs of a file (see `Metadata.input_kind`), in batches of up to `batch`.
 
-    Each picture is resized before the next one is taken; arrays are views already. Inputs of the kind pictures keep their
-    size and come one by one.
+    Each picture is resized before the next one is taken; arrays are views already. Inputs of the
+    kind pictures keep their size and come one by one.
     """
     if kind == "pictures":
         for picture in pictures:

@@ -132,14 +132,17 @@ def build_teacher(
             "--teacher-cache stores one view of an image per epoch, and recipe.balanced_sampling "
             "draws several: leave out one of them"
         )
-    # Caches of version 0.1 stay valid, because the key has the names of that version.
+    # Earlier caches stay valid: the key has the names of version 0.1, and what it lacks was off.
+    preprocessing = asdict(pre)
+    if not pre.draft:
+        del preprocessing["draft"]
     old_names = {new: old for old, new in RENAMED.items()}
     names = [field.name for field in fields(Augmentation)]
     names += ["decoder", "seed", "distinct_views", "precision"]
     views = {
         "data": data.fingerprint,
         "mirror": data.mirror,
-        "preprocessing": asdict(pre),
+        "preprocessing": preprocessing,
         **{old_names.get(name, name): getattr(recipe, name) for name in names},
     }
     return CachedTeacher(

@@ -144,6 +144,8 @@ def prepare(
     task = (task or find_task()).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
     net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
+    if saved and recipe.draft is None:
+        pre = replace(pre, draft=saved.preprocessing["draft"])
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
     if workers is None:
@@ -242,5 +244,10 @@ def initial_network(
                 f"differs and {len(other) - 1} more; give weights of the same network"
             )
         pre = start.preprocessing
-    crop = pre.crop if recipe.crop is None else recipe.crop
-    return net, replace(pre, resolution=net.spec.resolution, crop=crop, fit=recipe.fit or pre.fit)
+    return net, replace(
+        pre,
+        resolution=net.spec.resolution,
+        crop=pre.crop if recipe.crop is None else recipe.crop,
+        fit=recipe.fit or pre.fit,
+        draft=recipe.draft is not False,
+    )

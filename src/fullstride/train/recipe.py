@@ -152,6 +152,9 @@ class Recipe:
 
     # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
     decoder: Literal["pillow", "opencv"] = "pillow"
+    # decode large JPEGs at 1/2, 1/4 or 1/8 of their size, in evaluation too; None: True, except
+    # where a run goes on that began without
+    draft: bool | None = None
     # of activations, weights are in fp32; fp32 is exact, tf32 is fp32 whose products on a GPU are
     # fast and rounded to 10 bits; auto: bf16 on a GPU that has it, tf32 on others, fp32 on a CPU
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"

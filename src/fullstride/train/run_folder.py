@@ -125,7 +125,7 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
 def read_config(folder: Path, hint: str) -> RunConfig:
     """The configuration of a run of this or an earlier version, by the names of this version.
 
-    Fields of the recipe that an earlier version did not have take their defaults. Raises
+    Fields that an earlier version did not have take their defaults. Raises
     ValueError, in one line that ends with `hint`.
     """
     path = folder / RUN_CONFIG
@@ -141,6 +141,7 @@ def read_config(folder: Path, hint: str) -> RunConfig:
         recipe["efficiency"] = efficiency
     return replace(
         config,
+        preprocessing={"draft": False, **config.preprocessing},
         efficiency=efficiency,
         recipe=recipe,
         precision=config.precision or recipe["precision"],

@@ -97,10 +97,8 @@ def decode(
     with _opened(source) as (image, _):
         megapixels = image.width * image.height / 1e6
         if megapixels > max_megapixels:
-            reason = (
-                f"{megapixels:,.1f} megapixels, and {max_megapixels:g} megapixels are the limit"
-            )
-            raise OversizedImage(_name(source), f"it has {reason}")
+            limit = f"{max_megapixels:g} megapixels are the limit"
+            raise OversizedImage(_name(source), f"it has {megapixels:,.1f} megapixels, and {limit}")
         _load(image)
         return to_mode(upright(image), mode)
 

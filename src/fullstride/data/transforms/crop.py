@@ -141,7 +141,9 @@ def train_view(
 
 
 def test_view(
-    source: Source, pre: Preprocessing, max_memory_mib: float | None = None
+    source: Source,
+    pre: Preprocessing,
+    max_memory_mib: float | None = None,  # noqa: PT028
 ) -> np.ndarray:
     """The image squished to a square, or its center crop, as `pre.fit` says: uint8 (H, W, C).
 
