@@ -428,9 +428,9 @@ def test_the_splits_of_version_1_are_those_of_earlier_versions(tmp_path):
         ("a/0.png", "a/3.png", "b/2.png", "c/3.png"),  # by version 0.1
         ("d/0.png",),
     )
-    assert data.splits == 1
-    with pytest.raises(ValueError, match="splits 3: use 1 or 2"):
-        open_data(str(root), splits=3)
+    assert data.rule.splits == 1
+    with pytest.raises(ValueError, match="splits 4: use 1 to 3"):
+        open_data(str(root), splits=4)
 
 
 def test_val_is_the_minival_where_there_is_a_test_too(tmp_path):

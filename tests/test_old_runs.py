@@ -97,7 +97,7 @@ def test_a_run_keeps_the_splits_that_it_began_with(tmp_path):
     config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
     assert config.pop("splits") == 1
     (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))  # as before it had the field
-    with pytest.raises(ValueError, match="splits is 1 there and 2 now"):
+    with pytest.raises(ValueError, match="splits is 1 there and 3 now"):
         next(run.train(folder, "genet_tiny", new, recipe))
     same = open_data(where, splits=run_folder.saved_splits(folder))
     assert list(run.train(folder, "genet_tiny", same, recipe)) == [row]

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import unicodedata
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TextIO, cast
@@ -264,10 +264,15 @@ def report_skipped(skipped: Mapping[str, str]) -> None:
     print_error(f"skipped {len(skipped)} unreadable: {shown}{more}")
 
 
-def report_ignored(ignored: Mapping[str, int]) -> None:
-    """Print how many files of a data set are not used, by reason, on the standard error stream."""
+def report_ignored(ignored: Mapping[str, int], notes: Iterable[str] = ()) -> None:
+    """Print how many files of a data set are not used, by reason, on the standard error stream.
+
+    `notes` are lines on its splits.
+    """
     if ignored:
         print_error("not used: " + "; ".join(f"{count:,} {why}" for why, count in ignored.items()))
+    for note in notes:
+        print_error(note)
 
 
 def print_error(message: object, code: int = 0) -> int:

@@ -37,7 +37,7 @@ def pack(
     from fullstride.data.pack import Encoding, pack
 
     done, shards, images = None, 0, open_data(data)
-    report_ignored(images.ignored)
+    report_ignored(images.ignored, images.notes)
     for done in pack(images, out, Encoding(long_side, quality), shard_mib=shard_mib):
         if done.shards > shards:
             print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
@@ -59,6 +59,9 @@ def train(
     workers: int | None = None,
     checkpoint_every_steps: int = 0,
     minival: float | None = None,
+    test: float | None = None,
+    group: str = "",
+    keep_duplicates: bool = False,
     teacher_cache: Path | None = None,
     tensorboard: bool = False,
     task: str = "classify",
@@ -86,7 +89,13 @@ def train(
         checkpoint_every_steps: Steps from one checkpoint to the next within an epoch; 0 writes one
             after each epoch only.
         minival: Share of the training images for the minival, where the data have none; by default
-            it depends on their number.
+            it depends on their number. 0: no minival, not even val/; the last epoch is saved.
+        test: Share of the images for the test, where the data have none; by default a tenth. 0: no
+            test, not even test/; its images are for training.
+        group: What images have in common that must be in one split, such as a patient: a column of
+            a table, a level of folders below the class (1, 2, ... or parent), or a pattern such as
+            '(patient[0-9]+)' for the names.
+        keep_duplicates: Allow the same image in several splits; by default copies are in one.
         teacher_cache: A folder for the outputs of the recipe's teacher, for this run and others on
             the same views.
         tensorboard: Write a log for TensorBoard too, in the run folder.
@@ -103,8 +112,10 @@ def train(
     kind = find_task(task)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
-    images = kind.open_data(data, minival=minival, splits=run_folder.saved_splits(out))
-    report_ignored(images.ignored)
+    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
+    splits |= dict(keep_duplicates=keep_duplicates, splits=run_folder.saved_splits(out))
+    images = kind.open_data(data, **splits)
+    report_ignored(images.ignored, images.notes)
     named = run_folder.resolve(recipe, out, images, weights)
     with (
         init_distributed(choose_device(device)) as (context, place),

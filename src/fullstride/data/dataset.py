@@ -26,7 +26,8 @@ from fullstride.data.readers.csv_table import find_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
-from fullstride.data.readers.splits import LATEST_SPLITS, Sample, SplitRule, Splits
+from fullstride.data.readers.listing import Listing, Sample
+from fullstride.data.readers.splits import LATEST_SPLITS, SplitRule, Splits, take_splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
 from fullstride.data.readers.unused import count_unused
 
@@ -85,8 +86,9 @@ class DataSet:
     channels: int  # 1: gray, 3: RGB
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
-    minival_share: float | None = None  # the argument of `open_data`
-    splits: int = LATEST_SPLITS  # version of the rule, the argument of `open_data`
+    rule: SplitRule = SplitRule()  # the arguments of `open_data`
+    derived: tuple[str, ...] = ()  # the splits that were taken from the training images
+    notes: tuple[str, ...] = ()  # what a user should know of the splits, a line each
     # number of files below its folder that are not used, by reason
     ignored: Mapping[str, int] = field(default_factory=dict)
 
@@ -126,7 +128,15 @@ class DataSet:
         )
 
 
-def open_data(where: str, *, minival: float | None = None, splits: int = LATEST_SPLITS) -> DataSet:
+def open_data(
+    where: str,
+    *,
+    minival: float | None = None,
+    test: float | None = None,
+    group: str = "",
+    keep_duplicates: bool = False,
+    splits: int = LATEST_SPLITS,
+) -> DataSet:
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
     A folder has one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or
@@ -136,8 +146,19 @@ def open_data(where: str, *, minival: float | None = None, splits: int = LATEST_
     for the test, and of the rest the share `minival`, by default a tenth, but at most the larger of
     500 images and a fiftieth. A class of five images or more is in all splits.
 
-    `splits` is the version of this rule; by version 1, of runs that began before, classes were not
-    considered, and val/ alone was the test.
+    Args:
+        where: The data set.
+        minival: Share of the training images for the minival, where the data have none; 0: there
+            is no minival, and its images are for training, even those of val/.
+        test: Share of the images for the test, where the data have none; 0: there is no test, and
+            its images are for training, even those of test/.
+        group: What images have in common that must be in one split, such as a patient: a column of
+            a table, a level of folders below the class (1, 2, ... or parent), or a pattern with
+            one group for the name, such as "(patient[0-9]+)". The hash of the group decides then.
+        keep_duplicates: By default images with the same bytes are in one split, and training images
+            that are copies of those in val/ or test/ are left out.
+        splits: Version of these rules. By version 1, of runs that began before, classes were not
+            considered, and val/ alone was the test; 2 has neither groups nor duplicates.
 
     A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards
     are a folder of .tar files such as `fullstride pack` writes, or a pattern:
@@ -148,21 +169,19 @@ def open_data(where: str, *, minival: float | None = None, splits: int = LATEST_
 
     Raises ValueError in one line.
     """
-    rule = SplitRule(minival, splits)
-    return replace(_open(where, rule), minival_share=minival, splits=splits)
+    return _open(where, SplitRule(minival, splits, test, group, keep_duplicates))
 
 
 def _open(where: str, rule: SplitRule) -> DataSet:
     if where == "digits":
-        classes, splits = tuple("0123456789"), _digit_splits(rule.minival)
-        return _data_set("digits", where, classes, splits, _read_digit, channels=1, mirror=False)
+        return _digits(rule)
     folder, choice = choice_in(where)
     if choice:
         return _of_dataset(find_folder(folder), choice, rule)
     path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
     if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(where)
-        return _of_files(table.stem, table, *read_table(table, rule), _Below(table.parent))
+        return _of_files(table.stem, table, read_table(table, rule.group), rule)
     if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
         return _of_shards(find_folder(str(path.parent)), path.name, rule)
     root = find_folder(where)
@@ -170,30 +189,40 @@ def _open(where: str, rule: SplitRule) -> DataSet:
         return _of_shards(root, "", rule)
     if holds_dataset(root):
         return _of_dataset(root, {}, rule)
-    data = _of_files(root.name, root, *read_folder(root, rule), _Below(root))
-    used = {name for split in (data.train, data.minival, data.test) for name in split.names}
-    return replace(data, ignored=count_unused(root, used))
+    listing = read_folder(root)
+    used = {sample.name for sample in listing.samples}
+    return replace(_of_files(root.name, root, listing, rule), ignored=count_unused(root, used))
 
 
 def _of_files(
     name: str,
     where: Path | str,
-    classes: tuple[str, ...],
-    splits: Splits,
-    file: Callable[[str], Path | bytes],
+    listing: Listing,
+    rule: SplitRule,
     channels: int = 3,
     mirror: bool = True,
 ) -> DataSet:
-    return _data_set(
-        name, str(where), classes, splits, _Decoded(file, channels), channels, mirror, file
+    taken, file = take_splits(listing, rule), listing.file
+    train, minival, test = _images(taken.splits, _Decoded(file, channels), file)
+    return DataSet(
+        name,
+        str(where),
+        listing.classes,
+        train,
+        minival,
+        test,
+        channels,
+        mirror,
+        _fingerprint(listing.classes, taken.splits),
+        rule,
+        taken.derived,
+        taken.notes,
     )
 
 
 def _of_shards(folder: Path, pattern: str, rule: SplitRule) -> DataSet:
-    index, splits, file = read_shards(folder, pattern, rule)
-    data = _of_files(
-        folder.name, folder / pattern, index.classes, splits, file, index.channels, index.mirror
-    )
+    index, listing = read_shards(folder, pattern)
+    data = _of_files(folder.name, folder / pattern, listing, rule, index.channels, index.mirror)
     ignored: Counter[str] = Counter()
     for shard in index.shards.values():
         ignored.update(shard.ignored)
@@ -202,34 +231,21 @@ def _of_shards(folder: Path, pattern: str, rule: SplitRule) -> DataSet:
 
 def _of_dataset(folder: Path, choice: dict[str, str], rule: SplitRule) -> DataSet:
     where = f"{folder}?{urlencode(choice)}" if choice else folder
-    return _of_files(folder.name, where, *read_dataset(folder, choice, rule))
+    return _of_files(folder.name, where, read_dataset(folder, choice, rule.group), rule)
 
 
-def _data_set(
-    name: str,
-    where: str,
-    classes: tuple[str, ...],
+def _images(
     splits: Splits,
     read: Callable[[str], Image.Image],
-    channels: int,
-    mirror: bool,
     file: Callable[[str], Path | bytes] | None = None,
-) -> DataSet:
-    train, minival, test = (
-        Images(tuple(s.name for s in p), tuple(s.target for s in p), read, file) for p in splits
-    )
-    fingerprint = hashlib.sha256(json.dumps([classes, splits]).encode()).hexdigest()[:16]
-    return DataSet(name, where, classes, train, minival, test, channels, mirror, fingerprint)
+) -> Iterator[Images]:
+    for samples in splits:
+        names, targets = tuple(s.name for s in samples), tuple(s.target for s in samples)
+        yield Images(names, targets, read, file)
 
 
-@dataclass(frozen=True)
-class _Below:
-    """The path of a name relative to `root`."""
-
-    root: Path
-
-    def __call__(self, name: str) -> Path:
-        return self.root / name
+def _fingerprint(classes: tuple[str, ...], splits: Splits) -> str:
+    return hashlib.sha256(json.dumps([classes, splits]).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -246,13 +262,22 @@ class _Decoded:
             raise UnreadableImage(name, error.reason) from error
 
 
-def _digit_splits(minival: float | None) -> Splits:
+def _digits(rule: SplitRule) -> DataSet:
     """Split by position: the last 500 were written by other people."""
-    _, labels = _digit_arrays()
+    if rule.group:
+        raise ValueError(f"group {rule.group!r}: the digits have none; leave it out")
+    if rule.test:
+        raise ValueError(f"test {rule.test}: the digits have a test already; leave the share out")
+    classes, labels = tuple("0123456789"), _digit_arrays()[1]
     samples = [Sample(f"digits/{i:04}", int(label), 64) for i, label in enumerate(labels)]
     pool, test = samples[:1297], samples[1297:]
-    count = 260 if minival is None else min(max(1, round(minival * len(pool))), len(pool) - 1)
-    return Splits(pool[:-count], pool[-count:], test)
+    count = 260 if rule.minival is None else round(rule.minival * len(pool))
+    if rule.minival:
+        count = min(max(1, count), len(pool) - 1)
+    train, minival = pool[: len(pool) - count], pool[len(pool) - count :]
+    splits = Splits(train + test, minival, []) if rule.test == 0 else Splits(train, minival, test)
+    images, fingerprint = _images(splits, _read_digit), _fingerprint(classes, splits)
+    return DataSet("digits", "digits", classes, *images, 1, False, fingerprint, rule)
 
 
 def _read_digit(name: str) -> Image.Image:

@@ -172,7 +172,6 @@ def prepare(
         weights=weights,
         weights_kind=weights_kind,
         data=data.where,
-        minival=data.minival_share,
         fingerprint=data.fingerprint,
         classes=data.classes,
         spec=json.loads(spec.to_json()),
@@ -182,8 +181,8 @@ def prepare(
         precision=resolved.precision,
         channels_last=resolved.channels_last,
         task=task.name,
-        splits=data.splits,
         recipe_name=named.name,
+        **asdict(data.rule),
     )
     context.on_rank_zero(run_folder.create_or_resume, folder, config)
     return PreparedRun(

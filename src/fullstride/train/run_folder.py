@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.readers.splits import LATEST_SPLITS, OLD_SPLITS
+from fullstride.data.readers.splits import LATEST_SPLITS, OLD_SPLITS, Share, SplitRule
 from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import WeightsKind
@@ -46,7 +46,7 @@ class RunConfig:
     model: str
     weights: str  # source of the initial weights; "" for random ones
     data: str
-    minival: float | None  # share of the training images; None: by their number
+    minival: float | None  # share of the training images, see `SplitRule`
     fingerprint: str  # of the images and their labels
     classes: tuple[str, ...]
     spec: Mapping[str, Any]
@@ -62,6 +62,14 @@ class RunConfig:
     # version of the rule by which the splits were taken; earlier versions of this file lack it
     splits: Annotated[int, Bounds(ge=OLD_SPLITS, le=LATEST_SPLITS)] = OLD_SPLITS
     recipe_name: str = ""  # of the named recipe that `recipe` was made from; "" for another
+    test: Share | None = None  # share of the images, see `SplitRule`
+    group: str = ""  # what images of one split have in common
+    keep_duplicates: bool = False  # whether copies may be in several splits
+
+    @property
+    def rule(self) -> SplitRule:
+        """How the splits of the run were taken."""
+        return SplitRule(self.minival, self.splits, self.test, self.group, self.keep_duplicates)
 
 
 @dataclass(frozen=True)

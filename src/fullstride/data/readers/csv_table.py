@@ -7,14 +7,13 @@ from io import StringIO
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from fullstride.data.readers.splits import (
+from fullstride.data.readers.listing import (
     TEST,
     TRAIN,
     VAL,
+    Below,
+    Listing,
     Sample,
-    SplitRule,
-    Splits,
-    complete_splits,
     sorted_classes,
 )
 from fullstride.storage import read_regular
@@ -35,6 +34,7 @@ class Row(NamedTuple):
     name: str  # POSIX path below the table's folder, or absolute
     label: str
     split: str  # "train", "val" or "test"; all "train" in a table without that column
+    group: str  # "" without such a column
 
 
 def find_table(where: str) -> Path:
@@ -47,13 +47,14 @@ def find_table(where: str) -> Path:
     raise ValueError(f"no table {where!r}: {hint}")
 
 
-def read_table(table: Path, rule: SplitRule) -> tuple[tuple[str, ...], Splits]:
-    """Class names, and the samples of each split in the order of the rows; duplicates count once.
+def read_table(table: Path, group: str = "") -> Listing:
+    """The images of a table in the order of the rows, without repeated rows.
 
-    Paths are relative to the table's folder, or absolute. Splits that the column `split` does not
-    name are taken from the training rows, as `open_data` documents.
+    Paths are relative to the table's folder, or absolute. The values of the column `group` are the
+    groups, if there is such a column.
     """
-    rows = _distinct(table, _rows(table))
+    titles, rows = _rows(table, group)
+    rows = _distinct(table, rows)
     classes = sorted_classes(row.label for row in rows if row.split == "train")
     if not classes:
         raise ValueError(f"{str(table)!r} has no row to train on: give some the split 'train'")
@@ -72,8 +73,12 @@ def read_table(table: Path, rule: SplitRule) -> tuple[tuple[str, ...], Splits]:
     splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
     for row, size in zip(rows, _sizes(table, rows), strict=True):
         splits[row.split].append(Sample(row.name, labels[row.label], size))
-    return classes, complete_splits(
-        splits.pop("train"), {name: split for name, split in splits.items() if split}, rule
+    return Listing(
+        classes,
+        {name: split for name, split in splits.items() if split},
+        Below(table.parent),
+        columns=titles,
+        groups={row.name: row.group for row in rows} if group.lower() in titles else None,
     )
 
 
@@ -95,10 +100,13 @@ def _text(table: Path) -> str:
     return text
 
 
-def _rows(table: Path) -> list[Row]:
+def _rows(table: Path, group: str) -> tuple[tuple[str, ...], list[Row]]:
+    """The titles of the columns, in lower case, and the rows."""
     text, line = _text(table), 1
     try:
-        columns, delimiter = _header(table, text)
+        titles, columns, delimiter = _header(table, text)
+        if group.lower() in titles:
+            columns["group"] = titles.index(group.lower())
         reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
         width, rows = len(next(reader)), []
         line = reader.line_num + 1
@@ -110,11 +118,11 @@ def _rows(table: Path) -> list[Row]:
         raise ValueError(f"{_at(table, line)} is not CSV ({error}): check its quotes") from None
     if not rows:
         raise ValueError(f"{str(table)!r} has a header and no rows: add one for each image")
-    return rows
+    return titles, rows
 
 
-def _header(table: Path, text: str) -> tuple[dict[str, int], str]:
-    """The index of each column, by the delimiter that gives the most of them."""
+def _header(table: Path, text: str) -> tuple[tuple[str, ...], dict[str, int], str]:
+    """All titles and the index of each column, by the delimiter that gives the most of them."""
     candidates = []
     for delimiter in DELIMITERS:
         header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter))
@@ -124,15 +132,15 @@ def _header(table: Path, text: str) -> tuple[dict[str, int], str]:
             indices = [titles.index(name) for name in names if name in titles]
             if indices:
                 columns[column] = indices[0]
-        candidates.append((columns, delimiter, header))
-    columns, delimiter, header = max(candidates, key=lambda each: (len(each[0]), len(each[2])))
+        candidates.append((columns, delimiter, titles))
+    columns, delimiter, titles = max(candidates, key=lambda each: (len(each[0]), len(each[2])))
     for column in ("path", "label"):
         if column not in columns:
             names = ", ".join(COLUMNS[column])
             raise ValueError(
-                f"{_at(table, 1)} has no column {column!r}, but {header}: name one of {names}"
+                f"{_at(table, 1)} has no column {column!r}, but {titles}: name one of {names}"
             )
-    return columns, delimiter
+    return tuple(titles), columns, delimiter
 
 
 def _row(table: Path, line: int, fields: list[str], columns: dict[str, int], width: int) -> Row:
@@ -145,6 +153,7 @@ def _row(table: Path, line: int, fields: list[str], columns: dict[str, int], wid
         column: fields[index].strip() if index < len(fields) else None
         for column, index in columns.items()
     }
+    group = values.pop("group", None) or ""
     for column, value in values.items():
         if not value:
             problem = f"no {column}" if value is None else f"an empty {column}"
@@ -157,6 +166,7 @@ def _row(table: Path, line: int, fields: list[str], columns: dict[str, int], wid
         _name(table.parent, values["path"] or ""),
         values["label"] or "",
         SPLITS[split.lower()],
+        group,
     )
 
 
@@ -173,6 +183,7 @@ def _distinct(table: Path, rows: list[Row]) -> list[Row]:
         for word, new, old in (
             ("labels", row.label, earlier.label),
             ("splits", row.split, earlier.split),
+            ("groups", row.group, earlier.group),
         ):
             if new != old:
                 raise ValueError(

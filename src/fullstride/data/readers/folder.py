@@ -7,14 +7,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fullstride.data.readers.decode import SUFFIXES
-from fullstride.data.readers.splits import (
+from fullstride.data.readers.listing import (
     TEST,
     TRAIN,
     VAL,
+    Below,
+    Listing,
     Sample,
-    SplitRule,
-    Splits,
-    complete_splits,
     quote_names,
 )
 from fullstride.data.readers.unused import count_unused, first_reason, is_folder
@@ -25,17 +24,17 @@ HINT = (
 )
 
 
-def read_folder(root: Path, rule: SplitRule) -> tuple[tuple[str, ...], Splits]:
-    """Class names, and the samples of each split by the rules of `open_data`."""
+def read_folder(root: Path) -> Listing:
+    """The images of a folder, by the rules of `open_data`."""
     train, val, test = (_split_folder(root, names) for names in (TRAIN, VAL, TEST))
     folders = {name: folder for name, folder in (("val", val), ("test", test)) if folder}
     if not (train and folders):
         classes = _classes(root)
-        return classes, complete_splits(_samples(root, root, classes), {}, rule)
+        return Listing(classes, {"train": _samples(root, root, classes)}, Below(root))
     classes = _classes(train)
-    pool = _samples(root, train, classes)
-    held_out = {name: _held_out(root, folder, classes) for name, folder in folders.items()}
-    return classes, complete_splits(pool, held_out, rule, val.name if val else "")
+    splits = {"train": _samples(root, train, classes)}
+    splits |= {name: _held_out(root, folder, classes) for name, folder in folders.items()}
+    return Listing(classes, splits, Below(root), val.name if val else "")
 
 
 def find_folder(where: str) -> Path:

@@ -18,14 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 from fullstride.data.readers.arrow import Rows, library_errors, open_arrow, sizes_and_paths
 from fullstride.data.readers.csv_table import SPLITS
 from fullstride.data.readers.decode import SUFFIXES
-from fullstride.data.readers.splits import (
-    Sample,
-    SplitRule,
-    Splits,
-    complete_splits,
-    quote_names,
-    sorted_classes,
-)
+from fullstride.data.readers.listing import Listing, Sample, quote_names, sorted_classes
 from fullstride.strict_json import read_json
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
@@ -36,6 +29,12 @@ class Columns(NamedTuple):
     image: str
     label: str
     names: tuple[str, ...] | None  # of the classes, where the column has them
+    all: tuple[str, ...]  # that the data have
+    group: str | None = None  # the column of groups, if there is one
+
+    @property
+    def to_read(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(filter(None, (self.image, self.label, self.group))))
 
 
 def choice_in(where: str) -> tuple[str, dict[str, str]]:
@@ -73,15 +72,12 @@ def holds_dataset(folder: Path) -> bool:
     return parquet
 
 
-def read_dataset(
-    folder: Path, choice: Mapping[str, str], rule: SplitRule
-) -> tuple[tuple[str, ...], Splits, Rows]:
-    """Class names, the samples of each split, and the reader of their bytes.
+def read_dataset(folder: Path, choice: Mapping[str, str], group: str = "") -> Listing:
+    """The images of a dataset. The values of the column `group` are the groups, if there is one.
 
     The name of a split is that of the subfolder, or for parquet files the part before the number
     (`train-00000-of-00002.parquet`), a word of the file's name, or the folder's. A single split is
-    for training; splits other than train, val and test are ignored. Missing splits are taken from
-    the training rows, as `open_data` documents.
+    for training; splits other than train, val and test are ignored.
 
     The image column has the feature `Image`, else the name image or img; the label column has the
     feature `ClassLabel`, else a name in LABELS. Where several match, `choice` names the "image" or
@@ -96,14 +92,20 @@ def read_dataset(
             f"{str(folder)!r} needs the package datasets: pip install 'fullstride[hf]'"
         ) from None
     saved = _saved_splits(folder)
-    columns, files = _open_saved(folder, saved, choice) if saved else _open_parquet(folder, choice)
+    columns, files = (
+        _open_saved(folder, saved, choice, group) if saved else _open_parquet(folder, choice, group)
+    )
     values: dict[str, list[Any]] = {}
+    groups: list[str] = []
     cells: dict[str, list[tuple[int, str | None]]] = {}
-    for split, group in files.items():
+    for split, parts in files.items():
         with library_errors(folder):
-            table = open_arrow(tuple(group), columns.image, columns.label).data
+            table = open_arrow(tuple(parts), *columns.to_read).data
             values[split] = table.column(columns.label).to_pylist()
             cells[split] = sizes_and_paths(table.column(columns.image))
+            if columns.group:
+                column = table.column(columns.group).to_pylist()
+                groups += ["" if value is None else str(value) for value in column]
         if not cells[split]:
             raise _no_rows(folder, split)
     classes, labels = _labels(folder, columns, values)
@@ -121,9 +123,10 @@ def read_dataset(
         for row, sample in enumerate(s for split in samples.values() for s in split)
     }
     reader = Rows(
-        folder, tuple(file for group in files.values() for file in group), columns.image, rows
+        folder, tuple(file for parts in files.values() for file in parts), columns.image, rows
     )
-    return classes, complete_splits(samples.pop("train"), samples, rule), reader
+    group_of = dict(zip(rows, groups, strict=True)) if columns.group else None
+    return Listing(classes, samples, reader, columns=columns.all, groups=group_of)
 
 
 def _labels(
@@ -166,8 +169,8 @@ def _labels(
 # ---- which columns
 
 
-def _columns(folder: Path, features: Any, choice: Mapping[str, str]) -> Columns:
-    """The columns of images and labels. `features` are those of `datasets`."""
+def _columns(folder: Path, features: Any, choice: Mapping[str, str], group: str) -> Columns:
+    """The columns of images, labels and groups. `features` are those of `datasets`."""
     import datasets
     import pyarrow as pa
 
@@ -218,7 +221,9 @@ def _columns(folder: Path, features: Any, choice: Mapping[str, str]) -> Columns:
 
     label = pick("label", label_columns, LABELS, names_class)
     names = tuple(features[label].names) if label in label_columns else None
-    return Columns(pick("image", image_columns, IMAGES, holds_bytes), label, names)
+    image = pick("image", image_columns, IMAGES, holds_bytes)
+    has_groups = group in kinds and names_class(kinds[group])
+    return Columns(image, label, names, tuple(kinds), group if has_groups else None)
 
 
 # ---- which splits
@@ -293,7 +298,7 @@ def _below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _open_saved(
-    folder: Path, splits: Mapping[str, list[Path]], choice: Mapping[str, str]
+    folder: Path, splits: Mapping[str, list[Path]], choice: Mapping[str, str], group: str
 ) -> tuple[Columns, dict[str, list[str]]]:
     """The columns, and the arrow files of each split."""
     from datasets import Dataset
@@ -311,8 +316,8 @@ def _open_saved(
         with library_errors(path):
             features = Dataset.load_from_disk(_checked_path(path), keep_in_memory=False).features
         if columns is None:
-            columns, train = _columns(folder, features, choice), features
-        elif any(features.get(name) != train[name] for name in (columns.image, columns.label)):
+            columns, train = _columns(folder, features, choice, group), features
+        elif any(features.get(name) != train[name] for name in columns.to_read):
             raise ValueError(
                 f"the split {split!r} in {str(folder)!r} has other columns or classes than train: "
                 "save both alike"
@@ -322,7 +327,9 @@ def _open_saved(
     return columns, files
 
 
-def _open_parquet(folder: Path, choice: Mapping[str, str]) -> tuple[Columns, dict[str, list[str]]]:
+def _open_parquet(
+    folder: Path, choice: Mapping[str, str], group: str
+) -> tuple[Columns, dict[str, list[str]]]:
     """The columns, and the arrow files in the library's cache of each split."""
     from datasets import DatasetDict, Features
     from datasets.data_files import DataFilesDict, DataFilesList
@@ -338,7 +345,9 @@ def _open_parquet(folder: Path, choice: Mapping[str, str]) -> tuple[Columns, dic
             raise _no_rows(folder, split)
     with library_errors(folder):
         features = Features.from_arrow_schema(parquet.read_schema(splits["train"][0]))
-    columns = _columns(folder, features, choice)  # before the conversion, which may take long
+    columns = _columns(
+        folder, features, choice, group
+    )  # before the conversion, which may take long
     with library_errors(folder):
         lists = {}
         for split, paths in splits.items():
@@ -348,7 +357,7 @@ def _open_parquet(folder: Path, choice: Mapping[str, str]) -> tuple[Columns, dic
             # the library's own class of lists: the names in others are patterns
             lists[split] = DataFilesList([_checked_path(path) for path in paths], versions)
         files: Any = DataFilesDict(lists)
-        converted = DatasetDict.from_parquet(files, columns=[columns.image, columns.label])
+        converted = DatasetDict.from_parquet(files, columns=list(columns.to_read))
         return columns, {
             split: [file["filename"] for file in converted[split].cache_files] for split in splits
         }

@@ -3,38 +3,55 @@
 The validation split is called minival: it chooses epochs and settings, never the reported scores.
 """
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import combinations
+from typing import Annotated, NamedTuple
 
-# Names of splits in folders, tables, shards and datasets.
-TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
+from fullstride.data.readers.duplicates import TooManyImagesError, find_copies
+from fullstride.data.readers.groups import ENOUGH, Unit, group_keys, join_units, take_groups
+from fullstride.data.readers.listing import Listing, Sample, quote_names
+from fullstride.strict_json import Bounds
+
 TEST_SHARE = 0.1
-OLD_SPLITS, LATEST_SPLITS = 1, 2  # versions of the rule; a run keeps the one that it began with
-STRATIFIED = 3  # images of a class beyond those that must be left, from which on one is taken
+# Versions of the rule: without classes; by class; with groups and copies. A run keeps its own.
+OLD_SPLITS, BY_CLASS, LATEST_SPLITS = 1, 2, 3
+
+Share = Annotated[float, Bounds(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """How the splits that data do not have are taken from the training images."""
+    """How the splits that data do not have are taken from the training images.
 
-    minival: float | None = None  # share of the training images; None: by their number
-    version: int = LATEST_SPLITS
+    A share of 0 means that there is no such split: its images are for training too, whether they
+    would be taken or are a split of the data.
+    """
+
+    minival: Share | None = None  # of the training images; None: by their number
+    splits: int = LATEST_SPLITS  # version of this rule
+    test: Share | None = None  # of the images; None: a tenth, but none beside a validation split
+    group: str = ""  # what images of one split have in common, see `group_keys`
+    keep_duplicates: bool = False  # whether copies of an image may be in several splits
 
     def __post_init__(self) -> None:
-        if self.minival is not None and not 0 < self.minival < 1:
+        for name, share in (("minival", self.minival), ("test", self.test)):
+            if share is not None and not 0 <= share < 1:
+                raise ValueError(
+                    f"{name} {share}: use a share of the images above 0 and below 1, or 0 for none"
+                )
+        if self.splits not in range(OLD_SPLITS, LATEST_SPLITS + 1):
+            raise ValueError(f"splits {self.splits}: use {OLD_SPLITS} to {LATEST_SPLITS}")
+        if self.group and self.splits < LATEST_SPLITS:
             raise ValueError(
-                f"minival {self.minival}: use a share of the training images above 0 and below 1"
+                f"group {self.group!r}: the splits of version {self.splits}, which this run began "
+                "with, have no groups; give another --out"
             )
-        if self.version not in (OLD_SPLITS, LATEST_SPLITS):
-            raise ValueError(f"splits {self.version}: use {OLD_SPLITS} or {LATEST_SPLITS}")
 
-
-class Sample(NamedTuple):
-    name: str  # POSIX path below the data folder
-    target: int
-    size: int  # bytes; -1 for a broken link
+    @property
+    def all_for_training(self) -> bool:
+        return self.minival == 0 and self.test == 0
 
 
 class Splits(NamedTuple):
@@ -43,104 +60,219 @@ class Splits(NamedTuple):
     test: list[Sample]
 
 
-def complete_splits(
-    train: list[Sample],
-    held_out: Mapping[str, list[Sample]],
-    rule: SplitRule,
-    val_name: str = "val",
-) -> Splits:
-    """Take the splits that are missing from `train`.
+class TakenSplits(NamedTuple):
+    splits: Splits
+    derived: tuple[str, ...]  # the names of those that were taken from the training images
+    notes: tuple[str, ...]  # what a user should know of them, a line each
+
+
+def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
+    """Take the splits that the data do not have from their training images.
 
     Without any, a test and a minival are taken, both stratified by class. Beside a test, the
     minival is taken. A validation split is the minival, and there is then no test unless the data
-    have one; by the old rule it is the test, and the minival is taken.
+    have one or the rule asks for it; by the oldest rule it is the test, and the minival is taken.
 
-    Args:
-        train: The training samples.
-        held_out: The splits "val" and "test", where the data have them.
-        rule: Which samples are taken.
-        val_name: What the data call the validation split.
+    Images of one group, and copies, are in one split. Splits of the data stay as they are, but
+    training images that are copies of others' are left out.
+
+    Raises ValueError in one line.
     """
-    val, test = held_out.get("val"), held_out.get("test")
-    if val is not None and test is None and rule.version == OLD_SPLITS:
+    train, val, test = (listing.splits.get(name) for name in ("train", "val", "test"))
+    assert train is not None
+    if val is not None and test is None and rule.splits == OLD_SPLITS:
         val, test = None, val
-    if val is not None:
-        if rule.minival is not None:
-            raise ValueError(
-                f"minival {rule.minival}: {val_name!r} is the minival already; leave the share out"
+    for name, share, samples in (
+        (listing.val_name, rule.minival, val),
+        ("test", rule.test, test),
+    ):
+        if samples is not None and share:
+            what = "minival" if samples is val else "test"
+            raise ValueError(f"{what} {share}: {name!r} is the {what} already; leave the share out")
+    if rule.all_for_training:
+        return TakenSplits(Splits([*train, *(val or []), *(test or [])], [], []), (), ())
+    copies, notes = _find_copies(listing, rule)
+    if held_out := {name: each for name, each in (("val", val), ("test", test)) if each}:
+        train, more = _without_copies(listing, held_out, copies)
+        notes += more
+    keys: dict[str, str] = {}
+    if rule.group:
+        keys = group_keys(listing, rule.group)
+        notes += _group_notes(listing, rule, keys)
+    units, derived, start = join_units(train, keys, copies), [], 0.0
+    if test is None and (val is None or rule.test):
+        share = start = rule.test or TEST_SHARE
+        units, taken = _take(units, share, 0.0, 2 if val is None else 1, rule)
+        test = _ordered(train, _samples(taken))
+        derived.append("test")
+    if val is None and rule.minival != 0:
+        share = rule.minival or min(0.1, max(0.02, 500 / sum(len(u.samples) for u in units)))
+        units, taken = _take(units, share, start, 1, rule)
+        val = _ordered(train, _samples(taken))
+        derived.append("minival")
+    splits = Splits(_ordered(train, _samples(units)), val or [], test or [])
+    if rule.group:
+        notes += _forced_out(listing.classes, splits, derived)
+    if rule.minival == 0:
+        train = _ordered(listing.samples, [*splits.train, *splits.minival])
+        splits = Splits(train, [], splits.test)
+    if rule.test == 0:
+        train = _ordered(listing.samples, [*splits.train, *splits.test])
+        splits = Splits(train, splits.minival, [])
+    derived = tuple(name for name in derived if getattr(splits, name))
+    return TakenSplits(splits, derived, tuple(notes))
+
+
+Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the images that have it
+
+
+def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
+    if rule.keep_duplicates or rule.splits < LATEST_SPLITS:
+        return [], []
+    try:
+        copies = find_copies(listing.samples, listing.file)
+    except TooManyImagesError as error:
+        return [], [f"copies of images were not searched for: {error}"]
+    mixed = [same for _, same in copies if len({sample.target for sample in same}) > 1]
+    if not mixed:
+        return copies, []
+    first, second = next((a, b) for a in mixed[0] for b in mixed[0] if a.target < b.target)
+    return copies, [
+        f"{len(mixed):,} pictures are in several classes, for example {first.name!r} in "
+        f"{listing.classes[first.target]!r} and {second.name!r} in "
+        f"{listing.classes[second.target]!r}: remove the wrong ones"
+    ]
+
+
+def _without_copies(
+    listing: Listing, held_out: Mapping[str, list[Sample]], copies: Copies
+) -> tuple[list[Sample], list[str]]:
+    """The training images of which no split of `held_out` has a copy."""
+    split_of = {s.name: split for split, samples in held_out.items() for s in samples}
+    left_out: dict[str, dict[str, str]] = {split: {} for split in held_out}  # copy -> original
+    in_both: dict[str, str] = {}
+    for _, same in copies:
+        originals = {split_of[s.name]: s.name for s in reversed(same) if s.name in split_of}
+        if len(originals) > 1:
+            in_both |= {s.name: originals["test"] for s in same if split_of.get(s.name) == "val"}
+        if originals:
+            split = "test" if "test" in originals else "val"
+            left_out[split] |= {s.name: originals[split] for s in same if s.name not in split_of}
+    gone = {name for each in left_out.values() for name in each}
+    train = [sample for sample in listing.splits["train"] if sample.name not in gone]
+    if lost := {s.target for s in listing.splits["train"]} - {s.target for s in train}:
+        name = listing.classes[min(lost)]
+        raise ValueError(
+            f"all training images of {name!r} are copies of images in other splits: remove the "
+            "copies, or use --keep-duplicates"
+        )
+    notes = [
+        f"{len(each):,} training images are copies of images of the {_said(split)} and left out: "
+        f"{quote_names(list(each))}"
+        for split, each in left_out.items()
+        if each
+    ]
+    if in_both:
+        notes.append(
+            f"{len(in_both):,} images of the minival are copies of images of the test, which is "
+            f"so chosen by: {quote_names(list(in_both))}"
+        )
+    return train, notes
+
+
+def _said(split: str) -> str:
+    return "minival" if split == "val" else split
+
+
+def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> list[str]:
+    """How many groups there are, and which are in several splits of the data."""
+    sizes = Counter(keys.values())
+    alone = sum(sample.name not in keys for sample in listing.samples)
+    single = f"; {alone:,} images without one count alone" if alone else ""
+    notes = [
+        f"{len(sizes):,} groups by {rule.group!r}, the largest of {max(sizes.values()):,} images"
+        f"{single}"
+    ]
+    groups = {
+        split: {keys[s.name] for s in samples if s.name in keys}
+        for split, samples in listing.splits.items()
+    }
+    for a, b in combinations(groups, 2):
+        if both := sorted(groups[a] & groups[b]):
+            notes.append(
+                f"{len(both):,} groups are in both {_said(a)} and {_said(b)}: {quote_names(both)}"
             )
-        return Splits(train, val, test or [])
-    take, start = _take if rule.version == OLD_SPLITS else _take_by_class, 0.0
-    if test is None:
-        train, test = take(train, TEST_SHARE, 0.0, 2)
-        start = TEST_SHARE
-    share = rule.minival or min(0.1, max(0.02, 500 / len(train)))
-    rest, minival = take(train, share, start, 1)
-    return Splits(rest, minival, test)
+    return notes
 
 
-def sorted_classes(classes: Iterable[str]) -> tuple[str, ...]:
-    """Distinct class names: by value if all are whole numbers, else alphabetically."""
-    names = set(classes)
-    if all(name.removeprefix("-").isdecimal() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))
+def _forced_out(classes: Sequence[str], splits: Splits, derived: Iterable[str]) -> list[str]:
+    """The classes with images enough for a split, whose groups are too few or too large for it."""
+    images = Counter(sample.target for samples in splits for sample in samples)
+    notes = []
+    for split in derived:
+        present = {sample.target for sample in getattr(splits, split)}
+        absent = [t for t in sorted(images) if t not in present and images[t] >= ENOUGH + 2]
+        if absent:
+            notes.append(
+                f"the {split} has no image of {quote_names([classes[t] for t in absent])}, which "
+                "has too few groups"
+            )
+    return notes
 
 
-def quote_names(names: list[str]) -> str:
-    """The first three names for an error message, and the number of the others."""
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + rest
+def _ordered(samples: Iterable[Sample], chosen: Iterable[Sample]) -> list[Sample]:
+    """Those of `samples` that are in `chosen`."""
+    names = {sample.name for sample in chosen}
+    return [sample for sample in samples if sample.name in names]
 
 
-def fraction(name: str) -> float:
-    """A number in [0, 1) that is a function of the name alone."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).digest()
-    return int.from_bytes(digest, "big") / 2**48  # 48 bits: the quotient cannot round up to 1
+def _samples(units: Iterable[Unit]) -> Iterator[Sample]:
+    return (sample for unit in units for sample in unit.samples)
 
 
 def _take(
-    pool: list[Sample], share: float, start: float = 0.0, leave: int = 1
-) -> tuple[list[Sample], list[Sample]]:
-    """The other samples, and the `share` of them with the lowest fractions, whatever their class.
+    units: Sequence[Unit], share: float, start: float, leave: int, rule: SplitRule
+) -> tuple[list[Unit], list[Unit]]:
+    """The other units and the `share` of them that is taken, by the version of the rule.
 
-    `start` is the lowest fraction in the pool. At least one sample is taken, and never all.
+    `start` is the lowest fraction in the pool. `leave` units of each class are left, for the splits
+    that are still to be filled. At least one unit is taken, and never all.
     """
-    _check_number(pool)
-    fractions = {sample: fraction(sample.name) for sample in pool}
-    count = sum(each < start + (1 - start) * share for each in fractions.values())
-    lowest = set(sorted(pool, key=fractions.__getitem__)[: min(max(1, count), len(pool) - 1)])
-    return [s for s in pool if s not in lowest], [s for s in pool if s in lowest]
-
-
-def _take_by_class(
-    pool: list[Sample], share: float, start: float, leave: int
-) -> tuple[list[Sample], list[Sample]]:
-    """The other samples, and of each class the `share` with the lowest fractions.
-
-    `leave` samples of each class are left, for the splits that are still to be filled; of a class
-    with STRATIFIED more, at least one is taken. Where nothing would be taken, it is the sample with
-    the lowest fraction of the classes that have enough.
-    """
-    _check_number(pool)
-    by_class: dict[int, list[Sample]] = {}
-    for sample in sorted(pool, key=lambda sample: fraction(sample.name)):
-        by_class.setdefault(sample.target, []).append(sample)
-    taken: set[Sample] = set()
-    for samples in by_class.values():
-        count = sum(fraction(each.name) < start + (1 - start) * share for each in samples)
-        count = max(count, int(len(samples) - leave >= STRATIFIED))
-        taken.update(samples[: min(count, max(0, len(samples) - leave))])
-    if not taken:
-        enough = [s for s in by_class.values() if len(s) > leave] or [*by_class.values()]
-        enough = [samples for samples in enough if len(samples) > 1] or enough
-        taken.add(min((samples[0] for samples in enough), key=lambda s: fraction(s.name)))
-    return [s for s in pool if s not in taken], [s for s in pool if s in taken]
-
-
-def _check_number(pool: list[Sample]) -> None:
-    if len(pool) < 2:
+    if len(units) < 2:
         raise ValueError(
             "too few images to keep one each for the minival and the test: add more, at least 3 in "
             "all"
         )
+    if rule.group:
+        return take_groups(units, share, leave)
+    below = start + (1 - start) * share
+    ordered = sorted(units, key=lambda unit: unit.fraction)
+    if rule.splits == OLD_SPLITS:
+        count = sum(unit.fraction < below for unit in units)
+        taken = set(ordered[: min(max(1, count), len(units) - 1)])
+    else:
+        taken = _take_by_class(ordered, below, leave)
+    return [u for u in units if u not in taken], [u for u in units if u in taken]
+
+
+def _take_by_class(ordered: Sequence[Unit], below: float, leave: int) -> set[Unit]:
+    """The units of each class with a fraction below a limit.
+
+    `leave` units of each class are left; of a class with ENOUGH more, at least one is taken. Where
+    nothing would be taken, it is the unit with the lowest fraction of the classes that have enough.
+    """
+    by_class: dict[int, list[Unit]] = {}
+    for unit in ordered:
+        by_class.setdefault(unit.target, []).append(unit)
+    taken: set[Unit] = set()
+    for units in by_class.values():
+        count = sum(unit.fraction < below for unit in units)
+        count = max(count, int(len(units) - leave >= ENOUGH))
+        taken.update(units[: min(count, max(0, len(units) - leave))])
+    if not taken:
+        enough = [units for units in by_class.values() if len(units) > leave] or [
+            *by_class.values()
+        ]
+        enough = [units for units in enough if len(units) > 1] or enough
+        taken.add(min((units[0] for units in enough), key=lambda unit: unit.fraction))
+    return taken

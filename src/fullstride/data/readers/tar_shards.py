@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.data.readers.splits import (
+from fullstride.data.readers.listing import (
     TEST,
     TRAIN,
     VAL,
+    Listing,
     Sample,
-    SplitRule,
-    Splits,
-    complete_splits,
     quote_names,
     sorted_classes,
 )
@@ -111,18 +109,16 @@ def holds_shards(folder: Path) -> bool:
     )
 
 
-def read_shards(folder: Path, pattern: str, rule: SplitRule) -> tuple[Index, Splits, ShardReader]:
-    """The index of shards, their samples by split, and the reader of their bytes.
+def read_shards(folder: Path, pattern: str) -> tuple[Index, Listing]:
+    """The index of shards, and their images.
 
     Args:
         folder: The folder of the shards.
         pattern: Which shards; "" for all. `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name
             shards that must all exist, `photos-*.tar` all that match.
-        rule: How the splits that they do not have are taken from the training images.
 
     A shard is for train, val (or minival) or test if one of these words is in its name, separated
-    by hyphens, underscores or dots. Other splits are taken from the training images, as `open_data`
-    documents.
+    by hyphens, underscores or dots.
     """
     index = _read_index(folder / INDEX) if os.path.lexists(folder / INDEX) else None
     names = _matching_names(folder, pattern, index)
@@ -153,16 +149,12 @@ def read_shards(folder: Path, pattern: str, rule: SplitRule) -> tuple[Index, Spl
         split: [Sample(m.name, targets[m.label], m.size) for m in each]
         for split, each in members.items()
     }
-    splits = complete_splits(
-        samples["train"],
-        {split: samples[split] for split in ("val", "test") if split in samples},
-        rule,
-        groups.get("val", [""])[0],
-    )
     locations = {
         m.name: Location(name, m.offset, m.size) for name in names for m in shards[name].members
     }
-    return index or Index(classes, 3, True, shards), splits, ShardReader(folder, locations)
+    splits = {name: samples[name] for name in ("train", "val", "test") if name in samples}
+    reader, val_name = ShardReader(folder, locations), groups.get("val", [""])[0]
+    return index or Index(classes, 3, True, shards), Listing(classes, splits, reader, val_name)
 
 
 def _by_split(names: list[str]) -> dict[str, list[str]]:
