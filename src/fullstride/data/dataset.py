@@ -276,8 +276,18 @@ def _digits(rule: SplitRule) -> DataSet:
         count = min(max(1, count), len(pool) - 1)
     train, minival = pool[: len(pool) - count], pool[len(pool) - count :]
     splits = Splits(train + test, minival, []) if rule.test == 0 else Splits(train, minival, test)
-    images, fingerprint = _images(splits, _read_digit), _fingerprint(classes, splits)
-    return DataSet("digits", "digits", classes, *images, 1, False, fingerprint, rule)
+    parts, fingerprint = _images(splits, _read_digit), _fingerprint(classes, splits)
+    images = dict(zip(("train", "minival", "test"), parts, strict=True))
+    return DataSet(
+        "digits",
+        "digits",
+        classes,
+        **images,
+        channels=1,
+        mirror=False,
+        fingerprint=fingerprint,
+        rule=rule,
+    )
 
 
 def _read_digit(name: str) -> Image.Image:

@@ -85,8 +85,8 @@ def _by_pattern(listing: Listing, pattern: str) -> dict[str, str]:
             f"group {pattern!r} has {compiled.groups} groups: put what all images of one group "
             "share in parentheses, and use (?:...) for others"
         )
-    found = ((s.name, compiled.search(s.name)) for s in listing.samples)
-    return {name: match[1] for name, match in found if match and match[1]}
+    matches = ((s.name, compiled.search(s.name)) for s in listing.samples)
+    return {name: match[1] for name, match in matches if match and match[1]}
 
 
 def _by_level(listing: Listing, level: str) -> dict[str, str]:
@@ -105,8 +105,8 @@ def _class_folders(listing: Listing) -> Callable[[Sample], int]:
     splits = {*TRAIN, *VAL, *TEST}
 
     def depth(sample: Sample) -> int:
-        parts, name = PurePosixPath(sample.name).parts, listing.classes[sample.target]
-        if parts[0].lower() in splits and parts[1:2] == (name,) and len(parts) > 2:
+        parts, name = sample.name.split("/"), listing.classes[sample.target]
+        if parts[0].lower() in splits and parts[1:2] == [name] and len(parts) > 2:
             return 2
         return int(parts[0] == name and len(parts) > 1)
 
@@ -145,8 +145,8 @@ def join_units(
 
     def key_of(members: Sequence[Sample]) -> str:
         for names in (keys, hashes):
-            if known := [names[each.name] for each in members if each.name in names]:
-                return min(known)
+            if present := [names[each.name] for each in members if each.name in names]:
+                return min(present)
         return members[0].name
 
     return [Unit(fraction(key_of(members)), members) for members in sets.values()]
@@ -200,8 +200,8 @@ def take_groups(units: Sequence[Unit], share: float, leave: int) -> tuple[list[U
         spare = next(filter(None, tries), None)
         if not spare:
             raise ValueError(
-                f"the {len(units)} groups are too few, or too large, to hold one out and train on "
-                "all classes: use smaller groups"
+                f"too few groups, or too large ones, to hold one of {len(units)} out and train on "
+                "all classes: use smaller groups, or --minival 0 or --test 0"
             )
         take(min(spare, key=change))
     return [u for u in units if u not in taken], [u for u in units if u in taken]

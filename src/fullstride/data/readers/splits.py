@@ -238,13 +238,13 @@ def _take(
     `start` is the lowest fraction in the pool. `leave` units of each class are left, for the splits
     that are still to be filled. At least one unit is taken, and never all.
     """
+    if rule.group:
+        return take_groups(units, share, leave)
     if len(units) < 2:
         raise ValueError(
             "too few images to keep one each for the minival and the test: add more, at least 3 in "
             "all"
         )
-    if rule.group:
-        return take_groups(units, share, leave)
     below = start + (1 - start) * share
     ordered = sorted(units, key=lambda unit: unit.fraction)
     if rule.splits == OLD_SPLITS:
