@@ -10,9 +10,11 @@ import pytest
 
 import fullstride
 from fullstride import cli
-from fullstride.nets import families
+from fullstride.nets import families, zoo
 from fullstride.nets.spec import NetSpec
-from fullstride.train import run_folder
+from fullstride.report.training_progress import plan_lines
+from fullstride.train import run, run_folder
+from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
 from fullstride.train.recipes.defaults import DIGITS
@@ -152,3 +154,59 @@ def test_a_run_of_version_01_goes_on_by_its_command(few_digits, tmp_path, monkey
         few_digits, "old_tiny", folder, device="cpu", on_epoch=rows.append, **settings
     )
     assert [row["epoch"] for row in rows] == [1, 2, 3]
+
+
+def plan_of(folder, data, source="", weights="", **changes):
+    """The lines of the plan by their first word."""
+    plans: list[TrainingPlan] = []
+    named = run_folder.resolve(RecipeChoice(source, changes), folder, data, weights)
+    settings = dict(weights=weights, announce=plans.append)
+    next(iter(run.train(folder, "genet_tiny", data, named, **settings)))
+    return plans[0], {line.split()[0]: line for line in plan_lines(plans[0])}
+
+
+def test_the_plan_says_the_recipe_its_numbers_and_what_followed(few_digits, tmp_path):
+    images = len(few_digits.train)
+    base = find_recipe("scratch", Case(images=images))
+    settings = dict(epochs=1, resolution=16)
+    plan, lines = plan_of(tmp_path / "a", few_digits, "scratch", seed=3, batch=8, **settings)
+    assert f"scratch for {images} images with " in lines["recipe"]
+    assert "seed 3" in lines["recipe"]
+    assert (
+        f"{images // 8} steps of 8 images; learning rate {plan.recipe.lr:.4g} after"
+        in lines["recipe"]
+    )
+    assert f"for batch 8; the recipe has {base.lr:.4g} for {base.batch}" in lines["rate"]
+    assert {"warmup", "length"} <= set(lines)
+    assert f"{plan.steps} steps; scratch takes " in lines["length"]
+    _, lines = plan_of(tmp_path / "b", few_digits, "scratch", batch=2 * images, **settings)
+    assert f"{2 * images} is above the {images} training images" in lines["batch"]
+    _, lines = plan_of(tmp_path / "c", few_digits, "scratch", batch=images, **settings)
+    assert "one step is an epoch" in lines["batch"]
+    _, lines = plan_of(tmp_path / "d", few_digits, "genet_nas", epochs=1, batch=8, resolution=16)
+    assert "genet_nas" in lines["recipe"]
+    assert "in place of 5" in lines["warmup"]
+
+
+def test_fine_tuning_begins_at_the_resolution_of_the_weights(few_digits, tmp_path):
+    settings = dict(epochs=1, batch=8)
+    weights = str(tmp_path / "weights")
+    fullstride.train_network(
+        few_digits, "genet_tiny", weights, device="cpu", resolution=48, **settings
+    )
+    plan, lines = plan_of(tmp_path / "a", few_digits, weights=weights, **settings)
+    assert plan.resolution == 48 != zoo.create("genet_tiny").spec.resolution
+    assert "48 x 48" in lines["network"]
+    assert "weights" not in lines
+    plan, lines = plan_of(tmp_path / "b", few_digits, weights=weights, resolution=16, **settings)
+    assert plan.resolution == 16
+    assert "48 x 48 pixels go on at 16 x 16; --resolution 48 " in lines["weights"]
+    # A run of an earlier version, at the resolution of the network
+    folder = tmp_path / "b"
+    config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
+    config["recipe"]["resolution"] = None
+    (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))
+    bundle = fullstride.train_network(
+        few_digits, "genet_tiny", folder, weights=weights, device="cpu", **settings
+    )
+    assert bundle.preprocessing.resolution == 16

@@ -404,7 +404,7 @@ def test_initial_weights_of_the_same_classes_in_another_order_begin_with_the_sam
     bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
     order = [3, 0, 1, 2, 9, 8, 7, 6, 5, 4]
     data = replace(digits, classes=tuple(digits.classes[index] for index in order))
-    net, _ = prepare.initial_network("genet_tiny", Classify(), data, SHORT, str(finished[0]))
+    net, _ = prepare.initial_network("genet_tiny", Classify(), data, SHORT, bundle)
     pixels = torch.rand(4, 1, 16, 16)
     with torch.inference_mode():
         expected = bundle.net(pixels)[:, order]
@@ -768,12 +768,13 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(
         minival=below(digits.minival, 5),
     )
     five = replace(five, test=below(digits.test, 5))
-    net, _ = prepare.initial_network("genet_tiny", find_task(), five, SHORT, str(folder))
-    before = Bundle.load(folder / run_folder.BUNDLE).net
+    start = Bundle.load(folder / run_folder.BUNDLE)
+    net, _ = prepare.initial_network("genet_tiny", find_task(), five, SHORT, start)
+    before = start.net
     assert torch.equal(net.stem.conv.conv.weight, before.stem.conv.conv.weight)
     assert net.head.fc.out_features == 5
     with pytest.raises(ValueError, match="does not begin resnet_rs_tiny"):
-        prepare.initial_network("resnet_rs_tiny", find_task(), five, SHORT, str(folder))
+        prepare.initial_network("resnet_rs_tiny", find_task(), five, SHORT, start)
 
 
 def below(images: Images, classes: int) -> Images:

@@ -43,7 +43,7 @@ def plan(few_digits, tmp_path):
 
 def test_a_run_says_what_it_will_do_before_its_first_step(plan, few_digits):
     lines = {line.split()[0]: line for line in plan_lines(plan)}
-    assert list(lines) == ["device", "data", "network", "recipe", "warmup"]
+    assert list(lines) == ["device", "data", "network", "recipe", "warmup", "length"]
     counts = [len(getattr(few_digits, name)) for name in ("train", "minival", "test")]
     assert counts == [64, 20, 20]
     assert "10 classes; images: 64 train, 20 minival, 20 test" in lines["data"]
@@ -183,6 +183,7 @@ def test_on_a_terminal_there_is_one_bar_which_leaves_no_line(tmp_path):
         "network",
         "recipe",
         "warmup",
+        "length",
         "epoch",
         "epoch",
         "test",
@@ -194,4 +195,5 @@ def test_the_command_begins_with_the_plan(tmp_path, capsys):
     words += ["--recipe.steps", "1", "--recipe.resolution", "16", "--recipe.batch", "16"]
     assert cli.run(words) == 0
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["device", "data", "network", "recipe", "warmup", "epoch", "test"]
+    plan = ["device", "data", "network", "recipe", "rate", "warmup", "length"]
+    assert lines == [*plan, "epoch", "test"]

@@ -330,9 +330,8 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
     ]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-3)
     tuned = replace(SHORT, pad_channels=True, epochs=1)
-    net, _ = prepare.initial_network(
-        "tresnet_tiny", find_task(), few_digits, tuned, str(tmp_path / "padded")
-    )
+    start = prepare.initial_weights("tresnet_tiny", str(tmp_path / "padded"))
+    net, _ = prepare.initial_network("tresnet_tiny", find_task(), few_digits, tuned, start)
     assert (
         apart(
             unpadded(padded(net), net.spec),

@@ -11,10 +11,11 @@ from fullstride.measure.environment import Environment
 from fullstride.report.console_lines import test_line
 from fullstride.report.format import count, three_digits
 from fullstride.train import run_folder
+from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.plan import TimedBatches, TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import case_of
-from fullstride.train.recipes.named import RECIPES, find_recipe
+from fullstride.train.recipes.named import BY_CASE, RECIPES, default_recipe, find_recipe
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_CHANGES = 6  # of a named recipe, that are printed
 # Fields whose values are printed anyway.
-PRINTED = {"epochs", "steps", "images", "batch", "lr", "resolution"}
+PRINTED = {"epochs", "steps", "images", "batch", "lr", "warmup_epochs", "resolution"}
 PRINTED |= {"precision", "channels_last", "efficiency", "grad_accum_steps"}
 
 
@@ -78,23 +79,21 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     weights = f"weights from {plan.weights}" if plan.weights else "random weights"
     layout = "channels last" if recipe.channels_last else "contiguous"
     splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival", "test"))
+    warmup = (
+        ""
+        if recipe.schedule == "one_cycle"
+        else f" after a warmup of {recipe.warmup_epochs:.3g} epochs"
+    )
     lines = [
         f"device   {environment.device}{threads}{processes}, workers: {plan.workers}",
         f"data     {data.where}: {len(data.classes):,} classes; images: {', '.join(splits)}",
         f"network  {plan.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
-        f"recipe   {recipe_name(plan.recipe)}: {recipe.epochs:.4g} epochs x "
+        f"recipe   {name_of_recipe(plan)}: {recipe.epochs:.4g} epochs x "
         f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images; "
-        f"learning rate {recipe.lr:g}, {recipe.precision}, {layout}, {recipe.efficiency}",
+        f"learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, {recipe.efficiency}",
+        *advice_lines(plan),
     ]
-    of_its_name = plan.recipe
-    if plan.recipe_name in RECIPES:
-        of_its_name = find_recipe(plan.recipe_name, case_of(data))
-    if recipe.warmup_epochs < of_its_name.warmup_epochs:
-        lines.append(
-            f"warmup   {recipe.warmup_epochs:.3g} epochs in place of "
-            f"{of_its_name.warmup_epochs:g}, as training is shorter"
-        )
     if any(plan.start):
         epochs, steps = plan.start
         within = f" and {steps:,} steps" if steps else ""
@@ -102,16 +101,79 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     return lines
 
 
+def name_of_recipe(plan: TrainingPlan) -> str:
+    """The named recipe that the plan's was made from, and what differs from it."""
+    if not plan.recipe_name:
+        return recipe_name(plan.recipe)
+    case = case_of(plan.data, plan.weights)
+    base = find_recipe(plan.recipe_name, case)
+    count = f" for {case.images:,} images" if plan.recipe_name in BY_CASE else ""
+    values = changed_values(plan.recipe, base)
+    if len(values) > MAX_CHANGES:
+        values = [f"{len(values)} other fields"]
+    return f"{plan.recipe_name}{count}{' with ' if values else ''}{', '.join(values)}"
+
+
 def recipe_name(recipe: Recipe) -> str:
     """The named recipe that `recipe` is closest to, and what differs: "digits with seed 1"."""
-    changes = {name: changed_fields(recipe, named) for name, named in RECIPES.items()}
-    name = min(changes, key=lambda name: len(changes[name]))
-    values = [
-        f"{field} {getattr(recipe, field)}" for field in changes[name] if field not in PRINTED
-    ]
+    name = min(RECIPES, key=lambda name: len(changed_fields(recipe, RECIPES[name])))
+    values = changed_values(recipe, RECIPES[name])
     if len(values) > MAX_CHANGES:
         return "of its own"
     return f"{name} with {', '.join(values)}" if values else name
+
+
+def changed_values(recipe: Recipe, other: Recipe) -> list[str]:
+    values = {
+        field: getattr(recipe, field)
+        for field in changed_fields(recipe, other)
+        if field not in PRINTED
+    }
+    return [
+        f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}"
+        for field, value in values.items()
+    ]
+
+
+def advice_lines(plan: TrainingPlan) -> list[str]:
+    """What follows from the user's changes, and what a user may not intend."""
+    recipe, case = plan.resolved, case_of(plan.data, plan.weights)
+    base = find_recipe(plan.recipe_name, case) if plan.recipe_name else plan.recipe
+    usual_name = plan.recipe_name if plan.recipe_name in BY_CASE else default_recipe(case)
+    usual = recipe_in_epochs(plan.data, find_recipe(usual_name, case))
+    usual_steps = round(usual.epochs * max(1, case.images // usual.batch))
+    lines = []
+    if plan.weights_resolution and plan.weights_resolution != plan.resolution:
+        side = plan.weights_resolution
+        lines.append(
+            f"weights  of {side} x {side} pixels go on at {plan.resolution} x {plan.resolution}; "
+            f"--resolution {side} keeps theirs"
+        )
+    if recipe.batch != base.batch and recipe.lr != base.lr:
+        lines.append(
+            f"rate     {recipe.lr:.4g} for batch {recipe.batch:,}; the recipe has {base.lr:.4g} "
+            f"for {base.batch:,}"
+        )
+    if recipe.batch > case.images:
+        lines.append(
+            f"batch    {recipe.batch:,} is above the {case.images:,} training images: a step has "
+            "all of them; --batch-size sets it, and the rate follows"
+        )
+    elif plan.steps_per_epoch == 1:
+        lines.append("batch    one step is an epoch: a smaller --batch-size gives more steps")
+    is_shorter = recipe.epochs < recipe_in_epochs(plan.data, base).epochs
+    before = base.warmup_epochs if is_shorter else plan.recipe.warmup_epochs
+    if recipe.warmup_epochs < before:
+        lines.append(
+            f"warmup   {recipe.warmup_epochs:.3g} epochs in place of {before:.3g}, as training "
+            "is shorter"
+        )
+    if 2 * plan.steps < usual_steps:
+        lines.append(
+            f"length   {plan.steps:,} steps; {usual_name} takes {usual_steps:,} for "
+            f"{case.images:,} images, and fewer may be too few: --epochs sets it"
+        )
+    return lines
 
 
 def changed_fields(recipe: Recipe, other: Recipe) -> list[str]:

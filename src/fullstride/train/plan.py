@@ -31,6 +31,7 @@ class TrainingPlan:
     recipe: Recipe  # in numbers
     resolved: Recipe  # with its length in epochs and its efficiency
     resolution: int  # pixels per side
+    weights_resolution: int | None = None  # of the initial weights; None for random ones
     steps_per_epoch: int
     device: torch.device
     processes: int = 1

@@ -55,6 +55,7 @@ class PreparedRun:
     net: Backbone  # with its initial weights, on the CPU
     batches: Batches
     minival: Batches | None  # whose workers live as long as those of `batches`; None: no images
+    weights_resolution: int | None  # of the initial weights; None for random ones
     teacher: TeacherProbabilities | None
     device: torch.device
     workers: int
@@ -71,6 +72,7 @@ class PreparedRun:
             recipe=self.recipe,
             resolved=self.resolved,
             resolution=self.pre.resolution,
+            weights_resolution=self.weights_resolution,
             steps_per_epoch=len(self.batches),
             device=self.device,
             processes=self.context.world_size,
@@ -143,7 +145,10 @@ def prepare(
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
     task = (task or find_task()).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
-    net, pre = initial_network(model, task, data, recipe, weights, weights_kind)
+    start = initial_weights(model, weights, weights_kind)
+    # runs of earlier versions have the resolution of the network, not that of the weights
+    side = saved.preprocessing["resolution"] if saved else None
+    net, pre = initial_network(model, task, data, recipe, start, side)
     if saved and recipe.draft is None:
         pre = replace(pre, draft=saved.preprocessing["draft"])
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
@@ -198,6 +203,7 @@ def prepare(
         net=net,
         batches=batches,
         minival=minival,
+        weights_resolution=start.preprocessing.resolution if start else None,
         teacher=teacher,
         device=torch.device(device),
         workers=workers,
@@ -205,21 +211,33 @@ def prepare(
     )
 
 
+def initial_weights(
+    model: str, weights: str, weights_kind: WeightsKind = "averaged"
+) -> Bundle | None:
+    """The bundle whose weights training of `model` begins with; None for random ones."""
+    if not weights:
+        return None
+    options = LoadOptions(weights_kind=weights_kind)
+    return zoo.load(model if weights == "hub" else weights, model, build_head, options)
+
+
 def initial_network(
     model: str,
     task: Task,
     data: DataSet,
     recipe: Recipe,
-    weights: str = "",
-    weights_kind: WeightsKind = "averaged",
+    start: Bundle | None = None,
+    resolution: int | None = None,
 ) -> tuple[Backbone, Preprocessing]:
-    """The network before training, with random weights or `weights`, and its preprocessing.
+    """The network before training, with random weights or those of `start`, and its preprocessing.
 
-    A classifier for the same classes in another order is put in the order of the data.
+    A classifier for the same classes in another order is put in the order of the data. The
+    resolution is that of the recipe, or else `resolution`, that of `start` or the network's own.
     """
+    resolution = recipe.resolution or resolution or (start and start.preprocessing.resolution)
     torch.manual_seed(recipe.seed)
     net = zoo.create(
-        model, classes=len(data.classes), in_channels=data.channels, resolution=recipe.resolution
+        model, classes=len(data.classes), in_channels=data.channels, resolution=resolution
     )
     if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
         net.check_size(net.spec.resolution, net.spec.resolution)
@@ -229,9 +247,7 @@ def initial_network(
             f"recipe.pad_channels: the head of the task {task.name} cannot be padded: leave it out"
         )
     pre = zoo.family_preprocessing(net.spec)
-    if weights:
-        options = LoadOptions(weights_kind=weights_kind)
-        start = zoo.load(model if weights == "hub" else weights, model, build_head, options)
+    if start:
         outputs = permutation(start.classes, data.classes) if task.single_label else None
         if outputs:
             reorder_outputs(start.net, outputs)
@@ -239,8 +255,8 @@ def initial_network(
         other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
         if other:
             raise ValueError(
-                f"{weights} does not begin {model} with {data.channels} input channels: {other[0]} "
-                f"differs and {len(other) - 1} more; give weights of the same network"
+                f"{start.name} does not begin {model} with {data.channels} input channels: "
+                f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
             )
         pre = start.preprocessing
     return net, replace(
