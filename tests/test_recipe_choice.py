@@ -18,7 +18,8 @@ from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
 from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.named import BY_CASE, RECIPES, Case, find_recipe
+from fullstride.train.recipes.named import BY_IMAGES, RECIPES, Case, find_recipe
+from fullstride.train.recipes.papers import scaling
 
 OLD = Path(__file__).parent / "old_runs"
 OPTIMIZERS = get_args(get_type_hints(Recipe)["optimizer"])
@@ -59,10 +60,10 @@ def test_the_default_is_by_weights_and_data():
         }
         for name, case in choices.items():
             named = RecipeChoice().resolve(case)
-            assert named == NamedRecipe(find_recipe(name, case), name)
+            assert named == NamedRecipe(find_recipe(name, case), name, case)
 
 
-@pytest.mark.parametrize("name", BY_CASE)
+@pytest.mark.parametrize("name", BY_IMAGES)
 @pytest.mark.parametrize("images", [60, 10_000])
 def test_a_batch_keeps_the_images_and_the_span_of_the_average(name, images):
     case = Case(images=images)
@@ -210,3 +211,35 @@ def test_fine_tuning_begins_at_the_resolution_of_the_weights(few_digits, tmp_pat
         few_digits, "genet_tiny", folder, weights=weights, device="cpu", **settings
     )
     assert bundle.preprocessing.resolution == 16
+
+
+def test_a_network_is_trained_at_multiples_of_its_width_and_depth(few_digits, tmp_path):
+    folder = tmp_path / "run"
+    words = ["train", "digits", "--model", "resnet_rs_tiny", "--out", "o", "--width", "2"]
+    assert cli.parse([*words, "--depth", "1.5"]).keywords["depth"] == 1.5
+    settings = dict(device="cpu", resolution=32, epochs=1, batch=16, recipe="scratch")
+    scale = dict(width=2, depth=2)
+    for _ in range(2):  # the second call finds the run that the first has left
+        bundle = fullstride.train_network(few_digits, "resnet_rs_tiny", folder, **scale, **settings)
+    channels = dict(classes=10, in_channels=1)
+    expected = zoo.create("resnet_rs_tiny", **channels, **scale)
+    plain = zoo.create("resnet_rs_tiny", **channels)
+    shapes = [
+        {name: value.shape for name, value in net.state_dict().items()}
+        for net in (bundle.net, zoo.load(folder).net, expected, plain)
+    ]
+    assert shapes[0] == shapes[1] == shapes[2] != shapes[3]
+    with pytest.raises(ValueError, match="has another run: spec"):
+        fullstride.train_network(few_digits, "resnet_rs_tiny", folder, **settings)
+
+
+def test_the_recipe_of_the_scaling_study_follows_width_and_resolution(capsys):
+    for width, side in ((0.25, 128), (1.0, 224), (2.0, 448)):
+        case = Case(width=width)
+        recipe = resolved("scaling_350", case, resolution=side)
+        assert recipe == scaling(350, width, side)
+    words = ["train", "--recipe", "scaling_350", "--width", "2", "--recipe.help"]
+    assert cli.run(words) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (dropout,) = [line[1] for line in lines if line[0] == "--recipe.dropout"]
+    assert float(dropout) == scaling(350, 2.0).dropout != scaling(350).dropout

@@ -268,9 +268,11 @@ def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, Recipe, bool]:
         NOMINAL,
         has_weights=bool(getattr(first, "weights", "")),
         is_digits=first.data == "digits",
+        width=getattr(first, "width", 1.0),
+        resolution=changes.get("resolution"),
     )
     choice = RecipeChoice(first.recipe_name, changes)
-    return choice, find_recipe(first.recipe_name or default_recipe(case)), first.recipe.help
+    return choice, find_recipe(first.recipe_name or default_recipe(case), case), first.recipe.help
 
 
 def two_values(hint: Any) -> tuple[Any, Any]:

@@ -55,6 +55,8 @@ def train(
     recipe: RecipeChoice,
     weights: str = "",
     weights_kind: WeightsKind = "averaged",
+    width: float = 1.0,
+    depth: float = 1.0,
     device: Device = "auto",
     workers: int | None = None,
     checkpoint_every_steps: int = 0,
@@ -83,6 +85,8 @@ def train(
         weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
             they are random.
         weights_kind: Which weights of a checkpoint that has both.
+        width: Multiplier of the network's widths, which are rounded to multiples of 8.
+        depth: Multiplier of the numbers of blocks in its stages.
         device: Where to train.
         workers: Processes that decode images beside this one; 0 decodes in this one, None chooses
             by the cores, the images and the device.
@@ -112,18 +116,19 @@ def train(
     kind = find_task(task)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
+    settings |= dict(weights_kind=weights_kind, width=width, depth=depth)
     splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
     splits |= dict(keep_duplicates=keep_duplicates, splits=run_folder.saved_splits(out))
     images = kind.open_data(data, **splits)
     report_ignored(images.ignored, images.notes)
-    named = run_folder.resolve(recipe, out, images, weights)
+    named = run_folder.resolve(recipe, out, images, weights, width)
     with (
         init_distributed(choose_device(device)) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
     ):
         progress = TrainingProgress(bar, kind.find_metric(named.recipe.score))
         settings |= dict(announce=progress.announce, watch=progress.watch)
-        settings |= dict(device=place, context=context, weights_kind=weights_kind)
+        settings |= dict(device=place, context=context)
         for row in run.train(out, model, images, named, **settings):
             progress.print(row)
             if board and context.is_rank_zero:

@@ -14,8 +14,7 @@ from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.plan import TimedBatches, TrainingPlan
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.choice import case_of
-from fullstride.train.recipes.named import BY_CASE, RECIPES, default_recipe, find_recipe
+from fullstride.train.recipes.named import BY_IMAGES, RECIPES, default_recipe, find_recipe
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -105,9 +104,8 @@ def name_of_recipe(plan: TrainingPlan) -> str:
     """The named recipe that the plan's was made from, and what differs from it."""
     if not plan.recipe_name:
         return recipe_name(plan.recipe)
-    case = case_of(plan.data, plan.weights)
-    base = find_recipe(plan.recipe_name, case)
-    count = f" for {case.images:,} images" if plan.recipe_name in BY_CASE else ""
+    base = find_recipe(plan.recipe_name, plan.case)
+    count = f" for {plan.case.images:,} images" if plan.recipe_name in BY_IMAGES else ""
     values = changed_values(plan.recipe, base)
     if len(values) > MAX_CHANGES:
         values = [f"{len(values)} other fields"]
@@ -137,9 +135,9 @@ def changed_values(recipe: Recipe, other: Recipe) -> list[str]:
 
 def advice_lines(plan: TrainingPlan) -> list[str]:
     """What follows from the user's changes, and what a user may not intend."""
-    recipe, case = plan.resolved, case_of(plan.data, plan.weights)
+    recipe, case = plan.resolved, plan.case
     base = find_recipe(plan.recipe_name, case) if plan.recipe_name else plan.recipe
-    usual_name = plan.recipe_name if plan.recipe_name in BY_CASE else default_recipe(case)
+    usual_name = plan.recipe_name if plan.recipe_name in BY_IMAGES else default_recipe(case)
     usual = recipe_in_epochs(plan.data, find_recipe(usual_name, case))
     usual_steps = round(usual.epochs * max(1, case.images // usual.batch))
     lines = []

@@ -21,6 +21,8 @@ def train_network(
     *,
     recipe: str | Recipe = "",
     weights: str = "",
+    width: float = 1.0,
+    depth: float = 1.0,
     task: str = "classify",
     device: str = "auto",
     workers: int | None = None,
@@ -41,6 +43,8 @@ def train_network(
             number of images.
         weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
             they are random.
+        width: Multiplier of the network's widths, see `NetSpec.scaled`.
+        depth: Multiplier of its depths.
         task: What the network is trained for.
         device: cpu, cuda, cuda:1, or auto: cuda where there is one.
         workers: Processes that decode images beside this one; None: by the cores and the images, or
@@ -57,10 +61,11 @@ def train_network(
         if isinstance(data, DataSet)
         else kind.open_data(str(data), splits=run_folder.saved_splits(out))
     )
-    named = run_folder.resolve(RecipeChoice(recipe, changes), out, images, weights)
+    named = run_folder.resolve(RecipeChoice(recipe, changes), out, images, weights, width)
     if workers is None and default_start_method() != "fork":
         workers = 0
     settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
+    settings |= dict(width=width, depth=depth)
     for row in run.train(out, model, images, named, device=choose_device(device), **settings):
         on_epoch(row)
     return Bundle.load(out / run_folder.BUNDLE, build_head)

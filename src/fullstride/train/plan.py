@@ -12,6 +12,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.nets.backbone import Backbone
 from fullstride.train.loop import BatchSource
 from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.named import NOMINAL, Case
 
 START_STEPS = 3  # compile, choose kernels and start workers, so they are not timed
 MIN_STEPS, MIN_S = 20, 10.0  # to be timed, or fewer steps
@@ -28,6 +29,7 @@ class TrainingPlan:
     net: Backbone
     data: DataSet
     recipe_name: str = ""  # of the named recipe that `recipe` was made from
+    case: Case = NOMINAL  # for which it was made
     recipe: Recipe  # in numbers
     resolved: Recipe  # with its length in epochs and its efficiency
     resolution: int  # pixels per side

@@ -29,7 +29,8 @@ from fullstride.train.distill import TeacherProbabilities, build_teacher
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.choice import NamedRecipe
+from fullstride.train.recipes.choice import NamedRecipe, case_of
+from fullstride.train.recipes.named import Case
 from fullstride.train.scoring import (
     Evaluation,
     fit_temperature_on,
@@ -48,6 +49,7 @@ class PreparedRun:
     task: Task
     metric: Metric  # that epochs are compared by
     data: DataSet
+    case: Case  # that the recipe was made for
     recipe: Recipe  # in numbers
     resolved: Recipe  # with its length in epochs and its efficiency
     pre: Preprocessing
@@ -69,6 +71,7 @@ class PreparedRun:
             net=self.net,
             data=self.data,
             recipe_name=self.config.recipe_name,
+            case=self.case,
             recipe=self.recipe,
             resolved=self.resolved,
             resolution=self.pre.resolution,
@@ -128,6 +131,8 @@ def prepare(
     task: Task | None = None,
     weights: str = "",
     weights_kind: WeightsKind = "averaged",
+    width: float = 1.0,
+    depth: float = 1.0,
     device: torch.device | str = "cpu",
     workers: int | None = 0,
     teacher_cache: Path | None = None,
@@ -138,7 +143,8 @@ def prepare(
     Raises ValueError if the folder holds another run.
     """
     context.on_rank_zero(run_folder.check_folder, folder)
-    named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe)
+    case = case_of(data, weights, width)
+    named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe, case=case)
     recipe = named.recipe
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
@@ -148,7 +154,7 @@ def prepare(
     start = initial_weights(model, weights, weights_kind)
     # runs of earlier versions have the resolution of the network, not that of the weights
     side = saved.preprocessing["resolution"] if saved else None
-    net, pre = initial_network(model, task, data, recipe, start, side)
+    net, pre = initial_network(model, task, data, recipe, start, side, width, depth)
     if saved and recipe.draft is None:
         pre = replace(pre, draft=saved.preprocessing["draft"])
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
@@ -196,6 +202,7 @@ def prepare(
         task=task,
         metric=metric,
         data=data,
+        case=named.case,
         recipe=recipe,
         resolved=resolved,
         pre=pre,
@@ -228,16 +235,24 @@ def initial_network(
     recipe: Recipe,
     start: Bundle | None = None,
     resolution: int | None = None,
+    width: float = 1.0,
+    depth: float = 1.0,
 ) -> tuple[Backbone, Preprocessing]:
     """The network before training, with random weights or those of `start`, and its preprocessing.
 
     A classifier for the same classes in another order is put in the order of the data. The
     resolution is that of the recipe, or else `resolution`, that of `start` or the network's own.
+    `width` and `depth` multiply those of `model`.
     """
     resolution = recipe.resolution or resolution or (start and start.preprocessing.resolution)
     torch.manual_seed(recipe.seed)
     net = zoo.create(
-        model, classes=len(data.classes), in_channels=data.channels, resolution=resolution
+        model,
+        classes=len(data.classes),
+        in_channels=data.channels,
+        width=width,
+        depth=depth,
+        resolution=resolution,
     )
     if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
         net.check_size(net.spec.resolution, net.spec.resolution)

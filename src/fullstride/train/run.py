@@ -30,6 +30,8 @@ def train(
     task: Task | None = None,
     weights: str = "",
     weights_kind: WeightsKind = "averaged",
+    width: float = 1.0,
+    depth: float = 1.0,
     device: torch.device | str = "cpu",
     workers: int | None = 0,
     checkpoint_every_steps: int = 0,
@@ -40,14 +42,15 @@ def train(
 ) -> Iterator[dict[str, Any]]:
     """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
 
-    `data` is from `task.open_data`; the task is classification if None. After a stop, the same call
-    resumes from the last checkpoint. Checkpoints are written after every epoch and within an epoch
-    after every `checkpoint_every_steps` steps. The weights of the epoch with the best minival are
-    saved as a bundle in the folder; with the recipe's `early_stop_patience` these are scored on the
-    test images at the end, else the last ones. `teacher_cache` is a folder for the probabilities of
-    the teacher. `workers` decode images until the run ends; their number is chosen if None.
-    `announce` is called before the first step of a run that has not ended; `watch` may wrap the
-    training batches, to show progress.
+    `data` is from `task.open_data`; the task is classification if None. `width` and `depth`
+    multiply those of `model`. After a stop, the same call resumes from the last checkpoint.
+    Checkpoints are written after every epoch and within an epoch after every
+    `checkpoint_every_steps` steps. The weights of the epoch with the best minival are saved as a
+    bundle in the folder; with the recipe's `early_stop_patience` these are scored on the test
+    images at the end, else the last ones. `teacher_cache` is a folder for the probabilities of the
+    teacher. `workers` decode images until the run ends; their number is chosen if None. `announce`
+    is called before the first step of a run that has not ended; `watch` may wrap the training
+    batches, to show progress.
 
     Raises ValueError if the folder holds another run.
     """
@@ -64,6 +67,8 @@ def train(
         task=task,
         weights=weights,
         weights_kind=weights_kind,
+        width=width,
+        depth=depth,
         device=device,
         workers=workers,
         teacher_cache=teacher_cache,

@@ -183,14 +183,16 @@ def left_to_the_device(recipe: Recipe, saved: RunConfig) -> dict[str, Any]:
     }
 
 
-def resolve(choice: RecipeChoice, folder: Path, data: DataSet, weights: str = "") -> NamedRecipe:
-    """The recipe that `choice` gives on `data` from `weights`.
+def resolve(
+    choice: RecipeChoice, folder: Path, data: DataSet, weights: str = "", width: float = 1.0
+) -> NamedRecipe:
+    """The recipe that `choice` gives on `data` from `weights`, at a multiple of the widths.
 
     A run in `folder` that can be resumed keeps its own recipe, with the changes of the choice.
     """
     config = resumable_config(folder)
     saved = config and NamedRecipe(Recipe(**config.recipe), config.recipe_name)
-    return choice.resolve(case_of(data, weights), saved)
+    return choice.resolve(case_of(data, weights, width), saved)
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -7,7 +7,14 @@ from typing import Any
 from fullstride.data.dataset import DataSet
 from fullstride.strict_json import check_bounds
 from fullstride.train.recipe import Recipe, check_size
-from fullstride.train.recipes.named import BY_CASE, RECIPES, Case, default_recipe, find_recipe
+from fullstride.train.recipes.named import (
+    BY_IMAGES,
+    NOMINAL,
+    RECIPES,
+    Case,
+    default_recipe,
+    find_recipe,
+)
 
 LENGTHS = ("epochs", "steps", "images")  # fields that set the length of training
 
@@ -27,6 +34,7 @@ class NamedRecipe:
 
     recipe: Recipe
     name: str = ""  # in `RECIPES`, or "" for another
+    case: Case = NOMINAL  # that it was made for
 
 
 @dataclass(frozen=True)
@@ -51,37 +59,41 @@ class RecipeChoice:
         Raises ValueError in one line for a name that is unknown or that of another recipe than the
         run's, and for values that do not fit.
         """
+        case = replace(case, resolution=self.changes.get("resolution"))
         if isinstance(self.source, Recipe):
-            return NamedRecipe(with_changes(self.source, self.changes, case))
+            return NamedRecipe(with_changes(self.source, self.changes, case), case=case)
         if saved and (not self.source or self.source in RECIPES):
             if self.source and saved.name and self.source != saved.name:
                 raise ValueError(
                     f"the run has recipe {saved.name}, not {self.source}: give another --out, or "
                     "the same arguments"
                 )
-            return NamedRecipe(replace(saved.recipe, **self.changes), saved.name or self.source)
+            recipe = replace(saved.recipe, **self.changes)
+            return NamedRecipe(recipe, saved.name or self.source, case)
         name = self.source or default_recipe(case)
-        recipe = with_changes(
-            find_recipe(name, case), self.changes, case, follows_case=name in BY_CASE
-        )
-        return NamedRecipe(recipe, name if name in RECIPES else "")
+        follows = name in BY_IMAGES
+        recipe = with_changes(find_recipe(name, case), self.changes, case, follows_images=follows)
+        return NamedRecipe(recipe, name if name in RECIPES else "", case)
 
 
-def case_of(data: DataSet, weights: str = "") -> Case:
-    """The case of training on `data` from `weights`, "" for random ones."""
+def case_of(data: DataSet, weights: str = "", width: float = 1.0) -> Case:
+    """The case of training on `data` from `weights`, "" for random ones, at a multiple of width."""
     return Case(
-        images=max(1, len(data.train)), has_weights=bool(weights), is_digits=data.where == "digits"
+        images=max(1, len(data.train)),
+        has_weights=bool(weights),
+        is_digits=data.where == "digits",
+        width=width,
     )
 
 
 def with_changes(
-    recipe: Recipe, changes: Mapping[str, Any], case: Case, *, follows_case: bool = False
+    recipe: Recipe, changes: Mapping[str, Any], case: Case, *, follows_images: bool = False
 ) -> Recipe:
     """`recipe` with `changes`, and with what follows from them unless it is among them.
 
     The learning rate follows the batch up to the number of images, see `Recipe.lr_for`. A length
     replaces one in other units, and where it is shorter the warmup is shortened in proportion. A
-    recipe that follows the case keeps its number of images and the span of its weight average: in
+    recipe that follows the images keeps its number of images and the span of its weight average: in
     images where the batch changes, as a share of training where the length does.
     """
     replace(RecipeFields(**vars(recipe)), **changes)
@@ -89,7 +101,7 @@ def with_changes(
     values: dict[str, Any] = {"steps": recipe.steps, "images": recipe.images}
     if any(name in changes for name in values) or "epochs" in changes:
         values = {"steps": None, "images": None}
-    elif recipe.steps and follows_case:
+    elif recipe.steps and follows_images:
         values["steps"] = max(1, round(recipe.steps * recipe.batch / batch))
     if batch != recipe.batch:
         largest = max(recipe.batch, case.images)
@@ -101,7 +113,7 @@ def with_changes(
     before = length_in_images(recipe.epochs, recipe.steps, recipe.images, recipe.batch, case)
     longer = length / before
     values.setdefault("warmup_epochs", recipe.warmup_epochs * min(1, longer))
-    if follows_case:
+    if follows_images:
         span = batch / recipe.batch / longer
         values.setdefault("ema_decay", recipe.ema_decay**span if recipe.ema_decay else 0.0)
     return replace(recipe, **values)

@@ -23,14 +23,20 @@ class Case:
     images: int = 1000  # for training
     has_weights: bool = False  # to begin with; else the weights are random
     is_digits: bool = False  # whether the data are the digits of the package
+    width: float = 1.0  # multiplier of the network's widths
+    resolution: int | None = None  # that the user set, in pixels per side
 
 
 NOMINAL = Case()
+
+# Recipes whose numbers follow the number of images.
+BY_IMAGES = {"finetune": finetune, "scratch": scratch}
 
 # Recipes whose numbers follow the case.
 BY_CASE: dict[str, Callable[[Case], Recipe]] = {
     "finetune": lambda case: finetune(case.images),
     "scratch": lambda case: scratch(case.images),
+    "scaling_350": lambda case: scaling(350, case.width, case.resolution or 224),
 }
 
 # All named recipes, for the nominal case where they follow it.
@@ -55,7 +61,6 @@ RECIPES = {
     **{f"resnet_rs_{depth}_{side}": resnet_rs(depth, side) for depth, side in RESNET_RS_SIZES},
     "scaling_10": scaling(10),
     "scaling_100": scaling(100),
-    "scaling_350": scaling(350),
     "genet": papers.GENET,
     "genet_nas": papers.GENET_NAS,
 }
