@@ -1,11 +1,16 @@
-"""How do we train where no recipe is chosen? All numbers here are ours."""
+"""How do we train where no recipe is chosen? All numbers here are ours.
 
+`finetune` and `scratch` are functions of the number of training images. Their numbers were compared
+with a grid of batches, rates and lengths from 60 to 60,000 images by `benchmarks/defaults.py`;
+docs/log.md has what decided each of them.
+"""
+
+import math
 from dataclasses import replace
 
 from fullstride.train.recipe import Recipe
 
-# Fine-tuning on a user's images. All numbers are ours: a low learning rate and a short average
-# suit released weights. No claim.
+# The default of version 0.3, with which `DIGITS` and the fine-tuning of int8 files begin.
 FINETUNE = Recipe(
     epochs=20,
     batch=64,
@@ -16,15 +21,58 @@ FINETUNE = Recipe(
     scale=(0.25, 1.0),
 )
 
+# The least steps of a training. Weights that are trained in fewer are far from their end, whatever
+# the rate: 60 images in 20 epochs of one step stay near chance.
+MIN_STEPS = {"finetune": 200, "scratch": 500}
+MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
+
 
 def finetune(images: int) -> Recipe:
-    """The recipe for released weights and `images` training images."""
-    return FINETUNE
+    """The recipe for released weights and `images` training images: about 400 steps for 60 images,
+    1,400 for 1,000, 11,000 for 60,000.
+    """
+    batch = batch_for(images)
+    steps = max(MIN_STEPS["finetune"], 350 * (images / 60) ** 0.5)
+    return following(images, batch, steps, lr=0.01 * math.sqrt(batch / 16), weight_decay=1e-4)
 
 
 def scratch(images: int) -> Recipe:
-    """The recipe for random weights and `images` training images."""
-    return FINETUNE
+    """The recipe for random weights and `images` training images: 1,000 steps for 60 images, 4,100
+    for 1,000, 32,000 for 60,000.
+    """
+    batch = batch_for(images)
+    steps = max(MIN_STEPS["scratch"], 1000 * (images / 60) ** 0.5)
+    lr = 0.1 * math.sqrt(batch / 16)
+    # so that a weight that gets no gradient shrinks by a factor of 7 in a long training
+    weight_decay = min(1e-3, 4 / (lr * steps))
+    return following(images, batch, steps, lr=lr, weight_decay=weight_decay)
+
+
+def batch_for(images: int) -> int:
+    """A power of two: 16 for 60 images, 32 for 1,000, 64 for 10,000, 128 for 60,000.
+
+    At most half of the images, so that an epoch has two steps and no image is left over for long.
+    """
+    power = round(4 + 0.3 * math.log2(max(images, 1) / 60))
+    half = max(images, 2 * MIN_BATCH) // 2
+    return max(MIN_BATCH, min(2**power, 2 ** (half.bit_length() - 1), MAX_BATCH))
+
+
+def following(images: int, batch: int, steps: float, *, lr: float, weight_decay: float) -> Recipe:
+    """A recipe of that many steps, of which warmup and weight average take a tenth each."""
+    steps_per_epoch = max(1, images // batch)
+    epochs = steps / steps_per_epoch
+    epochs = math.ceil(epochs) if epochs > 10 else math.ceil(10 * epochs) / 10
+    return Recipe(
+        epochs=epochs,
+        batch=batch,
+        lr=float(f"{lr:.2g}"),
+        weight_decay=float(f"{weight_decay:.2g}"),
+        warmup_epochs=0.1 * epochs,
+        ema_decay=min(0.9999, 1 - 10 / (epochs * steps_per_epoch)),
+        bn_momentum=0.1,
+        scale=(0.25, 1.0),
+    )
 
 
 # Training from scratch on the digits, which are 8 x 8 pixels, at 48 x 48. All numbers are ours.
