@@ -88,7 +88,10 @@ def test_only_the_first_of_several_processes_prints(plan, capsys):
 def test_the_name_of_a_recipe_is_that_of_the_closest_one():
     assert recipe_name(DIGITS) == "digits"
     assert recipe_name(replace(GENET, epochs=3, lr=0.1)) == "genet"
-    assert recipe_name(replace(FINETUNE, seed=4, mixup=0.3)) == "finetune with mixup 0.3, seed 4"
+    assert (
+        recipe_name(replace(RECIPES["finetune"], seed=4, mixup=0.3))
+        == "finetune with mixup 0.3, seed 4"
+    )
     assert {recipe_name(recipe) for recipe in RECIPES.values()} <= set(RECIPES)
 
 
