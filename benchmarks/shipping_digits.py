@@ -23,7 +23,7 @@ from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.outputs import json_output
-from fullstride.train.scoring import matching_data
+from fullstride.train.run_data import matching_data
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")

@@ -18,7 +18,8 @@ from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.reading import saved_recipe
-from fullstride.train.scoring import matching_data, score_images
+from fullstride.train.run_data import matching_data
+from fullstride.train.scoring import score_images
 
 OLD = Path(__file__).parent / "old_runs"
 RUNS = (

@@ -31,7 +31,8 @@ from fullstride.train.batches import check_task
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipes.defaults import FINETUNE
-from fullstride.train.scoring import evaluate, matching_data
+from fullstride.train.run_data import matching_data
+from fullstride.train.scoring import evaluate
 
 DIGITS = open_data("digits")
 

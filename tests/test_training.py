@@ -33,7 +33,8 @@ from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import lr_at
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.scoring import evaluate, matching_data
+from fullstride.train.run_data import matching_data
+from fullstride.train.scoring import evaluate
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16)

@@ -139,7 +139,7 @@ def train(
 def validate(
     run: Run,
     data: str = "",
-    split: Literal["test", "minival", "train"] | None = None,
+    split: Literal["test", "minival", "train", "all"] | None = None,
     device: Device = "auto",
     loading: Loading = BY_DEFAULT,
 ) -> None:
@@ -151,23 +151,22 @@ def validate(
         run: A run, a bundle, a file of weights, or a name with released weights.
         data: A folder of images, a table, shards or digits; by default the run's own.
         split: Which split of the images; by default the test, or the minival of data without one.
+            Of data that are not the run's and have no splits of their own, all images.
         device: Where to compute.
     """
     from fullstride import tasks
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import score_line
-    from fullstride.train.scoring import matching_data, score_images
+    from fullstride.train.run_data import images_to_score
+    from fullstride.train.scoring import score_images
 
     bundle, place = tasks.load(run, options=loading), choose_device(device)
     task = tasks.find_task(bundle.task, bundle.temperature)
-    whole = matching_data(run, bundle, data)
-    report_ignored(whole.ignored)
-    split = split or whole.score_split
-    if not len(images := getattr(whole, split)):
-        raise ValueError(f"{whole.name} has no images for the {split}: leave --split out")
-    result = score_images(bundle.net.to(place), task, images, bundle.preprocessing, place)
+    on = images_to_score(run, bundle, data, split)
+    report_ignored(on.data.ignored, on.notes)
+    result = score_images(bundle.net.to(place), task, on.images, bundle.preprocessing, place)
     report_skipped(result.skipped)
-    print(score_line(split, result.scores, task.metric, whole.missing_classes(split)))
+    print(score_line(on.split, result.scores, task.metric, on.missing))
 
 
 def bench_data(

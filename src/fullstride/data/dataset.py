@@ -31,6 +31,8 @@ from fullstride.data.readers.splits import LATEST_SPLITS, SplitRule, Splits, tak
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
 from fullstride.data.readers.unused import count_unused
 
+DIGITS = "digits"  # the name of the data set in the package
+
 __all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
 
 
@@ -87,7 +89,7 @@ class DataSet:
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
     rule: SplitRule = SplitRule()  # the arguments of `open_data`
-    derived: tuple[str, ...] = ()  # the splits that were taken from the training images
+    own_splits: tuple[str, ...] = ()  # of "minival" and "test", those that the data have
     notes: tuple[str, ...] = ()  # what a user should know of the splits, a line each
     # number of files below its folder that are not used, by reason
     ignored: Mapping[str, int] = field(default_factory=dict)
@@ -173,7 +175,7 @@ def open_data(
 
 
 def _open(where: str, rule: SplitRule) -> DataSet:
-    if where == "digits":
+    if where == DIGITS:
         return _digits(rule)
     folder, choice = choice_in(where)
     if choice:
@@ -215,7 +217,7 @@ def _of_files(
         mirror,
         _fingerprint(listing.classes, taken.splits),
         rule,
-        taken.derived,
+        taken.own,
         taken.notes,
     )
 
@@ -279,14 +281,15 @@ def _digits(rule: SplitRule) -> DataSet:
     parts, fingerprint = _images(splits, _read_digit), _fingerprint(classes, splits)
     images = dict(zip(("train", "minival", "test"), parts, strict=True))
     return DataSet(
-        "digits",
-        "digits",
+        DIGITS,
+        DIGITS,
         classes,
         **images,
         channels=1,
         mirror=False,
         fingerprint=fingerprint,
         rule=rule,
+        own_splits=("minival", "test"),
     )
 
 

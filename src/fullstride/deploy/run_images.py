@@ -15,7 +15,7 @@ from fullstride.deploy.predict import inputs
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import loop
-from fullstride.train.scoring import matching_data
+from fullstride.train.run_data import matching_data
 
 MAX_COMPARISON_IMAGES = 500
 MAX_CALIBRATION_IMAGES = 256
@@ -24,9 +24,11 @@ MAX_CALIBRATION_IMAGES = 256
 def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonImages:
     """At most `MAX_COMPARISON_IMAGES` images of the minival split, with their classes.
 
+    Without a minival they are training images: outputs of two forms of a network are compared.
     `data` names the data set; the one that `run` was trained on by default.
     """
-    minival = matching_data(run, bundle, data).minival
+    data_set = matching_data(run, bundle, data)
+    minival = data_set.minival or data_set.train
     images = evenly_spaced(minival, MAX_COMPARISON_IMAGES)
     if not images:
         raise ValueError("none of the images to compare on could be read: give others by --data")

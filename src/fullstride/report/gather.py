@@ -25,8 +25,8 @@ from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
+from fullstride.train.run_data import matching_data
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
-from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
 BATCH = 128  # images at a time: the whole test set may not fit into memory
@@ -98,6 +98,11 @@ def common_images(models: Mapping[str, Model], where: str) -> DataSet:
             raise ValueError(
                 f"{other} was trained on {config.data}, {word} on {data.name}: report them apart"
             )
+    if not len(getattr(data, data.score_split)):
+        raise ValueError(
+            f"{word} was trained on all images of {data.name} and has no score: give images that "
+            "it was not trained on by --data"
+        )
     for other, model in models.items():
         if tuple(model.classes) != tuple(data.classes):
             raise ValueError(f"{other} has other classes than {data.name}: report them apart")
@@ -113,7 +118,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
                 f"{measurement.protocol.resolution}: measure it without --resolution"
             )
     split = images.score_split
-    if isinstance(model, Bundle) and is_run(word):
+    if isinstance(model, Bundle) and is_run(word) and model.scores:
         scores = final_scores(Path(word), split, metric)
     else:
         scores = scored(word, model, getattr(images, split))

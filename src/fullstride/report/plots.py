@@ -95,7 +95,7 @@ def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) ->
     description = [
         f"{name} ends at {metric.text(rows[-1][f'minival/{metric.name}'], 1)}"
         for name, rows in curves.items()
-        if rows
+        if rows and f"minival/{metric.name}" in rows[-1]
     ]
     return svg(
         learning_curves_figure(curves, metric),
@@ -258,8 +258,8 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
         ):
             lines = [
                 axes.plot(
-                    [row["epoch"] for row in rows],
-                    [row[key] for row in rows],
+                    [row["epoch"] for row in rows if key in row],  # none without a minival
+                    [row[key] for row in rows if key in row],
                     color=COLOURS[number % len(COLOURS)],
                     ls=DASHES[number % len(DASHES)],
                     lw=1.8,

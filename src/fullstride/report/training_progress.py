@@ -61,11 +61,14 @@ class TrainingProgress:
             return
         if run_folder.should_stop_early(self.rows, recipe, self.metric):
             self.bar.print(stopped_early_line(recipe))
-        split = data.score_split
-        scores = run_folder.final_scores(folder, split, self.metric)
+        split, bundle = data.score_split, folder / run_folder.BUNDLE
+        scored = bool(getattr(data, split))
+        scores = run_folder.final_scores(folder, split, self.metric) if scored else {}
         report_skipped(run_folder.skipped_images(self.rows) | scores.get("skipped", {}))
-        bundle, missing = folder / run_folder.BUNDLE, data.missing_classes(split)
-        self.bar.print(test_line(split, scores, self.metric, bundle, missing))
+        line = f"no score, as all images were trained on; bundle in {bundle}"
+        if scored:
+            line = test_line(split, scores, self.metric, bundle, data.missing_classes(split))
+        self.bar.print(line)
 
 
 def plan_lines(plan: TrainingPlan) -> list[str]:
@@ -93,6 +96,9 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, {recipe.efficiency}",
         *advice_lines(plan),
     ]
+    if not data.minival:
+        score = "" if data.test else ", and there is no score of it"
+        lines.append(f"splits   no minival: no epoch is chosen, the last one is saved{score}")
     if any(plan.start):
         epochs, steps = plan.start
         within = f" and {steps:,} steps" if steps else ""
@@ -194,9 +200,10 @@ def duration(seconds: float) -> str:
 
 def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
     """One row of a run's log."""
+    score = row.get(f"minival/{metric.name}")
+    minival = "" if score is None else f"minival {metric.text(score)}  "
     return (
-        f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  "
-        f"minival {metric.text(row[f'minival/{metric.name}'])}  "
+        f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  {minival}"
         f"{row['images_per_s']:,.0f} images/s, {row['data_share']:.0%} of the time waiting for them"
     )
 

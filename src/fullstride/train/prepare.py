@@ -146,6 +146,11 @@ def prepare(
     case = case_of(data, weights, width)
     named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe, case=case)
     recipe = named.recipe
+    if recipe.early_stop_patience and not data.minival:
+        raise ValueError(
+            f"recipe.early_stop_patience {recipe.early_stop_patience} needs a minival to compare "
+            "epochs on: set it to 0, or leave --minival 0 out"
+        )
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))

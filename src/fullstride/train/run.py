@@ -104,13 +104,18 @@ def train(
 def saved_epochs(
     run: PreparedRun, epochs: Iterator[loop.Checkpoint], rows: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Score and save each of `epochs`; yields its row of the log, which is added to `rows`."""
+    """Score and save each of `epochs`; yields its row of the log, which is added to `rows`.
+
+    Without a minival there are no scores, and no best epoch is saved.
+    """
     for epoch in epochs:
         if not isinstance(epoch, loop.Epoch):
             run.context.on_rank_zero(run_folder.save_checkpoint, run.folder, epoch.state)
             continue
-        scores, skipped, _ = run.score(epoch.average, run.data.minival)
-        skipped |= all_skipped(run.batches, run.context)
+        scores, skipped = {}, all_skipped(run.batches, run.context)
+        if run.data.minival:
+            scores, unread, _ = run.score(epoch.average, run.data.minival)
+            skipped = unread | skipped
         logged = {name for row in rows for name in row["skipped"]}
         rows.append(
             {
@@ -124,7 +129,7 @@ def saved_epochs(
                 "skipped": {name: why for name, why in skipped.items() if name not in logged},
             }
         )
-        if run_folder.best_row(rows, run.metric) is rows[-1]:
+        if scores and run_folder.best_row(rows, run.metric) is rows[-1]:
             best = run.bundle(epoch.average, {"minival": scores})
             run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
         run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)

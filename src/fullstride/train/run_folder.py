@@ -30,7 +30,7 @@ RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
 BEST, BUNDLE, SCORES = "best", "bundle", "scores.json"
 OUTPUTS = {
     RUN_CONFIG: Output("a run's configuration", "", has_keys("model", "fingerprint", "recipe")),
-    LOG: Output("a run's log", "", begins_with(b'{"epoch": ', b'"minival')),
+    LOG: Output("a run's log", "", begins_with(b'{"epoch": ', b'"images_per_s"')),
     CHECKPOINT: Output("a checkpoint", "", begins_with(b"PK", b"data.pkl")),
     BEST: bundle.OUTPUT,
     BUNDLE: bundle.OUTPUT,
@@ -74,7 +74,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class LogRow:
-    """A row of the log, but for its scores of the minival split."""
+    """A row of the log, but for its scores of the minival split, if there is one."""
 
     epoch: PositiveInt
     epochs: PositiveInt
@@ -219,7 +219,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[dict[str, Any]]:
     """The rows of the first `epochs`. A row after the last checkpoint is written again.
 
-    Raises ValueError, in one line, for rows that are missing, lack `metric`, or do not fit.
+    Raises ValueError, in one line, for rows that are missing or do not fit, and for those without
+    `metric` where others have scores.
     """
     path, text = folder / LOG, b""
     with suppress(FileNotFoundError):
@@ -231,8 +232,9 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
             "--out"
         )
     rows = [read_row(line, number, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+    has_scores = any(key.startswith("minival/") for row in rows for key in row)
     for row in rows:
-        if f"minival/{metric.name}" not in row:
+        if has_scores and f"minival/{metric.name}" not in row:
             raise ValueError(f"{path} line {row['epoch']} lacks minival/{metric.name}")
     return rows
 

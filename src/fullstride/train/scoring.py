@@ -1,23 +1,17 @@
-"""How good is a network? Its scores on images, and the data set that a run was trained on."""
+"""How good is a network? Its scores on images."""
 
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from fullstride.console import print_note
-from fullstride.data.dataset import DataSet, Images
+from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
-from fullstride.nets.bundle import Bundle
-from fullstride.nets.class_names import match_classes
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks import find_task
 from fullstride.tasks.confusion import ConfusionMatrix
 from fullstride.tasks.task import Score, Task
 from fullstride.tasks.temperature import MAX_LOGITS, TemperatureScore
-from fullstride.train import run_folder
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import BatchSource, numerics
 
@@ -147,32 +141,3 @@ def scoring_batches(
 def all_skipped(batches: Batches, context: DistributedContext) -> dict[str, str]:
     """The unreadable images of all processes, each with the reason."""
     return {name: why for each in context.gather(batches.skipped) for name, why in each.items()}
-
-
-def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
-    """The data set `data`, by default that of the run at `where`, for the task of `bundle`.
-
-    Its targets are the outputs of the network, by `match_classes`. Raises ValueError if it is not
-    known, or has classes that are not the network's.
-    """
-    hint = "give the bundle in it" if data else "give --data"
-    minival, splits = None, run_folder.saved_splits(Path(where), hint)
-    if not data:
-        path = Path(where) / run_folder.RUN_CONFIG
-        if not path.exists():
-            raise ValueError(f"{where} is not a run and does not name its images: give --data")
-        config = run_folder.read_config(path.parent, hint)
-        data, minival = config.data, config.minival
-    task = find_task(bundle.task)
-    images = task.open_data(data, minival=minival, splits=splits)
-    if images.classes == bundle.classes:
-        return images
-    if not task.single_label:
-        raise ValueError(f"{data} has other outputs than {where}: give data of the same ones")
-    try:
-        outputs, how = match_classes(bundle.classes, images.classes, named=bundle.has_class_names)
-    except ValueError as error:
-        raise ValueError(f"{where} and {data}: {error}") from None
-    if how:
-        print_note(f"the classes of {data} are matched with those of {where} {how}")
-    return images.with_targets(bundle.classes, outputs.__getitem__)

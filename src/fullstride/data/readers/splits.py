@@ -62,7 +62,7 @@ class Splits(NamedTuple):
 
 class TakenSplits(NamedTuple):
     splits: Splits
-    derived: tuple[str, ...]  # the names of those that were taken from the training images
+    own: tuple[str, ...]  # the names of those that the data have, whether they are used or not
     notes: tuple[str, ...]  # what a user should know of them, a line each
 
 
@@ -89,8 +89,9 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
         if samples is not None and share:
             what = "minival" if samples is val else "test"
             raise ValueError(f"{what} {share}: {name!r} is the {what} already; leave the share out")
+    own = tuple(name for name, each in (("minival", val), ("test", test)) if each is not None)
     if rule.all_for_training:
-        return TakenSplits(Splits([*train, *(val or []), *(test or [])], [], []), (), ())
+        return TakenSplits(Splits(listing.samples, [], []), own, ())
     copies, notes = _find_copies(listing, rule)
     if held_out := {name: each for name, each in (("val", val), ("test", test)) if each}:
         train, more = _without_copies(listing, held_out, copies)
@@ -119,8 +120,7 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     if rule.test == 0:
         train = _ordered(listing.samples, [*splits.train, *splits.test])
         splits = Splits(train, splits.minival, [])
-    derived = tuple(name for name in derived if getattr(splits, name))
-    return TakenSplits(splits, derived, tuple(notes))
+    return TakenSplits(splits, own, tuple(notes))
 
 
 Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the images that have it

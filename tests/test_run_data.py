@@ -1,0 +1,103 @@
+"""Which images a network is scored on: the run's splits for its own data, all images of others, and
+what is said where some were trained on."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import bundles
+import pytest
+from PIL import Image
+
+from fullstride.data.dataset import open_data
+from fullstride.train import run_folder
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.run_data import images_to_score, matching_data
+
+BUNDLE = replace(bundles.small_bundle(), classes=("a", "b"))
+
+
+def write(root: Path, each: int, first: int = 0) -> Path:
+    for label in "ab":
+        (root / label).mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            pixel = (first + number, "ab".index(label), 7)
+            Image.new("RGB", (4, 4), pixel).save(root / label / f"{number:03}.png")
+    return root
+
+
+def run_on(folder: Path, where: str, **how) -> str:
+    """A folder with the configuration of a run on the data at `where`."""
+    data = open_data(where, **how)
+    recipe = asdict(RECIPES["digits"])
+    config = dict(model="x", weights="", data=data.where, fingerprint=data.fingerprint)
+    config |= dict(classes=data.classes, spec={}, preprocessing={}, recipe=recipe)
+    folder.mkdir(parents=True)
+    (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config | asdict(data.rule)))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "how", [{"minival": 0.4}, {"group": r"(\d\d)\.png"}, {"splits": 2}, {"test": 0.3}, {}]
+)
+def test_the_splits_of_a_run_travel_with_it_to_the_same_data_wherever_they_are(tmp_path, how):
+    where = str(write(tmp_path / "data", 60))
+    run, data = run_on(tmp_path / "run", where, **how), open_data(where, **how)
+    shutil.copytree(where, tmp_path / "moved")
+    assert BUNDLE.classes == data.classes
+    for given in ("", where, f"{where}/../data", str(tmp_path / "moved")):
+        for split in ("minival", "test"):
+            on = images_to_score(run, BUNDLE, given, split)
+            assert on.images.names == getattr(data, split).names
+            assert on.notes == ()
+        assert images_to_score(run, BUNDLE, given).split == "test"
+    (tmp_path / "run/bundle").mkdir()
+    inside = images_to_score(f"{run}/bundle", BUNDLE, where, "minival")
+    assert inside.images.names == data.minival.names
+    assert matching_data(run, BUNDLE, where).train.names == data.train.names
+
+
+def test_of_other_data_without_splits_all_images_are_scored_and_it_is_said(tmp_path):
+    run = run_on(tmp_path / "run", str(write(tmp_path / "data", 30)))
+    other = str(write(tmp_path / "other", 1, first=100))
+    for where in (run, "no/run"):
+        for split in (None, "all"):
+            on = images_to_score(where, BUNDLE, other, split)
+            assert (on.split, len(on.images), on.missing) == ("all", 2, ())
+            assert any("all images of other" in note for note in on.notes) == (split is None)
+    with pytest.raises(ValueError, match="too few images"):
+        images_to_score(run, BUNDLE, other, "test")
+    given = tmp_path / "given"
+    for number, split in enumerate(("train", "val")):
+        write(given / split, 3, first=100 + 10 * number)
+    assert images_to_score(run, BUNDLE, str(given)).split == "minival"
+    on = images_to_score(run, BUNDLE, str(given), "all")
+    assert (len(on.images), on.notes) == (12, ())
+
+
+def test_images_that_were_trained_on_are_counted_and_named(tmp_path):
+    where = str(write(tmp_path / "data", 40))
+    run, data = run_on(tmp_path / "run", where), open_data(where)
+    other = write(tmp_path / "other", 5, first=200)
+    for number, name in enumerate(data.train.names[:3]):
+        shutil.copy(tmp_path / "data" / name, other / name[0] / f"copy{number}.png")
+    shutil.copy(tmp_path / "data" / data.test.names[0], other / "a" / "test.png")
+    (note,) = [n for n in images_to_score(run, BUNDLE, str(other)).notes if "trained on" in n]
+    assert note.startswith("3 of the 14 images")
+    assert "'a/copy0.png'" in note
+    on = images_to_score(run, BUNDLE, where, "all")
+    assert len(on.images) == 80
+    assert any(n.startswith(f"{len(data.train)} of the 80 images") for n in on.notes)
+    shutil.rmtree(where)  # nothing to compare with
+    assert len(images_to_score(run, BUNDLE, str(other)).notes) == 1
+
+
+def test_a_run_on_all_images_has_none_to_be_scored_on(tmp_path):
+    where = str(write(tmp_path / "data", 10))
+    run = run_on(tmp_path / "run", where, minival=0, test=0)
+    with pytest.raises(ValueError, match="trained on all images: give others by --data"):
+        images_to_score(run, BUNDLE)
+    on = images_to_score(run, BUNDLE, split="train")
+    assert len(on.images) == 20
+    assert on.notes[0].startswith("20 of the 20 images were trained on")
