@@ -40,6 +40,12 @@ class Doubles:
             yield batch.x.double(), batch.targets, batch.indices
 
 
+def trained(recipe, batches, context):
+    torch.manual_seed(0)
+    net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
+    return list(train_epochs(net, Classify(0.1), batches, recipe, context=context))
+
+
 def main(out: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -47,7 +53,6 @@ def main(out: str) -> None:
     data = open_data("digits")
     with init_distributed(torch.device("cpu")) as (context, _):
         process = dict(rank=context.rank, world_size=context.world_size)
-        net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
         images = data.train.subset(range(64))
         batches = Doubles(
             Batches(
@@ -59,7 +64,8 @@ def main(out: str) -> None:
             )
         )
         recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
-        epochs = list(train_epochs(net, Classify(0.1), batches, recipe, context=context))
+        partly = replace(recipe, freeze_epochs=1.5, freeze_stages=1, layer_decay=0.7)
+        frozen, epochs = (trained(each, batches, context) for each in (partly, recipe))
         odd = data.test.subset(range(21))
         score = evaluate(
             epochs[-1].average,
@@ -71,7 +77,8 @@ def main(out: str) -> None:
             value.double().sum().item() for value in epochs[-1].average.state_dict().values()
         ]
         if context.is_rank_zero:
-            Path(out).write_text(json.dumps([[e.loss for e in epochs], score, average]))
+            losses = [epoch.loss for epoch in epochs + frozen]
+            Path(out).write_text(json.dumps([losses, score, average]))
 
 
 if __name__ == "__main__":

@@ -94,6 +94,14 @@ class Backbone(nn.Module, ABC):
     ) -> None:
         """Set the rates of stochastic depth and of dropout."""
 
+    @abstractmethod
+    def layer_numbers(self, *, coarse: bool = False) -> dict[str, int]:
+        """The layer of each parameter, by name: 0 is the stem, the highest number the classifier.
+
+        Layers are blocks, or stages if `coarse`. What follows the last block, but for the
+        classifier, is of its layer.
+        """
+
     def draw(self, images: int) -> Masks | None:
         """Masks for one training step of `images` images; None if the layers draw their own."""
         return None

@@ -65,6 +65,22 @@ class Network(Backbone):
             rates = [drop_path * i / max(sum(depths) - 1, 1) for i in range(sum(depths))]
         self.drop_paths, self.dropout = tuple(rates), dropout
 
+    def layer_numbers(self, *, coarse: bool = False) -> dict[str, int]:
+        """The layer of each parameter, by name, see `Backbone.layer_numbers`."""
+        depths = [stage.depth for stage in self.spec.stages]
+        last = len(depths) if coarse else sum(depths)
+
+        def number(name: str) -> int:
+            first, *rest = name.split(".")
+            if first == "stem":
+                return 0
+            if first == "stages":
+                stage, block = int(rest[0]), int(rest[1])
+                return 1 + (stage if coarse else sum(depths[:stage]) + block)
+            return last + name.startswith((f"{self.classifier}.", "task_head."))
+
+        return {name: number(name) for name, _ in self.named_parameters()}
+
     def draw(self, images: int) -> Masks:
         """Masks for one step of `images` images, from PyTorch's generator of the device.
 

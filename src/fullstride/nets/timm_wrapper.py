@@ -202,6 +202,20 @@ class TimmNetwork(Backbone):
                 ) from None
             self.net.load_state_dict(state)
 
+    def layer_numbers(self, *, coarse: bool = False) -> dict[str, int]:
+        """The layer of each parameter, by name: those of timm's own `group_matcher`."""
+        from timm.models import group_parameters
+
+        if not hasattr(self.net, "group_matcher"):
+            raise ValueError(
+                f"timm/{self.spec.name} does not name its layers: leave out layer_decay, "
+                "head_lr_scale, freeze_stages and freeze_epochs"
+            )
+        numbers = group_parameters(self.net, self.net.group_matcher(coarse=coarse), reverse=True)
+        last = max(numbers.values())
+        names = (name for name, _ in self.named_parameters())
+        return {name: numbers.get(name.removeprefix("net."), last) for name in names}
+
     def features(self, x: Tensor) -> tuple[Tensor, ...]:
         """The pyramid: the last map at every stride."""
         if not hasattr(self.net, "forward_intermediates"):

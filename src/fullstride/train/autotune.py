@@ -52,6 +52,7 @@ CACHE_KEY_FIELDS = (
     "dropout",
     "triplet",
     "deterministic",
+    "freeze_stages",
     "int8_maps",
 )
 OUTPUT = Output("a cache", ".json", lambda path: True)  # in a folder of fullstride's own
@@ -162,7 +163,7 @@ def rate(
     learner = Learner(
         copy.deepcopy(net).to(device).train(),
         task,
-        recipe.in_epochs(1000),
+        replace(recipe.in_epochs(1000), freeze_epochs=0.0),
         1000,
         None,
         SINGLE_PROCESS,

@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -166,7 +166,8 @@ def bench_data(
 
     example = next(batches(8, 0).epoch(0))
     recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)
-    learner = Learner(net.to(device).train(), task, recipe, per_epoch, None, SINGLE_PROCESS)
+    whole = replace(recipe, freeze_epochs=0.0)  # also what does not train in the first epochs
+    learner = Learner(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
     loading = measure_loading(batches, workers, device, seconds, data.train)
     steps = measure_steps(learner, example, min(recipe.batch, len(data.train)), seconds)
     return DataBench(

@@ -24,6 +24,7 @@ from fullstride.train.batches import check_task
 from fullstride.train.device_choices import on_device
 from fullstride.train.distill import TeacherProbabilities
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.freezing import Freezing
 from fullstride.train.mix import mix
 from fullstride.train.optimizer import Average, build_optimizer, lr_at, momentum_at
 from fullstride.train.recipe import Recipe
@@ -162,24 +163,31 @@ class Learner:
             fused_form.fused(net, net.spec.source, int8=recipe.int8_maps)
         else:
             fused_form.plain(net)
+        self.freezing = Freezing(net, recipe, per_epoch)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
         self.statistics = RunningStatistics(net, recipe.bn_momentum, recipe.grad_accum_steps)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
-        module = self.task.training_module(net)
-        if context.is_distributed:
+        self.freezing.apply(0)
+        self.forward = self.build_forward()
+
+    def build_forward(self) -> Callable[..., Any]:
+        """The module that a step calls, for the parameters that have gradients now."""
+        net, module = self.net, self.task.training_module(self.net)
+        if self.context.is_distributed:
             # a task's head leaves the classifier of the network without gradients
             has_unused = net.task_head is not None
             module = DistributedDataParallel(
                 module, broadcast_buffers=False, find_unused_parameters=has_unused
             )
-        self.forward: Callable[..., Any] = module
-        if is_compiled(recipe.efficiency):
-            from fullstride.nets.compile import compile_for_training  # takes seconds to import
+        if not is_compiled(self.recipe.efficiency):
+            return module
+        from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-            self.forward, _, reason = compile_for_training(module, operators=net.custom_operators)
-            if reason:
-                warnings.warn(f"compiled without recomputation: {reason}", stacklevel=2)
+        forward, _, reason = compile_for_training(module, operators=net.custom_operators)
+        if reason:
+            warnings.warn(f"compiled without recomputation: {reason}", stacklevel=3)
+        return forward
 
     def numerics(self) -> AbstractContextManager[None]:
         """How steps compute: what stays in float32 under 16 bits need not be exact either."""
@@ -197,9 +205,11 @@ class Learner:
         function of the recipe's seed and the step, so that a resumed run draws the same.
         """
         recipe = self.recipe
+        if self.freezing.apply(number):
+            self.forward = self.build_forward()
         epoch = (number + 0.5) / self.per_epoch
         for group in self.optimizer.param_groups:
-            group["lr"] = lr_at(epoch, recipe)
+            group["lr"] = lr_at(epoch, recipe) * group.get("lr_scale", 1.0)
             if "momentum" in group:
                 group["momentum"] = momentum_at(epoch, recipe)
         rng = np.random.default_rng([recipe.seed, number])

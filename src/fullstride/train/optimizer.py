@@ -3,28 +3,27 @@
 import copy
 import math
 from bisect import bisect_right
+from typing import Any
 
 import torch
 from torch import nn
 
+from fullstride.nets.backbone import Backbone
 from fullstride.train.recipe import Recipe
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer with two parameter groups: with weight decay, and without."""
+    """The recipe's optimizer, without the parameters of frozen stages.
+
+    It has two groups of parameters, with weight decay and without; or two for each layer whose
+    rate differs, which has the factor "lr_scale".
+    """
     from timm.optim.rmsprop_tf import RMSpropTF  # timm takes a second to import
     from timm.optim.sgdw import SGDW
 
-    decayed, free = [], []
-    for module in net.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            (decayed if has_weight_decay(module, name, recipe) else free).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": free, "weight_decay": 0.0},
-    ]
+    groups = parameter_groups(net, recipe)
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
@@ -37,6 +36,59 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         momentum=recipe.momentum,
         nesterov=recipe.nesterov and recipe.momentum > 0,
     )
+
+
+def parameter_groups(net: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """The groups of parameters for `build_optimizer`."""
+    frozen, scales = frozen_names(net, recipe), lr_scales(net, recipe)
+    # in this order also where one of the two is empty, as in checkpoints
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
+    for path, module in net.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            if full not in frozen:
+                key = scales.get(full, 1.0), has_weight_decay(module, name, recipe)
+                groups.setdefault(key, []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": recipe.weight_decay if decays else 0.0,
+            **({"lr_scale": scale} if scales else {}),
+        }
+        for (scale, decays), parameters in groups.items()
+    ]
+
+
+def lr_scales(net: nn.Module, recipe: Recipe) -> dict[str, float]:
+    """The factor of the rate by parameter: `layer_decay` to the power of the layers above it.
+
+    Empty where all are 1. Source: BEiT, arXiv:2106.08254.
+    """
+    if recipe.layer_decay == recipe.head_lr_scale == 1:
+        return {}
+    assert isinstance(net, Backbone)
+    numbers = net.layer_numbers()
+    last = max(numbers.values())
+    return {
+        name: recipe.head_lr_scale if number == last else recipe.layer_decay ** (last - number)
+        for name, number in numbers.items()
+    }
+
+
+def frozen_names(net: nn.Module, recipe: Recipe) -> set[str]:
+    """The parameters of the stages that never train. Raises ValueError for too many stages."""
+    if not recipe.freeze_stages:
+        return set()
+    assert isinstance(net, Backbone)
+    numbers = net.layer_numbers(coarse=True)
+    stages = max(numbers.values()) - 1
+    wanted = stages if recipe.freeze_stages == -1 else recipe.freeze_stages
+    if wanted > stages:
+        raise ValueError(
+            f"recipe.freeze_stages {wanted}: the network has {stages}; use at most that, or -1 "
+            "for all layers but the classifier"
+        )
+    return {name for name, number in numbers.items() if number <= wanted}
 
 
 def has_weight_decay(module: nn.Module, name: str, recipe: Recipe) -> bool:

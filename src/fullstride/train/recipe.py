@@ -76,6 +76,13 @@ class Recipe:
     decay_on: Literal["weights", "all_but_norms", "all"] = "weights"
     clip_norm: NonNegative = 0.0  # maximum norm of the gradient of all parameters; 0: no clipping
 
+    # rate of a block / rate of the block after it, from the classifier back to the stem
+    layer_decay: Annotated[float, Bounds(gt=0, le=1)] = 1.0
+    head_lr_scale: Positive = 1.0  # rate of the classifier / lr
+    # stages that never train, from the input, the stem with the first; -1: all but the classifier
+    freeze_stages: Annotated[int, Bounds(ge=-1)] = 0
+    freeze_epochs: NonNegative = 0.0  # epochs at the start in which the classifier alone trains
+
     # learning rate schedule
     schedule: Literal["cosine", "one_cycle", "steps", "exponential"] = "cosine"
     # linear warmup from 0, a tenth of a training that is not longer; one_cycle has its own
