@@ -26,6 +26,7 @@ from fullstride.data.readers.csv_table import find_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
+from fullstride.data.readers.idx import holds_idx, read_idx_folder
 from fullstride.data.readers.listing import Listing, Sample
 from fullstride.data.readers.splits import LATEST_SPLITS, SplitRule, Splits, take_splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
@@ -148,6 +149,9 @@ def open_data(
     for the test, and of the rest the share `minival`, by default a tenth, but at most the larger of
     500 images and a fiftieth. A class of five images or more is in all splits.
 
+    A folder may also have the IDX files of MNIST, `train-images-idx3-ubyte` and so on, or these
+    with .gz.
+
     Args:
         where: The data set.
         minival: Share of the training images for the minival, where the data have none; 0: there
@@ -191,6 +195,9 @@ def _open(where: str, rule: SplitRule) -> DataSet:
         return _of_shards(root, "", rule)
     if holds_dataset(root):
         return _of_dataset(root, {}, rule)
+    if holds_idx(root):
+        listing, reader = read_idx_folder(root)
+        return _of_files(root.name, root, listing, rule, 1, mirror=False, read=reader.picture)
     listing = read_folder(root)
     used = {sample.name for sample in listing.samples}
     return replace(_of_files(root.name, root, listing, rule), ignored=count_unused(root, used))
@@ -203,9 +210,11 @@ def _of_files(
     rule: SplitRule,
     channels: int = 3,
     mirror: bool = True,
+    read: Callable[[str], Image.Image] | None = None,  # of images that are no files
 ) -> DataSet:
-    taken, file = take_splits(listing, rule), listing.file
-    train, minival, test = _images(taken.splits, _Decoded(file, channels), file)
+    taken, file = take_splits(listing, rule), None if read else listing.file
+    read = read or _Decoded(listing.file, channels)
+    train, minival, test = _images(taken.splits, read, file)
     return DataSet(
         name,
         str(where),

@@ -1,0 +1,137 @@
+"""Which images are in IDX files? The format of MNIST: all gray pixels in one file, labels in one.
+
+A file begins with two zeros, its type (8: bytes) and its number of dimensions, then the sizes as
+big-endian 32-bit numbers, then the values. Files may be compressed by gzip.
+"""
+
+import gzip
+import math
+import re
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fullstride.data.readers.listing import Listing, Sample, quote_names, sorted_classes
+from fullstride.storage import open_regular
+
+MAX_BYTES = 2**30  # of pixels in a file; MNIST has 47 MB
+MAX_SIDE = 4096  # pixels
+NAME = re.compile(r"(?:(.+)[-_.])?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
+SPLIT_OF = {"train": "train", "t10k": "test", "test": "test"}
+
+
+@dataclass(frozen=True)
+class IdxReader:
+    """Function from an image's name to its pixels as bytes. Each process reads the files once."""
+
+    files: dict[str, Path]  # of the images, by split
+    _pixels: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, name: str) -> bytes:
+        return self.pixels(name).tobytes()
+
+    def pixels(self, name: str) -> np.ndarray:
+        """(H, W) of 0..255."""
+        split, _, number = name.partition("/")
+        return self.of_split(split)[int(number)]
+
+    def of_split(self, split: str) -> np.ndarray:
+        """(N, H, W)"""
+        if split not in self._pixels:
+            self._pixels[split] = read_idx(self.files[split], 3)
+        return self._pixels[split]
+
+    def picture(self, name: str) -> Image.Image:
+        return Image.fromarray(self.pixels(name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IdxReader, (self.files,)
+
+
+def holds_idx(folder: Path) -> bool:
+    """Whether a folder has a file of training images, and no subfolders."""
+    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return any(_is_train(path.name) for path in entries) and not any(p.is_dir() for p in entries)
+
+
+def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
+    """The images of a folder of IDX files; class names are the labels of the training images.
+
+    Of a file that is there with and without compression, the one without is read. Raises ValueError
+    in one line.
+    """
+    files: dict[tuple[str, str], Path] = {}
+    prefixes: set[str] = set()
+    for path in sorted(folder.iterdir(), reverse=True):  # the uncompressed file comes last
+        if match := NAME.fullmatch(path.name):
+            files[SPLIT_OF[match[2]], match[3]] = path
+            prefixes.add(match[1] or "")
+    if len(prefixes) > 1:
+        raise ValueError(
+            f"{str(folder)!r} has several data sets, {quote_names(sorted(prefixes))}: put each "
+            "into a folder of its own"
+        )
+    images = {split: path for (split, kind), path in files.items() if kind == "images"}
+    reader, labels = IdxReader(images), {}
+    for split, path in images.items():
+        if (split, "labels") not in files:
+            raise ValueError(f"{str(path)!r} has no file of labels beside it: add {split} labels")
+        labels[split] = read_idx(files[split, "labels"], 1).tolist()
+        count = len(reader.of_split(split))
+        if count != len(labels[split]):
+            raise ValueError(
+                f"{str(path)!r} has {count:,} images, but there are {len(labels[split]):,} labels: "
+                "copy both again"
+            )
+    classes = sorted_classes(map(str, labels["train"]))
+    if unknown := {str(each) for values in labels.values() for each in values} - {*classes}:
+        raise ValueError(
+            f"{str(folder)!r} has the labels {quote_names(sorted(unknown))}, which the training "
+            "images lack: remove them"
+        )
+    if len(classes) == 1:
+        raise ValueError(f"{str(folder)!r} has one class only, {classes[0]!r}: add a second one")
+    targets = {int(name): target for target, name in enumerate(classes)}
+    splits = {
+        split: [
+            Sample(f"{split}/{number:05}", targets[label], reader.pixels(f"{split}/0").size)
+            for number, label in enumerate(labels[split])
+        ]
+        for split in sorted(images, key=list(SPLIT_OF.values()).index)
+    }
+    return Listing(classes, splits, reader), reader
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The bytes of an IDX file with one (N) or three dimensions (N, H, W).
+
+    No more is read than its header says, and that is limited. Raises ValueError in one line.
+    """
+    try:
+        with open_regular(path) as file:
+            stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+            head = stream.read(4 + 4 * dimensions)
+            if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) < 4 + 4 * dimensions:
+                raise ValueError(f"it is no IDX file of bytes in {dimensions} dimensions")
+            sizes = struct.unpack(f">{dimensions}I", head[4:])
+            size = math.prod(sizes)
+            if not size or size > MAX_BYTES or any(side > MAX_SIDE for side in sizes[1:]):
+                raise ValueError(f"its sizes are {' x '.join(map(str, sizes))}")
+            data = stream.read(size + 1)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ValueError(f"cannot read {str(path)!r} ({reason}): copy it again") from None
+    if len(data) != size:
+        difference = "is cut short" if len(data) < size else "has bytes after its last one"
+        raise ValueError(f"{str(path)!r} {difference}, of {size:,}: copy it again")
+    return np.frombuffer(data, np.uint8).reshape(sizes)
+
+
+def _is_train(name: str) -> bool:
+    match = NAME.fullmatch(name)
+    return bool(match) and match[2] == "train" and match[3] == "images"
