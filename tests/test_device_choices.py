@@ -18,9 +18,10 @@ from fullstride.measure import environment
 from fullstride.nets import zoo
 from fullstride.tasks import find_task
 from fullstride.train import device_choices, run, run_folder
+from fullstride.train.compute import numerics
 from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distributed import SINGLE_PROCESS
-from fullstride.train.loop import Learner, numerics
+from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.named import training_step
 

@@ -28,7 +28,7 @@ def remove(path: Path) -> None:
 
 
 class OutOfMemoryError(MemoryError):
-    """Memory ran out where the size of a batch does not matter; the message is for users."""
+    """Memory ran out, and the message is for users: it says what would help."""
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -67,6 +67,7 @@ def train(
     teacher_cache: Path | None = None,
     tensorboard: bool = False,
     task: str = "classify",
+    ddp_timeout_s: float = 50,
 ) -> None:
     """Train a network and leave a run folder: log, checkpoint, best weights and a bundle.
 
@@ -104,6 +105,7 @@ def train(
             the same views.
         tensorboard: Write a log for TensorBoard too, in the run folder.
         task: What the network is trained for.
+        ddp_timeout_s: Seconds after which a process fails that waits for another one.
     """
     from fullstride.measure.environment import choose_device
     from fullstride.report.training_progress import TrainingProgress
@@ -123,7 +125,7 @@ def train(
     report_ignored(images.ignored, images.notes)
     named = run_folder.resolve(recipe, out, images, weights, width)
     with (
-        init_distributed(choose_device(device)) as (context, place),
+        init_distributed(choose_device(device), ddp_timeout_s) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
     ):
         progress = TrainingProgress(bar, kind.find_metric(named.recipe.score))

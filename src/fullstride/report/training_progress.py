@@ -79,6 +79,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     processes = f", processes: {plan.processes}" if plan.processes > 1 else ""
     total = cost(plan.net, side, data.channels)
     weights = f"weights from {plan.weights}" if plan.weights else "random weights"
+    passes = f" in {recipe.grad_accum_steps} passes" if recipe.grad_accum_steps > 1 else ""
     layout = "channels last" if recipe.channels_last else "contiguous"
     splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival", "test"))
     warmup = (
@@ -92,8 +93,8 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"network  {plan.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
         f"recipe   {name_of_recipe(plan)}: {recipe.epochs:.4g} epochs x "
-        f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images; "
-        f"learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, {recipe.efficiency}",
+        f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images"
+        f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, {recipe.efficiency}",
         *advice_lines(plan),
     ]
     if not data.minival:

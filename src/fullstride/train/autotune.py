@@ -1,5 +1,7 @@
 """Which efficiency gives the highest training throughput here? Measured once, then cached.
 
+And in how many passes does a step fit into memory?
+
 Plain and fused modules, each eager and compiled (see `nets.efficiency`), run a few real training
 steps. Fused ones store int8 activations where the recipe has `int8_maps`. Only networks of this
 package have a fused form, and a CPU runs eager steps only.
@@ -22,8 +24,11 @@ import torch
 
 from fullstride.data.loader import Batch
 from fullstride.measure.environment import Environment
+from fullstride.measure.memory.limits import budget_bytes
+from fullstride.measure.memory.max_batch import predict
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.measure.timing import timed_calls, warm_up
+from fullstride.measure.workload import find_precision
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
@@ -31,9 +36,9 @@ from fullstride.outputs import Output
 from fullstride.storage import lacks_memory
 from fullstride.strict_json import from_json, read_json
 from fullstride.tasks.task import Task
-from fullstride.train.batches import repeat
+from fullstride.train.batches import check_batch, repeat
 from fullstride.train.device_choices import on_device
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 from fullstride.writing import atomic_write
@@ -189,3 +194,67 @@ def timed_steps(learner: Learner, batch: Batch, seconds: float) -> list[float]:
             (block_s,), _ = timed_calls(step, calls, learner.device)
             samples.append(calls * len(x) / block_s)
     return samples
+
+
+def choose_passes(
+    recipe: Recipe,
+    net: Backbone,
+    images: int,
+    device: torch.device | str,
+    context: DistributedContext = SINGLE_PROCESS,
+    memory_bytes: float | None = None,
+) -> Recipe:
+    """The recipe with `grad_accum_steps` in place of 0: the fewest that are predicted to fit.
+
+    So the batch stays. Batch-norm statistics are those of a pass. 1 on a CPU.
+
+    Args:
+        recipe: With precision and memory format; its efficiency counts as plain if it is auto.
+        net: As it is trained, in eager plain modules.
+        images: For training.
+        device: Where.
+        context: All processes take the same number.
+        memory_bytes: Default: what is free on the device.
+
+    Raises ValueError if a pass of the smallest part of a batch does not fit.
+    """
+    device = torch.device(device)
+    if recipe.grad_accum_steps:
+        return recipe
+    if device.type == "cpu" and memory_bytes is None:
+        return replace(recipe, grad_accum_steps=1)
+    memory_bytes = budget_bytes(None, device) if memory_bytes is None else memory_bytes
+    prediction = predict(
+        net,
+        memory_bytes,
+        net.spec.resolution if recipe.resolution is None else recipe.resolution,
+        "float32" if recipe.precision == "tf32" else find_precision(recipe.precision),
+        net.spec.in_channels,
+        device="cuda" if device.type == "cuda" else "cpu",
+        efficiency="plain" if recipe.efficiency == "auto" else recipe.efficiency,
+    )
+    weights = 4 * sum(parameter.numel() for parameter in net.parameters())
+    own, fewest = recipe.batch // context.world_size, 0
+    for passes in range(1, own + 1):
+        with suppress(ValueError):  # parts of other sizes, or of too few images of a class
+            parts = replace(recipe, grad_accum_steps=passes)
+            check_batch(images, parts, context)
+            left = memory_bytes - weights * weight_copies(parts, context)
+            largest = replace(prediction, memory_bytes=left).batch
+            if own // passes <= min(largest, prediction.map_batch):
+                fewest = passes
+                break
+    fewest = context.gather(fewest)
+    if not all(fewest):
+        raise ValueError(
+            f"recipe.grad_accum_steps 0: no part of recipe.batch {recipe.batch} fits into the "
+            f"{memory_bytes / 2**30:.1f} GiB of {device}: lower recipe.resolution"
+        )
+    return replace(recipe, grad_accum_steps=max(fewest))
+
+
+def weight_copies(recipe: Recipe, context: DistributedContext) -> int:
+    """Tensors of the size of the weights in a step, beyond weights and momentum."""
+    second_moment = recipe.optimizer not in ("sgd",)
+    gradients = recipe.grad_accum_steps > 1  # in the first pass they replace saved tensors
+    return second_moment + gradients + (recipe.ema_decay > 0) + context.is_distributed

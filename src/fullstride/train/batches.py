@@ -69,7 +69,7 @@ def check_task(task: Task, recipe: Recipe) -> None:
 
 
 def check_batch(images: int, recipe: Recipe, context: DistributedContext) -> None:
-    parts = context.world_size * recipe.grad_accum_steps
+    parts = context.world_size * max(1, recipe.grad_accum_steps)
     if recipe.batch % parts or (context.is_distributed and images < recipe.batch):
         raise ValueError(
             f"recipe.batch {recipe.batch} of {images} images is not shared out evenly among "

@@ -1,5 +1,6 @@
 """Which process of a distributed run is this? torchrun starts one process for each GPU."""
 
+import math
 import os
 import time
 import warnings
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from fullstride.console import REPORTED_ELSEWHERE
 
-TIMEOUT = timedelta(seconds=50)  # of a process that waits for another one
+TIMEOUT_S = 50.0  # of a process that waits for another one
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,17 @@ SINGLE_PROCESS = DistributedContext()
 
 
 @contextmanager
-def init_distributed(device: torch.device) -> Iterator[tuple[DistributedContext, torch.device]]:
+def init_distributed(
+    device: torch.device, timeout_s: float = TIMEOUT_S
+) -> Iterator[tuple[DistributedContext, torch.device]]:
     """The context and the device of this process; `SINGLE_PROCESS` if torchrun did not start it.
 
+    A process that waits longer than `timeout_s` seconds for another one fails.
     The process group ends with the `with` block. An exception that several processes raise alike
     is marked as reported in all but one of them.
     """
+    if not 0 < timeout_s < math.inf:
+        raise ValueError(f"ddp_timeout_s {timeout_s:g}: use a number of seconds above 0")
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield SINGLE_PROCESS, device
@@ -93,7 +99,8 @@ def init_distributed(device: torch.device) -> Iterator[tuple[DistributedContext,
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
         yield DistributedContext(dist.get_rank(), world_size), device
     except Exception as error:

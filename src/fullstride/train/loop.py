@@ -5,13 +5,14 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,9 +22,11 @@ from fullstride.nets.efficiency import is_compiled, is_fused
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
 from fullstride.train.batches import check_task
+from fullstride.train.compute import memory_advice, numerics, share_batch_statistics
 from fullstride.train.device_choices import on_device
 from fullstride.train.distill import TeacherProbabilities
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.divergence import Divergence
 from fullstride.train.freezing import Freezing
 from fullstride.train.mix import mix
 from fullstride.train.optimizer import Average, build_optimizer, lr_at, momentum_at
@@ -98,13 +101,13 @@ def train_epochs(
         source = batches.epoch(number, start)
         for index, (x, targets, indices) in enumerate(islice(source, last - start), start + 1):
             wait_s += time.perf_counter() - step_end
-            with learner.numerics():
+            with learner.numerics(), memory_advice(learner.recipe, learner.device, context):
                 step = number * len(batches) + index - 1
                 losses.append(learner.step(x, targets, step, indices))
             images += len(x)
             is_checkpoint = checkpoint_every_steps and index % checkpoint_every_steps == 0
             if index < last and (is_checkpoint or index % CHECK_EVERY == 0):
-                learner.check(losses, number)
+                learner.check(list(context.mean(torch.stack(losses))), number)
                 if is_checkpoint:
                     pause_start = time.perf_counter()
                     yield Checkpoint(learner.state(number, index, losses))
@@ -139,12 +142,17 @@ class Learner:
         self.device = next(net.parameters()).device
         recipe = on_device(recipe, self.device)
         self.net, self.recipe, self.per_epoch = net, recipe, per_epoch
+        self.divergence = Divergence(max(1, round(recipe.epochs * per_epoch)))
         self.task = task.with_options(recipe)
         self.teacher, self.context = teacher, context
         if recipe.efficiency == "auto":
             raise ValueError(
                 "recipe.efficiency auto is chosen before the first step: use plain, fused, "
                 "plain_compiled or fused_compiled"
+            )
+        if not recipe.grad_accum_steps:
+            raise ValueError(
+                "recipe.grad_accum_steps 0 is chosen before the first step: use 1 or more"
             )
         if recipe.deterministic:
             # cuBLAS requires it for reproducible products
@@ -159,10 +167,14 @@ class Learner:
         self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         if recipe.channels_last:
             net.to(memory_format=torch.channels_last)
+        shares = recipe.sync_bn and context.is_distributed
         if is_fused(recipe.efficiency):
-            fused_form.fused(net, net.spec.source, int8=recipe.int8_maps)
+            group = dist.group.WORLD if shares else None
+            fused_form.fused(net, net.spec.source, group, int8=recipe.int8_maps)
         else:
             fused_form.plain(net)
+            if shares:
+                share_batch_statistics(net, self.device)
         self.freezing = Freezing(net, recipe, per_epoch)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
@@ -180,6 +192,7 @@ class Learner:
             module = DistributedDataParallel(
                 module, broadcast_buffers=False, find_unused_parameters=has_unused
             )
+        self.module = module
         if not is_compiled(self.recipe.efficiency):
             return module
         from fullstride.nets.compile import compile_for_training  # takes seconds to import
@@ -224,9 +237,10 @@ class Learner:
         size = math.ceil(len(x) / recipe.grad_accum_steps)
         for start in range(0, len(x), size):
             part = slice(start, start + size)
-            loss = self.loss(x[part], targets[part], number // self.per_epoch, indices[part])
-            loss = loss * (len(x[part]) / len(x))
-            self.scaler.scale(loss).backward()
+            with self.gradients_kept_here(start + size < len(x)):
+                loss = self.loss(x[part], targets[part], number // self.per_epoch, indices[part])
+                loss = loss * (len(x[part]) / len(x))
+                self.scaler.scale(loss).backward()
             total += loss.detach()
         self.statistics.after(number)
         if recipe.clip_norm:
@@ -238,6 +252,12 @@ class Learner:
         self.average.update(number)
         return total
 
+    def gradients_kept_here(self, more_follow: bool) -> AbstractContextManager[None]:
+        """Processes average their gradients after the last part of a batch only."""
+        if more_follow and isinstance(self.module, DistributedDataParallel):
+            return self.module.no_sync()
+        return nullcontext()
+
     def loss(self, x: Tensor, targets: Any, epoch: int, indices: Tensor) -> Tensor:
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision)
         with torch.autocast(self.device.type, half, enabled=half is not None):
@@ -247,7 +267,10 @@ class Learner:
             return self.task.loss(outputs, targets, teacher)
 
     def check(self, losses: list[Tensor], epoch: int) -> None:
-        """Raise FloatingPointError if one of `losses`, those of `epoch` so far, is not finite."""
+        """Raise FloatingPointError if one of `losses` is not finite, or if they diverge.
+
+        `losses` are those of `epoch` so far, the same in all processes.
+        """
         recipe, values = self.recipe, torch.stack(losses).tolist()
         bad = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
         if bad is not None:
@@ -256,6 +279,15 @@ class Learner:
                 f"the loss became {values[bad]} in step {bad + 1} of epoch {epoch + 1}, at a "
                 f"learning rate of {lr:.3g}: lower recipe.lr ({recipe.lr:g}), warm up for longer "
                 f"than recipe.warmup_epochs ({recipe.warmup_epochs:g}) or set recipe.clip_norm"
+            )
+        high = self.divergence.find(values, epoch * self.per_epoch)
+        if high is not None:
+            lr = lr_at(epoch + (high + 0.5) / self.per_epoch, recipe)
+            raise FloatingPointError(
+                f"the loss diverges: {values[high]:.3g} in step {high + 1} of epoch {epoch + 1}, "
+                f"from {self.divergence.first:.3g} in the first step, at a learning rate of "
+                f"{lr:.3g} for {recipe.batch} images: lower recipe.lr ({recipe.lr:g}), such as "
+                f"--lr {recipe.lr / 10:.2g}, or set recipe.clip_norm"
             )
 
     def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:
@@ -271,6 +303,8 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "saves": self.net.saved_tensor_choices(),
+            "first_loss": self.divergence.first,
+            "high_losses": self.divergence.high,
         }
 
     def resume(self, data: dict[str, Any]) -> tuple[int, int, list[Tensor]]:
@@ -296,30 +330,6 @@ class Learner:
         if state.saves and len(state.saves) != len(choices):
             raise ValueError(f"{where}: saves has {len(state.saves)} items for {len(choices)}")
         self.saved_tensor_choices = list(state.saves)
+        self.divergence.first, self.divergence.high = state.first_loss, state.high_losses
+        self.divergence.steps = state.epochs * self.per_epoch + state.index
         return state.epochs, state.index, list(state.losses.to(self.device))
-
-
-@contextmanager
-def numerics(*, tf32: bool, benchmark: bool, deterministic: bool) -> Iterator[None]:
-    """How a GPU computes within the block.
-
-    Args:
-        tf32: Of products and convolutions in float32; convolutions use it by default.
-        benchmark: Time the algorithms of convolutions once for each shape, and use the fastest.
-        deterministic: Use reproducible algorithms only.
-    """
-    products, before = torch.backends.cuda.matmul, torch.are_deterministic_algorithms_enabled()
-    allowed = products.allow_tf32
-    changes = deterministic and not before  # the call imports a compiler for seconds
-    if changes:
-        torch.use_deterministic_algorithms(True)
-    products.allow_tf32 = tf32
-    try:
-        with torch.backends.cudnn.flags(
-            True, benchmark, deterministic=deterministic, allow_tf32=tf32
-        ):
-            yield
-    finally:
-        products.allow_tf32 = allowed
-        if changes:
-            torch.use_deterministic_algorithms(before)

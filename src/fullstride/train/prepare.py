@@ -22,7 +22,7 @@ from fullstride.tasks import build_head, find_task
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
-from fullstride.train.autotune import choose_efficiency
+from fullstride.train.autotune import choose_efficiency, choose_passes
 from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
 from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distill import TeacherProbabilities, build_teacher
@@ -179,6 +179,10 @@ def prepare(
     if saved:
         resolved = replace(resolved, precision=saved.precision, channels_last=saved.channels_last)
     resolved = on_device(resolved, device)
+    teacher = build_teacher(data, pre, resolved, device, teacher_cache)
+    if saved and not resolved.grad_accum_steps:
+        resolved = replace(resolved, grad_accum_steps=saved.grad_accum_steps)
+    resolved = choose_passes(resolved, net, len(data.train), device, context)
     if resolved.efficiency == "auto":
         efficiency = saved.efficiency if saved else ""
         if not efficiency:
@@ -187,7 +191,6 @@ def prepare(
                 resolved, task, net, next(few.epoch(0)), device, context.world_size
             ).efficiency
         resolved = resolved.with_efficiency(context.gather(efficiency)[0])
-    teacher = build_teacher(data, pre, resolved, device, teacher_cache)
     config = run_folder.RunConfig(
         model=model,
         weights=weights,
@@ -201,6 +204,7 @@ def prepare(
         efficiency=resolved.efficiency,
         precision=resolved.precision,
         channels_last=resolved.channels_last,
+        grad_accum_steps=resolved.grad_accum_steps,
         task=task.name,
         recipe_name=named.name,
         **asdict(data.rule),

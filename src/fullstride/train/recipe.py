@@ -174,7 +174,10 @@ class Recipe:
     int8_maps: bool = False
     # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
     pad_channels: bool = False
-    grad_accum_steps: PositiveInt = 1  # forward and backward passes per optimizer step
+    # forward and backward passes per optimizer step; 0: the fewest that fit into a GPU's memory
+    grad_accum_steps: Count = 1
+    # batch-norm statistics of the images of all processes in a pass, not of each process's own
+    sync_bn: bool = False
     deterministic: bool = False  # use deterministic algorithms on a GPU, which are slower
     seed: Count = 0  # of initialization, shuffling and all other random draws
 
@@ -183,7 +186,7 @@ class Recipe:
         check_bounds(self, "recipe.")
         if list(self.milestones) != sorted(self.milestones):
             raise ValueError(f"recipe.milestones {self.milestones}: use increasing fractions")
-        if self.batch % self.grad_accum_steps:
+        if self.grad_accum_steps and self.batch % self.grad_accum_steps:
             raise ValueError(
                 f"recipe.batch {self.batch} is not divisible by recipe.grad_accum_steps "
                 f"{self.grad_accum_steps}: change one of them"

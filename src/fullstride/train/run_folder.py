@@ -20,7 +20,7 @@ from fullstride.outputs import Output, begins_with, has_keys, json_output
 from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, from_json, read_json, to_json
 from fullstride.tasks.task import Metric
-from fullstride.train.recipe import LEFT_TO_THE_DEVICE, NonNegative, PositiveInt, Recipe
+from fullstride.train.recipe import LEFT_TO_THE_DEVICE, Count, NonNegative, PositiveInt, Recipe
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
 from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.training_state import read_state
@@ -57,6 +57,7 @@ class RunConfig:
     # versions of this file lack them, as recipes had no such values
     precision: str = ""
     channels_last: bool | None = None
+    grad_accum_steps: Count = 0
     task: str = "classify"
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
     # version of the rule by which the splits were taken; earlier versions of this file lack it
@@ -156,6 +157,7 @@ def read_config(folder: Path, hint: str) -> RunConfig:
         channels_last=(
             recipe["channels_last"] if config.channels_last is None else config.channels_last
         ),
+        grad_accum_steps=config.grad_accum_steps or recipe["grad_accum_steps"],
     )
 
 

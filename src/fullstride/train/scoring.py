@@ -12,8 +12,9 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.confusion import ConfusionMatrix
 from fullstride.tasks.task import Score, Task
 from fullstride.tasks.temperature import MAX_LOGITS, TemperatureScore
+from fullstride.train.compute import numerics
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
-from fullstride.train.loop import BatchSource, numerics
+from fullstride.train.loop import BatchSource
 
 BATCH = 128  # images, over all processes
 

@@ -40,6 +40,9 @@ class TrainingState:
     optimizer: OptimizerState
     scaler: Mapping[str, float]  # empty unless the precision is fp16
     saves: tuple[str, ...]  # of each fused batch norm, the tensors that it saves
+    # Of `divergence.Divergence`; version 0.2 has neither.
+    first_loss: float | None = None
+    high_losses: Count = 0
 
 
 @dataclass(frozen=True)
