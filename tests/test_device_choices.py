@@ -15,10 +15,14 @@ from fullstride import cli
 from fullstride.commands.flags import with_current_names
 from fullstride.data.dataset import open_data
 from fullstride.measure import environment
+from fullstride.measure.memory.activation_bytes import activation_bytes
 from fullstride.nets import zoo
+from fullstride.report.training_progress import plan_lines
+from fullstride.storage import OutOfMemoryError
 from fullstride.tasks import find_task
 from fullstride.train import device_choices, run, run_folder
-from fullstride.train.compute import numerics
+from fullstride.train.autotune import choose_passes
+from fullstride.train.compute import memory_advice, numerics
 from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
@@ -202,7 +206,8 @@ def test_workers_live_through_all_epochs_and_end_with_the_run(tmp_path):
         images = getattr(data, part).subset(range(count))
         data = replace(data, **{part: replace(images, read=Recording(images.read, folder))})
     data = replace(data, test=data.test.subset(range(20)))
-    rows = run.train(tmp_path / "run", "genet_tiny", data, replace(RECIPE, epochs=3), workers=2)
+    recipe = replace(RECIPE, epochs=3, calibrate=False)
+    rows = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
     next(rows)
     for part in ("train", "minival"):
         processes[part] = {int(path.name) for path in (tmp_path / part).iterdir()}
@@ -221,3 +226,81 @@ def test_a_run_that_is_abandoned_leaves_no_process(few_digits, tmp_path):
     assert len(active_children()) == 2  # a minival of 20 images, which are one batch, has none
     rows.close()
     assert not active_children()
+
+
+GIB = 2**30
+
+
+def fits(recipe: Recipe, net, memory: float, passes: int, copies: int) -> bool:
+    """Whether a part of the batch fits, from the bytes that are counted for one image."""
+    saved = activation_bytes(net, net.spec.resolution, "float32", 3)
+    weights = 4 * sum(parameter.numel() for parameter in net.parameters())
+    statistics = 4 * sum(buffer.numel() for buffer in net.buffers())
+    fixed = (2 + copies) * weights + statistics + saved.fixed_bytes + 1 * GIB
+    return fixed + recipe.batch / passes * saved.bytes_per_image <= 0.97 * memory
+
+
+@pytest.mark.parametrize("gib", [1.3, 1.5, 2, 4, 16])
+@pytest.mark.parametrize("average", [0, 1])
+def test_a_batch_is_computed_in_the_fewest_passes_that_fit(gib, average):
+    net, memory = zoo.create("resnet_rs_tiny"), gib * GIB
+    recipe = Recipe(epochs=1, batch=512, lr=0.1, grad_accum_steps=0, ema_decay=0.9 * average)
+    recipe = on_device(replace(recipe, precision="fp32"), "cuda")
+    passes = choose_passes(recipe, net, 5000, "cuda", memory_bytes=memory).grad_accum_steps
+    assert recipe.batch % passes == 0
+    assert fits(recipe, net, memory, passes, average + (passes > 1))
+    for fewer in range(1, passes):
+        if recipe.batch % fewer == 0:
+            assert not fits(recipe, net, memory, fewer, average + (fewer > 1))
+    assert choose_passes(recipe, net, 5000, "cpu").grad_accum_steps == 1
+    chosen = replace(recipe, grad_accum_steps=2)
+    assert choose_passes(chosen, net, 5000, "cuda", memory_bytes=1) == chosen
+
+
+def test_parts_keep_the_groups_of_the_triplet_loss_and_what_never_fits_is_refused():
+    net = zoo.create("resnet_rs_tiny")
+    recipe = Recipe(epochs=1, batch=48, lr=0.1, grad_accum_steps=0, precision="fp32")
+    groups = replace(recipe, triplet=1.0, per_class=8)
+    image = activation_bytes(net, net.spec.resolution, "float32", 3).bytes_per_image
+    weights = 4 * sum(parameter.numel() for parameter in net.parameters())
+    memory = [(GIB + 5 * weights + images * image) / 0.97 for images in (10, 20)]
+    chosen = [choose_passes(recipe, net, 5000, "cuda", memory_bytes=each) for each in memory]
+    assert [each.grad_accum_steps for each in chosen] == [6, 3]
+    assert choose_passes(groups, net, 5000, "cuda", memory_bytes=memory[1]).grad_accum_steps == 3
+    with pytest.raises(ValueError, match=r"no part of recipe.batch 48 fits into the 1.0 GiB of"):
+        choose_passes(groups, net, 5000, "cuda", memory_bytes=memory[0])  # two groups are 16 images
+
+
+def test_a_run_stores_its_passes_and_goes_on_with_them(few_digits, tmp_path):
+    recipe = replace(RECIPE, grad_accum_steps=0)
+    rows = run.train(tmp_path, "genet_tiny", few_digits, recipe)
+    next(rows)
+    rows.close()
+    path = tmp_path / run_folder.RUN_CONFIG
+    config = json.loads(path.read_text())
+    assert config["grad_accum_steps"] == 1  # on a CPU
+    path.write_text(json.dumps(config | dict(grad_accum_steps=4)))  # as if begun on a small GPU
+    plans = []
+    assert len(list(run.train(tmp_path, "genet_tiny", few_digits, recipe, announce=plans.append)))
+    assert plans[0].resolved.grad_accum_steps == 4
+    assert "16 images in 4 passes" in " ".join(plan_lines(plans[0]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "passes", "advice"),
+    [
+        (48, 1, "recipe.grad_accum_steps 2, or 0 for as many"),
+        (48, 4, "recipe.grad_accum_steps 6"),
+        (2, 2, "recipe.resolution"),
+    ],
+)
+def test_lack_of_memory_in_a_step_names_the_batch_and_what_helps(batch, passes, advice):
+    recipe = replace(RECIPE, batch=batch, grad_accum_steps=passes)
+    gpu = torch.device("cuda")
+    expected = pytest.raises(OutOfMemoryError, match=f"of {batch} images in {passes} pass")
+    with expected as error, memory_advice(recipe, gpu, SINGLE_PROCESS):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert advice in str(error.value)
+    assert ("grad_accum_steps" in str(error.value)) == (passes < batch)
+    with pytest.raises(RuntimeError, match="^shapes"), memory_advice(recipe, gpu, SINGLE_PROCESS):
+        raise RuntimeError("shapes")
