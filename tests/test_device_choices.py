@@ -263,7 +263,7 @@ def test_parts_keep_the_groups_of_the_triplet_loss_and_what_never_fits_is_refuse
     groups = replace(recipe, triplet=1.0, per_class=8)
     image = activation_bytes(net, net.spec.resolution, "float32", 3).bytes_per_image
     weights = 4 * sum(parameter.numel() for parameter in net.parameters())
-    memory = [(GIB + 5 * weights + images * image) / 0.97 for images in (10, 20)]
+    memory = [(GIB + 4 * weights + images * image) / 0.97 for images in (10, 20)]
     chosen = [choose_passes(recipe, net, 5000, "cuda", memory_bytes=each) for each in memory]
     assert [each.grad_accum_steps for each in chosen] == [6, 3]
     assert choose_passes(groups, net, 5000, "cuda", memory_bytes=memory[1]).grad_accum_steps == 3

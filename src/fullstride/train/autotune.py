@@ -239,7 +239,7 @@ def choose_passes(
         with suppress(ValueError):  # parts of other sizes, or of too few images of a class
             parts = replace(recipe, grad_accum_steps=passes)
             check_batch(images, parts, context)
-            left = memory_bytes - weights * weight_copies(parts, context)
+            left = prediction.memory_bytes - weights * weight_copies(parts, context)
             largest = replace(prediction, memory_bytes=left).batch
             if own // passes <= min(largest, prediction.map_batch):
                 fewest = passes
