@@ -94,7 +94,8 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
         f"recipe   {name_of_recipe(plan)}: {recipe.epochs:.4g} epochs x "
         f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images"
-        f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, {recipe.efficiency}",
+        f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, "
+        f"{recipe.efficiency}",
         *advice_lines(plan),
     ]
     if not data.minival:
