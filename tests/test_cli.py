@@ -213,9 +213,9 @@ def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, ca
 
 
 def test_the_digits_recipe_is_for_the_digits_and_not_for_a_folder_of_their_name():
-    assert cli.chosen_recipe(["train", "digits", "--model", "x"])[1] == RECIPES["digits"]
-    assert cli.chosen_recipe(["train", "--model", "x", "digits"])[1] == RECIPES["digits"]
-    assert cli.chosen_recipe(["train", "photos", "--out", "digits"])[1] == RECIPES["scratch"]
+    assert cli.chosen_recipe(["train", "digits", "--model", "x"])[1].recipe == RECIPES["digits"]
+    assert cli.chosen_recipe(["train", "--model", "x", "digits"])[1].recipe == RECIPES["digits"]
+    assert cli.chosen_recipe(["train", "photos", "--out", "digits"])[1].recipe == RECIPES["scratch"]
 
 
 @pytest.mark.slow

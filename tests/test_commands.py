@@ -40,19 +40,21 @@ def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
     for flag in (f"--recipe.{switch}", f"--recipe.{dashed}", f"--recipe.no-{dashed}"):
         for words in (["train", flag, "digits"], ["bench-data", "digits", flag]):
             choice, shown, explains = cli.chosen_recipe([*words, "--model", "genet_tiny"])
-            assert (shown, explains) == (RECIPES["digits"], False)
+            assert (shown.recipe, explains) == (RECIPES["digits"], False)
             assert choice == RecipeChoice("", {switch: "no-" not in flag})
 
 
 def test_the_digits_recipe_is_for_the_data_digits_alone():
     for words in (["--epochs", "3", "digits"], ["--epochs=3", "--lr", ".1", "digits"]):
-        assert cli.chosen_recipe(["train", *words])[1] == RECIPES["digits"]
+        assert cli.chosen_recipe(["train", *words])[1].recipe == RECIPES["digits"]
     for words in (["--out", "digits", "photos"], ["photos", "--out=digits"], ["--model", "digits"]):
-        assert cli.chosen_recipe(["train", *words])[1] == RECIPES["scratch"]
-        assert cli.chosen_recipe(["train", *words, "--weights", "w"])[1] == RECIPES["finetune"]
+        assert cli.chosen_recipe(["train", *words])[1].recipe == RECIPES["scratch"]
+        assert (
+            cli.chosen_recipe(["train", *words, "--weights", "w"])[1].recipe == RECIPES["finetune"]
+        )
     for words in (["--recipe", "genet", "digits"], ["digits", "--recipe=genet"]):
-        assert cli.chosen_recipe(["train", *words])[1] == RECIPES["genet"]
-    assert cli.chosen_recipe(["train", "digits", "--tensorboard"])[1] == RECIPES["digits"]
+        assert cli.chosen_recipe(["train", *words])[1].recipe == RECIPES["genet"]
+    assert cli.chosen_recipe(["train", "digits", "--tensorboard"])[1].recipe == RECIPES["digits"]
 
 
 def test_the_fields_of_the_chosen_recipe_are_the_defaults_of_its_flags():

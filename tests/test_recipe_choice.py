@@ -243,3 +243,13 @@ def test_the_recipe_of_the_scaling_study_follows_width_and_resolution(capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (dropout,) = [line[1] for line in lines if line[0] == "--recipe.dropout"]
     assert float(dropout) == scaling(350, 2.0).dropout != scaling(350).dropout
+
+
+def test_the_help_of_a_recipe_that_follows_the_images_says_for_how_many(capsys):
+    for words, name in ((["--weights", "w"], "finetune"), ([], "scratch")):
+        assert cli.run(["train", "photos", *words, "--recipe.help"]) == 0
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{name} for 1,000 images")
+        values = {line.split()[0]: line.split()[1] for line in lines}
+        assert float(values["--recipe.lr"]) == RECIPES[name].lr
+        assert int(values["--recipe.batch"]) == RECIPES[name].batch

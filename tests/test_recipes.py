@@ -220,8 +220,10 @@ def test_a_recipe_that_is_not_there_is_refused_with_near_misses(tmp_path):
 )
 def test_the_digits_bring_their_recipe_also_behind_a_switch(flags):
     for words in ([*flags, "digits"], ["digits", *flags]):
-        assert chosen_recipe(["train", *words, "--model", "genet_tiny"])[1] == RECIPES["digits"]
-    assert chosen_recipe(["train", "photos", "--out", "digits"])[1] == RECIPES["scratch"]
+        assert (
+            chosen_recipe(["train", *words, "--model", "genet_tiny"])[1].recipe == RECIPES["digits"]
+        )
+    assert chosen_recipe(["train", "photos", "--out", "digits"])[1].recipe == RECIPES["scratch"]
 
 
 def test_only_commands_that_train_take_a_recipe(capsys):

@@ -39,8 +39,8 @@ from fullstride.console import (
 )
 from fullstride.storage import OutOfMemoryError, lacks_memory
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
-from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
-from fullstride.train.recipes.named import NOMINAL, RECIPES, default_recipe, find_recipe
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RecipeFields
+from fullstride.train.recipes.named import BY_IMAGES, NOMINAL, RECIPES, default_recipe, find_recipe
 from fullstride.train.recipes.reading import field_help
 
 DESCRIPTION = (
@@ -146,9 +146,10 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     command, choice, shown = COMMANDS[name], RecipeChoice(), RECIPES["scratch"]
     if takes_recipe(command):
         refuse_contradictions(words)
-        choice, shown, explains = chosen_recipe(words)
+        choice, named, explains = chosen_recipe(words)
         if explains:
-            return partial(explain, shown)
+            return partial(explain, named)
+        shown = named.recipe
     output = StringIO()
     try:
         with redirect_stderr(output):
@@ -244,7 +245,7 @@ def joined_lines(docstring: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
 
 
-def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, Recipe, bool]:
+def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, NamedRecipe, bool]:
     """What `--recipe NAME`, the flags of fields, DATA and `--weights` choose.
 
     This is a pass before that of the command, whose defaults are the fields of the recipe. No
@@ -257,7 +258,7 @@ def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, Recipe, bool]:
     pairs = {name: two_values(hint) for name, hint in hints.items()}
     first, second = (parsed_loosely(words, {n: pairs[n][i] for n in pairs}) for i in (0, 1))
     if not (first and second):  # the command's own pass says what is wrong
-        return RecipeChoice(), RECIPES["scratch"], False
+        return RecipeChoice(), NamedRecipe(RECIPES["scratch"], "scratch"), False
     # A flag that was given has its value whatever the default is.
     changes = {
         name: getattr(first.recipe, name)
@@ -271,8 +272,9 @@ def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, Recipe, bool]:
         width=getattr(first, "width", 1.0),
         resolution=changes.get("resolution"),
     )
-    choice = RecipeChoice(first.recipe_name, changes)
-    return choice, find_recipe(first.recipe_name or default_recipe(case), case), first.recipe.help
+    name = first.recipe_name or default_recipe(case)
+    shown = NamedRecipe(find_recipe(name, case), name, case)
+    return RecipeChoice(first.recipe_name, changes), shown, first.recipe.help
 
 
 def two_values(hint: Any) -> tuple[Any, Any]:
@@ -331,11 +333,14 @@ def optional(hint: Any) -> Any:
     return Annotated[either, *metadata] if metadata else either
 
 
-def explain(recipe: Recipe) -> None:
+def explain(named: NamedRecipe) -> None:
     """Print each field of a recipe with its value, its help and its short flag."""
+    if named.name in BY_IMAGES:
+        images = f"{named.case.images:,} images"
+        print(f"{named.name} for {images}: its numbers follow the data, and training prints them")
     short = {field: f" ({flag})" for flag, field in SHORT_FLAGS.items()}
     for name, text in field_help().items():
-        value = getattr(recipe, name)
+        value = getattr(named.recipe, name)
         if isinstance(value, tuple):
             value = " ".join(f"{number:.4g}" for number in value)
         print(f"--recipe.{name.replace('_', '-'):22} {value!s:>21}  {text}{short.get(name, '')}")

@@ -26,7 +26,7 @@ StepRecipe = Annotated[
         name="recipe",
         metavar="NAME",
         help="Count the step of this recipe: its regularisation, precision, layout and efficiency. "
-        "A name, or a run, a bundle or a JSON file.",
+        "A name, or a run, a bundle or a JSON file; finetune and scratch are for 1,000 images.",
     ),
 ]
 Efficiency = Annotated[

@@ -160,6 +160,11 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
             f"rate     {recipe.lr:.4g} for batch {recipe.batch:,}; the recipe has {base.lr:.4g} "
             f"for {base.batch:,}"
         )
+    if recipe.optimizer != base.optimizer and recipe.lr == base.lr_for(recipe.batch):
+        lines.append(
+            f"rate     {recipe.lr:.4g} is that of {base.optimizer}, not of {recipe.optimizer}: --lr "
+            "sets it"
+        )
     if recipe.batch > case.images:
         lines.append(
             f"batch    {recipe.batch:,} is above the {case.images:,} training images: a step has "

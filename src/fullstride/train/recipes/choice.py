@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fullstride.data.dataset import DataSet
 from fullstride.strict_json import check_bounds
 from fullstride.train.recipe import Recipe, check_size
 from fullstride.train.recipes.named import (
@@ -15,6 +14,9 @@ from fullstride.train.recipes.named import (
     default_recipe,
     find_recipe,
 )
+
+if TYPE_CHECKING:
+    from fullstride.data.dataset import DataSet
 
 LENGTHS = ("epochs", "steps", "images")  # fields that set the length of training
 
@@ -76,7 +78,7 @@ class RecipeChoice:
         return NamedRecipe(recipe, name if name in RECIPES else "", case)
 
 
-def case_of(data: DataSet, weights: str = "", width: float = 1.0) -> Case:
+def case_of(data: "DataSet", weights: str = "", width: float = 1.0) -> Case:
     """The case of training on `data` from `weights`, "" for random ones, at a multiple of width."""
     return Case(
         images=max(1, len(data.train)),
@@ -99,7 +101,7 @@ def with_changes(
     replace(RecipeFields(**vars(recipe)), **changes)
     batch = changes.get("batch", recipe.batch)
     values: dict[str, Any] = {"steps": recipe.steps, "images": recipe.images}
-    if any(name in changes for name in values) or "epochs" in changes:
+    if any(name in changes for name in LENGTHS):
         values = {"steps": None, "images": None}
     elif recipe.steps and follows_images:
         values["steps"] = max(1, round(recipe.steps * recipe.batch / batch))
