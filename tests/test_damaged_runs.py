@@ -27,6 +27,7 @@ RECIPES = {
     "sgd": RECIPE,
     "adamw": replace(RECIPE, optimizer="adamw"),
     "rmsprop": replace(RECIPE, optimizer="rmsprop"),
+    "lamb": replace(RECIPE, optimizer="lamb", lr=0.01),
     "sgdw": replace(RECIPE, decoupled_weight_decay=True),
     "fused": replace(RECIPE, efficiency="fused"),
 }

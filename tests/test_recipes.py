@@ -39,7 +39,7 @@ OLD = (  # names of version 0.1, the names of today, and a value that is no defa
 
 # Together these have every pair of features that any named recipe has.
 SAMPLE = ("tresnet_timm", "tresnet_448", "study_dropout", "tresnet_triplet", "genet", "digits")
-SAMPLE += ("resnet", "scratch")
+SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600")
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
 NUMBERS |= {"rand_magnitude", "crop", "scale", "ratio", "seed"}
@@ -283,6 +283,16 @@ def test_the_side_grows_evenly_in_eights_and_ends_at_the_resolution():
     assert FINETUNE.resolutions(224) == ()
     with pytest.raises(ValueError, match="recipe.grow_from 128: use less than the resolution 96"):
         growing.resolutions(96)
+
+
+def test_training_and_evaluation_may_have_different_resolutions():
+    assert set(RECIPES["rsb_a3"].resolutions(224)) == {160}
+    recipe = replace(RECIPES["torchvision_600"], epochs=3.5)
+    assert recipe.resolutions(224) == (176,) * 4
+    assert recipe.resolutions(48) == (40,) * 4
+    assert replace(recipe, train_resolution_ratio=1.01).resolutions(224) == ()
+    growing = replace(recipe, epochs=4, grow_from=128, grow_share=0.5)
+    assert growing.resolutions(224) == (128, 152, 176, 176)
 
 
 def test_each_step_of_the_additive_study_changes_what_its_name_says_and_nothing_else():

@@ -128,8 +128,12 @@ class Batches:
     size to the power of 1 - `balance`: with 1 each class is drawn equally often. A class cycles
     through its images in random order.
 
+    With `repeats`, an epoch has as many images, but each one that is drawn occurs so many times in
+    it with different views, one after the other (arXiv:1902.05509).
+
     The view of an image is a function of seed, epoch (modulo `distinct_views`, if not 0) and index;
-    an image that occurs twice in an epoch looks the same twice, but not with `balance`.
+    an image that occurs twice in an epoch looks the same twice, but not with `balance` or
+    `repeats`.
     """
 
     def __init__(
@@ -146,6 +150,7 @@ class Batches:
         world_size: int = 1,
         per_class: int = 0,  # images of each class in a batch; 0: as drawn
         balance: float = 0.0,  # from 0, classes as they occur, to 1, classes equally often
+        repeats: int = 1,  # views of an image in an epoch
         distinct_views: int = 0,  # views of an image before the first repeats; 0: one per epoch
         collate: Callable[[list[Any]], Any] = class_indices,  # targets of N samples -> `targets`
     ):
@@ -161,6 +166,11 @@ class Batches:
                 f"balance {balance:g} with {per_class} images per class and shuffle {shuffle}: use "
                 "a number from 0 to 1, and for one above 0 shuffle, and no images per class"
             )
+        if repeats < 1 or (repeats > 1 and (per_class or not shuffle)):
+            raise ValueError(
+                f"repeats {repeats} with {per_class} images per class and shuffle {shuffle}: use 1 "
+                "or more, and for more shuffle, and no images per class"
+            )
         if distinct_views < 0:
             raise ValueError(
                 f"distinct_views {distinct_views}: use a number of views of each image, or 0 for "
@@ -171,7 +181,7 @@ class Batches:
         self.images, self.view, self.device = images, view, torch.device(device)
         self.skipped: dict[str, str] = {}
         self._sampler = EpochSampler(
-            images.targets, batch, seed, shuffle, rank, world_size, per_class, balance
+            images.targets, batch, seed, shuffle, rank, world_size, per_class, balance, repeats
         )
         if workers:
             allow_open_files(16 + FILES_PER_WORKER * workers)

@@ -22,6 +22,7 @@ class EpochSampler:
     world_size: int = 1
     per_class: int = 0
     balance: float = 0.0
+    repeats: int = 1
     epoch: int = 0
     start: int = 0
 
@@ -41,7 +42,10 @@ class EpochSampler:
             order = _balanced(self.targets, images, self.balance, rng)
         elif self.shuffle:
             order = rng.permutation(len(order))
-        copies = _earlier(order) if self.balance else np.zeros_like(order)
+        if self.repeats > 1:
+            # Adjacent, so that the processes get different copies (arXiv:1902.05509), as in timm.
+            order = order.repeat(self.repeats)[: len(order)]
+        copies = _earlier(order) if self.balance or self.repeats > 1 else np.zeros_like(order)
         for start in range(self.start * self.batch, len(self) * self.batch, self.batch):
             # a group stays in one process, whose loss compares only its own images
             last = min(start + self.batch, len(order))

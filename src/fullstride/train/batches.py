@@ -48,6 +48,7 @@ def training_batches(
         shuffle=True,
         per_class=recipe.per_class,
         balance=recipe.balanced_sampling,
+        repeats=recipe.repeated_augmentation,
         distinct_views=recipe.distinct_views,
         workers=workers,
         device=device,
@@ -112,6 +113,7 @@ def measurement_batches(
         triplet=0.0,
         per_class=0,
         balanced_sampling=0.0,
+        repeated_augmentation=1,
         grow_from=None,
     )
     return training_batches(data, task, pre, recipe, device, workers)

@@ -30,6 +30,8 @@ from fullstride.writing import atomic_write, check_output
 
 KEY = "about.json"  # in the folder of a cache
 CHUNK_BYTES = 2**20
+# Fields that version 0.2 did not have: they are in the key only where they change the pixels.
+NEW_AUGMENTATION = {"random_kernel", "trivial_augment", "rand_form", "random_erasing_fill"}
 
 
 class TeacherProbabilities(Protocol):
@@ -122,22 +124,28 @@ def build_teacher(
     )
     if cache is None:
         return teacher
-    if recipe.mixup or recipe.cutmix or recipe.grow_from:
+    if recipe.mixup or recipe.cutmix or recipe.resolutions(pre.resolution):
         raise ValueError(
             "--teacher-cache stores the probabilities of single images at the resolution: set "
-            "recipe.mixup and recipe.cutmix to 0 and recipe.grow_from to None, or leave it out"
+            "recipe.mixup and recipe.cutmix to 0, recipe.grow_from to None and "
+            "recipe.train_resolution_ratio to 1, or leave it out"
         )
-    if recipe.balanced_sampling:
-        raise ValueError(
-            "--teacher-cache stores one view of an image per epoch, and recipe.balanced_sampling "
-            "draws several: leave out one of them"
-        )
+    for name, off in (("balanced_sampling", 0), ("repeated_augmentation", 1)):
+        if getattr(recipe, name) != off:
+            raise ValueError(
+                f"--teacher-cache stores one view of an image per epoch, and recipe.{name} draws "
+                "several: leave out one of them"
+            )
     # Earlier caches stay valid: the key has the names of version 0.1, and what it lacks was off.
     preprocessing = asdict(pre)
     if not pre.draft:
         del preprocessing["draft"]
     old_names = {new: old for old, new in RENAMED.items()}
-    names = [field.name for field in fields(Augmentation)]
+    names = [
+        field.name
+        for field in fields(Augmentation)
+        if field.name not in NEW_AUGMENTATION or getattr(recipe, field.name) != field.default
+    ]
     names += ["decoder", "seed", "distinct_views", "precision"]
     views = {
         "data": data.fingerprint,

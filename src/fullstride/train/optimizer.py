@@ -20,12 +20,16 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     It has two groups of parameters, with weight decay and without; or two for each layer whose
     rate differs, which has the factor "lr_scale".
     """
-    from timm.optim.rmsprop_tf import RMSpropTF  # timm takes a second to import
+    from timm.optim.lamb import Lamb  # timm takes a second to import
+    from timm.optim.rmsprop_tf import RMSpropTF
     from timm.optim.sgdw import SGDW
 
     groups = parameter_groups(net, recipe)
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.lr)
+    if recipe.optimizer == "lamb":
+        # arXiv:1904.00962, with timm's defaults: gradients are clipped to a global norm of 1
+        return Lamb(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
         # TensorFlow's form, with the constants of EfficientNet (arXiv:1905.11946) and its TPU code
         return RMSpropTF(groups, lr=recipe.lr, alpha=0.9, eps=1e-3, momentum=recipe.momentum)

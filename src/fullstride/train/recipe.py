@@ -64,8 +64,8 @@ class Recipe:
     # of the classes stays
     calibrate: bool = True
 
-    # sgd, rmsprop in TensorFlow's form (as for EfficientNet), or adamw
-    optimizer: Literal["sgd", "rmsprop", "adamw"] = "sgd"
+    # sgd, rmsprop in TensorFlow's form (as for EfficientNet), adamw, or lamb for large batches
+    optimizer: Literal["sgd", "rmsprop", "adamw", "lamb"] = "sgd"
     # of sgd and rmsprop; in one_cycle it is 0.1 lower where the learning rate is highest
     momentum: BelowOne = 0.9
     nesterov: bool = True  # Nesterov momentum for sgd
@@ -125,9 +125,13 @@ class Recipe:
 
     # pixels per side; None: the network's default
     resolution: Annotated[PositiveInt | None, short_flag("resolution")] = None
+    # pixels per side in training / in evaluation, in multiples of 8 (arXiv:1906.06423)
+    train_resolution_ratio: Annotated[float, Bounds(gt=0, le=4)] = 1.0
     # progressive resizing: pixels per side in the first epoch, growing linearly to resolution
     grow_from: PositiveInt | None = None
     grow_share: Probability = 0.8  # fraction of training in which the resolution grows
+    # views of an image in an epoch, which has that many fewer different images; 1: off
+    repeated_augmentation: PositiveInt = 1
     distinct_views: Count = 0  # augmented views per image, repeated in turn; 0: new every epoch
     # for evaluation: center crop / shorter side; None: the network's default
     crop: Positive | None = None
@@ -257,22 +261,29 @@ class Recipe:
         return replace(self, epochs=epochs, warmup_epochs=warmup, steps=None, images=None)
 
     def resolutions(self, resolution: int) -> tuple[int, ...]:
-        """Pixels per side of each epoch before `resolution` is reached, in multiples of 8.
+        """Pixels per side of each epoch until `resolution` is reached, in multiples of 8.
 
-        Raises ValueError if `grow_from` is not below `resolution`.
+        With a `train_resolution_ratio` these are all epochs. Raises ValueError if `grow_from` is
+        not below the resolution of training.
         """
+        side, epochs = resolution, math.ceil(self.epochs)
+        if self.train_resolution_ratio != 1:
+            side = in_eights(self.train_resolution_ratio * resolution)
+        last = (side,) * epochs if side != resolution else ()
         if self.grow_from is None:
-            return ()
-        if self.grow_from >= resolution:
+            return last
+        if self.grow_from >= side:
             raise ValueError(
-                f"recipe.grow_from {self.grow_from}: use less than the resolution {resolution}"
+                f"recipe.grow_from {self.grow_from}: use less than the resolution {side}"
             )
-        epochs = math.ceil(self.grow_share * self.epochs)
-        added = resolution - self.grow_from
-        return tuple(
-            max(8, 8 * round((self.grow_from + added * epoch / epochs) / 8))
-            for epoch in range(epochs)
-        )
+        growing = math.ceil(self.grow_share * self.epochs)
+        added = side - self.grow_from
+        grown = (self.grow_from + added * epoch / growing for epoch in range(growing))
+        return *map(in_eights, grown), *last[growing:]
+
+
+def in_eights(side: float) -> int:
+    return max(8, 8 * round(side / 8))
 
 
 def check_size(recipe: Recipe) -> None:
@@ -298,8 +309,10 @@ def check_balance(recipe: Recipe) -> None:
             f"recipe.balanced_sampling {recipe.balanced_sampling:g} and recipe.class_weights "
             f"{recipe.class_weights} would balance the classes twice: use one of them"
         )
-    if recipe.balanced_sampling and recipe.per_class:
-        raise ValueError(
-            f"recipe.balanced_sampling {recipe.balanced_sampling:g} and recipe.per_class "
-            f"{recipe.per_class} both choose the images of a batch: use one of them"
-        )
+    for name, off in (("balanced_sampling", 0), ("repeated_augmentation", 1)):
+        value = getattr(recipe, name)
+        if value != off and recipe.per_class:
+            raise ValueError(
+                f"recipe.{name} {value:g} and recipe.per_class {recipe.per_class} both choose the "
+                "images of a batch: use one of them"
+            )

@@ -17,6 +17,7 @@ OPTIMIZER_TENSORS = {
     "SGD": ("momentum_buffer",),
     "SGDW": ("momentum_buffer",),
     "AdamW": ("step", "exp_avg", "exp_avg_sq"),
+    "Lamb": ("exp_avg", "exp_avg_sq"),
     "RMSpropTF": ("step", "square_avg", "momentum_buffer"),
 }
 RENAMED_RMSPROP = {"square": "square_avg", "velocity": "momentum_buffer"}
@@ -98,7 +99,18 @@ def load_optimizer(
                 raise ValueError(
                     f"{where}: {name} of {names[index]}: use finite floats of shape {shape}"
                 )
+    if type(optimizer).__name__ == "Lamb":
+        steps = [lamb_step(group, where) for group in saved.param_groups]
+        own = [{**group, "step": step} for group, step in zip(own, steps, strict=True)]
     optimizer.load_state_dict({"state": dict(saved.state), "param_groups": own})
+
+
+def lamb_step(group: Mapping[str, Any], where: str) -> Tensor:
+    """The number of steps so far, which timm's LAMB counts for each group of parameters."""
+    step = from_json(Tensor, group.get("step"), f"{where}: step")
+    if step.shape != () or not is_finite(step) or step < 0:
+        raise ValueError(f"{where}: step of the optimizer: use a number of steps")
+    return step.clone()
 
 
 def with_current_rmsprop_names(saved: OptimizerState) -> OptimizerState:

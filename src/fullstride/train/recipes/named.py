@@ -10,7 +10,7 @@ from fullstride.nets.efficiency import Efficiency, TrainingForm
 from fullstride.storage import looks_like_path
 from fullstride.strict_json import read_json
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes import papers
+from fullstride.train.recipes import modern, papers
 from fullstride.train.recipes.defaults import DIGITS, finetune, scratch
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.reading import saved_recipe
@@ -63,6 +63,10 @@ RECIPES = {
     "scaling_100": scaling(100),
     "genet": papers.GENET,
     "genet_nas": papers.GENET_NAS,
+    "rsb_a1": modern.RSB_A1,
+    "rsb_a2": modern.RSB_A2,
+    "rsb_a3": modern.RSB_A3,
+    "torchvision_600": modern.TORCHVISION_600,
 }
 
 

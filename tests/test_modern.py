@@ -1,0 +1,106 @@
+"""Are the parts of the modern recipes those of timm and torchvision?"""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.data.auto_augment import rand_augment_transform
+from timm.loss import BinaryCrossEntropy
+from torch import nn
+
+from fullstride.data.transforms.crop import Augmentation
+from fullstride.data.transforms.policies import RandAugment
+from fullstride.tasks.classify import Classify
+from fullstride.train.mix import mix
+from fullstride.train.optimizer import build_optimizer
+from fullstride.train.recipes.modern import average_decay_per_step
+from fullstride.train.recipes.named import RECIPES
+
+RSB = ("rsb_a1", "rsb_a2", "rsb_a3")
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LazyLinear(4)
+    net = nn.Sequential(*layers)
+    net(torch.zeros(2, 3, 8, 8))
+    return net
+
+
+@pytest.mark.parametrize("name", RSB)
+def test_lamb_updates_the_weights_as_timms_train_script_does(name):
+    recipe = RECIPES[name]
+    ours, theirs = small_net(), small_net()
+    optimizers = (
+        build_optimizer(ours, recipe),
+        timm.optim.create_optimizer_v2(
+            theirs, opt="lamb", lr=recipe.lr, weight_decay=recipe.weight_decay
+        ),
+    )
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    for _ in range(4):
+        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)  # the norm is summed in another order
+    assert not torch.equal(ours[0].weight, small_net()[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rsb_a1", "rand-m7-mstd0.5-inc1"),
+        ("rsb_a2", "rand-m7-mstd0.5-inc1"),
+        ("rsb_a3", "rand-m6-mstd0.5-inc1"),
+        ("tresnet_timm", "rand-m9-mstd0.5-inc1"),
+    ],
+)
+def test_rand_augment_is_what_timms_name_of_it_means(name, text):
+    values = {field.name: getattr(RECIPES[name], field.name) for field in fields(Augmentation)}
+    (ours,) = Augmentation(**values).policies()
+    theirs = rand_augment_transform(text)
+    (first, *_) = theirs.ops
+    assert isinstance(ours, RandAugment)
+    assert (ours.form, ours.increasing) == ("timm", "Increasing" in str(theirs))
+    assert ours.layers == theirs.num_layers
+    assert (ours.magnitude, ours.magnitude_std) == (first.magnitude, first.magnitude_std)
+    assert ours.probability == first.prob
+
+
+@pytest.mark.parametrize("name", RSB)
+def test_the_loss_of_mixed_images_is_timms(name):
+    recipe = RECIPES[name]
+    draws = np.random.default_rng(3)
+    x, labels = torch.zeros(6, 3, 8, 8), torch.arange(6)
+    for _ in range(6):
+        _, targets = mix(x, labels, 6, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=draws)
+        logits = torch.from_numpy(draws.normal(size=(6, 6)))
+        smooth = recipe.label_smoothing
+        theirs = BinaryCrossEntropy(smoothing=smooth, target_threshold=0.2)
+        expected = theirs(logits, targets * (1 - smooth) + smooth / 6)
+        ours = Classify().with_options(recipe).loss(logits, targets)
+        assert ours.item() == pytest.approx(expected.item())
+
+
+def test_an_average_that_changes_every_step_forgets_as_fast_as_torchvisions():
+    recipe, images = RECIPES["torchvision_600"], 1_281_167
+    # references/classification/train.py: 8 processes of 128 images, an update in 32 steps
+    per_update = 1 - (1 - 0.99998) * 8 * 128 * 32 / 600
+    steps = images // recipe.batch
+    updates = per_update ** (steps / 32)
+    assert recipe.ema_decay**steps == pytest.approx(updates, rel=1e-6)
+    assert average_decay_per_step(0.9, 1, 1, 1) == pytest.approx(0.9)
+
+
+def test_the_procedures_differ_in_what_the_papers_table_says():
+    a1, a2, a3 = (RECIPES[name] for name in RSB)
+    assert replace(a1, epochs=300, weight_decay=0.02, label_smoothing=0, mixup=0.1) == a2
+    assert (a1.epochs, a1.weight_decay, a1.label_smoothing, a1.mixup) == (600, 0.01, 0.1, 0.2)
+    assert (a3.epochs, a3.lr, a3.drop_path, a3.repeated_augmentation) == (100, 8e-3, 0, 1)
+    assert (a2.lr, a2.batch, a2.drop_path, a2.repeated_augmentation) == (5e-3, 2048, 0.05, 3)
+    assert {recipe.warmup_epochs for recipe in (a1, a2, a3)} == {5}
+    assert {recipe.schedule for recipe in (a1, a2, a3)} == {"cosine"}
