@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.data.auto_augment import rand_augment_transform
 from timm.loss import BinaryCrossEntropy
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.data.transforms.policies import RandAugment
 from fullstride.tasks.classify import Classify
+from fullstride.train import run
 from fullstride.train.mix import mix
 from fullstride.train.optimizer import build_optimizer
 from fullstride.train.recipes.modern import average_decay_per_step
@@ -104,3 +106,18 @@ def test_the_procedures_differ_in_what_the_papers_table_says():
     assert (a2.lr, a2.batch, a2.drop_path, a2.repeated_augmentation) == (5e-3, 2048, 0.05, 3)
     assert {recipe.warmup_epochs for recipe in (a1, a2, a3)} == {5}
     assert {recipe.schedule for recipe in (a1, a2, a3)} == {"cosine"}
+
+
+@pytest.mark.parametrize("name", ["rsb_a1", "torchvision_600"])
+def test_a_run_that_stops_goes_on_to_the_same_weights(name, few_digits, tmp_path):
+    recipe = replace(RECIPES[name], epochs=2, batch=32, resolution=32, precision="fp32")
+    whole = list(run.train(tmp_path / "whole", "genet_tiny", few_digits, recipe))
+    stopped = run.train(tmp_path / "stopped", "genet_tiny", few_digits, recipe)
+    next(stopped)
+    stopped.close()
+    resumed = list(run.train(tmp_path / "stopped", "genet_tiny", few_digits, recipe))
+    assert [row["loss"] for row in resumed] == [row["loss"] for row in whole]
+    both = [
+        load_file(tmp_path / one / "bundle" / "weights.safetensors") for one in ("whole", "stopped")
+    ]
+    assert all(torch.equal(both[0][key], both[1][key]) for key in both[0])
