@@ -18,6 +18,7 @@ def predict(
     batch: int = 32,
     device: Device = "auto",
     trust: bool = False,
+    tta: Literal["none", "flip"] = "none",
     loading: Loading = BY_DEFAULT,
 ) -> None:
     """Classify images.
@@ -32,6 +33,7 @@ def predict(
         batch: Images at a time.
         device: Where a run or a bundle computes; an exported file has its own device.
         trust: Open files of the formats pt2 and aoti too, which are programs.
+        tta: With flip, the mean of the probabilities of an image and of its mirror image.
     """
     from fullstride.deploy.open_model import find_images, open_model
     from fullstride.deploy.predict import predict
@@ -43,7 +45,8 @@ def predict(
     paths, ignored = find_images(images)
     report_ignored(ignored)
     model, skipped = open_model(run, trust=trust, options=loading), {}
-    for row in predict(model, paths, top=top, batch=batch, device=choose_device(device)):
+    how: dict[str, Any] = dict(top=top, batch=batch, device=choose_device(device), tta=tta)
+    for row in predict(model, paths, **how):
         if row.unreadable:
             skipped[row.path] = row.unreadable
         if json:

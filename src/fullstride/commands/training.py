@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Data, Device, Loading, Run
-from fullstride.console import Bar, console, report_ignored, report_skipped
+from fullstride.console import Bar, console, printable, report_ignored, report_skipped
 from fullstride.nets.load_options import BY_DEFAULT, WeightsKind
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -143,6 +143,9 @@ def validate(
     data: str = "",
     split: Literal["test", "minival", "train", "all"] | None = None,
     device: Device = "auto",
+    per_class: bool = False,
+    tta: Literal["none", "flip"] = "none",
+    out: Path | None = None,
     loading: Loading = BY_DEFAULT,
 ) -> None:
     """Evaluate a trained network on images that it was not trained on.
@@ -155,20 +158,35 @@ def validate(
         split: Which split of the images; by default the test, or the minival of data without one.
             Of data that are not the run's and have no splits of their own, all images.
         device: Where to compute.
+        per_class: Print the precision, recall and F1 of each class too.
+        tta: With flip, score the mean of the probabilities of an image and of its mirror image.
+        out: A JSON file for all scores, those of each class and the confusion matrix.
     """
     from fullstride import tasks
+    from fullstride.deploy.predict import check_tta
     from fullstride.measure.environment import choose_device
-    from fullstride.report.console_lines import score_line
+    from fullstride.report.console_lines import validation_lines
+    from fullstride.report.console_tables import class_table
+    from fullstride.train import score_file
     from fullstride.train.run_data import images_to_score
-    from fullstride.train.scoring import score_images
+    from fullstride.train.scoring import score_bundle
+    from fullstride.writing import check_output
 
+    check_output(out, score_file.OUTPUT)
     bundle, place = tasks.load(run, options=loading), choose_device(device)
-    task = tasks.find_task(bundle.task, bundle.temperature)
     on = images_to_score(run, bundle, data, split)
     report_ignored(on.data.ignored, on.notes)
-    result = score_images(bundle.net.to(place), task, on.images, bundle.preprocessing, place)
+    if tta == "flip":
+        check_tta(bundle, on.data)
+    result = score_bundle(bundle, on.images, place, mirrored=tta == "flip")
     report_skipped(result.skipped)
-    print(score_line(on.split, result.scores, task.metric, on.missing))
+    metrics = tasks.find_task(bundle.task).metrics(tasks.common_metric([bundle]))
+    for line in validation_lines(on.split, result, metrics, bundle.classes, on.missing):
+        print(printable(line))
+    if per_class and result.confusion:
+        console().print(class_table(result.confusion.by_class(bundle.classes)))
+    if out:
+        score_file.save(out, bundle.name, on.data.name, bundle.classes, {on.split: result})
 
 
 def bench_data(

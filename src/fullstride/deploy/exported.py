@@ -19,6 +19,8 @@ InputKind = Literal["normalised", "pixels", "pictures"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, K)
 
+# Fields of Metadata that are JSON in a file; all others are text.
+JSON_FIELDS = ("classes", "preprocessing", "scores", "float_layers", "temperature", "mirror")
 # Fields of Metadata whose key in a file is another; all others are written by their own name.
 FILE_KEYS = {"input_kind": "input", "float_layers": "kept_float"}
 
@@ -36,6 +38,7 @@ class Metadata:
     task: str = "classify"
     # that logits are divided by before softmax; where the file computes probabilities, it does so
     temperature: Temperature = 1.0
+    mirror: bool = True  # whether the mirror image of a picture is of the same class
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
     # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
@@ -62,9 +65,9 @@ class Metadata:
             if sum(map(len, strings.values())) > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
             # of earlier files
-            strings = {"task": "classify", "temperature": "1.0", **strings}
+            strings = {"task": "classify", "temperature": "1.0", "mirror": "true", **strings}
             values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
-            for name in ("classes", "preprocessing", "scores", "float_layers", "temperature"):
+            for name in JSON_FIELDS:
                 values[name] = parse_json(values[name], name)
             return from_json(cls, values, "metadata")
         except (KeyError, ValueError) as error:
@@ -125,6 +128,10 @@ class ExportedModel:
     @property
     def task(self) -> str:
         return self.metadata.task
+
+    @property
+    def may_mirror(self) -> bool:
+        return self.metadata.mirror
 
     @property
     def temperature(self) -> float:

@@ -3,14 +3,15 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 
+from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import MAX_MEGAPIXELS, UnreadableImage, decode
 from fullstride.data.readers.pixel_modes import plain_image
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
@@ -19,6 +20,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
 
+Tta = Literal["none", "flip"]  # test-time augmentation
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 # of the inputs of a batch: 334 images of 224 x 224
 MAX_BATCH_PIXELS = 2**24
@@ -45,6 +47,7 @@ def predict(
     top: int = 5,
     batch: int = 32,
     device: torch.device | str = "cpu",
+    tta: Tta = "none",
 ) -> Iterator[Prediction]:
     """One `Prediction` for each picture, in order, with the `top` most probable classes.
 
@@ -55,15 +58,16 @@ def predict(
         top: The number of predictions for each.
         batch: Pictures at a time; fewer where their inputs would need much memory.
         device: Where a bundle computes; an exported file has its own device.
+        tta: With flip, the mean of the probabilities of a picture and of its mirror image.
 
     A picture that cannot be read yields a `Prediction` with the reason. Raises ValueError for what
-    is no picture.
+    is no picture, and for flip where `check_tta` does.
     """
     pictures, side = _listed(pictures), model.preprocessing.resolution
     batch = min(batch, max(1, MAX_BATCH_PIXELS // side**2))
     for start in range(0, len(pictures), batch):
         group, reasons = pictures[start : start + batch], {}
-        rows = probabilities(model, _readable(group, model, reasons), device, batch)
+        rows = probabilities(model, _readable(group, model, reasons), device, batch, tta)
         guesses = iter(find_task(model.task).decode(torch.from_numpy(rows), model.classes, top))
         for index, picture in enumerate(group):
             path = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else ""
@@ -158,24 +162,47 @@ def probabilities(
     pictures: Iterable[Image.Image | np.ndarray],
     device: torch.device | str = "cpu",
     batch: int = 32,
+    tta: Tta = "none",
 ) -> np.ndarray:
     """The activated outputs for pictures of any sizes; for classification (N, K) float32.
 
     Arrays are views by `read_view`. Of the pictures, which may come one by one, only the inputs of
     a batch are held. Raises FloatingPointError where an output is not finite.
     """
-    exported = isinstance(model, ExportedModel)
-    kind = model.metadata.input_kind if exported else "normalised"
-    batches = inputs(kind, model.preprocessing, pictures, batch)
-    first = next(batches, None)
-    if first is None:
-        return np.empty((0, len(model.classes)), np.float32)
-    batches = chain([first], batches)
-    rows = outputs(model, batches) if exported else logits(model, batches, device)
-    rows = activate(model, rows) if kind == "normalised" else rows
+    if tta == "flip":
+        check_tta(model)
+    kind = model.metadata.input_kind if isinstance(model, ExportedModel) else "normalised"
+    parts = [np.empty((0, len(model.classes)), np.float32)]
+    for x in inputs(kind, model.preprocessing, pictures, batch):
+        rows = _activated(model, x, device)
+        if tta == "flip":
+            mirrored = np.ascontiguousarray(np.flip(x, 3 if kind == "normalised" else 2))
+            rows = (rows + _activated(model, mirrored, device)) / 2
+        parts.append(rows)
+    rows = np.concatenate(parts)
     if not np.isfinite(rows).all():
         raise FloatingPointError("the network's outputs for a picture are not finite")
     return rows
+
+
+def check_tta(model: Bundle | ExportedModel, data: DataSet | None = None) -> None:
+    """Raises ValueError where the mirror image of a picture may be of another class."""
+    if not find_task(model.task).single_label:
+        raise ValueError(f"--tta flip is for classes, and not for the task {model.task}")
+    if not model.may_mirror or (data and not data.mirror):
+        raise ValueError(
+            "--tta flip: the images were not mirrored in training, as this may change their class: "
+            "leave it out"
+        )
+
+
+def _activated(
+    model: Bundle | ExportedModel, x: np.ndarray, device: torch.device | str
+) -> np.ndarray:
+    if isinstance(model, Bundle):
+        return activate(model, logits(model, [x], device))
+    rows = outputs(model, [x])
+    return activate(model, rows) if model.metadata.input_kind == "normalised" else rows
 
 
 def logits(

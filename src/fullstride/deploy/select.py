@@ -24,7 +24,7 @@ from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import ONLINE, Protocol, by_network, location, read_measurements
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import permutation
-from fullstride.tasks import find_task
+from fullstride.tasks import common_metric
 from fullstride.writing import atomic_write, scratch_folder
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
@@ -58,7 +58,7 @@ def most_accurate(
     no bundle fits, and if one of several has no score or other classes.
     """
     check_same_classes(bundles)
-    metric = find_task(next(iter(bundles.values())).task).metric
+    metric = common_metric(bundles.values())
     batch, ms = budget.batch if budget else 1, dict[str, float]()
     fit = dict(bundles)
 

@@ -57,6 +57,7 @@ class Metadata:
     scores: Mapping[str, Any]
     environment: Mapping[str, Any]
     temperature: Temperature = 1.0
+    mirror: bool = True
 
     def __post_init__(self) -> None:
         check_scores(self.scores)
@@ -115,6 +116,7 @@ class Bundle:
     licence: str = ""  # of the weights, by its authors' name; "" if unknown
     task: str = "classify"  # name of the task that the network was trained for
     temperature: float = 1.0  # that probabilities are calibrated by, see `tasks.temperature`
+    mirror: bool = True  # whether the mirror image of a picture is of the same class
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes):,}: {shortened(self.classes)}"
@@ -137,6 +139,11 @@ class Bundle:
         """Whether `classes` are names: numbers are, if the network was trained on them."""
         numbers = tuple(map(str, range(len(self.classes))))
         return bool(self.recipe) or self.classes != numbers
+
+    @property
+    def may_mirror(self) -> bool:
+        """Whether mirror images are of the same class, by the data and by the recipe."""
+        return self.mirror and self.recipe.get("hflip_prob", 0.5) != 0
 
     def score(self, split: str, name: str) -> float:
         """A score of a split. Raises ValueError where it is missing or not finite."""

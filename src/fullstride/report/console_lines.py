@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from fullstride.tasks.task import Metric
     from fullstride.train.data_bench import DataBench
     from fullstride.train.recipe import Recipe
+    from fullstride.train.scoring import Evaluation
 
 NEAR = 5  # networks that may fit as well, in text
+CONFUSIONS = 3  # pairs of classes that are named
 FEW_IMAGES = 30  # below which a score gets a warning
 
 
@@ -252,17 +254,42 @@ def test_line(
     )
 
 
+def validation_lines(
+    split: str,
+    result: "Evaluation",
+    metrics: "Sequence[Metric]",
+    classes: Sequence[str],
+    missing: Sequence[str] = (),
+) -> list[str]:
+    """All scores of a split, beginning with those of `metrics`, and the commonest confusions."""
+    lines = [score_line(split, result.scores, metrics, missing)]
+    confused = result.confusion.most_confused(CONFUSIONS) if result.confusion else ()
+    if confused:
+        pairs = (
+            f"{classes[label]} as {classes[other]} ({images})" for label, other, images in confused
+        )
+        lines.append(f"most often confused: {', '.join(pairs)}")
+    return lines
+
+
 def score_line(
-    split: str, scores: Mapping[str, float], metric: "Metric", missing: Sequence[str] = ()
+    split: str,
+    scores: Mapping[str, float],
+    metrics: "Sequence[Metric]",
+    missing: Sequence[str] = (),
 ) -> str:
-    """All scores of a split, beginning with the task's metric."""
-    others = [
-        f"{name} {value:.4f}"
-        for name, value in scores.items()
-        if name not in (metric.name, "images")
+    """All scores of a split, beginning with those of `metrics`."""
+    values = [
+        metric.text(scores[metric.name], 2 if metric.unit else 4)
+        for metric in metrics
+        if metric.name in scores
     ]
-    values = ", ".join([metric.text(scores[metric.name]), *others])
-    return f"{split} {values}, on {scores['images']} images{doubts(scores['images'], missing)}"
+    named = {"images", *(metric.name for metric in metrics)}
+    values += [f"{name} {value:.4f}" for name, value in scores.items() if name not in named]
+    return (
+        f"{split} {', '.join(values)}, on {scores['images']} images"
+        f"{doubts(scores['images'], missing)}"
+    )
 
 
 def doubts(images: float, missing: Sequence[str]) -> str:

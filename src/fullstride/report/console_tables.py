@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fullstride.latency.network_times import Estimate
     from fullstride.latency.select import Choice, Option
     from fullstride.measure.protocols import Measurement
+    from fullstride.tasks.confusion import ClassScore
     from fullstride.train.data_bench import DataBench
 
 
@@ -25,6 +26,18 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     for row in rows:
         result.add_row(*(Text(printable(cell)) for cell in row))
     return result
+
+
+def class_table(rows: "Sequence[ClassScore]") -> Table:
+    """A line for each class, in percent."""
+    columns = ["class", "images", "predicted", "precision", "recall", "F1"]
+    return table(columns, [class_cells(row) for row in rows])
+
+
+def class_cells(row: "ClassScore") -> list[str]:
+    shares = (row.precision, row.recall, row.f1)
+    percents = ("-" if share is None else f"{share:.1f}" for share in shares)
+    return [row.name, f"{row.images:,}", f"{row.predicted:,}", *percents]
 
 
 def latency_and_throughput_table(

@@ -23,7 +23,8 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.precision import short_precision
 from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
-from fullstride.tasks import find_task
+from fullstride.tasks import common_metric, find_task
+from fullstride.tasks.confusion import ConfusionMatrix
 from fullstride.tasks.task import Metric
 from fullstride.train.run_data import matching_data
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
@@ -47,7 +48,7 @@ def gather(
     """
     models = {str(Path(word)): opened(word, trust) for word in words}
     images = common_images(models, data)
-    metric = find_task(next(iter(models.values())).task).metric
+    metric = common_metric(models.values())
     rows = read_measurements(bench) if bench else []
     times = by_network(rows)
     entries = {
@@ -63,10 +64,15 @@ def gather(
         for name in times
         if name in others and name not in left_out
     }
+    predictions, confusion = [], None
+    if find_task(model.task).single_label:
+        predictions, confusion = examples(model, images)
     return dict(
         title=printable(f"fullstride on {images.name}"),
         entries=[*entries.values()],
-        predictions=examples(model, images) if find_task(model.task).single_label else [],
+        predictions=predictions,
+        confusion=confusion,
+        classes=tuple(map(printable, images.classes)),
         environment=asdict(rows[0].environment if rows else Environment.here()),
         notes=[*map(printable, notes(images, best.name, rows, left_out))],
     )
@@ -143,7 +149,8 @@ def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
         raise ValueError(f"{word} is of the task {task.name}, which is scored in runs only")
     score, number = task.score(), 0
     for indices, rows in batches(model, images):
-        score.update(torch.from_numpy(rows), task.collate([images.targets[i] for i in indices]))
+        logits = torch.from_numpy(rows).double().log()
+        score.update(logits, task.collate([images.targets[i] for i in indices]))
         number += len(indices)
     if not number:
         raise ValueError(f"{word}: none of the test images can be read")
@@ -187,17 +194,23 @@ def speeds(times: Times) -> dict[str, Any]:
     return values
 
 
-def examples(model: Model, data: DataSet) -> list[Prediction]:
-    """Scored images with predictions: wrong ones first, then correct ones from the whole set."""
+def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMatrix | None]:
+    """Scored images with predictions, and the confusion matrix of all.
+
+    Wrong predictions come first, then correct ones from the whole set.
+    """
     images = getattr(data, data.score_split)
     parts = [*batches(model, images)]
     indices = [index for part, _ in parts for index in part]
     probability_nk = np.concatenate([rows for _, rows in parts])
+    task = find_task(model.task)
     labels, predicted = np.array(images.targets)[indices], probability_nk.argmax(1)
+    score = task.score()
+    score.update(torch.from_numpy(probability_nk).double().log(), torch.from_numpy(labels))
     wrong = np.flatnonzero(predicted != labels)[: SHOWN // 2]
     right = np.flatnonzero(predicted == labels)
     spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)
-    return [
+    shown = [
         Prediction(
             picture=np.asarray(images.picture(indices[i])),
             truth=printable(data.classes[labels[i]]),
@@ -206,6 +219,7 @@ def examples(model: Model, data: DataSet) -> list[Prediction]:
         )
         for i in (*wrong, *right[spread])
     ]
+    return shown, task.confusion(score)
 
 
 def notes(

@@ -15,13 +15,16 @@ from markupsafe import Markup
 from PIL import Image
 
 from fullstride.outputs import PAGE
-from fullstride.report import plots
+from fullstride.report import confusion_plot, plots
+from fullstride.report.confusion_plot import heat_map
 from fullstride.report.format import count, ms, percent, three_digits, wilson
 from fullstride.report.plots import EpochRow, Point
+from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 from fullstride.tasks.task import Metric
 from fullstride.writing import atomic_write
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
+MAX_CLASS_ROWS = 50
 THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
 
 
@@ -69,8 +72,10 @@ def render(
     predictions: Sequence[Prediction],
     environment: Mapping[str, Any],
     notes: Sequence[str] = (),
+    confusion: ConfusionMatrix | None = None,
+    classes: tuple[str, ...] = (),
 ) -> str:
-    """Render the page as HTML.
+    """Render the page as HTML. `confusion` is that of the best network, for `classes`.
 
     Speeds are relative to the first network without accuracy, or to the first if all have one.
     """
@@ -94,10 +99,23 @@ def render(
         ],
         latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
         curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
+        confusion_plot=(
+            Markup(heat_map(confusion, classes))
+            if confusion and len(classes) <= confusion_plot.MAX_CLASSES
+            else ""
+        ),
+        class_rows=worst_classes(confusion, classes) if confusion else [],
+        classes=classes,
         cards=[card(prediction) for prediction in predictions],
         environment=environment,
         notes=notes,
     )
+
+
+def worst_classes(confusion: ConfusionMatrix, classes: tuple[str, ...]) -> list[ClassScore]:
+    """The scores of the classes that occur, the lowest F1 first, at most `MAX_CLASS_ROWS`."""
+    rows = [row for row in confusion.by_class(classes) if row.f1 is not None]
+    return sorted(rows, key=lambda row: row.f1 or 0.0)[:MAX_CLASS_ROWS]
 
 
 @cache

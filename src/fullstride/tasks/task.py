@@ -70,6 +70,11 @@ class Task(ABC):
         names = [field.name for field in fields(self) if hasattr(recipe, field.name)]
         return replace(self, **{name: getattr(recipe, name) for name in names})
 
+    def metrics(self, first: Metric) -> tuple[Metric, ...]:
+        """All metrics of the task, beginning with `first`."""
+        others = (each for each in (self.metric, *self.other_metrics) if each != first)
+        return (first, *others)
+
     def find_metric(self, name: str = "", outputs: int | None = None) -> Metric:
         """The metric `name` of a network with so many outputs; "" is the task's own.
 

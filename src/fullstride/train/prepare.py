@@ -119,6 +119,7 @@ class PreparedRun:
             source=f"trained on {self.data.name}",
             task=self.task.name,
             temperature=temperature,
+            mirror=self.data.mirror,
         )
 
 

@@ -4,11 +4,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
+from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks import find_task
 from fullstride.tasks.confusion import ConfusionMatrix
 from fullstride.tasks.task import Score, Task
 from fullstride.tasks.temperature import MAX_LOGITS, TemperatureScore
@@ -86,6 +88,32 @@ def score_images(
         return score_batches(net, task, batches, context)
     finally:
         batches.close()
+
+
+def score_bundle(
+    bundle: Bundle, images: Images, device: torch.device | str, *, mirrored: bool = False
+) -> Evaluation:
+    """What `bundle` achieves on `images`; with `mirrored` by the mean with their mirror images."""
+    net, task = bundle.net.to(device), find_task(bundle.task, bundle.temperature)
+    if mirrored:
+        net, task = MirrorAverage(net, task), task.calibrated(1.0)
+    return score_images(net, task, images, bundle.preprocessing, device)
+
+
+class MirrorAverage(nn.Module):
+    """The mean of a network's probabilities for an image and its mirror image.
+
+    (N, C, H, W) -> (N, K), the logarithms of the means, which are logits of temperature 1.
+    """
+
+    def __init__(self, net: nn.Module, task: Task):
+        super().__init__()
+        self.net, self.task = net, task
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = [self.task.activate(self.net(each).float()) for each in (x, x.flip(-1))]
+        mean = torch.stack(both).mean(0)
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
 
 
 def score_batches(
