@@ -10,12 +10,14 @@ from fullstride.nets.preprocessing import Preprocessing
 GRAY = Preprocessing(resolution=32, mean=(0.2,), std=(0.5,), crop=1.0)
 COLOUR = Preprocessing(resolution=40, crop=0.9)
 DIGITS = tuple("0123456789")
+TEMPERATURE = 0.7
 
 
 def make_bundle(name: str, pre: Preprocessing, **more) -> Bundle:
     torch.manual_seed(0)
     net = zoo.create(name, classes=10, in_channels=pre.channels)
-    return Bundle(settled(net, pre), name=name, classes=DIGITS, preprocessing=pre, **more)
+    names = {"name": name, "classes": DIGITS, "preprocessing": pre, "temperature": TEMPERATURE}
+    return Bundle(settled(net, pre), **{**names, **more})
 
 
 def small_bundle(**more) -> Bundle:
@@ -32,7 +34,7 @@ def small_bundle(**more) -> Bundle:
         nn.Flatten(),
         nn.Linear(8, 10),
     )
-    names = {"name": "small", "classes": DIGITS, "preprocessing": pre}
+    names = {"name": "small", "classes": DIGITS, "preprocessing": pre, "temperature": TEMPERATURE}
     return Bundle(settled(net, pre), **{**names, **more})
 
 

@@ -272,12 +272,13 @@ def test_pictures_come_from_all_over_a_set_and_are_not_held(pictures):
     assert read == ["n1", "n3"] * 2
 
 
-def test_predictions_are_the_networks_softmax_best_first(pictures, tmp_path):
+def test_predictions_are_the_networks_calibrated_softmax_best_first(pictures, tmp_path):
     bundle = make_bundle("resnet_rs_tiny", GRAY)
     pictures[0].save(tmp_path / "a.png")
     (answer,) = predict(bundle, [tmp_path / "a.png"], top=10)
     with torch.inference_mode():
-        expected = bundle.net(network_input(bundle, pictures[:1])).softmax(1)[0]
+        logits = bundle.net(network_input(bundle, pictures[:1]))[0]
+    expected = (logits / bundle.temperature).softmax(0)
     assert [g.label for g in answer.guesses] == [
         str(k) for k in expected.argsort(descending=True).tolist()
     ]

@@ -408,7 +408,8 @@ def test_metadata_of_version_0_1_is_read():
         input_kind="pixels",
         float_layers=("stem.conv",),
     )
-    assert metadata.to_strings() == strings | {"task": "classify"}
+    added = {"task": "classify", "temperature": "1.0", "mirror": "true"}
+    assert metadata.to_strings() == strings | added
 
 
 def test_metadata_is_checked(bundle):
