@@ -279,13 +279,13 @@ def score_line(
     missing: Sequence[str] = (),
 ) -> str:
     """All scores of a split, beginning with those of `metrics`."""
-    values = [
-        metric.text(scores[metric.name], 2 if metric.unit else 4)
-        for metric in metrics
-        if metric.name in scores
-    ]
-    named = {"images", *(metric.name for metric in metrics)}
-    values += [f"{name} {value:.4f}" for name, value in scores.items() if name not in named]
+    values, others = [], dict(scores)
+    for metric in metrics:
+        if metric.name in others:
+            before = others.pop(f"{metric.name}_uncalibrated", None)
+            values.append(metric.text(others.pop(metric.name), 2 if metric.unit else 4))
+            values[-1] += f" ({before:.2f} {metric.unit} uncalibrated)" if before else ""
+    values += [f"{name} {value:.4f}" for name, value in others.items() if name != "images"]
     return (
         f"{split} {', '.join(values)}, on {scores['images']} images"
         f"{doubts(scores['images'], missing)}"
