@@ -42,7 +42,7 @@ def scratch(images: int) -> Recipe:
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS["scratch"], 1000 * (images / 60) ** 0.5)
-    lr = 0.1 * math.sqrt(batch / 16)
+    lr = 0.2 * (batch / 16) ** 0.25
     # so that a weight that gets no gradient shrinks by a factor of 7 in a long training
     weight_decay = min(1e-3, 4 / (lr * steps))
     return following(images, batch, steps, lr=lr, weight_decay=weight_decay)
