@@ -33,7 +33,7 @@ def finetune(images: int) -> Recipe:
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS["finetune"], 350 * (images / 60) ** 0.5)
-    return following(images, batch, steps, lr=0.01 * math.sqrt(batch / 16), weight_decay=1e-4)
+    return following(images, batch, steps, lr=0.012 * rate_factor(batch), weight_decay=1e-4)
 
 
 def scratch(images: int) -> Recipe:
@@ -42,7 +42,7 @@ def scratch(images: int) -> Recipe:
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS["scratch"], 1000 * (images / 60) ** 0.5)
-    lr = 0.2 * (batch / 16) ** 0.25
+    lr = 0.2 * rate_factor(batch)
     # so that a weight that gets no gradient shrinks by a factor of 7 in a long training
     weight_decay = min(1e-3, 4 / (lr * steps))
     return following(images, batch, steps, lr=lr, weight_decay=weight_decay)
@@ -56,6 +56,14 @@ def batch_for(images: int) -> int:
     power = round(4 + 0.3 * math.log2(max(images, 1) / 60))
     half = max(images, 2 * MIN_BATCH) // 2
     return max(MIN_BATCH, min(2**power, 2 ** (half.bit_length() - 1), MAX_BATCH))
+
+
+def rate_factor(batch: int) -> float:
+    """Of the learning rate, to that for a batch of 16: in proportion below, and 2 for 256.
+
+    Less than in proportion above, as the number of steps, too, grows with the images.
+    """
+    return batch / 16 if batch < 16 else (batch / 16) ** 0.25
 
 
 def following(images: int, batch: int, steps: float, *, lr: float, weight_decay: float) -> Recipe:
