@@ -17,6 +17,8 @@ def pack(
     long_side: int | None = None,
     quality: int = 90,
     shard_mib: int = 256,
+    group: str = "",
+    keep_duplicates: bool = False,
 ) -> None:
     """Write a data set as tar shards: a few large files in place of many small ones.
 
@@ -32,11 +34,14 @@ def pack(
             training at 224.
         quality: Of these JPEGs, 1 to 100.
         shard_mib: Size of a shard.
+        group: As for `train`: the shards keep the splits of these groups.
+        keep_duplicates: As for `train`.
     """
     from fullstride.data.dataset import open_data
     from fullstride.data.pack import Encoding, pack
 
-    done, shards, images = None, 0, open_data(data)
+    images = open_data(data, group=group, keep_duplicates=keep_duplicates)
+    done, shards = None, 0
     report_ignored(images.ignored, images.notes)
     for done in pack(images, out, Encoding(long_side, quality), shard_mib=shard_mib):
         if done.shards > shards:

@@ -152,6 +152,13 @@ def open_data(
     A folder may also have the IDX files of MNIST, `train-images-idx3-ubyte` and so on, or these
     with .gz.
 
+    A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards
+    are a folder of .tar files such as `fullstride pack` writes, or a pattern:
+    `photos-{000000..000007}.tar`, `photos-*.tar`.
+
+    A dataset of Hugging Face is a folder written by `save_to_disk`, or one of parquet files. If
+    several columns fit, FOLDER?label=NAME&image=NAME selects them. Needs the extra `hf`.
+
     Args:
         where: The data set.
         minival: Share of the training images for the minival, where the data have none; 0: there
@@ -165,13 +172,6 @@ def open_data(
             that are copies of those in val/ or test/ are left out.
         splits: Version of these rules. By version 1, of runs that began before, classes were not
             considered, and val/ alone was the test; 2 has neither groups nor duplicates.
-
-    A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards
-    are a folder of .tar files such as `fullstride pack` writes, or a pattern:
-    `photos-{000000..000007}.tar`, `photos-*.tar`.
-
-    A dataset of Hugging Face is a folder written by `save_to_disk`, or one of parquet files. If
-    several columns fit, FOLDER?label=NAME&image=NAME selects them. Needs the extra `hf`.
 
     Raises ValueError in one line.
     """

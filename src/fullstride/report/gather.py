@@ -238,6 +238,9 @@ def notes(
         "Accuracies are of the averaged weights after the last epoch, or after the best one if the "
         "recipe stops early.",
     ]
+    if missing := data.missing_classes(data.score_split):
+        classes = ", ".join(map(printable, missing))
+        lines.insert(1, f"No {data.score_split} image is of the classes: {classes}.")
     if rows:
         own = (short_precision(row.precision) for row in rows if not row.runtime)
         precisions = " and ".join(dict.fromkeys(own))

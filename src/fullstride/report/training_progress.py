@@ -98,6 +98,10 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"{recipe.efficiency}",
         *advice_lines(plan),
     ]
+    for name in ("train", "minival", "test"):
+        if getattr(data, name) and (missing := data.missing_classes(name)):
+            classes = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+            lines.append(f"classes  {name} has no image of {len(missing)} classes: {classes}")
     if not data.minival:
         score = "" if data.test else ", and there is no score of it"
         lines.append(f"splits   no minival: no epoch is chosen, the last one is saved{score}")

@@ -8,21 +8,25 @@ Images stay undecoded until `decode` reads them.
 Needs the extra `hf`.
 """
 
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from fullstride.data.readers.arrow import Rows, library_errors, open_arrow, sizes_and_paths
-from fullstride.data.readers.csv_table import SPLITS
 from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.hugging_face_splits import (
+    STATE,
+    by_purpose,
+    files_below,
+    parquet_splits,
+    saved_splits,
+)
 from fullstride.data.readers.listing import Listing, Sample, quote_names, sorted_classes
 from fullstride.strict_json import read_json
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
-STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
+INFO, SPLITS_FILE = "dataset_info.json", "dataset_dict.json"
 
 
 class Columns(NamedTuple):
@@ -64,7 +68,7 @@ def holds_dataset(folder: Path) -> bool:
     ):
         return True
     parquet, pictured = False, 0
-    for _, files in _below(folder):
+    for _, files in files_below(folder):
         parquet = parquet or any(name.lower().endswith(".parquet") for name in files)
         pictured += any(name.lower().endswith(SUFFIXES) for name in files)
         if pictured > 1:
@@ -91,7 +95,7 @@ def read_dataset(folder: Path, choice: Mapping[str, str], group: str = "") -> Li
         raise ValueError(
             f"{str(folder)!r} needs the package datasets: pip install 'fullstride[hf]'"
         ) from None
-    saved = _saved_splits(folder)
+    saved = saved_splits(folder)
     columns, files = (
         _open_saved(folder, saved, choice, group) if saved else _open_parquet(folder, choice, group)
     )
@@ -226,74 +230,6 @@ def _columns(folder: Path, features: Any, choice: Mapping[str, str], group: str)
     return Columns(image, label, names, tuple(kinds), group if has_groups else None)
 
 
-# ---- which splits
-
-
-def _saved_splits(folder: Path) -> dict[str, list[Path]]:
-    if (folder / STATE).is_file():
-        return {"train": [folder]}
-    return {path.name: [path] for path in sorted(folder.iterdir()) if (path / STATE).is_file()}
-
-
-def _by_purpose(folder: Path, splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
-    """The splits "train", "val" and "test", in that order."""
-    if len(splits) == 1:  # whatever its name
-        return {"train": next(iter(splits.values()))}
-    names: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    for name in splits:
-        if purpose := SPLITS.get(name.lower()):
-            names[purpose].append(name)
-    for each in names.values():
-        if len(each) > 1:
-            raise ValueError(
-                f"{str(folder)!r} has the splits {quote_names(each)} for one purpose: keep one"
-            )
-    if not names["train"]:
-        raise ValueError(
-            f"{str(folder)!r} has the splits {quote_names(list(splits))}, none to train on: rename "
-            "one to train"
-        )
-    return {purpose: splits[each[0]] for purpose, each in names.items() if each}
-
-
-def _parquet_splits(folder: Path) -> dict[str, list[Path]]:
-    splits: dict[str, list[Path]] = {}
-    homes: set[Path] = set()
-    for parent, names in _below(folder):
-        for path in (parent / name for name in names if name.lower().endswith(".parquet")):
-            sharded = re.fullmatch(r"(.+)-\d{5}-of-\d{5}(-.*)?", path.stem)
-            words = (
-                [sharded[1]]
-                if sharded
-                else [w for w in re.split(r"[-_.]", path.stem) if w.lower() in SPLITS]
-            )
-            inside = not words and parent != folder and parent.name.lower() in SPLITS
-            splits.setdefault(parent.name if inside else (*words, "")[0], []).append(path)
-            homes.add(parent.parent if inside else parent)
-    if len(homes) > 1:
-        both = quote_names(sorted(str(home.relative_to(folder)) for home in homes))
-        raise ValueError(
-            f"{str(folder)!r} has parquet files in several folders, {both}: give one of these"
-        )
-    if not splits:
-        raise ValueError(
-            f"{str(folder)!r} is no folder of a Hugging Face dataset: it has neither {STATE} nor "
-            "parquet files"
-        )
-    if "" in splits and len(splits) > 1:
-        raise ValueError(
-            f"{str(splits[''][0])!r} does not say train, val or test as other files do: rename it"
-        )
-    return splits
-
-
-def _below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder and the sorted names of its files, without hidden ones."""
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield Path(parent), sorted(name for name in files if not name.startswith("."))
-
-
 # ---- through `datasets`
 
 
@@ -304,7 +240,7 @@ def _open_saved(
     from datasets import Dataset
 
     columns, train, files = None, {}, {}
-    for split, (path,) in _by_purpose(folder, splits).items():
+    for split, (path,) in by_purpose(folder, splits).items():
         with library_errors(path):
             names = [file["filename"] for file in read_json(path / STATE)["_data_files"]]
         if not names:
@@ -335,7 +271,7 @@ def _open_parquet(
     from datasets.data_files import DataFilesDict, DataFilesList
     from pyarrow import parquet
 
-    splits = _by_purpose(folder, _parquet_splits(folder))
+    splits = by_purpose(folder, parquet_splits(folder))
     for split, paths in splits.items():
         rows = 0
         for path in paths:
