@@ -4,7 +4,7 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head
-from fullstride.train import run_folder, score_file
+from fullstride.train import run_folder, score_file, soup
 from fullstride.train.prepare import PreparedRun
 
 
@@ -13,7 +13,9 @@ def finish(run: PreparedRun) -> None:
 
     The temperature of the bundle is fitted on the minival before.
     """
-    net, results = final_network(run), {}
+    net, epochs, results = final_network(run), (), {}
+    if run.recipe.soup:
+        net, epochs = soup.better_average(run, net)
     temperature = run.temperature(net)
     for split in ("minival", "test"):
         images = getattr(run.data, split)
@@ -26,7 +28,7 @@ def finish(run: PreparedRun) -> None:
         split: result.scores | ({"skipped": result.skipped} if result.skipped else {})
         for split, result in results.items()
     }
-    bundle = run.bundle(net, scores, temperature)
+    bundle = run.bundle(net, scores, temperature, epochs)
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.BUNDLE)
 
 

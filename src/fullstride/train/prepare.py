@@ -1,7 +1,7 @@
 """What does a training run need before its first step? The network, batches and configuration."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,18 @@ class PreparedRun:
         for batches in filter(None, (self.batches, self.minival)):
             batches.close()
 
-    def bundle(self, net: Backbone, scores: Mapping[str, Any], temperature: float = 1.0) -> Bundle:
-        """The bundle of `net`, without padding, with `scores` by split."""
+    def bundle(
+        self,
+        net: Backbone,
+        scores: Mapping[str, Any],
+        temperature: float = 1.0,
+        epochs: Sequence[int] = (),
+    ) -> Bundle:
+        """The bundle of `net`, without padding, with `scores` by split.
+
+        `epochs` are those of which it is the average, if of several.
+        """
+        average = f", the average of epochs {', '.join(map(str, epochs))}" if epochs else ""
         return Bundle(
             net=fused_form.unpadded(net, self.spec),
             name=self.folder.name,
@@ -116,7 +126,7 @@ class PreparedRun:
             recipe=self.config.recipe,
             scores=scores,
             environment=asdict(Environment.here(self.device)),
-            source=f"trained on {self.data.name}",
+            source=f"trained on {self.data.name}{average}",
             task=self.task.name,
             temperature=temperature,
             mirror=self.data.mirror,
@@ -147,6 +157,11 @@ def prepare(
     case = case_of(data, weights, width)
     named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe, case=case)
     recipe = named.recipe
+    if recipe.soup and not data.minival:
+        raise ValueError(
+            f"recipe.soup {recipe.soup} needs a minival to compare averages on: set it to 0, or "
+            "leave --minival 0 out"
+        )
     if recipe.early_stop_patience and not data.minival:
         raise ValueError(
             f"recipe.early_stop_patience {recipe.early_stop_patience} needs a minival to compare "

@@ -57,6 +57,9 @@ class Recipe:
     images: PositiveInt | None = None  # length of training in images, instead of epochs
     # epochs without a better validation score before training stops with the best weights; 0: off
     early_stop_patience: Count = 0
+    # best epochs of which an average of weights is tried at the end, and used if its minival score
+    # is better; 0: off
+    soup: Count = 0
     # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
     # macro_f1, loss or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""
@@ -201,6 +204,8 @@ class Recipe:
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
         check_balance(self)
+        if self.soup == 1:
+            raise ValueError("recipe.soup 1 has nothing to average: use 2 epochs or more, or 0")
         object.__setattr__(self, "efficiency", current_name(self.efficiency))
         object.__setattr__(self, "precision", short_precision(self.precision))
         if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):

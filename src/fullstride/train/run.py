@@ -11,7 +11,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.loader import Batches
 from fullstride.nets.load_options import WeightsKind
 from fullstride.tasks.task import Task
-from fullstride.train import loop, run_folder
+from fullstride.train import loop, run_folder, soup
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.finish import finish
 from fullstride.train.plan import TrainingPlan
@@ -83,6 +83,7 @@ def train(
     if has_ended:
         return
     run.net.to(device)
+    context.on_rank_zero(soup.check_slots, run)
     try:
         if not run_folder.should_stop_early(rows, run.recipe, run.metric):
             epochs = loop.train_epochs(
@@ -132,6 +133,8 @@ def saved_epochs(
         if scores and run_folder.best_row(rows, run.metric) is rows[-1]:
             best = run.bundle(epoch.average, {"minival": scores})
             run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
+        if run.recipe.soup:
+            run.context.on_rank_zero(soup.save_epoch, run, rows, epoch.average, scores)
         run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
         yield rows[-1]
         if run_folder.should_stop_early(rows, run.recipe, run.metric):

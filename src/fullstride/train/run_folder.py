@@ -274,10 +274,16 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 
 def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
     """The first row with the best minival by `metric` and, of those, with the lowest loss."""
-    return max(
-        rows,
-        key=lambda row: (metric.rank(row[f"minival/{metric.name}"]), -row.get("minival/loss", 0.0)),
-    )
+    return best_rows(rows, metric, 1)[0]
+
+
+def best_rows(rows: list[dict[str, Any]], metric: Metric, count: int) -> list[dict[str, Any]]:
+    """The `count` best rows, in the order of `best_row`; of equal ones the earlier is better."""
+
+    def quality(row: dict[str, Any]) -> tuple[float, float]:
+        return metric.rank(row[f"minival/{metric.name}"]), -row.get("minival/loss", 0.0)
+
+    return sorted(rows, key=quality, reverse=True)[:count]
 
 
 def final_scores(folder: Path, split: str, metric: Metric) -> dict[str, Any]:
