@@ -97,9 +97,11 @@ def resnet_rs(depth: int, resolution: int) -> Recipe:
     """ResNet-RS's recipe for one size (arXiv:2103.07579): more regularization for larger networks.
 
     The numbers are those of the configuration files of its TPU code, the schedule is the paper's.
+    Running statistics are those of the last batch there (momentum 0), which the average smooths.
     """
     return replace(
         STUDY_DECAY,
+        bn_momentum=1.0,
         resolution=resolution,
         rand_magnitude=10 if resolution == 160 else 15,
         drop_path=0.1 if depth >= 200 else 0.0,
