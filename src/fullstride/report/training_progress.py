@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from fullstride.console import Bar, report_skipped
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
+from fullstride.nets.bundle import Metadata, read_metadata
 from fullstride.report.console_lines import test_line
 from fullstride.report.format import count, three_digits
+from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.plan import TimedBatches, TrainingPlan
@@ -68,7 +70,23 @@ class TrainingProgress:
         line = f"no score, as all images were trained on; bundle in {bundle}"
         if scored:
             line = test_line(split, scores, self.metric, bundle, data.missing_classes(split))
+        if calibration := calibration_line(read_metadata(bundle), recipe):
+            self.bar.print(calibration)
         self.bar.print(line)
+
+
+def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
+    """What the temperature of a run's bundle changes, or why there is none though it was wanted."""
+    scores = bundle.scores.get("minival")
+    if bundle.temperature != 1 and scores:
+        return (
+            f"probabilities are calibrated by a temperature of {bundle.temperature:.3g}: "
+            f"ECE of the minival {scores['ece_uncalibrated']:.1f} % before, {scores['ece']:.1f} % "
+            "with it"
+        )
+    if recipe.calibrate and not scores and find_task(bundle.task).single_label:
+        return "probabilities are not calibrated, as there is no minival"
+    return ""
 
 
 def plan_lines(plan: TrainingPlan) -> list[str]:
