@@ -184,8 +184,8 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
         )
     if recipe.optimizer != base.optimizer and recipe.lr == base.lr_for(recipe.batch):
         lines.append(
-            f"rate     {recipe.lr:.4g} is that of {base.optimizer}, not of {recipe.optimizer}: --lr "
-            "sets it"
+            f"rate     {recipe.lr:.4g} is that of {base.optimizer}, not of {recipe.optimizer}: "
+            "--lr sets it"
         )
     if recipe.batch > case.images:
         lines.append(
