@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 
 from fullstride import tasks
-from fullstride.nets.bundle import Bundle
+from fullstride.nets.bundle import Bundle, read_metadata
+from fullstride.report.training_progress import calibration_line
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.temperature import LIMITS, TemperatureScore, fit_temperature
 from fullstride.train import run
@@ -116,3 +117,12 @@ def test_a_run_may_go_without_and_earlier_bundles_have_none(few_digits, tmp_path
     path.write_text(json.dumps({**content, "temperature": 0}))
     with pytest.raises(ValueError, match="temperature"):
         Bundle.load(path.parent)
+
+
+def test_without_a_minival_there_is_no_temperature_and_it_is_said(few_digits, tmp_path):
+    whole = replace(few_digits, minival=few_digits.minival.subset(()))
+    list(run.train(tmp_path / "run", "genet_tiny", whole, SHORT))
+    metadata = read_metadata(tmp_path / "run" / "bundle")
+    assert metadata.temperature == 1
+    assert "no minival" in calibration_line(metadata, SHORT)
+    assert not calibration_line(metadata, replace(SHORT, calibrate=False))

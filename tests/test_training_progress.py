@@ -200,4 +200,4 @@ def test_the_command_begins_with_the_plan(tmp_path, capsys):
     assert cli.run(words) == 0
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     plan = ["device", "data", "network", "recipe", "rate", "warmup", "length"]
-    assert lines == [*plan, "epoch", "test"]
+    assert lines == [*plan, "epoch", "calibration", "test"]

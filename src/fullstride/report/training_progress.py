@@ -80,12 +80,11 @@ def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
     scores = bundle.scores.get("minival")
     if bundle.temperature != 1 and scores:
         return (
-            f"probabilities are calibrated by a temperature of {bundle.temperature:.3g}: "
-            f"ECE of the minival {scores['ece_uncalibrated']:.1f} % before, {scores['ece']:.1f} % "
-            "with it"
+            f"calibration by a temperature of {bundle.temperature:.3g}: ECE of the minival "
+            f"{scores['ece_uncalibrated']:.1f} % before, {scores['ece']:.1f} % with it"
         )
     if recipe.calibrate and not scores and find_task(bundle.task).single_label:
-        return "probabilities are not calibrated, as there is no minival"
+        return "no calibration of probabilities, as there is no minival"
     return ""
 
 
