@@ -43,6 +43,7 @@ def run_on(folder: Path, where: str, **how) -> str:
 )
 def test_the_splits_of_a_run_travel_with_it_to_the_same_data_wherever_they_are(tmp_path, how):
     where = str(write(tmp_path / "data", 60))
+    shutil.copy(f"{where}/a/000.png", f"{where}/a/copy99.png")
     run, data = run_on(tmp_path / "run", where, **how), open_data(where, **how)
     shutil.copytree(where, tmp_path / "moved")
     assert BUNDLE.classes == data.classes

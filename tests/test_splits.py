@@ -5,6 +5,7 @@ import io
 import json
 import random
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_groups_never_straddle_and_no_class_lacks_training_images(seed):
         for number in range(draw.randint(12, 60))
     }
     listing = listing_of(groups, classes)
-    splits, own, _ = take_splits(listing, BY_GROUP)
+    splits, _, own, _ = take_splits(listing, BY_GROUP)
     assert own == ()
     sides = [{listing.groups[s.name] for s in split} for split in splits]  # type: ignore
     assert sum(map(len, sides)) == len(groups)
@@ -178,7 +179,7 @@ def test_when_images_come_and_go_hardly_a_group_changes_its_split(seed):
 
 def test_a_class_whose_groups_are_too_few_for_a_test_is_named():
     groups = {f"a{n}": [0] * 5 for n in range(20)} | {"b0": [1] * 50, "b1": [1] * 50}
-    splits, _, notes = take_splits(listing_of(groups, 2), BY_GROUP)
+    splits, *_, notes = take_splits(listing_of(groups, 2), BY_GROUP)
     assert {s.target for s in splits.test} == {0}
     assert any("test" in note and "'1'" in note for note in notes)
     with pytest.raises(ValueError, match="too few groups"):
@@ -239,6 +240,24 @@ def test_copies_of_an_image_are_in_one_split_and_those_of_groups_join_the_groups
     for label in "ab":
         ten = {f"p{label}{n}" for n in range(10)} | {"copy"}
         assert len({s for n, s in joined.items() if n.split("/")[1] in ten and n[0] == label}) == 1
+
+
+def test_copies_are_searched_for_once_and_then_belong_to_the_rule(tmp_path, monkeypatch):
+    pictures = {f"{label}/{n}.png": n % 40 for label in "a" for n in range(60)}
+    data = open_data(str(write(tmp_path, pictures | {f"b/{n}.png": 99 + n for n in range(30)})))
+    assert data.rule.copies
+    assert {frozenset(names) for names in data.rule.copies.values()} == {
+        frozenset({f"a/{n}.png", f"a/{n + 40}.png"}) for n in range(20)
+    }
+
+    def fail(*_):
+        raise AssertionError("files are read")
+
+    monkeypatch.setattr(duplicates, "open_regular", fail)
+    assert open_data(str(tmp_path), **asdict(data.rule)).fingerprint == data.fingerprint
+    (tmp_path / "a/0.png").unlink()  # its copy is one image now
+    fewer = split_of(open_data(str(tmp_path), **asdict(data.rule)))
+    assert sum(fewer[name] != split for name, split in split_of(data).items() if name in fewer) <= 2
 
 
 @pytest.mark.parametrize("kind", ["folder", "table", "shards"])

@@ -89,7 +89,8 @@ class DataSet:
     channels: int  # 1: gray, 3: RGB
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
-    rule: SplitRule = SplitRule()  # the arguments of `open_data`
+    # the arguments of `open_data`, and the copies: with these it need not read the files again
+    rule: SplitRule = SplitRule()
     own_splits: tuple[str, ...] = ()  # of "minival" and "test", those that the data have
     notes: tuple[str, ...] = ()  # what a user should know of the splits, a line each
     # number of files below its folder that are not used, by reason
@@ -139,6 +140,7 @@ def open_data(
     group: str = "",
     keep_duplicates: bool = False,
     splits: int = LATEST_SPLITS,
+    copies: Mapping[str, tuple[str, ...]] | None = None,
 ) -> DataSet:
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
@@ -172,10 +174,12 @@ def open_data(
             that are copies of those in val/ or test/ are left out.
         splits: Version of these rules. By version 1, of runs that began before, classes were not
             considered, and val/ alone was the test; 2 has neither groups nor duplicates.
+        copies: The names of images with the same bytes, by their hash, as an earlier call has them
+            in `rule`; by default the files of equal sizes are compared.
 
     Raises ValueError in one line.
     """
-    return _open(where, SplitRule(minival, splits, test, group, keep_duplicates))
+    return _open(where, SplitRule(minival, splits, test, group, keep_duplicates, copies))
 
 
 def _open(where: str, rule: SplitRule) -> DataSet:
@@ -225,7 +229,7 @@ def _of_files(
         channels,
         mirror,
         _fingerprint(listing.classes, taken.splits),
-        rule,
+        taken.rule,
         taken.own,
         taken.notes,
     )

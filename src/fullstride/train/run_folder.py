@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,11 +66,12 @@ class RunConfig:
     test: Share | None = None  # share of the images, see `SplitRule`
     group: str = ""  # what images of one split have in common
     keep_duplicates: bool = False  # whether copies may be in several splits
+    copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names of images
 
     @property
     def rule(self) -> SplitRule:
         """How the splits of the run were taken."""
-        return SplitRule(self.minival, self.splits, self.test, self.group, self.keep_duplicates)
+        return SplitRule(**{each.name: getattr(self, each.name) for each in fields(SplitRule)})
 
 
 @dataclass(frozen=True)

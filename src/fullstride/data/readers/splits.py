@@ -5,7 +5,7 @@ The validation split is called minival: it chooses epochs and settings, never th
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Annotated, NamedTuple
 
@@ -34,6 +34,8 @@ class SplitRule:
     test: Share | None = None  # of the images; None: a tenth, but none beside a validation split
     group: str = ""  # what images of one split have in common, see `group_keys`
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
+    # the copies that were searched for before, see `DataSet.rule`; None: they are searched for
+    copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names
 
     def __post_init__(self) -> None:
         for name, share in (("minival", self.minival), ("test", self.test)):
@@ -62,6 +64,7 @@ class Splits(NamedTuple):
 
 class TakenSplits(NamedTuple):
     splits: Splits
+    rule: SplitRule  # with the copies that were searched for
     own: tuple[str, ...]  # the names of those that the data have, whether they are used or not
     notes: tuple[str, ...]  # what a user should know of them, a line each
 
@@ -91,7 +94,7 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
             raise ValueError(f"{what} {share}: {name!r} is the {what} already; leave the share out")
     own = tuple(name for name, each in (("minival", val), ("test", test)) if each is not None)
     if rule.all_for_training:
-        return TakenSplits(Splits(listing.samples, [], []), own, ())
+        return TakenSplits(Splits(listing.samples, [], []), rule, own, ())
     copies, notes = _find_copies(listing, rule)
     if held_out := {name: each for name, each in (("val", val), ("test", test)) if each}:
         train, more = _without_copies(listing, held_out, copies)
@@ -120,7 +123,7 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     if rule.test == 0:
         train = _ordered(listing.samples, [*splits.train, *splits.test])
         splits = Splits(train, splits.minival, [])
-    return TakenSplits(splits, own, tuple(notes))
+    return TakenSplits(splits, _with_copies(rule, copies), own, tuple(notes))
 
 
 Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the images that have it
@@ -129,10 +132,18 @@ Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the im
 def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
     if rule.keep_duplicates or rule.splits < LATEST_SPLITS:
         return [], []
-    try:
-        copies = find_copies(listing.samples, listing.file)
-    except TooManyImagesError as error:
-        return [], [f"copies of images were not searched for: {error}"]
+    if rule.copies is not None:
+        samples = {sample.name: sample for sample in listing.samples}
+        sets = {
+            key: [samples[name] for name in names if name in samples]
+            for key, names in rule.copies.items()
+        }
+        copies = [(key, same) for key, same in sets.items() if len(same) > 1]
+    else:
+        try:
+            copies = find_copies(listing.samples, listing.file)
+        except TooManyImagesError as error:
+            return [], [f"copies of images were not searched for: {error}"]
     mixed = [same for _, same in copies if len({sample.target for sample in same}) > 1]
     if not mixed:
         return copies, []
@@ -142,6 +153,12 @@ def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
         f"{listing.classes[first.target]!r} and {second.name!r} in "
         f"{listing.classes[second.target]!r}: remove the wrong ones"
     ]
+
+
+def _with_copies(rule: SplitRule, copies: Copies) -> SplitRule:
+    if rule.keep_duplicates or rule.splits < LATEST_SPLITS:
+        return rule
+    return replace(rule, copies={key: tuple(s.name for s in same) for key, same in copies})
 
 
 def _without_copies(
