@@ -182,6 +182,17 @@ def test_the_plan_says_the_recipe_its_numbers_and_what_followed(few_digits, tmp_
     assert f"{plan.steps} steps; scratch takes " in lines["length"]
     _, lines = plan_of(tmp_path / "b", few_digits, "scratch", batch=2 * images, **settings)
     assert f"{2 * images} is above the {images} training images" in lines["batch"]
+    for name, changes in (("e", {}), ("f", dict(lr=0.001))):
+        _, lines = plan_of(
+            tmp_path / name,
+            few_digits,
+            "scratch",
+            batch=8,
+            optimizer="adamw",
+            **changes,
+            **settings,
+        )
+        assert ("of sgd, not of adamw" in lines.get("rate", "")) == (not changes)
     _, lines = plan_of(tmp_path / "c", few_digits, "scratch", batch=images, **settings)
     assert "one step is an epoch" in lines["batch"]
     _, lines = plan_of(tmp_path / "d", few_digits, "genet_nas", epochs=1, batch=8, resolution=16)

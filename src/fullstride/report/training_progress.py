@@ -168,6 +168,7 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
     base = find_recipe(plan.recipe_name, case) if plan.recipe_name else plan.recipe
     usual_name = plan.recipe_name if plan.recipe_name in BY_IMAGES else default_recipe(case)
     usual = recipe_in_epochs(plan.data, find_recipe(usual_name, case))
+    most = max(base.batch, case.images)  # up to which the rate follows the batch
     usual_steps = round(usual.epochs * max(1, case.images // usual.batch))
     lines = []
     if plan.weights_resolution and plan.weights_resolution != plan.resolution:
@@ -181,10 +182,11 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
             f"rate     {recipe.lr:.4g} for batch {recipe.batch:,}; the recipe has {base.lr:.4g} "
             f"for {base.batch:,}"
         )
-    if recipe.optimizer != base.optimizer and recipe.lr == base.lr_for(recipe.batch):
+    same_rate = recipe.lr == base.lr_for(min(recipe.batch, most), recipe.optimizer)
+    if recipe.optimizer != base.optimizer and same_rate:
         lines.append(
-            f"rate     {recipe.lr:.4g} is that of {base.optimizer}, not of {recipe.optimizer}: "
-            "--lr sets it"
+            f"rate     {recipe.lr:.4g} follows the one of {base.optimizer}, not of "
+            f"{recipe.optimizer}: --lr sets it"
         )
     if recipe.batch > case.images:
         lines.append(
