@@ -294,8 +294,6 @@ def initial_network(
     pre = zoo.family_preprocessing(net.spec)
     if start:
         outputs = permutation(start.classes, data.classes) if task.single_label else None
-        if outputs:
-            reorder_outputs(start.net, outputs)
         left = copy_weights(start.net, net)
         other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
         if other:
@@ -303,6 +301,8 @@ def initial_network(
                 f"{start.name} does not begin {model} with {data.channels} input channels: "
                 f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
             )
+        if outputs:
+            reorder_outputs(net, outputs)
         pre = start.preprocessing
     return net, replace(
         pre,
