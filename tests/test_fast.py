@@ -178,13 +178,20 @@ def test_views_at_224_of_500_by_375_are_37_db_from_pillows(photo):
     assert min(distances) > 32
 
 
-def test_both_engines_take_the_same_steps(photo):
+@pytest.mark.parametrize(
+    "policy",
+    [
+        dict(auto_augment=True, rand_layers=2, rand_increasing=True),
+        dict(rand_layers=2, rand_form="tpu", rand_magnitude=15),
+        dict(rand_layers=2, rand_form="timm", rand_increasing=True, random_kernel=True),
+        dict(trivial_augment=True, random_erasing_fill="mean"),
+    ],
+)
+def test_both_engines_take_the_same_steps(photo, policy):
     pre = Preprocessing(resolution=96)
     every = Augmentation(
+        **policy,
         rotation_degrees=10,
-        auto_augment=True,
-        rand_layers=2,
-        rand_increasing=True,
         cutout=0.3,
         random_erasing_prob=0.5,
     )

@@ -25,9 +25,12 @@ from fullstride.data.transforms.policies import (
     Cutout,
     RandAugment,
     RandomErasing,
+    TrivialAugment,
 )
 from fullstride.nets.preprocessing import Preprocessing
 
+FORMS_OF_RAND_AUGMENT = [("relative", False), ("relative", True), ("timm", False), ("timm", True)]
+FORMS_OF_RAND_AUGMENT += [("tpu", False)]
 TIMM = {
     op.rotate: "Rotate",
     op.posterize: "Posterize",
@@ -188,13 +191,14 @@ def test_no_level_and_no_shape_makes_a_policy_fail(photo):
         for mode in ("L", "RGB"):
             picture = photo.resize(size).convert(mode)
             for level in (*range(31), 2.4, 29.9):
-                for increasing in (False, True):
+                for form, increasing in FORMS_OF_RAND_AUGMENT:
                     policy = RandAugment(
-                        layers=6, magnitude=level, increasing=increasing, magnitude_std=1
+                        form=form, layers=6, magnitude=level, increasing=increasing, magnitude_std=1
                     )
                     changed = policy(picture, draws)
                     assert (changed.mode, changed.size) == (mode, size)
-            for policy in (AutoAugment(), Cutout(0.5), RandomErasing(probability=1)):
+            erasing = RandomErasing(probability=1), RandomErasing(probability=1, fill="mean")
+            for policy in (AutoAugment(), TrivialAugment(), Cutout(0.5), *erasing):
                 for _ in range(30):
                     changed = policy(picture, draws)
                     assert (changed.mode, changed.size) == (mode, size)
@@ -237,7 +241,9 @@ def test_magnitude_std_spreads_the_level_around_the_magnitude():
     "policy",
     [
         RandAugment(layers=3, magnitude_std=2),
+        RandAugment(form="timm", layers=3),
         AutoAugment(),
+        TrivialAugment(),
         Cutout(0.3),
         RandomErasing(probability=0.9),
     ],

@@ -27,7 +27,13 @@ from fullstride.tasks.classify import Classify
 from fullstride.tasks.metric_learning import weighted_triplet
 from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
-from fullstride.train.distill import Teacher, matching_teacher
+from fullstride.train.distill import (
+    NEW_AUGMENTATION,
+    CachedTeacher,
+    Teacher,
+    build_teacher,
+    matching_teacher,
+)
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import lr_at
@@ -366,6 +372,20 @@ def test_a_teachers_answers_are_asked_once_and_remembered_for_every_student(
     again = rows_of(tmp_path / "third", digits, recipe, teacher_cache=tmp_path / "cache")
     assert 2 * 58 <= sum(asked) <= 2 * 60  # 20 bytes an image: five were whole
     assert numbers(again) == numbers(first)
+
+
+def test_the_key_of_a_cache_has_later_augmentations_only_where_they_are_on(
+    finished, digits, tmp_path
+):
+    def key(**changes) -> dict:
+        recipe = replace(SHORT, teacher=str(finished[0]), **changes)
+        cache = build_teacher(digits, GRAY, recipe, "cpu", tmp_path / "cache")
+        assert isinstance(cache, CachedTeacher)
+        return json.loads(cache.key)
+
+    before = key()
+    assert not NEW_AUGMENTATION & set(before)
+    assert key(trivial_augment=True) == before | {"trivial_augment": True}
 
 
 def test_a_cache_that_could_not_serve_is_refused(finished, digits, tmp_path, monkeypatch):

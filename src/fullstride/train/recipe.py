@@ -147,7 +147,8 @@ class Recipe:
     rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
     # probability of a horizontal flip; not applied where a mirrored image changes its class
     hflip_prob: Probability = 0.5
-    # resize the crop with bilinear or bicubic interpolation at random, not with the network's
+    # resize the crop with bilinear or bicubic interpolation at random, not with the network's; the
+    # decoder opencv has its own
     random_kernel: bool = False
     trivial_augment: bool = False  # TrivialAugment: one operation per image, of any strength
     # RandAugment: relative (distances in shares of the side), tpu (in pixels and with the
