@@ -6,8 +6,9 @@ import json
 import pytest
 import torch
 
-from fullstride import cli
+from fullstride import cli, tasks
 from fullstride.data.dataset import open_data
+from fullstride.deploy.run_images import comparison_images
 from fullstride.report.plots import learning_curves
 from fullstride.report.training_progress import epoch_line
 from fullstride.tasks import find_task
@@ -74,3 +75,9 @@ def test_commands_say_that_there_is_no_score(last, tmp_path, capsys):
     assert "1,797 train, 0 minival, 0 test" in lines
     assert "no minival: no epoch is chosen" in lines
     assert "no score, as all images were trained on" in lines
+
+
+def test_a_file_of_such_a_run_is_compared_on_training_images(last):
+    folder, _ = last
+    images = comparison_images(str(folder), tasks.load(str(folder)))
+    assert len(images.pictures) > 100

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.pack import pack
 from fullstride.data.readers import duplicates
@@ -367,3 +368,13 @@ def test_versions_1_and_2_know_neither_groups_nor_copies(tmp_path):
         assert open_data(where, splits=version).notes == ()
         with pytest.raises(ValueError, match=f"version {version}, .* have no groups"):
             open_data(where, splits=version, group="1")
+
+
+def test_packing_keeps_the_splits_of_groups(tmp_path, capsys):
+    pictures = patients("ab", each=8, images=3)
+    where = str(write(tmp_path / "data", pictures))
+    assert cli.run(["pack", where, str(tmp_path / "shards"), "--group", "1"]) == 0
+    assert "16 groups by '1'" in capsys.readouterr().err
+    data = open_data(where, group="1")
+    assert split_of(open_data(str(tmp_path / "shards"))) == split_of(data)
+    assert not any("both" in note for note in open_data(str(tmp_path / "shards"), group="1").notes)
