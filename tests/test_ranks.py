@@ -9,10 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 import two_processes
 from PIL import Image
+from torch import nn
 
+from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
+from fullstride.tasks import find_task
+from fullstride.train.compute import share_batch_statistics
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext, init_distributed
+from fullstride.train.loop import Learner
+from fullstride.train.recipe import Recipe
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TRAIN = ["train", "digits", "--model", "genet_tiny", "--recipe.warmup-epochs", "0"]
@@ -38,10 +47,85 @@ def test_two_processes_have_the_losses_the_average_and_the_score_of_one(tmp_path
     words = [*TORCHRUN, two_processes.__file__, str(tmp_path / "two")]
     subprocess.run(words, check=True, capture_output=True)
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
-    assert two[0] == pytest.approx(one[0], rel=1e-9)  # losses
+    assert two[0] == pytest.approx(one[0], rel=1e-6)  # losses, which are of float32
     assert two[1]["images"] == 21  # which two processes cannot halve
     assert two[1] == pytest.approx(one[1], rel=1e-6)  # scores are of float32
-    assert two[2] == pytest.approx(one[2], rel=1e-9)  # weights of the average
+    assert two[2] == pytest.approx(one[2], rel=1e-9, abs=1e-9)  # weights of the averages
+
+
+@pytest.fixture
+def group(tmp_path):
+    """This process as the only one of a group, in a run that counts two."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield DistributedContext(0, 2)
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # of DDP, which the command filters
+@pytest.mark.parametrize("passes", [1, 4])
+def test_gradients_of_a_batch_are_averaged_over_processes_once(group, passes):
+    net = zoo.create("resnet_rs_tiny", in_channels=1, resolution=16)
+    recipe = Recipe(epochs=1, batch=16, lr=0.1, grad_accum_steps=passes)
+    learner = Learner(net.train(), find_task(), recipe, 4, None, group)
+    elements = []
+
+    def count(_, bucket):
+        elements.append(bucket.buffer().numel())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    learner.forward.register_comm_hook(None, count)
+    learner.step(torch.rand(16, 1, 16, 16), torch.arange(16) % 10, 0)
+    assert sum(elements) == sum(parameter.numel() for parameter in net.parameters())
+
+
+def test_batch_statistics_of_all_processes_need_a_gpu_or_fused_modules(group):
+    net = zoo.create("resnet_rs_tiny", in_channels=1, resolution=16)
+    recipe = Recipe(epochs=1, batch=16, lr=0.1, sync_bn=True)
+    with pytest.raises(ValueError, match="recipe.sync_bn of plain modules is for GPUs"):
+        Learner(net, find_task(), recipe, 4, None, group)
+    Learner(net, find_task(), recipe, 4, None, SINGLE_PROCESS)  # one process has them anyway
+
+
+@pytest.mark.parametrize("name", ["tresnet_tiny", "timm/test_resnet", "timm/test_efficientnet"])
+def test_norms_that_share_statistics_compute_and_are_named_as_before(name):
+    net = zoo.create(name, classes=7).eval()
+    x, before = torch.rand(2, 3, 64, 64), net.state_dict()
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    with torch.no_grad():
+        expected = net(x)
+        share_batch_statistics(net, torch.device("cuda"))
+        assert torch.equal(net(x), expected)  # in evaluation, so the activations are kept too
+    shared = [module for module in net.modules() if isinstance(module, nn.SyncBatchNorm)]
+    assert len(shared) == len(norms) > 3
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
+    assert list(net.state_dict()) == list(before)
+    assert {id(each) for each in net.parameters()} >= {id(norm.weight) for norm in norms}
+
+
+LATE = """
+import time, torch
+from fullstride.train.distributed import init_distributed
+with init_distributed(torch.device("cpu"), 3) as (context, _):
+    time.sleep(20 * context.rank)
+    began = time.monotonic()
+    try:
+        context.mean(torch.ones(1))
+    except RuntimeError:
+        print("waited", time.monotonic() - began)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_waits_for_another_one_as_long_as_it_is_told_to(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    run = subprocess.run([*TORCHRUN, str(script)], capture_output=True, text=True)
+    assert 2 < float(run.stdout.partition("waited ")[2].split()[0]) < 15
+    refused = pytest.raises(ValueError, match="ddp_timeout_s 0: use a number of seconds above 0")
+    with refused, init_distributed(torch.device("cpu"), 0):
+        pass
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ losses: run by a test."""
 import json
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -42,7 +43,8 @@ class Doubles:
 
 def trained(recipe, batches, context):
     torch.manual_seed(0)
-    net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
+    kind = Network if recipe.sync_bn else FrozenNorms
+    net = kind(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
     return list(train_epochs(net, Classify(0.1), batches, recipe, context=context))
 
 
@@ -65,7 +67,11 @@ def main(out: str) -> None:
         )
         recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
         partly = replace(recipe, freeze_epochs=1.5, freeze_stages=1, layer_decay=0.7)
-        frozen, epochs = (trained(each, batches, context) for each in (partly, recipe))
+        in_parts = replace(recipe, grad_accum_steps=4, clip_norm=1.0)
+        others = [partly, in_parts]
+        if find_spec("fullstride.nets.fused"):
+            others.append(replace(recipe, sync_bn=True, efficiency="fused"))
+        *others, epochs = (trained(each, batches, context) for each in (*others, recipe))
         odd = data.test.subset(range(21))
         score = evaluate(
             epochs[-1].average,
@@ -74,10 +80,12 @@ def main(out: str) -> None:
             context,
         )
         average = [
-            value.double().sum().item() for value in epochs[-1].average.state_dict().values()
+            value.double().sum().item()
+            for run in (epochs, *others)
+            for value in run[-1].average.state_dict().values()
         ]
         if context.is_rank_zero:
-            losses = [epoch.loss for epoch in epochs + frozen]
+            losses = [epoch.loss for epoch in sum(others, epochs)]
             Path(out).write_text(json.dumps([losses, score, average]))
 
 
