@@ -42,6 +42,20 @@ for seed in range(5):
     train_view(picture, Preprocessing(), Augmentation(scale=(0.5, 4)), rng)
 print({PEAK} - before)
 """
+VIEWS = f"""
+import resource, sys
+from pathlib import Path
+import numpy as np
+from fullstride.data.transforms.crop import Augmentation, test_view, train_view
+from fullstride.nets.preprocessing import Preprocessing
+before = {PEAK}
+pre = Preprocessing(draft=True)
+for path in map(Path, sys.argv[1:]):
+    for seed in range(3):
+        train_view(path, pre, Augmentation(), np.random.default_rng(seed))
+    test_view(path, pre)
+print({PEAK} - before)
+"""
 
 
 def peak_mib(code: str, *paths: Path) -> float:
@@ -55,6 +69,24 @@ def test_a_batch_of_photographs_needs_less_memory_than_one_decoded_photograph(tm
     photo = np.tile(load_sample_image("china.jpg"), (10, 10, 1))[:4000, :6000]
     Image.fromarray(photo).save(tmp_path / "a.jpg", quality=90)  # 69 MiB of pixels
     assert peak_mib(PREDICT, *[tmp_path / "a.jpg"] * 12) < 60
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "how", "most"),
+    [
+        ("L", "a.jpg", {}, 40),
+        ("L", "a.jpg", {"progressive": True}, 360),  # its coefficients are 346 MiB
+        ("RGB", "a.png", {"compress_level": 1}, 720),  # its pixels are 692 MiB
+    ],
+)
+def test_a_photograph_of_181_megapixels_takes_the_memory_that_it_is_allowed(
+    tmp_path, mode, name, how, most
+):
+    """Bytes at the end, so that it does not look like a bomb: it is of one colour."""
+    Image.new(mode, (14_000, 12_950)).save(tmp_path / name, **how)
+    with (tmp_path / name).open("ab") as file:
+        file.write(bytes(2 * 2**20))
+    assert peak_mib(VIEWS, tmp_path / name) < most
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "I;16"])

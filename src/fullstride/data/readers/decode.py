@@ -134,7 +134,7 @@ def decode_crop(
             _check_large(image, bytes_in, _name(source))
         chosen, factor = None, 1
         if isinstance(image, JpegImageFile):
-            size = stored[::-1] if turn in (5, 6, 7, 8) else stored
+            size = (stored[1], stored[0]) if turn in (5, 6, 7, 8) else stored
             chosen = crop(size)
             factor = _factor(size, chosen, oversampling)
         if max_memory_mib is not None:
