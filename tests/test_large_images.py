@@ -1,5 +1,6 @@
 """Large images are decoded at a fraction of their size, and look the same; bombs are refused."""
 
+import json
 import zlib
 from dataclasses import replace
 from functools import cache
@@ -8,11 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from bundles import small_bundle
 from covers import pairwise_cover
 from PIL import Image
+from safetensors.torch import load_file
 from sklearn.datasets import load_sample_image
 
+from fullstride.data.dataset import open_data
+from fullstride.data.pack import Encoding, pack
 from fullstride.data.readers.decode import (
     Crop,
     OversizedImage,
@@ -22,7 +27,10 @@ from fullstride.data.readers.decode import (
 )
 from fullstride.data.transforms.crop import Augmentation, test_view, train_view
 from fullstride.deploy.predict import predict
+from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.train import run, run_folder
+from fullstride.train.recipe import Recipe
 
 ORIENTATION = 0x0112
 WHOLE = Preprocessing(resolution=40)
@@ -166,6 +174,51 @@ def test_photographs_are_47_db_from_the_whole_in_training_and_50_in_evaluation(k
         training += pairs[1:]
     assert np.mean(training) > 46
     assert np.mean(evaluation) > 50
+
+
+def photo_folder(folder: Path) -> Path:
+    for name in ("china", "flower"):
+        for number in range(8):
+            path = folder / name / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            photo(name, 401 + number, 303).save(path)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_pixels_that_it_began_with(tmp_path):
+    data = open_data(str(photo_folder(tmp_path / "data")))
+    recipe = Recipe(epochs=2, batch=4, lr=0.05, resolution=32)
+
+    def trained(name: str, recipe: Recipe) -> dict:
+        list(run.train(tmp_path / name, "genet_tiny", data, recipe))
+        return load_file(tmp_path / name / "bundle" / "weights.safetensors")
+
+    whole, draft = (trained(f"{how}", replace(recipe, draft=how)) for how in (False, None))
+    next(run.train(tmp_path / "old", "genet_tiny", data, replace(recipe, draft=False)))
+    path = tmp_path / "old" / run_folder.RUN_CONFIG
+    config = json.loads(path.read_text())
+    assert config["preprocessing"].pop("draft") is False
+    config["recipe"].pop("draft")  # as an earlier version wrote it
+    path.write_text(json.dumps(config))
+    resumed = trained("old", recipe)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert any(not torch.equal(draft[name], whole[name]) for name in whole)
+    assert Bundle.load(tmp_path / "None" / "bundle").preprocessing.draft
+    assert not Bundle.load(tmp_path / "old" / "bundle").preprocessing.draft
+
+
+def test_a_pack_of_large_jpegs_has_the_pixels_of_whole_ones(tmp_path):
+    data = open_data(str(photo_folder(tmp_path / "data")))
+    list(pack(data, tmp_path / "packed", Encoding(long_side=60, quality=95)))
+    packed = open_data(str(tmp_path / "packed"))
+    for index in range(len(data.train)):
+        theirs = data.train.picture(index)
+        height = round(60 * theirs.height / theirs.width)
+        theirs = theirs.resize((60, height), Image.Resampling.LANCZOS)
+        theirs.save(buffer := BytesIO(), "JPEG", quality=95)
+        ours = np.asarray(packed.train.picture(index))
+        assert psnr(ours, np.asarray(Image.open(buffer))) > 40
 
 
 # Large images

@@ -66,6 +66,10 @@ class Images:
         """The image upright, of mode "L" or "RGB". Raises UnreadableImage."""
         return self.read(self.names[index])
 
+    def source(self, index: int) -> Image.Image | Path | bytes:
+        """The image's file, undecoded, or the image itself where it has no file."""
+        return self.file(self.names[index]) if self.file else self.picture(index)
+
     def readable(self) -> Iterator[tuple[int, Image.Image]]:
         """Index and image of each readable image, in order."""
         for index in range(len(self)):

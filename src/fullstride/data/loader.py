@@ -278,11 +278,8 @@ class _Views(Dataset[_Item]):
     def _view(self, index: int, epoch: int, drawn: int, copy: int) -> tuple[np.ndarray, Any]:
         repeat = epoch % self.distinct_views if self.distinct_views else epoch
         rng = np.random.default_rng([self.seed, repeat, drawn, *([copy] if copy else [])])
-        file = self.images.file
-        if file and self.view.decodes_files:
-            image = file(self.images.names[index])
-        else:
-            image = self.images.picture(index)
+        decodes_files = self.view.decodes_files
+        image = self.images.source(index) if decodes_files else self.images.picture(index)
         return self.view(image, self.images.targets[index], rng, epoch)
 
 

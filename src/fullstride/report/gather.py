@@ -1,6 +1,7 @@
 """Which numbers does a report show? Those of models and of a benchmark, from their files."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from PIL import Image
 
 from fullstride.console import printable
 from fullstride.data.dataset import DataSet, Images
+from fullstride.data.readers.decode import OversizedImage, UnreadableImage
+from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.open_model import open_model
 from fullstride.deploy.predict import probabilities
@@ -159,9 +163,28 @@ def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
 
 def batches(model: Model, images: Images) -> Iterator[tuple[list[int], np.ndarray]]:
     """Indices of readable images, and their probabilities (N, K)."""
-    pictures = images.readable()
+    pictures = readable(model, images)
     while batch := list(islice(pictures, BATCH)):
         yield [index for index, _ in batch], probabilities(model, [each for _, each in batch])
+
+
+def readable(model: Model, images: Images) -> Iterator[tuple[int, Image.Image | np.ndarray]]:
+    """Index and view of each readable image; the image itself for a file that resizes."""
+    resizes = isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures"
+    for index in range(len(images)):
+        with suppress(UnreadableImage):
+            if resizes:
+                yield index, images.picture(index)
+            else:
+                yield index, test_view(images.source(index), model.preprocessing)
+
+
+def page_picture(model: Model, images: Images, index: int) -> np.ndarray:
+    """An image for a page; of one that is too large to be decoded whole, what the network sees."""
+    try:
+        return np.asarray(images.picture(index))
+    except OversizedImage:
+        return test_view(images.source(index), model.preprocessing).squeeze()
 
 
 def untrained(name: str, times: Times, metric: Metric) -> Entry:
@@ -212,7 +235,7 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
     spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)
     shown = [
         Prediction(
-            picture=np.asarray(images.picture(indices[i])),
+            picture=page_picture(model, images, indices[i]),
             truth=printable(data.classes[labels[i]]),
             predicted=printable(model.classes[predicted[i]]),
             probability=float(probability_nk[i, predicted[i]]),
