@@ -159,7 +159,7 @@ def parts() -> list[Image.Image]:
 
 def picture_of(part: Image.Image, rng: np.random.Generator) -> Image.Image:
     w, h = (round(SHARE * side) for side in part.size)
-    x, y = rng.integers(part.width - w), rng.integers(part.height - h)
+    x, y = int(rng.integers(part.width - w)), int(rng.integers(part.height - h))
     return part.crop((x, y, x + w, y + h))
 
 
