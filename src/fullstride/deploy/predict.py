@@ -172,7 +172,7 @@ def probabilities(
     if tta == "flip":
         check_tta(model)
     kind = model.metadata.input_kind if isinstance(model, ExportedModel) else "normalised"
-    parts = [np.empty((0, len(model.classes)), np.float32)]
+    parts: list[np.ndarray] = [np.empty((0, len(model.classes)), np.float32)]
     for x in inputs(kind, model.preprocessing, pictures, batch):
         rows = _activated(model, x, device)
         if tta == "flip":

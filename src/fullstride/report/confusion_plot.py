@@ -1,11 +1,13 @@
 """Which classes are taken for which? The confusion matrix as a heat map."""
 
 import matplotlib
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from fullstride.report.plots import COLOURS, INK, STYLE, svg
 from fullstride.tasks.confusion import ConfusionMatrix
 
+BLUE = COLOURS[0]
 MAX_CLASSES = 50  # in a heat map that can be read
 MAX_NUMBERS = 20  # classes with numbers in the cells
 MAX_NAME = 24  # characters
@@ -29,11 +31,14 @@ def heat_map_figure(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> Figure
     with matplotlib.rc_context(STYLE):
         figure = Figure((side + 1, side), layout="constrained")
         axes = figure.subplots()
-        colours = matplotlib.colors.to_rgba_array([COLOURS[0]] * number**2)
-        colours[:, 3] = share_kk.ravel() ** 0.5  # so that rare confusions are seen
-        mesh = axes.pcolormesh(share_kk, edgecolors=(0.5, 0.5, 0.5, 0.2), linewidth=0.4)
-        mesh.set_array(None)
-        mesh.set_facecolor(colours)
+        axes.pcolormesh(
+            share_kk**0.5,  # so that rare confusions are seen
+            cmap=LinearSegmentedColormap.from_list("share", [to_rgba(BLUE, 0), to_rgba(BLUE, 1)]),
+            vmin=0,
+            vmax=1,
+            edgecolors=to_rgba("gray", 0.2),
+            linewidth=0.4,
+        )
         axes.invert_yaxis()
         axes.set_aspect("equal")
         axes.grid(visible=False)

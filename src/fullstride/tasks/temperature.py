@@ -1,6 +1,7 @@
 """How sure should a network be? The temperature that its logits are divided by before softmax."""
 
 from math import exp, isfinite, log, nan
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -57,4 +58,4 @@ def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
         return LIMITS[1]
     if derivative(high) <= 0:
         return LIMITS[0]
-    return exp(-brentq(derivative, low, high, xtol=1e-12))
+    return exp(-cast(float, brentq(derivative, low, high, xtol=1e-12)))
