@@ -157,7 +157,7 @@ def test_the_classifier_alone_trains_in_the_first_epochs_and_then_everything(few
 
 LAYERS = (
     dict(freeze_epochs=1.5, layer_decay=0.7, head_lr_scale=2.0),
-    dict(freeze_epochs=1.5, freeze_stages=2, optimizer="adamw", lr=1e-3),
+    dict(freeze_epochs=1.5, freeze_stages=2, optimizer="adamw"),
 )
 
 
@@ -174,8 +174,8 @@ def test_a_run_with_frozen_layers_goes_on_to_the_same_weights_bit_for_bit(
 ):
     """It is stopped before, at and after the middle of the second epoch, where freezing ends."""
     weights = tmp_path / "start"
-    list(run.train(weights, "genet_tiny", few_digits, replace(SHORT, epochs=1)))
-    recipe = replace(SHORT, **fields)
+    list(run.train(weights, "genet_tiny", few_digits, replace(SHORT, bn_momentum=0.1)))
+    recipe = replace(SHORT, lr=1e-3, **fields)
     how = dict(weights=str(weights), checkpoint_every_steps=2)
     whole = list(run.train(tmp_path / "whole", "genet_tiny", few_digits, recipe, **how))
     save, count = run_folder.save_checkpoint, []
