@@ -15,6 +15,7 @@ from fullstride.data.readers.splits import LATEST_SPLITS, OLD_SPLITS, Share, Spl
 from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import WeightsKind
+from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.weights.reader import read_data
 from fullstride.outputs import Output, begins_with, has_keys, json_output
 from fullstride.storage import read_regular
@@ -142,6 +143,7 @@ def read_config(folder: Path, hint: str) -> RunConfig:
     try:
         config = from_json(RunConfig, read_json(path), str(path))
         recipe = asdict(saved_recipe(config.recipe, str(path)))
+        preprocessing = _saved_preprocessing(config.preprocessing, f"{path}: preprocessing")
     except ValueError as error:
         raise ValueError(f"{error}; or {hint}") from None
     efficiency = current_name(config.efficiency)
@@ -151,7 +153,7 @@ def read_config(folder: Path, hint: str) -> RunConfig:
         recipe["efficiency"] = efficiency
     return replace(
         config,
-        preprocessing={"draft": False, **config.preprocessing},
+        preprocessing=preprocessing,
         efficiency=efficiency,
         recipe=recipe,
         precision=config.precision or recipe["precision"],
@@ -160,6 +162,14 @@ def read_config(folder: Path, hint: str) -> RunConfig:
         ),
         grad_accum_steps=config.grad_accum_steps or recipe["grad_accum_steps"],
     )
+
+
+def _saved_preprocessing(saved: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The preprocessing of a run; those of earlier versions did not decode at reduced scale."""
+    saved = {"draft": False, **saved}
+    if missing := [each.name for each in fields(Preprocessing) if each.name not in saved]:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    return asdict(from_json(Preprocessing, saved, where))
 
 
 def saved_splits(folder: Path, hint: str = "give another --out") -> int:
