@@ -185,7 +185,8 @@ def test_the_long_side_is_that_of_readable_images_from_the_whole_data_set(tmp_pa
         for part in ("train", "val"):
             (tmp_path / part / name).mkdir(parents=True)
             for number in range(20):
-                Image.new("RGB", (20, side)).save(tmp_path / part / name / f"{number}.png")
+                color = (number, side, len(part))
+                Image.new("RGB", (20, side), color).save(tmp_path / part / name / f"{number}.png")
     (tmp_path / "train/a/0.png").write_bytes(b"")
     images = open_data(str(tmp_path)).train
     assert long_side(images) in (30, 50, 70)
