@@ -161,7 +161,7 @@ def test_black_beside_an_image_begins_at_the_same_place(sides):
 
 @pytest.mark.parametrize("kernel", ["bilinear", "bicubic"])
 def test_photographs_are_47_db_from_the_whole_in_training_and_50_in_evaluation(kernel):
-    """Means; both kernels are 43 dB from each other. benchmarks/data_path.py has all numbers."""
+    """Means; both kernels are 43 dB from each other. benchmarks/large_images.py has all numbers."""
     whole = Preprocessing(resolution=112, kernel=kernel)
     draft = replace(whole, draft=True)
     training, evaluation = [], []

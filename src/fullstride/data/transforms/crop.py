@@ -32,9 +32,8 @@ KERNELS = {
 # others are reduced before they are padded.
 MAX_PIXELS = 64 * 2**20
 # With `Preprocessing.draft`: pixels of a box in a JPEG that is decoded at a fraction of its size /
-# pixels that the box is resized to, along a side, at least. The results are 47 and 51 dB from those
-# of the whole image in training and in evaluation, means over photographs
-# (benchmarks/large_images.json); bilinear and bicubic kernels are 43 dB apart.
+# pixels that the box is resized to, along a side, at least. With exactly as many, photographs are
+# 47 and 51 dB from the whole image on average (docs/log.md); two kernels are 43 dB apart.
 TRAINING_OVERSAMPLING, TEST_OVERSAMPLING = 2.0, 3.0
 
 Source = Image.Image | Path | bytes  # a decoded image, or a file of one: its path or its bytes
