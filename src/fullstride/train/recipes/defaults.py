@@ -28,12 +28,15 @@ MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 
 
 def finetune(images: int) -> Recipe:
-    """The recipe for released weights and `images` training images: about 400 steps for 60 images,
-    1,400 for 1,000, 11,000 for 60,000.
+    """The recipe for released weights and `images` training images: 250 steps for 60 images, 900
+    for 1,000, 5,600 for 60,000.
+
+    The batch is twice that of `scratch`: the running statistics from batches of few images are not
+    those of all images (elpv, 250 images in batches of 16: 64.6 %, with those of all 74.1 %).
     """
-    batch = batch_for(images)
-    steps = max(MIN_STEPS["finetune"], 350 * (images / 60) ** 0.5)
-    return following(images, batch, steps, lr=0.012 * rate_factor(batch), weight_decay=1e-4)
+    batch = min(2 * batch_for(images), max(images, MIN_BATCH), MAX_BATCH)
+    steps = max(MIN_STEPS["finetune"], 250 * (images / 60) ** 0.45)
+    return following(images, batch, steps, lr=0.017 * rate_factor(batch), weight_decay=1e-4)
 
 
 def scratch(images: int) -> Recipe:
@@ -51,7 +54,7 @@ def scratch(images: int) -> Recipe:
 def batch_for(images: int) -> int:
     """A power of two: 16 for 60 images, 32 for 1,000, 64 for 10,000, 128 for 60,000.
 
-    At most half of the images, so that an epoch has two steps and no image is left over for long.
+    At most half of the images, so that an epoch has two steps.
     """
     power = round(4 + 0.3 * math.log2(max(images, 1) / 60))
     half = max(images, 2 * MIN_BATCH) // 2
