@@ -242,7 +242,7 @@ def run_config() -> run_folder.RunConfig:
         fingerprint="a",
         classes=("b", "c"),
         spec={},
-        preprocessing={},
+        preprocessing=asdict(Preprocessing()),
         recipe=asdict(DIGITS),
         efficiency="plain",
     )
