@@ -2,7 +2,7 @@
 
     python benchmarks/large_images.py --out benchmarks/large_images.json
 
-Four things, for photographs of 12 megapixels (4000 x 3000 at quality 90, scikit-learn's two,
+Three things, for photographs of 12 megapixels (4000 x 3000 at quality 90, scikit-learn's two,
 enlarged, with grain of 4 levels):
 
 - images per CPU-second from the bytes of a JPEG to a training crop and to the view of evaluation,
@@ -11,14 +11,11 @@ enlarged, with grain of 4 levels):
 - the PSNR of the view at reduced scale to that of the whole image, beside that of a bicubic to a
   bilinear kernel; also for the photographs repeated 6 times along each side, whose details are as
   small as pixels.
-- top-1 of a small network on large photographs by both ways. It tells 24 parts of the photographs
-  apart, is trained on small JPEGs of them, and tested on others, enlarged to 12 megapixels.
 """
 
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -31,10 +28,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-import fullstride
 from fullstride.data.transforms.crop import Augmentation, test_view, train_view
 from fullstride.data.transforms.opencv import fast_train_view
-from fullstride.deploy.predict import probabilities
 from fullstride.measure.environment import Environment
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -44,9 +39,6 @@ DRAFT = replace(WHOLE, draft=True)
 PHOTOS = ("china.jpg", "flower.jpg")
 BLOCKS = 16
 PACKAGES = ("pillow", "opencv-python-headless", "simplejpeg", "numpy")
-# parts of the photographs: rows, columns, and the share of a part that a picture shows
-ROWS, COLUMNS, SHARE = 3, 4, 0.7
-SMALL, EPOCHS, PER_CLASS = 96, 30, 20
 View = Callable[[bytes, int], np.ndarray]  # from a file and a seed to pixels
 
 
@@ -143,66 +135,11 @@ def distances(files: list[bytes], seeds: int) -> list[dict[str, object]]:
     return rows
 
 
-def parts() -> list[Image.Image]:
-    """The classes: parts of the photographs."""
-    tiles = []
-    for name in PHOTOS:
-        photo = Image.fromarray(load_sample_image(name))
-        w, h = photo.width // COLUMNS, photo.height // ROWS
-        tiles += [
-            photo.crop((x * w, y * h, (x + 1) * w, (y + 1) * h))
-            for y in range(ROWS)
-            for x in range(COLUMNS)
-        ]
-    return tiles
-
-
-def picture_of(part: Image.Image, rng: np.random.Generator) -> Image.Image:
-    w, h = (round(SHARE * side) for side in part.size)
-    x, y = int(rng.integers(part.width - w)), int(rng.integers(part.height - h))
-    return part.crop((x, y, x + w, y + h))
-
-
-def top1(images: int) -> dict[str, object]:
-    """Scores on large photographs by both ways, and how many predictions differ."""
-    tiles, rng = parts(), np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        for label, tile in enumerate(tiles):
-            (Path(folder) / "data" / f"{label:02}").mkdir(parents=True)
-            for number in range(PER_CLASS):
-                picture = picture_of(tile, rng)
-                file = jpeg(picture, (SMALL, SMALL), number, grain=25)
-                (Path(folder) / "data" / f"{label:02}" / f"{number}.jpg").write_bytes(file)
-        bundle = fullstride.train_network(
-            f"{folder}/data",
-            "genet_tiny",
-            out=f"{folder}/run",
-            recipe="finetune",
-            epochs=EPOCHS,
-            batch=32,
-            lr=0.1,
-            resolution=48,
-        )
-    hits, differ = {"whole": 0, "reduced": 0}, 0
-    for number in range(images):
-        label = number % len(tiles)
-        file = jpeg(picture_of(tiles[label], rng), (WIDTH, HEIGHT), number, grain=15)
-        pre = bundle.preprocessing
-        views = [test_view(file, replace(pre, draft=draft)) for draft in (False, True)]
-        guesses = probabilities(bundle, views).argmax(1).tolist()
-        for name, guess in zip(hits, guesses, strict=True):
-            hits[name] += bundle.classes[guess] == f"{label:02}"
-        differ += guesses[0] != guesses[1]
-    scores = {f"top1_{name}": round(100 * count / images, 2) for name, count in hits.items()}
-    return {"images": images, **scores, "predictions_that_differ": differ}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=int, default=6, help="photographs of the timings")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=4, help="training crops of a photograph")
-    parser.add_argument("--scored", type=int, default=240, help="photographs that are classified")
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -218,7 +155,7 @@ def main() -> None:
         for name, values in measured.items()
     ]
     result = {
-        "protocol": {name: getattr(args, name) for name in ("images", "rounds", "seeds", "scored")}
+        "protocol": {name: getattr(args, name) for name in ("images", "rounds", "seeds")}
         | {"size": (WIDTH, HEIGHT), "quality": QUALITY, "grain": GRAIN}
         | {"file_bytes_mean": round(statistics.mean(map(len, files)))},
         "environment": asdict(Environment.here()),
@@ -226,11 +163,9 @@ def main() -> None:
         "timings": timings,
         "psnr": distances(files, args.seeds),
         "psnr_repeated": distances(repeated(2), args.seeds),
-        "top1": top1(args.scored),
     }
-    for name in ("timings", "psnr", "psnr_repeated", "top1"):
-        rows = result[name] if isinstance(result[name], list) else [result[name]]
-        print(*map(json.dumps, rows), sep="\n")
+    for name in ("timings", "psnr", "psnr_repeated"):
+        print(*map(json.dumps, result[name]), sep="\n")
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
