@@ -254,9 +254,9 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
     ],
 )
 def test_bad_input_exits_2_with_one_line_before_anything_is_measured(words, text, capsys):
-    began = time.perf_counter()
+    began = time.process_time()
     assert cli.run(["bench-data", "digits", "--device", "cpu", *words]) == 2
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     error = capsys.readouterr().err.strip()
     assert error.startswith("fullstride: ")
     assert text in error

@@ -313,10 +313,10 @@ def test_a_lying_header_is_never_worse_than_an_error(photo):
 
 @pytest.fixture
 def folder(tmp_path, photo) -> Images:
-    for name in ("train/a", "train/b", "val/a", "test/a"):
+    for top, name in enumerate(("train/a", "train/b", "val/a", "test/a")):
         (tmp_path / name).mkdir(parents=True)
         for number in range(4):
-            part = photo.crop((number * 20, 0, number * 20 + 90, 80))
+            part = photo.crop((number * 20, top, number * 20 + 90, top + 80))
             (tmp_path / name / f"{number}.jpg").write_bytes(saved(part))
     (tmp_path / "train/b/1.jpg").write_bytes(b"")
     return open_data(str(tmp_path)).train

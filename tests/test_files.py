@@ -229,7 +229,7 @@ def test_a_wrong_field_of_an_index_of_shards_is_refused_in_one_line(tmp_path):
     for number in range(10):
         image = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (4, 4)).save(image)
+        Image.new("L", (4, 4), number).save(image)
     for _ in pack(open_data(str(tmp_path / "data")), tmp_path / "shards"):
         pass
     path = tmp_path / "shards" / "index.json"

@@ -25,6 +25,7 @@ WORDS = {
     ("train", "out", ""): "train digits --model genet_tiny --out",
     ("train", "teacher_cache", ""): "train digits --model genet_tiny --recipe.epochs 1 "
     "--recipe.resolution 16 --out RUN --recipe.teacher TEACHER --teacher-cache",
+    ("validate", "out", ".json"): "validate TEACHER --data digits --device cpu --out",
     ("bench", "out", ".json"): "bench genet_tiny --device cpu --out",
     ("bench", "out", ""): "bench genet_tiny --device cpu --suite papers --quick --out",
     ("bench-data", "out", ".json"): "bench-data digits --model genet_tiny --out",
@@ -46,6 +47,7 @@ FOLDERS = [key for key in WORDS if not key[2]]
 WRONG = {
     "pack": "pack gone",
     "train": "train digits --model gone --out",
+    "validate": "validate gone --out",
     "bench": "bench gone --device cpu --out",
     "bench-data": "bench-data digits --model gone --out",
     "calibrate": "calibrate --device cpu --batches 0 --out",

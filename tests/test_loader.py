@@ -41,10 +41,10 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
 @pytest.fixture
 def spoiled(tmp_path) -> Images:
     """Training images of two classes, b/0 and the last two of which cannot be read."""
-    for name in ("train/a", "train/b", "val/a", "test/a"):
+    for folder, name in enumerate(("train/a", "train/b", "val/a", "test/a")):
         (tmp_path / name).mkdir(parents=True)
         for number in range(5):
-            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+            Image.new("RGB", (9, 9), (number, folder, 0)).save(tmp_path / name / f"{number}.png")
     (tmp_path / "train/b/0.png").write_bytes(b"")
     for number in (3, 4):
         (tmp_path / f"train/b/{number}.png").write_bytes(b"words")
@@ -175,10 +175,11 @@ def test_where_no_image_can_be_read_one_line_says_so(spoiled, shuffle):
 
 @pytest.mark.parametrize("decoder", ["pillow", "opencv"])
 def test_what_stands_in_for_a_broken_image_is_the_same_when_it_is_met_again(tmp_path, decoder):
+    rng = np.random.default_rng(0)
     for name in ("train/a", "train/b", "val/a", "test/a"):
         (tmp_path / name).mkdir(parents=True)
-        pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
         for number in range(2):
+            pixels = rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / name / f"{number}.jpg", progressive=True)
     broken = tmp_path / "train/a/0.jpg"
     data = broken.read_bytes()

@@ -118,12 +118,14 @@ def check_output(captured: str) -> None:
 def test_no_name_of_a_file_or_class_writes_more_than_its_letters_to_the_terminal(tmp_path, capsys):
     torch.manual_seed(0)
     data = tmp_path / "data"
+    rng = np.random.default_rng(0)
     for split, images in (("train", 8), ("test", 4)):
         for name in HOSTILE:
             folder = data / split / name
             folder.mkdir(parents=True)
             for number in range(images):
-                Image.new("RGB", (8, 8), (number, 9, 9)).save(folder / f"{name}{number}.png")
+                pixels = rng.integers(256, size=(8, 8, 3)).astype("uint8")
+                Image.fromarray(pixels).save(folder / f"{name}{number}.png")
             (folder / f"{name}broken.png").write_bytes(b"no image")
     bundle = tmp_path / HOSTILE[0]
     net = zoo.create("genet_tiny", classes=len(HOSTILE), resolution=8)
