@@ -30,13 +30,11 @@ FILES_PER_WORKER = 8  # pipes, and the tensors of batches that are on their way
 class View(Protocol):
     """The transform of one image and its target; pickled to the workers of data loaders."""
 
-    @property
-    def pre(self) -> Preprocessing: ...
+    # whether it takes an image file, its path or its bytes, in place of a decoded image
+    decodes_files: ClassVar[bool]
 
     @property
-    def decodes_files(self) -> bool:
-        """Whether it takes an image file, its path or its bytes, in place of a decoded image."""
-        ...
+    def pre(self) -> Preprocessing: ...
 
     def __call__(
         self, image: Any, target: Any, rng: np.random.Generator, epoch: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -211,7 +211,8 @@ class TimmNetwork(Backbone):
                 f"timm/{self.spec.name} does not name its layers: leave out layer_decay, "
                 "head_lr_scale, freeze_stages and freeze_epochs"
             )
-        numbers = group_parameters(self.net, self.net.group_matcher(coarse=coarse), reverse=True)
+        matcher = self.net.group_matcher(coarse=coarse)
+        numbers = cast(dict[str, int], group_parameters(self.net, matcher, reverse=True))
         last = max(numbers.values())
         names = (name for name, _ in self.named_parameters())
         return {name: numbers.get(name.removeprefix("net."), last) for name in names}

@@ -158,7 +158,7 @@ def bench_data(
     net, pre = initial_network(model, task, data, recipe)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     net = fused_form.padded(net, model) if recipe.pad_channels else net
-    per_epoch = len(training_batches(data, task, pre, recipe, device))
+    per_epoch = len(training_batches(data, task, pre, recipe, device, workers or 0))
     workers = choose_workers(data.train, per_epoch, device) if workers is None else workers
 
     def batches(batch: int, workers: int) -> Batches:
