@@ -4,7 +4,7 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head
-from fullstride.train import run_folder, score_file, soup
+from fullstride.train import precise_statistics, run_folder, score_file, soup
 from fullstride.train.prepare import PreparedRun
 
 
@@ -16,6 +16,8 @@ def finish(run: PreparedRun) -> None:
     net, epochs, results = final_network(run), (), {}
     if run.recipe.soup:
         net, epochs = soup.better_average(run, net)
+    if run.recipe.precise_bn:
+        net = precise_statistics.better_statistics(run, net)
     temperature = run.temperature(net)
     for split in ("minival", "test"):
         images = getattr(run.data, split)

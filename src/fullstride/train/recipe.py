@@ -60,6 +60,9 @@ class Recipe:
     # best epochs of which an average of weights is tried at the end, and used if its minival score
     # is better; 0: off
     soup: Count = 0
+    # measure batch statistics of the final weights on training images without augmentation, and
+    # take them where the minival is better with them
+    precise_bn: bool = False
     # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
     # macro_f1, loss or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""

@@ -1,0 +1,75 @@
+"""Do batch statistics of the images as they are evaluated suit the final weights better?
+
+In training, running statistics are those of augmented images in small batches. Measured anew with
+the final weights, on training images in evaluation views, they are closer to what evaluation meets
+("precise BN": arXiv:2105.07576, section 3; of other resolutions: arXiv:1906.06423).
+"""
+
+import copy
+
+import torch
+
+from fullstride.console import print_note
+from fullstride.nets.backbone import Backbone
+from fullstride.train.compute import numerics
+from fullstride.train.optimizer import frozen_names
+from fullstride.train.prepare import PreparedRun
+from fullstride.train.running_statistics import BATCH_NORM
+from fullstride.train.scoring import BATCH, scoring_batches
+from fullstride.train.soup import described, quality
+
+MAX_IMAGES = 64 * BATCH
+
+
+def better_statistics(run: PreparedRun, net: Backbone) -> Backbone:
+    """`net`, the final network; or a copy with precise statistics if its minival score is better.
+
+    Without a minival it is `net`.
+    """
+    if not run.data.minival:
+        return net
+    precise = with_precise_statistics(run, net)
+    before, after = (run.score(each, run.data.minival).scores for each in (net, precise))
+    is_better = quality(after, run.metric) > quality(before, run.metric)
+    if is_better and run.context.is_rank_zero:
+        print_note(
+            "the batch statistics are measured anew on training images without augmentation: "
+            f"minival {described(after, run.metric)}, before {described(before, run.metric)}"
+        )
+    return precise if is_better else net
+
+
+@torch.no_grad()
+def with_precise_statistics(run: PreparedRun, net: Backbone) -> Backbone:
+    """A copy of `net` whose statistics are the means over batches of training images.
+
+    These are all images or `MAX_IMAGES`, in evaluation views and whole batches. Statistics of
+    frozen stages stay as they are.
+    """
+    precise, frozen = copy.deepcopy(net).eval(), frozen_names(net, run.recipe)
+    norms = [
+        module
+        for name, module in precise.named_modules()
+        if isinstance(module, BATCH_NORM) and f"{name}.weight" not in frozen
+    ]
+    images = run.data.train
+    number = min(len(images), MAX_IMAGES)
+    number -= number % BATCH if number > BATCH else 0
+    some = images.subset([index * len(images) // number for index in range(number)])
+    how = run.pre, run.device, run.workers, run.context
+    batches = scoring_batches(run.task, some, *how)
+    momenta = [norm.momentum for norm in norms]
+    try:
+        with numerics(tf32=False, benchmark=False, deterministic=False):
+            for index, (x, _, _) in enumerate(batches.epoch(0)):
+                if len(x) < 2:  # which have no variance where a map has one pixel
+                    continue
+                for norm in norms:
+                    norm.train().momentum = 1 / (index + 1)
+                precise(x)
+    finally:
+        batches.close()
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    run.context.sync_buffers(precise)
+    return precise.eval()
