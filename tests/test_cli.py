@@ -342,7 +342,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         refused(capsys, *train, "genet_tiny", "--recipe.scale", "0.9", "0.1", *out),
         refused(capsys, *train, "genet_tiny", "--device", "cuda:99", *out),
         refused(capsys, *train, "genet_tiny", "--weights", tmp_path / "half.pth", *out),
-        refused(capsys, *train, "genet_tiny", *SHORT, "--out", run),
+        refused(capsys, *train, "genet_tiny", "--recipe.batch", "8", "--out", run),
         refused(capsys, *train, "genet_tiny", "--out", photos),
         refused(capsys, "validate", tmp_path / "empty"),
         refused(capsys, "validate", run, "--data", "digits"),

@@ -152,10 +152,10 @@ def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path
 
 @pytest.mark.slow
 def test_an_error_of_one_process_or_of_all_is_reported_once(tmp_path):
-    for name in ("train/a", "train/b", "val/a", "val/b"):
+    for folder, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(8 if "train" in name else 1):
-            image = Image.new("RGB", (9, 9), (number, 0, 0))
+            image = Image.new("RGB", (9, 9), (number, folder, 0))
             image.save(tmp_path / "photos" / name / f"{number}.png")
     # the only validation image of the second process
     (tmp_path / "photos/val/b/0.png").write_bytes(b"words")

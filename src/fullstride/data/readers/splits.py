@@ -184,7 +184,7 @@ def _without_copies(
             "copies, or use --keep-duplicates"
         )
     notes = [
-        f"{len(each):,} training images are copies of images of the {_said(split)} and left out: "
+        f"{len(each):,} training images are copies of images of the {_label(split)} and left out: "
         f"{quote_names(list(each))}"
         for split, each in left_out.items()
         if each
@@ -197,7 +197,7 @@ def _without_copies(
     return train, notes
 
 
-def _said(split: str) -> str:
+def _label(split: str) -> str:
     return "minival" if split == "val" else split
 
 
@@ -217,7 +217,7 @@ def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> 
     for a, b in combinations(groups, 2):
         if both := sorted(groups[a] & groups[b]):
             notes.append(
-                f"{len(both):,} groups are in both {_said(a)} and {_said(b)}: {quote_names(both)}"
+                f"{len(both):,} groups are in both {_label(a)} and {_label(b)}: {quote_names(both)}"
             )
     return notes
 
