@@ -9,6 +9,7 @@ from fullstride.data.loader import Batches
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
 from fullstride.train import precise_statistics, run, run_folder
+from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.defaults import DIGITS
 
@@ -17,6 +18,13 @@ SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, resolution=16, batch=16, lr=0
 
 def statistics(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in net.state_dict().items() if "running" in name}
+
+
+def precise_of(start: PreparedRun, net, **how):
+    data, task = start.data, start.task
+    return precise_statistics.with_precise_statistics(
+        net, task, data.train, start.pre, start.device, **how
+    )
 
 
 def prepared(folder, data, **changes) -> PreparedRun:
@@ -32,7 +40,7 @@ def test_precise_statistics_are_those_of_all_training_images_at_once(
     if efficiency == "fused":
         fused_form.fused(net, net.spec.source)
     before = statistics(net)
-    precise = precise_statistics.with_precise_statistics(start, net)
+    precise = precise_of(start, net)
     assert all(torch.equal(value, before[name]) for name, value in statistics(net).items())
     assert not any(module.training for module in precise.modules())
     (batch,) = Batches(few_digits.train, start.task.test_view(start.pre), batch=64).epoch(0)
@@ -50,10 +58,10 @@ def test_precise_statistics_are_those_of_all_training_images_at_once(
 def test_precise_statistics_are_taken_only_where_the_minival_is_better(few_digits, tmp_path):
     """Of networks whose statistics are those of the images, and those of nothing."""
     start = prepared(tmp_path / "run", few_digits)
-    good = precise_statistics.with_precise_statistics(start, start.net)
+    good = precise_of(start, start.net)
     loss = start.score(good, few_digits.minival).scores["loss"]
     for scale, is_better in ((1.0, False), (1e-3, True)):
-        net = precise_statistics.with_precise_statistics(start, start.net)
+        net = precise_of(start, start.net)
         for name, value in net.state_dict().items():
             if name.endswith("running_var"):
                 value *= scale
@@ -68,7 +76,8 @@ def test_statistics_of_frozen_stages_stay(few_digits, tmp_path):
     recipe = replace(SHORT, freeze_stages=2)
     start = prepare(tmp_path / "run", "genet_tiny", few_digits, recipe, weights=str(first))
     before = statistics(start.net)
-    after = statistics(precise_statistics.with_precise_statistics(start, start.net))
+    frozen = frozen_names(start.net, recipe)
+    after = statistics(precise_of(start, start.net, frozen=frozen))
     names = [name for name in before if torch.equal(before[name], after[name])]
     assert names
     assert all(name.startswith(("stem.", "stages.0.", "stages.1.")) for name in names)

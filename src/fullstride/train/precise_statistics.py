@@ -6,12 +6,17 @@ the final weights, on training images in evaluation views, they are closer to wh
 """
 
 import copy
+from collections.abc import Collection
 
 import torch
 
 from fullstride.console import print_note
+from fullstride.data.dataset import Images
 from fullstride.nets.backbone import Backbone
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.task import Task
 from fullstride.train.compute import numerics
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.running_statistics import BATCH_NORM
@@ -24,11 +29,13 @@ MAX_IMAGES = 64 * BATCH
 def better_statistics(run: PreparedRun, net: Backbone) -> Backbone:
     """`net`, the final network; or a copy with precise statistics if its minival score is better.
 
-    Without a minival it is `net`.
+    Without a minival, or statistics that training changes, it is `net`.
     """
-    if not run.data.minival:
+    frozen = frozen_names(net, run.recipe)
+    if not run.data.minival or not batch_norms(net, frozen):
         return net
-    precise = with_precise_statistics(run, net)
+    how = run.pre, run.device, run.workers, run.context
+    precise = with_precise_statistics(net, run.task, run.data.train, *how, frozen=frozen)
     before, after = (run.score(each, run.data.minival).scores for each in (net, precise))
     is_better = quality(after, run.metric) > quality(before, run.metric)
     if is_better and run.context.is_rank_zero:
@@ -40,24 +47,28 @@ def better_statistics(run: PreparedRun, net: Backbone) -> Backbone:
 
 
 @torch.no_grad()
-def with_precise_statistics(run: PreparedRun, net: Backbone) -> Backbone:
-    """A copy of `net` whose statistics are the means over batches of training images.
+def with_precise_statistics(
+    net: Backbone,
+    task: Task,
+    images: Images,
+    pre: Preprocessing,
+    device: torch.device | str,
+    workers: int = 0,
+    context: DistributedContext = SINGLE_PROCESS,
+    *,
+    frozen: Collection[str] = (),
+) -> Backbone:
+    """A copy of `net` whose batch statistics are the means over batches of `images`.
 
-    These are all images or `MAX_IMAGES`, in evaluation views and whole batches. Statistics of
-    frozen stages stay as they are.
+    These are all images or `MAX_IMAGES`, in evaluation views and whole batches. Statistics of norms
+    with `frozen` parameters stay as they are.
     """
-    precise, frozen = copy.deepcopy(net).eval(), frozen_names(net, run.recipe)
-    norms = [
-        module
-        for name, module in precise.named_modules()
-        if isinstance(module, BATCH_NORM) and f"{name}.weight" not in frozen
-    ]
-    images = run.data.train
+    precise = copy.deepcopy(net).eval()
+    norms = batch_norms(precise, frozen)
     number = min(len(images), MAX_IMAGES)
     number -= number % BATCH if number > BATCH else 0
     some = images.subset([index * len(images) // number for index in range(number)])
-    how = run.pre, run.device, run.workers, run.context
-    batches = scoring_batches(run.task, some, *how)
+    batches = scoring_batches(task, some, pre, device, workers, context)
     momenta = [norm.momentum for norm in norms]
     try:
         with numerics(tf32=False, benchmark=False, deterministic=False):
@@ -71,5 +82,14 @@ def with_precise_statistics(run: PreparedRun, net: Backbone) -> Backbone:
         batches.close()
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
-    run.context.sync_buffers(precise)
+    context.sync_buffers(precise)
     return precise.eval()
+
+
+def batch_norms(net: Backbone, frozen: Collection[str] = ()) -> list[BATCH_NORM]:
+    """The batch norms of `net` whose gain is not among the `frozen` parameters."""
+    return [
+        module
+        for name, module in net.named_modules()
+        if isinstance(module, BATCH_NORM) and f"{name}.weight" not in frozen
+    ]

@@ -157,16 +157,12 @@ def prepare(
     case = case_of(data, weights, width)
     named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe, case=case)
     recipe = named.recipe
-    if recipe.soup and not data.minival:
-        raise ValueError(
-            f"recipe.soup {recipe.soup} needs a minival to compare averages on: set it to 0, or "
-            "leave --minival 0 out"
-        )
-    if recipe.early_stop_patience and not data.minival:
-        raise ValueError(
-            f"recipe.early_stop_patience {recipe.early_stop_patience} needs a minival to compare "
-            "epochs on: set it to 0, or leave --minival 0 out"
-        )
+    for name in ("soup", "early_stop_patience"):
+        if getattr(recipe, name) and not data.minival:
+            raise ValueError(
+                f"recipe.{name} {getattr(recipe, name)} needs a minival to compare epochs on: set "
+                "it to 0, or leave --minival 0 out"
+            )
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
