@@ -70,7 +70,7 @@ def test_every_training_is_written_and_none_is_repeated(tmp_path, short_defaults
     row = defaults.table_row(json.loads(out.read_text()), CELL)
     assert float(row[5]) == pytest.approx(means["default"], abs=0.006)
     best = max(means[name] for name in NAMES[:2])
-    gap, error = row[7].split(" ± ")
+    gap, error = row[8].split(" ± ")
     assert float(gap) == pytest.approx(means["default"] - best, abs=0.006)
     assert float(error) >= 0
     assert "2 of 12 measured" in row[6]
