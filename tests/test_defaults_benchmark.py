@@ -73,7 +73,7 @@ def test_every_training_is_written_and_none_is_repeated(tmp_path, short_defaults
     gap, error = row[8].split(" ± ")
     assert float(gap) == pytest.approx(means["default"] - best, abs=0.006)
     assert float(error) >= 0
-    assert "2 of 12 measured" in row[6]
+    assert "2 of 12 measured" in row[7]
 
     monkeypatch.setattr(defaults, "scratch", lambda images: replace(SHORT, lr=0.2))
     again = list(defaults.measure(out, [CELL], tmp_path))
