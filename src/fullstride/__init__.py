@@ -6,7 +6,8 @@
                                           bench
 
 The package is divided into rooms, one for each question, and imports only point down:
-`cli > commands > papers > report > deploy > train > latency > tasks > measure > data > nets`.
+`cli > commands > autofit, papers > search > report > deploy > train > latency > tasks > measure >
+data > nets`.
 """
 
 from importlib import import_module
