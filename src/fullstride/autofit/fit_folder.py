@@ -1,0 +1,126 @@
+"""What is in the folder of a fit? Its settings, and the result of each stage that has ended."""
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from fullstride.autofit.settings import FitSettings
+from fullstride.data.dataset import DataSet
+from fullstride.data.readers.splits import SplitRule
+from fullstride.outputs import json_output
+from fullstride.strict_json import from_json, read_json
+from fullstride.writing import atomic_write, check_output
+
+CONFIG, SECONDS = "fit_config.json", "seconds.json"
+CONFIG_OUTPUT = json_output("the settings of a fit", "settings", "fingerprint")
+STAGE_OUTPUT = json_output("the result of a stage of a fit", "stage", "result")
+SECONDS_OUTPUT = json_output("the seconds of the stages of a fit", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """What a fit folder is for. The data may have moved."""
+
+    data: str
+    fingerprint: str  # of the images and their labels
+    classes: tuple[str, ...]
+    rule: SplitRule  # by which the splits were taken
+    settings: FitSettings
+
+
+def create_or_resume(folder: Path, data: DataSet, settings: FitSettings) -> FitConfig:
+    """Create the folder of a fit, or check that it has a fit of the same data and settings.
+
+    Raises ValueError, in one line, for another one, and for a folder of something else.
+    """
+    config = FitConfig(
+        data=data.where,
+        fingerprint=data.fingerprint,
+        classes=data.classes,
+        rule=data.rule,
+        settings=settings,
+    )
+    path = folder / CONFIG
+    check_output(path, CONFIG_OUTPUT)
+    if path.exists():
+        saved = from_json(FitConfig, read_json(path), str(path))
+        if changes := differences(saved, config):
+            raise ValueError(
+                f"{folder} has another fit: {'; '.join(changes)}. Give another --out, or the same "
+                "arguments"
+            )
+        return saved
+    if folder.is_dir() and (names := sorted(each.name for each in folder.iterdir())):
+        raise ValueError(f"{folder} exists and is no fit, but has {names[0]}: give another --out")
+    with atomic_write(path, CONFIG_OUTPUT) as temporary:
+        temporary.write_text(json.dumps(plain(config), indent=1))
+    return config
+
+
+def differences(saved: FitConfig, config: FitConfig) -> list[str]:
+    """What is not the same in two configurations, in words."""
+    if saved.fingerprint != config.fingerprint:
+        return ["its images or labels are others"]
+    before, now = plain(saved.settings), plain(config.settings)
+    return [
+        f"{name} is {before[name]!r} there and {now[name]!r} now"
+        for name in now
+        if before[name] != now[name]
+    ]
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, and tuples of them, as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return json.loads(json.dumps(value, default=asdict))
+
+
+def saved_stage(folder: Path, name: str, kind: Any) -> Any:
+    """The result of a stage that has ended; None before."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return None
+    content = read_json(path)
+    if not isinstance(content, Mapping) or "result" not in content:
+        raise ValueError(f"{path} has no result: delete it, and the stage runs again")
+    return from_json(kind, content["result"], f"{path}: result")
+
+
+def run_stage(
+    folder: Path, name: str, kind: Any, work: Callable[[], Generator[str, None, Any]]
+) -> Generator[str, None, Any]:
+    """The result of a stage, which is computed by `work` unless it is in the folder.
+
+    Yields the lines of `work`. `kind` is the type of the result.
+    """
+    result = saved_stage(folder, name, kind)
+    if result is not None:
+        return result
+    began = perf_counter()
+    try:
+        result = yield from work()
+    finally:
+        add_seconds(folder, name, perf_counter() - began)
+    with atomic_write(folder / f"{name}.json", STAGE_OUTPUT) as temporary:
+        temporary.write_text(json.dumps({"stage": name, "result": plain(result)}, indent=1))
+    return from_json(kind, plain(result), name)  # as a resumed fit reads it
+
+
+def add_seconds(folder: Path, name: str, seconds: float) -> None:
+    """Add to the time that a stage took, over all calls."""
+    total = read_seconds(folder)
+    total[name] = total.get(name, 0.0) + seconds
+    with atomic_write(folder / SECONDS, SECONDS_OUTPUT) as temporary:
+        temporary.write_text(json.dumps({"seconds": total}, indent=1))
+
+
+def read_seconds(folder: Path) -> dict[str, float]:
+    """The seconds of each stage so far."""
+    path = folder / SECONDS
+    if not path.exists():
+        return {}
+    return from_json(dict[str, dict[str, float]], read_json(path), str(path))["seconds"]

@@ -1,0 +1,70 @@
+"""What does a user ask of a fit? The budget, where it holds, and what may be tried."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fullstride.deploy.exported import Precision
+from fullstride.measure.budget import Budget, find_budget
+from fullstride.strict_json import Bounds, check_bounds
+
+HERE = "here"  # the device of this machine, on which times are measured
+Percentile = Literal[50, 90, 95, 99]
+Licence = Literal["permissive", "any"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """The arguments of `fit`. A fit is resumed only with the same ones."""
+
+    # The time that a call may take, divided by its images, in ms.
+    budget_ms: float | None = None
+    # The budget as a rate instead.
+    images_per_s: float | None = None
+    # Images of a call.
+    batch: int = 1
+    # Which of the measured times of a call the budget bounds: 50 is the median.
+    percentile: Percentile = 50
+    # Where the network will run: here, where it is measured, or a profile such as rtx4090, or a
+    # file that `calibrate` wrote, by which times are estimated.
+    device: str = HERE
+    # On a device that is not here, accept networks whose estimate fits, though the upper end of
+    # its interval does not.
+    maybe: bool = False
+    # Hours that the whole may take; by default the finalists train as long as their recipe says.
+    hours: Annotated[float, Bounds(gt=0)] | None = None
+    # Where networks begin: hub, for released weights in the hub's cache or on the hub; a folder of
+    # files of weights; or none, for random weights.
+    weights: str = "hub"
+    # Licences of released weights that may be used.
+    licence: Licence = "permissive"
+    # Networks to try in place of those that are listed: names, or JSON files of specs.
+    candidates: tuple[str, ...] = ()
+    # Pixels a side to try each network at; by default two or three that suit it and the images.
+    resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
+    # Formats that may ship; by default those that run here and are no programs.
+    formats: tuple[str, ...] = ()
+    # Precisions that may ship; by default those of the formats.
+    precisions: tuple[Precision, ...] = ()
+    # Leave out training images that show the same as images that networks are scored on, and
+    # images that are in two classes.
+    drop_duplicates: bool = False
+    # Of random weights and of the order of images.
+    seed: Annotated[int, Bounds(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "--")
+        self.budget()
+
+    def budget(self) -> Budget:
+        """The limit of the time of a call. Raises ValueError if there is none, or two."""
+        budget = find_budget(self.budget_ms, self.images_per_s, self.batch)
+        if budget is None:
+            raise ValueError(
+                "no budget: say by --budget-ms how long an image may take, or by --images-per-s"
+            )
+        return budget
+
+    @property
+    def is_here(self) -> bool:
+        """Whether times are measured on this machine."""
+        return self.device == HERE

@@ -1,0 +1,106 @@
+"""The folder of a fit: its settings, and the result of each stage that has ended."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.fit_folder import (
+    create_or_resume,
+    read_seconds,
+    run_stage,
+    saved_stage,
+)
+from fullstride.autofit.settings import FitSettings
+from fullstride.data.dataset import open_data
+
+SETTINGS = FitSettings(budget_ms=5, batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
+CANDIDATES = tuple(Candidate(model="genet_tiny", resolution=side, top1=70.5) for side in (32, 48))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return open_data("digits")
+
+
+def listing(calls):
+    calls.append("called")
+    yield "two candidates"
+    return CANDIDATES
+
+
+def result_of(generator):
+    lines = []
+    try:
+        while True:
+            lines.append(next(generator))
+    except StopIteration as stop:
+        return lines, stop.value
+
+
+def test_a_stage_that_has_ended_is_read_and_not_run_again(tmp_path):
+    calls = []
+    for expected in (["two candidates"], []):
+        stage = run_stage(tmp_path, "candidates", tuple[Candidate, ...], lambda: listing(calls))
+        assert result_of(stage) == (expected, CANDIDATES)
+    assert calls == ["called"]
+    assert saved_stage(tmp_path, "candidates", tuple[Candidate, ...]) == CANDIDATES
+    assert saved_stage(tmp_path, "plan", tuple[Candidate, ...]) is None
+
+
+def test_a_stage_that_was_stopped_has_no_result_but_its_seconds(tmp_path):
+    stage = run_stage(tmp_path, "candidates", tuple[Candidate, ...], lambda: listing([]))
+    next(stage)
+    stage.close()
+    assert saved_stage(tmp_path, "candidates", tuple[Candidate, ...]) is None
+    first = read_seconds(tmp_path)["candidates"]
+    result_of(run_stage(tmp_path, "candidates", tuple[Candidate, ...], lambda: listing([])))
+    assert read_seconds(tmp_path)["candidates"] > first > 0
+
+
+def test_a_fit_goes_on_with_the_same_data_and_settings_only(tmp_path, digits):
+    folder = tmp_path / "fit"
+    first = create_or_resume(folder, digits, SETTINGS)
+    assert create_or_resume(folder, replace(digits, where="moved"), SETTINGS) == first
+    with pytest.raises(ValueError, match=r"another fit: batch is 2 there and 4 now"):
+        create_or_resume(folder, digits, replace(SETTINGS, batch=4))
+    with pytest.raises(ValueError, match="images or labels"):
+        create_or_resume(folder, replace(digits, fingerprint="0"), SETTINGS)
+
+
+def test_a_folder_of_something_else_is_left_as_it_was(tmp_path, digits):
+    (tmp_path / "letter.txt").write_text("Dear")
+    with pytest.raises(ValueError, match=r"no fit, but has letter\.txt"):
+        create_or_resume(tmp_path, digits, SETTINGS)
+    assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"stage": "candidates", "result": 3}'])
+def test_a_stage_that_cannot_be_read_is_one_line(tmp_path, text):
+    (tmp_path / "candidates.json").write_text(text)
+    with pytest.raises(ValueError, match=r"candidates\.json") as error:
+        saved_stage(tmp_path, "candidates", tuple[Candidate, ...])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({}, "--budget-ms"),
+        ({"budget_ms": 0}, "above 0"),
+        ({"budget_ms": 1, "images_per_s": 5}, "give one"),
+        ({"budget_ms": 1, "hours": 0}, "hours"),
+        ({"budget_ms": 1, "resolutions": (4,)}, "resolutions"),
+        ({"budget_ms": 1, "batch": 0}, "batch"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(settings, hint):
+    with pytest.raises(ValueError, match=hint) as error:
+        FitSettings(**settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_budget_as_a_rate_is_the_same_budget():
+    assert FitSettings(images_per_s=2000, batch=64).budget().ms_per_image == 0.5
+    assert json.loads(json.dumps(FitSettings(budget_ms=0.5).budget().to_dict()))["batch"] == 1
