@@ -1,23 +1,20 @@
 """Which numbers does a report show? Those of models and of a benchmark, from their files."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from PIL import Image
 
 from fullstride.console import printable
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.readers.decode import OversizedImage, UnreadableImage
+from fullstride.data.readers.decode import OversizedImage
 from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.exported import ExportedModel
+from fullstride.deploy.file_scores import Model, batches, readable, score_model
 from fullstride.deploy.open_model import open_model
-from fullstride.deploy.predict import probabilities
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement, by_network, location, read_measurements
@@ -34,9 +31,7 @@ from fullstride.train.run_data import matching_data
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
 
 SHOWN = 24  # pictures with their predicted class
-BATCH = 128  # images at a time: the whole test set may not fit into memory
 
-Model = Bundle | ExportedModel
 Times = Mapping[str, Measurement]  # by protocol
 
 
@@ -148,35 +143,10 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
 
 def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
     """The scores of a model on `images`, as a run has them."""
-    task = find_task(model.task)
-    if not task.single_label:
-        raise ValueError(f"{word} is of the task {task.name}, which is scored in runs only")
-    score, number = task.score(), 0
-    for indices, rows in batches(model, images):
-        logits = torch.from_numpy(rows).double().log()
-        score.update(logits, task.collate([images.targets[i] for i in indices]))
-        number += len(indices)
-    if not number:
-        raise ValueError(f"{word}: none of the test images can be read")
-    return {**score.compute(), "images": number}
-
-
-def batches(model: Model, images: Images) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Indices of readable images, and their probabilities (N, K)."""
-    pictures = readable(model, images)
-    while batch := list(islice(pictures, BATCH)):
-        yield [index for index, _ in batch], probabilities(model, [each for _, each in batch])
-
-
-def readable(model: Model, images: Images) -> Iterator[tuple[int, Image.Image | np.ndarray]]:
-    """Index and view of each readable image; the image itself for a file that resizes."""
-    resizes = isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures"
-    for index in range(len(images)):
-        with suppress(UnreadableImage):
-            if resizes:
-                yield index, images.picture(index)
-            else:
-                yield index, test_view(images.source(index), model.preprocessing)
+    try:
+        return score_model(model, images).scores
+    except ValueError as error:
+        raise ValueError(f"{word}: {error}") from None
 
 
 def page_picture(model: Model, images: Images, index: int) -> np.ndarray:
@@ -223,7 +193,7 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
     Wrong predictions come first, then correct ones from the whole set.
     """
     images = getattr(data, data.score_split)
-    parts = [*batches(model, images)]
+    parts = [*batches(model, readable(model, images))]
     indices = [index for part, _ in parts for index in part]
     probability_nk = np.concatenate([rows for _, rows in parts])
     task = find_task(model.task)

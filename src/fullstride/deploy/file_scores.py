@@ -1,0 +1,135 @@
+"""How good is an exported file? Its scores on images, by the outputs that it computes itself."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fullstride.data.dataset import Images
+from fullstride.data.readers.decode import UnreadableImage
+from fullstride.data.transforms.crop import test_view
+from fullstride.deploy.exported import ExportedModel
+from fullstride.deploy.predict import probabilities
+from fullstride.nets.bundle import Bundle
+from fullstride.tasks import find_task
+from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.train.scoring import finite_scores
+
+BATCH = 128  # images at a time: the whole test set may not fit into memory
+MAX_VIEWS_BYTES = 2**29  # of the views that several files are scored on
+
+Model = Bundle | ExportedModel
+View = Image.Image | np.ndarray  # an image as `probabilities` takes it
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image with a wrong prediction."""
+
+    image: str  # its name in the data
+    truth: str  # classes
+    predicted: str
+    probability: float  # of the predicted class
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """What a model achieves on a set of images."""
+
+    scores: dict[str, float]  # with `images`, the number of readable ones
+    skipped: dict[str, str]  # the reason for each image that cannot be read
+    confusion: ConfusionMatrix | None
+    correct: str  # 1 or 0 for each image, in order; 0 for one that cannot be read
+    mistakes: tuple[Mistake, ...]  # the most confident ones first
+
+
+def score_model(
+    model: Model,
+    images: Images,
+    *,
+    views: Sequence[tuple[int, View]] | None = None,
+    mistakes: int = 0,
+) -> ModelScores:
+    """Score `model` on `images`, whose targets are indices of its classes.
+
+    `views` are the result of `load_views` for an equal preprocessing. At most `mistakes` wrong
+    predictions are listed. Raises ValueError for another task than classification and where no
+    image can be read, and FloatingPointError where a score is not finite.
+    """
+    task = find_task(model.task)
+    if not task.single_label:
+        raise ValueError(f"models of the task {task.name} are scored in their runs only")
+    skipped: dict[str, str] = {}
+    score, correct = task.score(), ["0"] * len(images)
+    wrong: list[tuple[float, int, int]] = []
+    pictures = readable(model, images, skipped) if views is None else views
+    for indices, rows in batches(model, pictures):
+        labels = task.collate([images.targets[index] for index in indices])
+        # a probability that is rounded to 0 would make the loss infinite
+        at_least = torch.from_numpy(rows).clamp_min(torch.finfo(torch.float32).tiny)
+        score.update(at_least.double().log(), labels)
+        predicted = rows.argmax(1)
+        for row, (index, guess) in enumerate(zip(indices, predicted.tolist(), strict=True)):
+            if guess == images.targets[index]:
+                correct[index] = "1"
+            else:
+                wrong.append((float(rows[row, guess]), index, guess))
+    number = len(images) - len(skipped) if views is None else len(views)
+    names = model.classes
+    first = sorted(wrong, key=lambda each: (-each[0], each[1]))[:mistakes]
+    return ModelScores(
+        finite_scores(score, number),
+        skipped,
+        task.confusion(score),
+        "".join(correct),
+        tuple(
+            Mistake(images.names[index], names[images.targets[index]], names[guess], probability)
+            for probability, index, guess in first
+        ),
+    )
+
+
+def load_views(model: Model, images: Images) -> list[tuple[int, View]] | None:
+    """The readable ones of `images` as `model` takes them; None if they need much memory."""
+    pre = model.preprocessing
+    if resizes(model) or len(images) * pre.resolution**2 * pre.channels > MAX_VIEWS_BYTES:
+        return None
+    return list(readable(model, images))
+
+
+def batches(
+    model: Model, pictures: Iterable[tuple[int, View]]
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """Indices of `pictures`, and their probabilities (N, K)."""
+    pictures = iter(pictures)
+    while batch := list(islice(pictures, BATCH)):
+        yield [index for index, _ in batch], probabilities(model, [each for _, each in batch])
+
+
+def readable(
+    model: Model, images: Images, skipped: dict[str, str] | None = None
+) -> Iterator[tuple[int, View]]:
+    """Index and view of each readable image; the image itself for a file that resizes.
+
+    The reasons for others go into `skipped`.
+    """
+    whole = resizes(model)
+    for index, name in enumerate(images.names):
+        try:
+            if whole:
+                view: View = images.picture(index)
+            else:
+                view = test_view(images.source(index), model.preprocessing)
+        except UnreadableImage as error:
+            if skipped is not None:
+                skipped[name] = error.reason
+            continue
+        yield index, view
+
+
+def resizes(model: Model) -> bool:
+    """Whether `model` takes pictures of any size."""
+    return isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures"
