@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fullstride.data.dataset import Images
+from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.deploy.comparison import ComparisonImages, LazyImages
 from fullstride.deploy.export import Finetune, Progress
@@ -22,24 +22,34 @@ MAX_CALIBRATION_IMAGES = 256
 
 
 def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonImages:
-    """At most `MAX_COMPARISON_IMAGES` images of the minival split, with their classes.
+    """`images_to_compare` of the data set `data`, by default that which `run` was trained on."""
+    return images_to_compare(matching_data(run, bundle, data), bundle.task)
+
+
+def images_to_compare(
+    data: DataSet, task: str, most: int = MAX_COMPARISON_IMAGES
+) -> ComparisonImages:
+    """At most so many images of the minival split, with their classes if the task has these.
 
     Without a minival they are training images: outputs of two forms of a network are compared.
-    `data` names the data set; the one that `run` was trained on by default.
     """
-    data_set = matching_data(run, bundle, data)
-    minival = data_set.minival or data_set.train
-    images = evenly_spaced(minival, MAX_COMPARISON_IMAGES)
+    minival = data.minival or data.train
+    images = evenly_spaced(minival, most)
     if not images:
         raise ValueError("none of the images to compare on could be read: give others by --data")
-    if not find_task(bundle.task).single_label:
+    if not find_task(task).single_label:
         return ComparisonImages(images)
     return ComparisonImages(images, [minival.targets[index] for index in images.indices])
 
 
 def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:
-    """At most `MAX_CALIBRATION_IMAGES` training images, which int8 takes its ranges from."""
-    images = evenly_spaced(matching_data(run, bundle, data).train, MAX_CALIBRATION_IMAGES)
+    """`images_for_ranges` of the data set `data`, by default that which `run` was trained on."""
+    return images_for_ranges(matching_data(run, bundle, data))
+
+
+def images_for_ranges(data: DataSet, most: int = MAX_CALIBRATION_IMAGES) -> LazyImages:
+    """At most so many training images, which int8 takes its ranges from."""
+    images = evenly_spaced(data.train, most)
     if not images:
         raise ValueError(
             "none of the images for int8's ranges could be read: give others by --calibration"

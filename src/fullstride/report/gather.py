@@ -22,6 +22,7 @@ from fullstride.measure.timing import BUSY, spread_of_rounds
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.precision import short_precision
+from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import common_metric, find_task
@@ -149,12 +150,12 @@ def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
         raise ValueError(f"{word}: {error}") from None
 
 
-def page_picture(model: Model, images: Images, index: int) -> np.ndarray:
+def page_picture(images: Images, index: int, pre: Preprocessing) -> np.ndarray:
     """An image for a page; of one that is too large to be decoded whole, what the network sees."""
     try:
         return np.asarray(images.picture(index))
     except OversizedImage:
-        return test_view(images.source(index), model.preprocessing).squeeze()
+        return test_view(images.source(index), pre).squeeze()
 
 
 def untrained(name: str, times: Times, metric: Metric) -> Entry:
@@ -205,7 +206,7 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
     spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)
     shown = [
         Prediction(
-            picture=page_picture(model, images, indices[i]),
+            picture=page_picture(images, indices[i], model.preprocessing),
             truth=printable(data.classes[labels[i]]),
             predicted=printable(model.classes[predicted[i]]),
             probability=float(probability_nk[i, predicted[i]]),

@@ -1,13 +1,81 @@
 """Which networks are worth their time? Accuracy against time, with the front and the budget."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from fullstride.latency.select import Choice, Option
-from fullstride.report.plots import COLOURS, INK, STYLE, scale_latency
+from fullstride.measure.budget import Budget
+from fullstride.report.plots import COLOURS, INK, MARKERS, STYLE, scale_latency
+from fullstride.tasks.task import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePoint:
+    """An exported file in the plot of a fit."""
+
+    network: str
+    form: str  # format and precision
+    ms: float  # per image
+    minival: float  # score
+    measured: bool  # False: the time is an estimate
+    ships: bool
+    test: float | None = None  # score of the file that ships
+    test_interval: tuple[float, float] | None = None
+
+
+def files_figure(
+    points: Sequence[FilePoint], metric: Metric, budget: Budget, percentile: float
+) -> Figure:
+    """Plot the minival score of files against their time, and the test score of the one that ships.
+
+    A colour is a network and a marker a format and precision; hollow markers are estimates.
+    """
+    networks = list(dict.fromkeys(point.network for point in points))
+    shapes = list(dict.fromkeys(point.form for point in points))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((9.2, 4.8), layout="constrained")
+        axes = figure.subplots()
+        scale_latency(axes, [budget.ms_per_image, *(point.ms for point in points)])
+        kind = "estimate" if any(not each.measured for each in points) else f"p{percentile:g}"
+        axes.set_xlabel(f"time of a call / its images, {kind}, batch {budget.batch} (ms)")
+        unit = f" ({metric.unit})" if metric.unit else ""
+        axes.set_ylabel(f"{metric.label} on the minival{unit}", parse_math=False)
+        axes.axvline(budget.ms_per_image, color=INK, lw=1.2, dashes=(4, 3), alpha=0.7)
+        for point in points:
+            colour = COLOURS[networks.index(point.network) % len(COLOURS)]
+            marker = MARKERS[shapes.index(point.form) % len(MARKERS)]
+            fill = colour if point.measured else "none"
+            axes.plot(point.ms, point.minival, marker, mec=colour, mfc=fill, ms=8)
+            if point.ships:
+                axes.plot(point.ms, point.minival, "o", mec=INK, mfc="none", ms=15, mew=1.6)
+            if point.test is not None:
+                low, high = point.test_interval or (point.test, point.test)
+                axes.plot([point.ms] * 2, [low, high], color=INK, lw=1.4, alpha=0.5)
+                axes.plot(point.ms, point.test, "_", color=INK, ms=14, mew=2)
+        keys: list[Any] = [
+            axes.plot([], [], "s", color=COLOURS[number % len(COLOURS)], label=f" {name}")[0]
+            for number, name in enumerate(networks)
+        ]
+        keys += [
+            axes.plot([], [], MARKERS[i % len(MARKERS)], color=INK, mfc="none", label=form)[0]
+            for i, form in enumerate(shapes)
+        ]
+        style: Any = dict(mec=INK, mfc="none", ms=11, mew=1.6)
+        keys += axes.plot([], [], "o", **style, label="ships")
+        if any(point.test is not None for point in points):
+            keys += axes.plot([], [], "_", color=INK, mew=2, ms=11, label="ships, on the test")
+        budget_line = dict(color=INK, lw=1.2, dashes=(4, 3))
+        keys += axes.plot([], [], **budget_line, label=f"budget {budget.ms_per_image:g} ms")
+        legend = figure.legend(
+            handles=keys, loc="outside right upper", frameon=False, fontsize=8.5, labelspacing=0.7
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return figure
 
 
 def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figure:

@@ -1,0 +1,144 @@
+"""How fast are the files of the finalists? They are measured in turn, or estimated."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullstride.autofit.candidate_times import CandidateTime
+from fullstride.autofit.finalist_files import SHIP, FileRecord, ShippedFile, remote_precision
+from fullstride.deploy.exported import ExportedModule
+from fullstride.deploy.formats import open_file
+from fullstride.latency.profiles import Profile
+from fullstride.measure.bench import bench
+from fullstride.measure.budget import Budget
+from fullstride.measure.environment import Environment, choose_device
+from fullstride.measure.protocols import ONLINE, Measurement
+from fullstride.outputs import json_output
+from fullstride.strict_json import from_json, read_json, to_json
+from fullstride.writing import atomic_write
+
+TIMES = "times.json"  # in the folder of the files
+TIMES_OUTPUT = json_output("the times of exported files", "times", "measurements")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTimes:
+    """The times of all files, measured in turn."""
+
+    times: Mapping[str, tuple[float, float, float]]  # path -> ms per image, and those of the rounds
+    measurements: int  # how often all of them were measured
+    environment: Mapping[str, Any]
+
+
+def measured(
+    folder: Path,
+    records: Sequence[FileRecord],
+    budget: Budget,
+    percentile: float,
+    threads: int | None,
+) -> Generator[str, None, tuple[list[FileRecord], Mapping[str, Any]]]:
+    """The records with the times of their files, and where these were measured.
+
+    If no file is within the budget, all are measured once more, and each keeps its shorter time.
+    """
+    path, paths = folder / SHIP / TIMES, [each.file.path for each in records]
+    stored = from_json(FileTimes, read_json(path), str(path)) if path.exists() else None
+    if stored is not None and set(stored.times) != set(paths):
+        stored = None
+    while stored is None or (
+        stored.measurements < 2
+        and min(each[0] for each in stored.times.values()) > budget.ms_per_image
+    ):
+        again = "" if stored is None else "none is within the budget, once more: "
+        yield f"{again}measuring {len(paths)} files in turn, batch {budget.batch}"
+        stored = combine(stored, measure_files(folder, records, budget, percentile, threads))
+        with atomic_write(path, TIMES_OUTPUT) as beside:
+            beside.write_text(to_json(stored))
+    timed = []
+    for each in records:
+        ms, low, high = stored.times[each.file.path]
+        within = ms <= budget.ms_per_image
+        timed.append(
+            replace(each, file=replace(each.file, ms=ms, low=low, high=high, within=within))
+        )
+    return timed, stored.environment
+
+
+def measure_files(
+    folder: Path,
+    records: Sequence[FileRecord],
+    budget: Budget,
+    percentile: float,
+    threads: int | None,
+) -> FileTimes:
+    """All files in turn, by the online protocol at the batch of the budget."""
+    modules = {
+        each.file.path: ExportedModule(
+            open_file(folder / each.file.path, threads=threads, trust=True)
+        )
+        for each in records
+    }
+    sides = {each.file.path: each.file.resolution for each in records}
+    channels = next(iter(modules.values())).preprocessing.channels
+    rows = bench(
+        modules, replace(ONLINE, batch=budget.batch), in_channels=channels, resolutions=sides
+    )
+    return FileTimes(
+        times={row.name: time_of(row, percentile) for row in rows},
+        measurements=1,
+        environment=asdict(Environment.here(choose_device("auto"))),
+    )
+
+
+def time_of(row: Measurement, percentile: float) -> tuple[float, float, float]:
+    """The percentile of the calls in ms per image, and those of nine of ten rounds' medians."""
+    batch = row.protocol.batch
+    rounds = np.median(np.array(row.samples).reshape(row.protocol.rounds, -1), 1)
+    low, high = np.percentile(rounds, (5, 95))
+    ms = float(np.percentile(row.samples, percentile))
+    return ms / batch, float(low) / batch, float(high) / batch
+
+
+def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:
+    """Of each file the shorter time: what disturbs a measurement makes it longer."""
+    if earlier is None:
+        return later
+    return replace(
+        later,
+        times={name: min(time, earlier.times[name]) for name, time in later.times.items()},
+        measurements=earlier.measurements + later.measurements,
+    )
+
+
+def estimated(
+    records: Sequence[FileRecord], times: Sequence[CandidateTime], budget: Budget, maybe: bool
+) -> list[FileRecord]:
+    """The records with the estimates of their candidates, where there is one of the precision."""
+    estimates = {
+        (each.candidate, remote_precision(each.precision)): each
+        for each in times
+        if each.ms is not None
+    }
+
+    def timed(file: ShippedFile) -> ShippedFile:
+        estimate = estimates.get((file.candidate, file.precision))
+        if estimate is None or estimate.ms is None:
+            return replace(file, measured=False)
+        ms, low, high = estimate.ms, estimate.low or estimate.ms, estimate.high or estimate.ms
+        within = (ms if maybe else high) <= budget.ms_per_image
+        return replace(file, ms=ms, low=low, high=high, within=within, measured=False)
+
+    return [replace(each, file=timed(each.file)) for each in records]
+
+
+def device_of(profile: Profile) -> Mapping[str, Any]:
+    """The conditions that estimates are for."""
+    return dict(
+        device=profile.device,
+        runtime=profile.machine.runtime,
+        precision=profile.precision,
+        profile=profile.name,
+    )

@@ -1,0 +1,277 @@
+"""How good is a finalist as a file? It is exported in several forms, and each is scored."""
+
+import shutil
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+from fullstride import tasks
+from fullstride.autofit.candidate_times import CandidateTime
+from fullstride.autofit.candidates import Candidate
+from fullstride.data.dataset import DataSet
+from fullstride.deploy import select
+from fullstride.deploy.export import export, find_format, make_reference
+from fullstride.deploy.exported import InputKind, Precision
+from fullstride.deploy.file_scores import load_views, score_model
+from fullstride.deploy.formats import FORMATS, open_file, output
+from fullstride.deploy.run_images import images_for_ranges, images_to_compare
+from fullstride.outputs import json_output
+from fullstride.strict_json import from_json, read_json, to_json
+from fullstride.writing import atomic_write
+
+SHIP = "ship"  # folder of the files, in that of a fit
+TRIALS = "trials"  # folder of the runs
+RECORD = json_output("a record of an exported file", "file", "correct")
+SLACK = 1.1  # times the budget: a form that took longer before training is not exported
+NEAR = 1.25  # times the fastest format in a precision: slower formats are not exported
+COMPARISON_IMAGES = 128  # outputs are compared on these, and the file is scored on all
+MAX_DROP = 100.0  # points: a file is judged by its own score, not by what it loses
+REMOTE = "onnx"  # the format of files for a device that is not here
+REMOTE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")  # beside those of the estimates
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedFile:
+    """A finalist in one format and precision."""
+
+    candidate: str
+    path: str  # relative to the folder of the fit; "" where it was not written
+    format: str
+    precision: Precision
+    ms: float | None  # per image, measured at the end in turn with all others, or estimated
+    minival: Mapping[str, float]  # scores of the file on the minival
+    within: bool  # whether it stays in the budget
+    failure: str = ""  # why it was not written, in one line
+    low: float | None = None  # of the rounds of the measurement, or the interval of the estimate
+    high: float | None = None
+    measured: bool = True  # False: `ms` is an estimate for a device that is not here
+    resolution: int = 0  # pixels a side
+    size_mib: float = 0.0  # on the disk
+    runtime: str = ""  # that opened it here
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """What is stored of a file at once, so that it is exported and scored only once."""
+
+    file: ShippedFile  # without a time
+    correct: str  # 1 or 0 for each image of the minival, in order
+    seconds: float  # of exporting and scoring
+
+
+def forms(
+    times: Sequence[CandidateTime],
+    budget_ms: float,
+    formats: Sequence[str],
+    precisions: Sequence[Precision],
+    *,
+    remote: bool,
+) -> list[tuple[str, Precision]]:
+    """The formats and precisions in which a candidate is exported.
+
+    Here they are those that run here, and of these the ones that may be the best by `times`, those
+    of the candidate: within `SLACK` of the budget, and within `NEAR` of the fastest format in the
+    same precision. Formats that are programs are taken only if `formats` names them. For a device
+    that is not here they are ONNX files. `formats` and `precisions` restrict both; () is any.
+    """
+    possible: list[tuple[str, Precision]]
+    if remote:
+        wanted = [remote_precision(each.precision) for each in times if each.ms is not None]
+        possible = [
+            (format, precision)
+            for format in formats or (REMOTE,)
+            for precision in dict.fromkeys((*wanted, *REMOTE_PRECISIONS))
+            if precision in FORMATS[format].precisions
+        ]
+    else:
+        possible = [
+            (format, precision)
+            for format, precision in select.available(None)
+            if not FORMATS[format].runs_code or format in formats
+        ]
+    allowed = [
+        (format, precision)
+        for format, precision in possible
+        if (not formats or format in formats) and (not precisions or precision in precisions)
+    ]
+    if remote:
+        return allowed
+    ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
+    fastest: dict[Precision, float] = {}
+    for (_, precision), value in ms.items():
+        fastest[precision] = min(value, fastest.get(precision, value))
+    return [
+        (format, precision)
+        for format, precision in allowed
+        if (value := ms.get((format, precision))) is not None
+        and value <= SLACK * budget_ms
+        and (value <= NEAR * fastest[precision] or format in formats)
+    ]
+
+
+def remote_precision(precision: Precision) -> Precision:
+    """The precision of an ONNX file that a device runs as fast as one in `precision`."""
+    return precision if precision in FORMATS[REMOTE].precisions else "fp16"
+
+
+def export_finalist(
+    folder: Path,
+    candidate: Candidate,
+    wanted: Sequence[tuple[str, Precision]],
+    data: DataSet,
+    *,
+    input_kind: InputKind = "pixels",
+    threads: int | None = None,
+    device: str = "cpu",
+) -> Generator[str, None, list[FileRecord]]:
+    """Export the bundle of a finalist in each of `wanted`, and score each file on the minival.
+
+    A file that is in the folder with its record is not written again. One that cannot be written
+    has the reason in its record. Yields a line for each new file.
+    """
+    records = {form: read_record(folder, candidate.name, *form) for form in wanted}
+    if any(record is None for record in records.values()):
+        new = new_records(folder, candidate, records, data, input_kind, threads, device)
+        for record in new:
+            records[record.file.format, record.file.precision] = record
+            yield line_of(record)
+    return [record for record in records.values() if record is not None]
+
+
+def new_records(
+    folder: Path,
+    candidate: Candidate,
+    records: Mapping[tuple[str, Precision], FileRecord | None],
+    data: DataSet,
+    input_kind: InputKind,
+    threads: int | None,
+    device: str,
+) -> Iterator[FileRecord]:
+    """Write the files of `candidate` that have no record yet, and their records."""
+    bundle = tasks.load(str(folder / TRIALS / candidate.name / "bundle"))
+    bundle = replace(bundle, licence=bundle.licence or candidate.licence)
+    images = images_to_compare(data, bundle.task, COMPARISON_IMAGES)
+    reference = make_reference(bundle, images, input_kind)
+    views = load_views(bundle, data.minival)
+    for (format, precision), record in records.items():
+        if record is not None:
+            continue
+        start, path = perf_counter(), place(folder, candidate.name, format, precision)
+        written = ShippedFile(
+            candidate=candidate.name,
+            path=path.relative_to(folder).as_posix(),
+            format=format,
+            precision=precision,
+            ms=None,
+            minival={},
+            within=False,
+            resolution=bundle.preprocessing.resolution,
+        )
+        correct = ""
+        try:
+            export(
+                bundle,
+                path,
+                images,
+                format=format,
+                precision=precision,
+                input_kind=input_kind,
+                calibration=images_for_ranges(data) if precision == "int8" else (),
+                max_drop=MAX_DROP,
+                device=device if find_format(format, precision).runs_code else "cpu",
+                threads=threads,
+                force=True,
+                reference=reference,
+            )
+            model = open_file(path, threads=threads, trust=True)
+            result = score_model(model, data.minival, views=views)
+            written = replace(
+                written,
+                minival=result.scores,
+                size_mib=size_mib(path),
+                runtime=model.runtime,
+            )
+            correct = result.correct
+        except (ValueError, FloatingPointError, MemoryError) as error:
+            remove_export(path)
+            why = " ".join(str(error).removeprefix(f"{path} ").split())
+            written = replace(written, path="", failure=why or type(error).__name__)
+        record = FileRecord(file=written, correct=correct, seconds=perf_counter() - start)
+        with atomic_write(record_path(folder, candidate.name, format, precision), RECORD) as beside:
+            beside.write_text(to_json(record))
+        yield record
+
+
+def place(folder: Path, candidate: str, format: str, precision: Precision) -> Path:
+    return folder / SHIP / f"{candidate}_{format}_{precision}{FORMATS[format].suffix}"
+
+
+def record_path(folder: Path, candidate: str, format: str, precision: Precision) -> Path:
+    return folder / SHIP / f"{candidate}_{format}_{precision}.json"
+
+
+def read_record(
+    folder: Path, candidate: str, format: str, precision: Precision
+) -> FileRecord | None:
+    """The record of a file that is there, or could not be written; None for one to write."""
+    path = record_path(folder, candidate, format, precision)
+    if not path.exists():
+        return None
+    record = from_json(FileRecord, read_json(path), str(path))
+    return record if record.file.failure or (folder / record.file.path).exists() else None
+
+
+def line_of(record: FileRecord) -> str:
+    file = record.file
+    label = f"{file.candidate} as {file.format} {file.precision}"
+    if file.failure:
+        return f"{label}: {file.failure}"
+    metric = tasks.find_task().metric
+    return (
+        f"{label}: minival {metric.text(file.minival[metric.name])}, {file.size_mib:.1f} MiB, "
+        f"after {record.seconds:.1f} s"
+    )
+
+
+def size_mib(path: Path) -> float:
+    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    return sum(each.stat().st_size for each in files) / 2**20
+
+
+def remove_export(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def copy_export(path: Path, final: Path, format: str) -> None:
+    """Put the exported file or folder at `path` to `final` too: linked, or copied where it cannot.
+
+    Raises OSError, and leaves an earlier one as it was, where the disk is full.
+    """
+    if final.exists() and same_files(path, final):
+        return
+    with atomic_write(final, output(FORMATS[format], True)) as temporary:
+        if path.is_dir():
+            shutil.copytree(path, temporary, copy_function=link_or_copy)
+        else:
+            link_or_copy(path, temporary)
+
+
+def same_files(path: Path, final: Path) -> bool:
+    """Whether `final` has links to all files of `path`: renaming one would leave both names."""
+    if path.is_dir() != final.is_dir():
+        return False
+    if not path.is_dir():
+        return final.samefile(path)
+    pairs = [(each, final / each.relative_to(path)) for each in path.rglob("*") if each.is_file()]
+    return all(other.exists() and other.samefile(each) for each, other in pairs)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)

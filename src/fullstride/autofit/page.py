@@ -1,0 +1,272 @@
+"""How does a fit look? One HTML page with its choice, its numbers and its doubts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from fullstride.autofit.finalist_files import TRIALS, ShippedFile
+from fullstride.autofit.results import (
+    PAGE,
+    FitResults,
+    Within,
+    headline,
+    interval,
+    shares_of_budget,
+    time_line,
+    write_json,
+)
+from fullstride.console import printable
+from fullstride.data.dataset import DataSet
+from fullstride.data.readers.decode import UnreadableImage
+from fullstride.nets.bundle import read_metadata
+from fullstride.report import plots
+from fullstride.report.confusion_plot import MAX_CLASSES, heat_map
+from fullstride.report.gather import page_picture
+from fullstride.report.page import Prediction, card, render_template, worst_classes, write
+from fullstride.report.selection_plot import FilePoint, files_figure
+from fullstride.train.run_folder import read_log
+
+MAX_CURVES = 12  # candidates whose learning curves can be told apart
+MAX_CANDIDATES = 200  # rows
+MAX_NAMES = 10  # of images with a problem
+
+
+def write_results(folder: Path, data: DataSet, results: FitResults) -> Path:
+    """Write fit.json and the page of a fit to its folder. Returns the path of the page."""
+    write_json(folder, results)
+    write(folder / PAGE, render(folder, data, results))
+    return folder / PAGE
+
+
+def render(folder: Path, data: DataSet, results: FitResults) -> str:
+    """The page as HTML. `folder` has the runs, `data` the pictures of mistakes."""
+    shipment, metric = results.shipment, results.metric
+    classes = tuple(map(printable, data.classes))
+    confusion, files = shipment.confusion, shipment.files
+    curves = learning_curves(folder, results)
+    split = shipment.test_split or "minival"
+    return render_template(
+        "fit.html",
+        title=printable(f"fullstride fit on {results.data_name}"),
+        results=results,
+        shipment=shipment,
+        metric=metric,
+        headline=headline(results),
+        time_line=time_line(results),
+        files_plot=Markup(plots.svg(figure(results), description(results))),
+        files=[file_row(each, results) for each in files],
+        within=[within_row(each, results) for each in shares_of_budget(results)],
+        candidates=candidate_rows(results)[:MAX_CANDIDATES],
+        curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
+        split=split,
+        confusion_plot=(
+            Markup(heat_map(confusion, classes))
+            if confusion and len(classes) <= MAX_CLASSES
+            else ""
+        ),
+        class_rows=worst_classes(confusion, classes) if confusion else [],
+        classes=classes,
+        cards=mistakes(folder, data, results),
+        plan_rows=plan_rows(results),
+        facts=data_facts(results),
+        problems=data_problems(results),
+    )
+
+
+def picture(results: FitResults) -> bytes:
+    """The plot of the files as PNG, for a README."""
+    return plots.png(figure(results))
+
+
+def figure(results: FitResults) -> Any:
+    return files_figure(
+        [point(each, results) for each in results.shipment.files if each.ms is not None],
+        results.metric,
+        results.budget,
+        results.percentile,
+    )
+
+
+def point(file: ShippedFile, results: FitResults) -> FilePoint:
+    shipment, metric = results.shipment, results.metric
+    ships = file is shipment.file
+    test = shipment.test if ships else {}
+    assert file.ms is not None
+    return FilePoint(
+        network=printable(file.candidate),
+        form=f"{file.format} {file.precision}",
+        ms=file.ms,
+        minival=file.minival[metric.name],
+        measured=file.measured,
+        ships=ships,
+        test=test.get(metric.name),
+        test_interval=interval(metric, test) if test else None,
+    )
+
+
+def description(results: FitResults) -> str:
+    """Of the plot, for those who cannot see it."""
+    return (
+        f"{results.metric.label} on the minival against the time of an image, of "
+        f"{len(results.shipment.files)} files; {headline(results)}; {time_line(results)}"
+    )
+
+
+def file_row(file: ShippedFile, results: FitResults) -> dict[str, Any]:
+    metric = results.metric
+    return dict(
+        file=file,
+        ships=file is results.shipment.file,
+        score=file.minival.get(metric.name),
+        interval=interval(metric, file.minival) if file.minival else None,
+    )
+
+
+def within_row(within: Within, results: FitResults) -> dict[str, Any]:
+    """Cells of what a share of the budget buys, each a line and a small line, or None."""
+    metric, times, last = results.metric, results.fastest, results.last_scores
+    row: dict[str, Any] = dict(share=within.share, ms=within.ms)
+    row |= dict(file=None, trained=None, published=None)
+    if within.file is not None:
+        file = results.shipment.files[within.file]
+        row["file"] = (
+            f"{file.candidate}, {file.format} {file.precision}",
+            f"minival {metric.text(file.minival[metric.name])}, {file.ms:.3g} ms",
+        )
+    if within.trained is not None:
+        score = last[within.trained]
+        row["trained"] = (
+            within.trained,
+            f"minival {metric.text(score.scores[metric.name])} after {score.epochs} epochs, "
+            f"{times[within.trained].ms:.3g} ms",
+        )
+    if within.published is not None:
+        top1 = next(each.top1 for each in results.candidates if each.name == within.published)
+        row["published"] = (
+            within.published,
+            f"published ImageNet top-1 {top1:.1f} %, {times[within.published].ms:.3g} ms",
+        )
+    return row
+
+
+def candidate_rows(results: FitResults) -> list[dict[str, Any]]:
+    """All candidates: finalists, then those that trained the longest, then the others by time."""
+    last, fastest, finalists = results.last_scores, results.fastest, results.outcome.finalists
+    rows = []
+    for candidate in results.candidates:
+        name = candidate.name
+        score, time = last.get(name), fastest.get(name)
+        rows.append(
+            dict(
+                candidate=candidate,
+                time=time,
+                score=score,
+                interval=interval(results.metric, score.scores) if score else None,
+                fate=fate(name, results),
+            )
+        )
+
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
+        name, score, time = row["candidate"].name, row["score"], row["time"]
+        place = finalists.index(name) if name in finalists else len(finalists)
+        rank = results.metric.rank(score.scores[results.metric.name]) if score else 0.0
+        return place, -(score.epochs if score else 0), -rank, time.ms if time else float("inf")
+
+    return sorted(rows, key=order)
+
+
+def fate(name: str, results: FitResults) -> str:
+    """What became of a candidate, in a few words."""
+    if name in results.outcome.finalists:
+        place = results.outcome.finalists.index(name) + 1
+        return f"finalist {place} of {len(results.outcome.finalists)}"
+    if name in results.last_scores:
+        return f"out after rung {results.last_scores[name].rung}"
+    if name in results.plan.left_out:
+        return results.plan.left_out[name]
+    if name not in results.fastest:
+        failures = [each.failure for each in results.times if each.candidate == name]
+        return next(filter(None, failures), "not timed")
+    return "not within the budget"
+
+
+def learning_curves(folder: Path, results: FitResults) -> dict[str, Sequence[plots.EpochRow]]:
+    """The rows of the logs of the candidates that trained, those of finalists first."""
+    names = [row["candidate"].name for row in candidate_rows(results) if row["score"]]
+    logs = {name: read_log(folder / TRIALS / name, results.metric) for name in names[:MAX_CURVES]}
+    return {printable(name): rows for name, rows in logs.items() if rows}
+
+
+def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:
+    """The most confident wrong predictions with their pictures, of those that can be read."""
+    shipment = results.shipment
+    images = data.test if shipment.test_split else data.minival
+    index = {name: number for number, name in enumerate(images.names)}
+    pre = read_metadata(folder / shipment.bundle).preprocessing
+    cards = []
+    for each in shipment.mistakes:
+        if each.image not in index:
+            continue
+        try:
+            pixels = page_picture(images, index[each.image], pre)
+        except UnreadableImage:
+            continue
+        names = printable(each.truth), printable(each.predicted)
+        shown = card(Prediction(pixels, *names, each.probability))
+        cards.append(shown | {"name": printable(each.image)})
+    return cards
+
+
+def plan_rows(results: FitResults) -> list[tuple[str, float | None, float | None]]:
+    """Stage, seconds by the plan and seconds that it took."""
+    expected = {"training": results.plan.train_s, "shipping": results.plan.ship_s}
+    stages = [*results.seconds, *(name for name in expected if name not in results.seconds)]
+    rows = [(name, expected.get(name), results.seconds.get(name)) for name in stages]
+    planned = [row[2] for row in rows if row[1] is not None and row[2] is not None]
+    return [*rows, ("training and shipping", results.plan.total_s, sum(planned) or None)]
+
+
+def data_facts(results: FitResults) -> dict[str, str]:
+    report = results.data
+    images = ", ".join(f"{number:,} {split}" for split, number in report.images.items())
+    low, middle, high = report.sides
+    return {
+        "images": images,
+        "classes": f"{report.classes:,}",
+        "smallest class": f"{printable(report.smallest[0])}, {report.smallest[1]:,} for training",
+        "largest class": f"{printable(report.largest[0])}, {report.largest[1]:,} for training",
+        "shorter sides": f"{low} to {high} pixels, median {middle}",
+        "channels": str(report.channels),
+    }
+
+
+def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
+    """What may make a score wrong, with the names of the first images."""
+    report = results.data
+    kinds = [
+        (
+            "unreadable images",
+            [f"{name}: {why}" for name, why in report.unreadable.items()],
+        ),
+        (
+            "pairs of the same picture in two splits",
+            [
+                f"{each.names[0]} ({each.splits[0]}), {each.names[1]} ({each.splits[1]})"
+                for each in report.across_splits
+            ],
+        ),
+        (
+            "pairs of the same picture in two classes",
+            [
+                f"{each.names[0]} ({each.classes[0]}), {each.names[1]} ({each.classes[1]})"
+                for each in report.across_classes
+            ],
+        ),
+    ]
+    return [
+        (f"{len(names):,} {kind}", [*map(printable, names[:MAX_NAMES])])
+        for kind, names in kinds
+        if names
+    ]

@@ -1,0 +1,274 @@
+"""The page of a fit shows its numbers by the names of what they are, whatever is missing."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullstride.autofit.candidate_times import CandidateTime
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.data_report import DataReport, Pair
+from fullstride.autofit.finalist_files import ShippedFile
+from fullstride.autofit.halving import Outcome, RungScore
+from fullstride.autofit.page import picture, render, write_results
+from fullstride.autofit.plan import FitPlan, Rung
+from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
+from fullstride.autofit.shipping import Shipment
+from fullstride.data.dataset import open_data
+from fullstride.deploy.file_scores import Mistake
+from fullstride.measure.budget import Budget
+from fullstride.nets import zoo
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.confusion import ConfusionMatrix
+
+DATA = open_data("digits")
+ROW = {"epochs": 3, "lr": 0.1, "images_per_s": 9.0, "data_share": 0.0, "skipped": {}}
+SMALL, LARGE, SLOW = (
+    Candidate(model=model, resolution=side, family=family, top1=top1, licence="apache-2.0")
+    for model, side, family, top1 in (
+        ("timm/small", 16, "small", 70.25),
+        ("timm/large", 24, "large", 80.5),
+        ("timm/slow", 32, "large", 84.75),
+    )
+)
+
+
+def times(*pairs: tuple[Candidate, float]) -> tuple[CandidateTime, ...]:
+    return tuple(
+        CandidateTime(candidate=each.name, format="onnx", precision="fp32", ms=ms)
+        for each, ms in pairs
+    )
+
+
+def rung(candidate: Candidate, number: int, top1: float) -> RungScore:
+    return RungScore(
+        candidate=candidate.name,
+        rung=number,
+        epochs=number,
+        scores={"top1": top1, "images": 200},
+        correct="1" * 200,
+        seconds=2.5,
+    )
+
+
+def file(candidate: Candidate, precision: str, ms: float, top1: float) -> ShippedFile:
+    name = f"ship/{candidate.name}_onnx_{precision}.onnx"
+    return ShippedFile(
+        candidate=candidate.name,
+        path=name,
+        format="onnx",
+        precision=precision,
+        ms=ms,
+        low=0.9 * ms,
+        high=1.2 * ms,
+        minival={"top1": top1, "images": 200},
+        within=ms <= 2,
+        resolution=candidate.resolution,
+        size_mib=3.25,
+        runtime="ONNX Runtime",
+    )
+
+
+FILES = (file(LARGE, "fp32", 1.9, 93.0), file(LARGE, "int8", 0.9, 91.5))
+RESULTS = FitResults(
+    data_name="digits",
+    budget=Budget(ms_per_image=2.0),
+    percentile=50,
+    settings={"budget_ms": 2.0},
+    data=DataReport(
+        images={"train": 900, "minival": 200, "test": 150},
+        classes=10,
+        smallest=("3", 80),
+        largest=("7", 99),
+        sides=(8, 8, 8),
+        channels=1,
+        unreadable={"a/broken.png": "it is cut off"},
+        across_splits=(
+            Pair(names=("a/1", "b/2"), splits=("train", "test"), classes=("1", "1"), bits=2),
+        ),
+        across_classes=(),
+        notes=("images are grey",),
+    ),
+    candidates=(SMALL, LARGE, SLOW),
+    times=times((SMALL, 0.5), (LARGE, 1.5), (SLOW, 3.5)),
+    plan=FitPlan(
+        candidates=(SMALL.name, LARGE.name),
+        left_out={},
+        epochs=3,
+        rungs=(Rung(number=1, epochs=1, candidates=2, keep=1),),
+        epoch_s={SMALL.name: 1.0, LARGE.name: 2.0},
+        train_s=60.0,
+        ship_s=30.0,
+    ),
+    outcome=Outcome(
+        scores=(rung(SMALL, 1, 81.25), rung(LARGE, 1, 80.75), rung(LARGE, 3, 93.0)),
+        finalists=(LARGE.name,),
+        ties=(),
+    ),
+    shipment=Shipment(
+        files=FILES,
+        best=0,
+        test={"top1": 92.0, "images": 150, "macro_f1": 91.0},
+        test_split="test",
+        bundle=f"trials/{LARGE.name}/bundle",
+        environment={"device": "a <processor>", "cuda": None},
+        model="model.onnx",
+        confusion=ConfusionMatrix(10, (0, 1, 2), (0, 1, 1), (60, 78, 12)),
+        mistakes=(
+            Mistake(DATA.test.names[3], DATA.classes[1], DATA.classes[7], 0.987),
+            Mistake("no longer there.png", DATA.classes[1], DATA.classes[7], 0.5),
+        ),
+    ),
+    seconds={"data": 1.5, "training": 75.0, "shipping": 25.0},
+)
+
+
+class Parsed(HTMLParser):
+    """The text of a page, its sections, and the tags that are open at the end."""
+
+    VOID = ("meta", "br", "img", "link", "input", "path", "use", "rect", "circle")
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.open, self.text, self.links = [], "", []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A fit folder with the logs and the bundle that the page reads."""
+    folder = tmp_path_factory.mktemp("fit")
+    torch.manual_seed(0)
+    for each in (SMALL, LARGE):
+        trial = folder / "trials" / each.name
+        trial.mkdir(parents=True)
+        rows = [ROW | {"epoch": n, "loss": 2 / n, "minival/top1": 70.0 + n} for n in (1, 2, 3)]
+        (trial / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    net = zoo.create("genet_tiny", classes=10, in_channels=1, resolution=24)
+    pre = Preprocessing(resolution=24, mean=(0.3,), std=(0.3,), crop=1.0)
+    bundle = Bundle(net.eval(), name="large", classes=DATA.classes, preprocessing=pre)
+    bundle.save(folder / RESULTS.shipment.bundle)
+    return folder
+
+
+def headings(html: str) -> list[str]:
+    return re.findall("<h2>(.*?)</h2>", html)
+
+
+def test_the_page_names_each_number_by_what_it_is(folder):
+    html = render(folder, DATA, RESULTS)
+    page = Parsed(html)
+    assert not page.open
+    assert all(link.startswith(("data:", "#")) for link in page.links)
+    assert "large-24 as onnx fp32: test top-1 92.00 % (95 % interval 86.5 to 95.4)" in page.text
+    assert (
+        "1.90 ms an image, p50 of calls (batch 1, a <processor>); the budget is 2 ms" in page.text
+    )
+    assert "minival top-1 91.50 %" in page.text, "the best file within half the time"
+    assert "published ImageNet top-1 84.8 %" in page.text, "within twice the time"
+    for text in ("a/broken.png: it is cut off", "a/1 (train), b/2 (test)", "images are grey"):
+        assert text in page.text
+    assert "1.2 min" in page.text or "75.0 s" in page.text, "training took 75 s"
+    assert headings(html)[0] == "Accuracy of the files against their time"
+    assert html.count("<img") == 1, "the mistake whose picture is there"
+
+
+def test_half_and_twice_the_time_buy_what_fits():
+    half, whole, twice = shares_of_budget(RESULTS)
+    assert (half.file, half.trained, half.published) == (1, SMALL.name, None)
+    assert (whole.file, whole.trained, whole.published) == (0, LARGE.name, None)
+    assert (twice.file, twice.published) == (0, SLOW.name)
+
+
+CLASSES = tuple(f"class {number}" for number in range(40_000))
+SHIPMENT, REPORT = RESULTS.shipment, RESULTS.data
+ESTIMATES = tuple(replace(each, measured=False) for each in FILES)
+NO_ESTIMATE = replace(ESTIMATES[1], ms=None, low=None, high=None, within=False)
+FAILED = replace(FILES[1], path="", ms=None, low=None, high=None, failure="no such operator")
+
+
+@pytest.mark.parametrize(
+    ("shipment", "words"),
+    [
+        (dict(files=FILES[:1]), []),
+        (dict(test={}, test_split=""), ["minival top-1 93.00 %", "by which it was chosen"]),
+        (dict(files=(ESTIMATES[0], NO_ESTIMATE)), ["estimated, 90 % interval", "no estimate"]),
+        (dict(files=(FILES[0], FAILED)), ["no such operator"]),
+        (dict(confusion=None, mistakes=()), []),
+        (dict(notes=("no file is within <2 ms>",)), ["no file is within <2 ms>"]),
+        (dict(files=(replace(FILES[0], within=False),)), []),
+    ],
+)
+def test_the_page_stands_whatever_is_missing(folder, shipment, words):
+    results = replace(RESULTS, shipment=replace(SHIPMENT, **shipment))
+    page = Parsed(render(folder, DATA, results))
+    assert not page.open
+    for each in words:
+        assert each in page.text
+
+
+def test_many_classes_have_no_matrix_and_a_table_of_the_worst(folder):
+    matrix = ConfusionMatrix(40_000, tuple(range(500)), (0,) * 500, (1,) * 500)
+    results = replace(RESULTS, shipment=replace(SHIPMENT, confusion=matrix))
+    html = render(folder, replace(DATA, classes=CLASSES), results)
+    assert "50 of 40000 classes" in html
+    assert "Confusion matrix" not in html
+    assert len(html) < 2_000_000
+
+
+def test_data_without_problems_and_without_trials_have_a_page(tmp_path, folder):
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / LARGE.name).symlink_to(folder / "trials" / LARGE.name)
+    clean = replace(REPORT, unreadable={}, across_splits=(), notes=())
+    results = replace(RESULTS, data=clean, outcome=replace(RESULTS.outcome, scores=()))
+    html = render(tmp_path, DATA, results)
+    assert "no picture in two splits" in html
+    assert "Learning curves" not in headings(html)
+
+
+def test_fit_json_has_the_numbers_of_all_stages(folder):
+    path = write_results(folder, DATA, RESULTS)
+    assert path.name == "report.html"
+    data = json.loads((folder / "fit.json").read_text())
+    assert data == json.loads(json.dumps(fit_json(RESULTS)))
+    assert data["shipment"]["test"]["top1"] == 92.0
+    assert data["times"][2]["ms"] == 3.5
+    assert data["plan"]["total_s"] == 90.0
+    assert data["outcome"]["scores"][0]["scores"]["top1"] == 81.25
+    assert data["budget"]["budget_ms"] == 2.0
+    assert data["seconds"]["training"] == 75.0
+    write_results(folder, DATA, RESULTS)  # in place of the earlier ones
+
+
+def test_the_plot_is_a_png():
+    assert picture(RESULTS).startswith(b"\x89PNG")
+
+
+def test_the_last_lines_name_the_file_and_the_command_that_predicts_with_it():
+    lines = closing_lines(RESULTS, Path("runs/mine"))
+    assert "95 % interval 86.5 to 95.4" in lines[0]
+    assert "1.90 ms" in lines[1]
+    assert lines[-1] == "fullstride predict runs/mine/model.onnx PICTURES"
+    program = replace(FILES[0], format="aoti")
+    results = replace(RESULTS, shipment=replace(SHIPMENT, files=(program,)))
+    assert closing_lines(results, Path("runs/mine"))[-1].endswith("--trust")
