@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -121,6 +121,25 @@ class DataSet:
         present = set(targets)
         return tuple(name for index, name in enumerate(self.classes) if index not in present)
 
+    def without(self, names: Iterable[str]) -> "DataSet":
+        """The data set without these training and minival images, which `rule` then names."""
+        left_out, fingerprint = tuple(names), self.fingerprint
+        for name in left_out:
+            text = f"{fingerprint} {name}".encode("utf-8", "surrogateescape")
+            fingerprint = hashlib.sha256(text).hexdigest()[:16]
+
+        def others(images: Images) -> Images:
+            missing = {*left_out}
+            return images.subset(i for i, name in enumerate(images.names) if name not in missing)
+
+        return replace(
+            self,
+            train=others(self.train),
+            minival=others(self.minival),
+            fingerprint=fingerprint,
+            rule=replace(self.rule, left_out=(*self.rule.left_out, *left_out)),
+        )
+
     def with_targets(self, classes: tuple[str, ...], target: Callable[[Any], Any]) -> "DataSet":
         """The same images with other targets, computed from the present ones."""
 
@@ -145,6 +164,7 @@ def open_data(
     keep_duplicates: bool = False,
     splits: int = LATEST_SPLITS,
     copies: Mapping[str, tuple[str, ...]] | None = None,
+    left_out: Sequence[str] = (),
 ) -> DataSet:
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
@@ -180,10 +200,14 @@ def open_data(
             considered, and val/ alone was the test; 2 has neither groups nor duplicates.
         copies: The names of images with the same bytes, by their hash, as an earlier call has them
             in `rule`; by default the files of equal sizes are compared.
+        left_out: The names of training and minival images that are not used. The splits are taken
+            before.
 
     Raises ValueError in one line.
     """
-    return _open(where, SplitRule(minival, splits, test, group, keep_duplicates, copies))
+    rule = SplitRule(minival, splits, test, group, keep_duplicates, copies)
+    data = _open(where, rule)
+    return data.without(left_out) if left_out else data
 
 
 def _open(where: str, rule: SplitRule) -> DataSet:

@@ -192,7 +192,7 @@ class Batches:
                 num_workers=workers,
                 persistent_workers=workers > 0,
                 pin_memory=self.device.type == "cuda",
-                worker_init_fn=_exit_on_interrupt,
+                worker_init_fn=exit_on_interrupt,
                 # torch would draw from the global generator, and a resumed run would differ
                 generator=torch.Generator(),
             )
@@ -298,6 +298,6 @@ class _Collate:
         )
 
 
-def _exit_on_interrupt(worker: int) -> None:
+def exit_on_interrupt(worker: int) -> None:
     """Ctrl-C reaches workers too; one that continued would print a traceback of a broken pipe."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))

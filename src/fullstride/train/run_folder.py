@@ -68,6 +68,7 @@ class RunConfig:
     group: str = ""  # what images of one split have in common
     keep_duplicates: bool = False  # whether copies may be in several splits
     copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names of images
+    left_out: tuple[str, ...] = ()  # names of images that are not used
 
     @property
     def rule(self) -> SplitRule:

@@ -36,6 +36,7 @@ class SplitRule:
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
     # the copies that were searched for before, see `DataSet.rule`; None: they are searched for
     copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names
+    left_out: tuple[str, ...] = ()  # images that are not used, see `DataSet.without`
 
     def __post_init__(self) -> None:
         for name, share in (("minival", self.minival), ("test", self.test)):
