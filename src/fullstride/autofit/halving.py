@@ -1,7 +1,42 @@
 """Which candidate is the best? Successive halving on the training part, judged on the minival."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+import time
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.paired_test import mcnemar
+from fullstride.autofit.plan import FINALISTS, FitPlan, Rung
+from fullstride.autofit.training_times import BY_CASE, candidate_recipe
+from fullstride.data.dataset import DataSet
+from fullstride.nets.bundle import Bundle
+from fullstride.search.trials import Failure, Study, Trial, run_trials
+from fullstride.tasks import build_head, find_task
+from fullstride.tasks.task import Metric, Score
+from fullstride.train import run_folder
+from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.finish import final_network
+from fullstride.train.optimizer import frozen_names
+from fullstride.train.precise_statistics import batch_norms, with_precise_statistics
+from fullstride.train.prepare import PreparedRun, prepare
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.run import train
+from fullstride.train.scoring import count, finite_scores
+from fullstride.train.soup import quality
+
+# Two networks are tied where the test does not tell them apart at P_TIE, and the minival scores
+# differ by no more than TIE_POINTS. By the test alone most pairs are tied on a small minival, and
+# the faster one would cost 1.8 points on 250 images (docs/log.md).
+P_TIE, TIE_POINTS = 0.05, 0.25
+TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
+LINE_S = 10.0  # between two lines on a training
+CHECKPOINT_S = 60.0  # of an epoch that is longer, between two checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +48,7 @@ class RungScore:
     epochs: int
     scores: Mapping[str, float]
     correct: str  # 1 or 0 for each image of the minival, in order; "" without single labels
-    seconds: float  # of training in this rung
+    seconds: float  # of training in this rung, since the last start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +58,289 @@ class Outcome:
     scores: tuple[RungScore, ...]
     finalists: tuple[str, ...]
     ties: tuple[tuple[str, str, float], ...]  # that were decided by time: faster, slower, p value
+    failures: Mapping[str, str] = field(default_factory=dict)  # name -> why, in one line
+
+
+def run_halving(
+    folder: Path,
+    plan: FitPlan,
+    candidates: Sequence[Candidate],
+    ms: Mapping[str, float],
+    data: DataSet,
+    *,
+    recipe: RecipeChoice = BY_CASE,
+    devices: Sequence[str] = ("cpu",),
+    workers: int | None = None,
+    in_float: Collection[str] | None = None,
+) -> Generator[str, None, Outcome]:
+    """Train the candidates of `plan`, rung by rung; yields lines for people.
+
+    Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
+    goes on from its checkpoint in the next one. The scores of a rung are those on the minival of
+    the averaged network, with precise batch statistics where the recipe has them and they are
+    better; at the end those of the run's bundle. Scores that choose are too good for the winner:
+    they are the minival's, and no test.
+
+    Who goes on is a function of the stored scores and of `ms` alone:
+
+    1. Candidates are ranked. The next place goes to the fastest of the best of the rest and those
+       tied with it. Two are tied if their scores differ by at most `TIE_POINTS` and McNemar's
+       exact test on the same images has p > `P_TIE`; for other metrics than top1, if the scores
+       are equal.
+    2. The best ones of the ranking go on, among them the best one of another family than the
+       first. If the first is within the budget in int8 only, the best one that is in float goes on
+       too while there is a place, and the one of another family is in float if one is.
+    3. The finalists are the first of the last rung, at most three, by the same two rules.
+
+    After a stop, the same call goes on: scores of `rungs/K/NAME.json` are read, no step that has a
+    checkpoint is repeated, and the outcome has the same bits.
+
+    Args:
+        folder: Of the fit.
+        plan: From `make_plan`.
+        candidates: Those of the plan, and others.
+        ms: The fastest time per image of each, by name.
+        data: Without its test split.
+        recipe: As for `make_plan`.
+        devices: Where trials run at the same time, each in a process if there are several.
+        workers: Processes that decode images, of each trial; None: chosen.
+        in_float: Those within the budget in a float precision; None: all.
+
+    Raises ValueError if all candidates of a rung fail.
+    """
+    by_name = {each.name: each for each in candidates}
+    families = {name: by_name[name].family for name in plan.candidates}
+    in_float = {*plan.candidates} if in_float is None else in_float
+    names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
+    ranked, ties = list[str](), list[tuple[str, str, float]]()
+    metric = metric_of(by_name[names[0]], data, recipe, devices[0])
+    for rung in plan.rungs:
+        yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} to epoch {rung.epochs}"
+        trials = [
+            rung_trial(folder, plan, rung, by_name[name], data, recipe, workers) for name in names
+        ]
+        results = yield from run_trials(STUDY, trials, devices)
+        failed = {
+            name: result.failure
+            for name, result in zip(names, results, strict=True)
+            if isinstance(result, Failure)
+        }
+        if len(failed) == len(names):
+            for trial in trials:  # so that the next call tries again
+                trial.result.unlink()
+            name, reason = next(iter(failed.items()))
+            raise ValueError(f"no candidate could be trained; {name}: {reason}")
+        for name, reason in failed.items():
+            yield f"{name} has failed: {reason}"
+        failures |= failed
+        here = [result for result in results if isinstance(result, RungScore)]
+        scores += here
+        ranked, by_time = rank(here, ms, metric)
+        ties += by_time
+        keep = rung.keep if rung is not plan.rungs[-1] else FINALISTS
+        names = tuple(going_on(ranked, keep, families, in_float))
+        yield f"rung {rung.number}: {', '.join(names)}"
+    return Outcome(
+        scores=tuple(scores), finalists=names, ties=tuple(dict.fromkeys(ties)), failures=failures
+    )
+
+
+def metric_of(candidate: Candidate, data: DataSet, choice: RecipeChoice, device: str) -> Metric:
+    named = candidate_recipe(candidate, data, choice, device)
+    return find_task().find_metric(named.recipe.score, len(data.classes))
+
+
+def rank(
+    scores: Sequence[RungScore], ms: Mapping[str, float], metric: Metric
+) -> tuple[list[str], list[tuple[str, str, float]]]:
+    """The names, the best first, and the ties that were decided by time.
+
+    See `run_halving` for the rule. Of equally fast ones the better score, then the name, decides.
+    """
+
+    def key(each: RungScore) -> tuple[float, float, str]:
+        value, loss = quality(each.scores, metric)
+        return -value, -loss, each.candidate
+
+    left, names, ties = sorted(scores, key=key), list[str](), list[tuple[str, str, float]]()
+    while left:
+        best = left[0]
+        tied = {each.candidate: p for each in left if (p := tie(best, each, metric)) is not None}
+        first = min(
+            (each for each in left if each.candidate in tied), key=lambda x: ms[x.candidate]
+        )
+        if first is not best:
+            ties.append((first.candidate, best.candidate, tied[first.candidate]))
+        names.append(first.candidate)
+        left.remove(first)
+    return names, ties
+
+
+def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
+    """The p value of two scores that are tied, and None for others."""
+    difference = abs(best.scores[metric.name] - other.scores[metric.name])
+    if metric.name != "top1" or not best.correct:  # the test compares numbers of correct images
+        return 1.0 if difference == 0 else None
+    p = mcnemar(best.correct, other.correct) if difference <= TIE_POINTS else 0.0
+    return p if p > P_TIE else None
+
+
+def going_on(
+    ranked: Sequence[str], keep: int, families: Mapping[str, str], in_float: Collection[str]
+) -> list[str]:
+    """The names that go on, the best first: see `run_halving`."""
+    first = ranked[0]
+    floats = [name for name in ranked if name in in_float]
+    others = [name for name in ranked if families[name] != families[first]]
+    if first not in in_float:
+        others = [name for name in others if name in in_float] or others
+    required = list(dict.fromkeys([first, *others[:1], *floats[:1]]))[:keep]
+    rest = [name for name in ranked if name not in required]
+    chosen = {*required, *rest[: keep - len(required)]}
+    return [name for name in ranked if name in chosen]
+
+
+def rung_trial(
+    folder: Path,
+    plan: FitPlan,
+    rung: Rung,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    workers: int | None,
+) -> Trial:
+    """What a candidate does in a rung."""
+    epoch_s, steps = plan.epoch_s[candidate.name], plan.steps.get(candidate.name, 0)
+    is_long = epoch_s > 2 * CHECKPOINT_S and steps
+    return Trial(
+        folder=folder / TRIALS / candidate.name,
+        result=folder / "rungs" / str(rung.number) / f"{candidate.name}.json",
+        arguments=dict(
+            candidate=candidate,
+            data=data,
+            choice=choice,
+            rung=rung.number,
+            stop=None if rung is plan.rungs[-1] else rung.epochs,
+            epochs=plan.epochs,
+            workers=workers,
+            every_steps=max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0,
+        ),
+    )
+
+
+def train_rung(
+    folder: Path,
+    device: str,
+    *,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    rung: int,
+    stop: int | None,
+    epochs: int,
+    workers: int | None,
+    every_steps: int,
+) -> Generator[str, None, RungScore]:
+    """Train the run in `folder` until the epoch `stop`, or to its end for None, and score it."""
+    begin = time.perf_counter()
+    named = candidate_recipe(candidate, data, choice, device, epochs, folder)
+    settings: dict[str, Any] = dict(weights=candidate.weights, width=candidate.width)
+    settings |= dict(depth=candidate.depth, device=device, workers=workers)
+    rows = train(
+        folder, candidate.model, data, named, **settings, checkpoint_every_steps=every_steps
+    )
+    reached, shown = 0, begin
+    with closing(rows):
+        for row in rows:
+            reached = row["epoch"]
+            if time.perf_counter() - shown > LINE_S:
+                shown = time.perf_counter()
+                yield f"{candidate.name}: epoch {reached} of {row['epochs']}"
+            if stop is not None and reached >= stop:
+                break
+    run = prepare(folder, candidate.model, data, named, **settings)
+    try:
+        scores, correct = score_trial(run)
+    finally:
+        run.close()
+    metric = run.metric.text(scores[run.metric.name])
+    yield f"{candidate.name}: minival {metric} after epoch {reached}"
+    return RungScore(
+        candidate=candidate.name,
+        rung=rung,
+        epochs=reached,
+        scores=scores,
+        correct=correct,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+STUDY = Study(
+    work=train_rung,
+    kind=RungScore,
+    noun="the score of a rung",
+    keys=("candidate", "rung", "scores"),
+)
+
+
+def score_trial(run: PreparedRun) -> tuple[Mapping[str, float], str]:
+    """The scores on the minival of the network that `run` would have if it ended now.
+
+    And for each image 1 if it is classified correctly, else 0.
+    """
+    path = run.folder / run_folder.BUNDLE
+    if path.is_dir():
+        bundle = Bundle.load(path, build_head)
+        task = run.task.calibrated(bundle.temperature)
+        return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
+    net = final_network(run).to(run.device)
+    results = [score_images_of(run, CorrectImages(run.task.score()), net)]
+    frozen = frozen_names(net, run.recipe)
+    if run.recipe.precise_bn and batch_norms(net, frozen):
+        how = run.pre, run.device, run.workers
+        precise = with_precise_statistics(net, run.task, run.data.train, *how, frozen=frozen)
+        results.append(score_images_of(run, CorrectImages(run.task.score()), precise))
+    return max(results, key=lambda result: quality(result[0], run.metric))
+
+
+class CorrectImages:
+    """A score that also notes which images are classified correctly."""
+
+    def __init__(self, score: Score):
+        self.score = score
+        self.correct: list[bool] = []
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.score.update(outputs, targets)
+        self.correct += (outputs.argmax(1) == targets).tolist()
+
+    def merge(self, other: "CorrectImages") -> None:
+        self.score.merge(other.score)
+        self.correct += other.correct
+
+    def compute(self) -> dict[str, float]:
+        return self.score.compute()
+
+
+def score_images_of(
+    run: PreparedRun, score: CorrectImages, net: Any
+) -> tuple[dict[str, float], str]:
+    """The scores of `net` on the minival of `run`. Unreadable images are not correct."""
+    assert run.minival is not None
+    scores = finite_scores(*count(net, score, run.minival, SINGLE_PROCESS))
+    correct = iter(score.correct)
+    names, skipped = run.data.minival.names, run.minival.skipped
+    return scores, "".join(str(int(name not in skipped and next(correct))) for name in names)
+
+
+def delete_losers(folder: Path, outcome: Outcome) -> int:
+    """Delete the checkpoints and the best epochs of trials that are no finalists; their bytes."""
+    size = 0
+    for path in (folder / TRIALS).iterdir():
+        if path.name in outcome.finalists:
+            continue
+        for each in (path / run_folder.CHECKPOINT, path / run_folder.BEST):
+            files = [each] if each.is_file() else each.rglob("*")
+            size += sum(file.stat().st_size for file in files if file.is_file())
+            shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
+    return size

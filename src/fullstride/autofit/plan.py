@@ -1,7 +1,30 @@
 """How long will it take? Rungs of successive halving within the hours that a user has."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.training_times import (
+    BY_CASE,
+    TrainingTime,
+    measure_training,
+    stored_time,
+)
+from fullstride.data.dataset import DataSet
+from fullstride.report.training_progress import duration
+from fullstride.train.recipes.choice import RecipeChoice
+
+ETA = 3  # one of so many candidates goes on, and trains for so many times the epochs
+FEW = 3  # candidates that all train to the end
+MOST_COST = 1 / 3  # of training all candidates to the end
+FINALISTS = 3  # networks that are exported, at most
+FILE_S = 15.0  # of an export, with its comparison and its measurement
+# With few hours, training is shortened to the first share before candidates are left out, and to
+# the second one when a single candidate is left. Ours.
+SHORT, SHORTEST = 1 / 3, 1 / 10
+MEASURING_SHARE = 0.1  # of the hours, in which steps are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +46,250 @@ class FitPlan:
     epochs: int  # of the finalists
     rungs: tuple[Rung, ...]
     epoch_s: Mapping[str, float]  # name -> seconds of an epoch with its minival
-    train_s: float
+    train_s: float  # if the slowest candidates go on
     ship_s: float
+    all_s: float = 0.0  # of training every candidate to the end, for comparison
+    steps: Mapping[str, int] = field(default_factory=dict)  # name -> steps of an epoch
 
     @property
     def total_s(self) -> float:
         return self.train_s + self.ship_s
+
+
+def make_plan(
+    folder: Path,
+    candidates: Sequence[Candidate],
+    ms: Mapping[str, float],
+    data: DataSet,
+    *,
+    hours: float | None = None,
+    spent_s: float = 0.0,
+    recipe: RecipeChoice = BY_CASE,
+    devices: Sequence[str] = ("cpu",),
+    workers: int | None = None,
+    in_float: Collection[str] | None = None,
+    files: int = 4,
+) -> Generator[str, None, FitPlan]:
+    """Measure how long candidates train, and plan the rungs; yields lines for people.
+
+    Each candidate trains by its whole recipe, one schedule from the first to the last step, in
+    rungs that end at about 1/9, 1/3 and all of the epochs; of each rung about a third goes on, and
+    two families stay to the last. Rungs are left out where that would cost more than a third of
+    training all to the end. Up to three candidates are all trained to the end.
+
+    With `hours`, epochs become fewer, to a third, then candidates, and epochs once more for the
+    last candidate. The most promising stay: by published top-1, else the slowest within the budget,
+    with two families while there are two.
+
+    Args:
+        folder: Of the fit. Measurements are stored there, and not made again.
+        candidates: Those to choose from.
+        ms: The fastest time per image of those within the budget, by name; others are not planned.
+        data: Without its test split.
+        hours: For all of the fit; None: without a limit.
+        spent_s: Seconds that earlier stages took, of these hours.
+        recipe: By default the recipe of the case, by the number of images.
+        devices: Where trials run at the same time; the first one is measured.
+        workers: Processes that decode images, of each trial; None: chosen.
+        in_float: Those within the budget in a float precision; None: all.
+        files: Files that are exported of a finalist.
+
+    Raises ValueError, in one line, if there is no minival, nothing that can train, or too little
+    time for even one candidate.
+    """
+    if not len(data.minival):
+        raise ValueError(
+            f"{data.name} has no minival, on which networks are compared: leave --minival 0 out"
+        )
+    if hours is not None and not 0 < hours < math.inf:
+        raise ValueError(f"--hours {hours:g}: give a number of hours above 0")
+    order = by_promise([each for each in candidates if each.name in ms], ms)
+    left_s = math.inf if hours is None else 3600 * hours - spent_s
+    times: dict[str, TrainingTime] = {}
+    left_out: dict[str, str] = {}
+    most_s, measured_s = MEASURING_SHARE * left_s, 0.0
+    for number, candidate in enumerate(order, 1):
+        if measured_s > most_s and len(times) >= FEW:
+            left_out[candidate.name] = f"too little time to measure more within {hours:g} hours"
+            continue
+        each = stored_time(folder, candidate)
+        if each is None:
+            yield f"measuring the training of {candidate.name} ({number} of {len(order)})"
+            each = measure_training(folder, candidate, data, recipe, devices[0], workers)
+        measured_s += each.measure_s
+        if each.failure:
+            yield f"{candidate.name} cannot be trained: {each.failure}"
+            left_out[candidate.name] = each.failure
+        else:
+            times[candidate.name] = each
+    if not times:
+        first = next(iter(left_out.items()), None)
+        what = f"{first[0]}: {first[1]}" if first else "none is within the budget"
+        raise ValueError(f"no candidate can be trained; {what}")
+    costs = [
+        TrialCost(
+            candidate=each,
+            time=times[each.name],
+            is_float=in_float is None or each.name in in_float,
+            ship_s=files * (FILE_S + len(data.minival) * ms[each.name] / 1e3),
+        )
+        for each in order
+        if each.name in times
+    ]
+    plan = plan_within(costs, left_s - measured_s, hours, len(devices))
+    plan = replace(plan, left_out={**left_out, **plan.left_out})
+    yield from plan_lines(plan)
+    return plan
+
+
+def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
+    """The most promising candidates first, the second of them of another family if there is one.
+
+    By published top-1 where it is known, and then the slowest first, which computes most.
+    """
+
+    def promise(each: Candidate) -> tuple[float, float, str]:
+        return -(each.top1 or 0.0), -ms[each.name], each.name
+
+    order = sorted(candidates, key=promise)
+    other = next((each for each in order if each.family != order[0].family), None)
+    if other is not None:
+        order.remove(other)
+        order.insert(1, other)
+    return order
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCost:
+    """What a candidate would take."""
+
+    candidate: Candidate
+    time: TrainingTime
+    is_float: bool  # whether it is within the budget in a float precision
+    ship_s: float
+
+
+def plan_within(
+    costs: Sequence[TrialCost], left_s: float, hours: float | None = None, devices: int = 1
+) -> FitPlan:
+    """The plan of the first candidates of `costs`, the most promising ones, in `left_s` seconds."""
+    whole = max(each.time.epochs for each in costs)
+    for count in range(len(costs), 0, -1):
+        share = SHORT if count > 1 else SHORTEST
+        for epochs in range(whole, math.ceil(share * whole) - 1, -1):
+            plan = plan_of(costs[:count], epochs, devices)
+            if plan.total_s <= left_s:
+                names = (each.candidate.name for each in costs[count:])
+                reason = f"there is no time for it within {hours or 0:g} hours"
+                return replace(plan, left_out=dict.fromkeys(names, reason))
+    single = [plan_of([each], math.ceil(SHORTEST * whole), devices) for each in costs]
+    fits = next((plan for plan in single if plan.total_s <= left_s), None)
+    if fits is not None:
+        names = {each.candidate.name for each in costs} - {*fits.candidates}
+        reason = f"there is no time for it within {hours or 0:g} hours"
+        return replace(fits, left_out=dict.fromkeys(sorted(names), reason))
+    least = min(single, key=lambda plan: plan.total_s)
+    more_s = least.total_s - left_s
+    enough = math.ceil(100 * ((hours or 0) + more_s / 3600)) / 100
+    raise ValueError(
+        f"--hours {hours or 0:g} is too little: {least.candidates[0]} alone, trained for a tenth "
+        f"of its epochs, needs {enough:g} hours"
+    )
+
+
+def plan_of(costs: Sequence[TrialCost], epochs: int, devices: int = 1) -> FitPlan:
+    """The plan by which all of `costs` begin, with finalists of so many epochs."""
+    times = {each.candidate.name: each.time for each in costs}
+    rungs = choose_rungs(costs, epochs, devices)
+    finalists = min(FINALISTS, rungs[-1].candidates)
+    return FitPlan(
+        candidates=tuple(times),
+        left_out={},
+        epochs=epochs,
+        rungs=rungs,
+        epoch_s={name: each.epoch_s for name, each in times.items()},
+        train_s=training_seconds(rungs, [*times.values()], devices),
+        ship_s=sum(sorted((each.ship_s for each in costs), reverse=True)[:finalists]),
+        all_s=sum(each.seconds(epochs) for each in times.values()) / devices,
+        steps={name: each.steps for name, each in times.items()},
+    )
+
+
+def choose_rungs(costs: Sequence[TrialCost], epochs: int, devices: int = 1) -> tuple[Rung, ...]:
+    """The rungs for candidates that train so many epochs at the end.
+
+    The first of several forms that costs no more than a third of training all to the end, whichever
+    candidates go on; else the cheapest. At least two go on to the last rung where there are two
+    families, or some candidates that are within the budget in int8 only.
+    """
+    families = {each.candidate.family for each in costs}
+    is_mixed = len({each.is_float for each in costs}) > 1
+    last = FINALISTS if len(costs) <= FEW else 1 + (len(families) > 1 or is_mixed)
+    times = [each.time for each in costs]
+    all_s = training_seconds((whole_rung(len(costs), epochs),), times, devices)
+    forms = [*halvings(len(costs), epochs, min(last, len(costs)))]
+    seconds = [training_seconds(form, times, devices) for form in forms]
+    within = (form for form, each in zip(forms, seconds, strict=True) if each <= MOST_COST * all_s)
+    return next(within, forms[seconds.index(min(seconds))])
+
+
+def whole_rung(count: int, epochs: int) -> Rung:
+    return Rung(number=1, epochs=epochs, candidates=count, keep=min(count, FINALISTS))
+
+
+def halvings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
+    """Forms of successive halving of `count` candidates, at least `last` of them to the end.
+
+    Three rungs first, then two, after the first of which ever fewer go on.
+    """
+    if count <= FEW or epochs == 1:
+        yield (whole_rung(count, epochs),)
+        return
+    first, second = (max(1, round(epochs * share)) for share in (1 / ETA**2, 1 / ETA))
+    for fraction in (math.ceil, math.floor):
+        middle = max(last, fraction(count / ETA))
+        counts = (count, middle, max(last, fraction(middle / ETA)))
+        if first < second < epochs:
+            yield rungs_of((first, second, epochs), counts)
+    for finalists in range(max(last, math.ceil(count / ETA)), last - 1, -1):
+        yield rungs_of((first, epochs), (count, finalists))
+
+
+def rungs_of(ends: Sequence[int], counts: Sequence[int]) -> tuple[Rung, ...]:
+    """Rungs of so many candidates that end at these epochs."""
+    keeps = [*counts[1:], min(counts[-1], FINALISTS)]
+    return tuple(
+        Rung(number=number, epochs=end, candidates=count, keep=keep)
+        for number, (end, count, keep) in enumerate(zip(ends, counts, keeps, strict=True), 1)
+    )
+
+
+def training_seconds(
+    rungs: Sequence[Rung], times: Sequence[TrainingTime], devices: int = 1
+) -> float:
+    """Seconds of all rungs on so many devices, if the slowest candidates go on."""
+    total, before = 0.0, 0
+    slowest = sorted(times, key=lambda each: each.epoch_s, reverse=True)
+    for rung in rungs:
+        parts = [each.seconds(rung.epochs - before) for each in slowest[: rung.candidates]]
+        total += max(max(parts), sum(parts) / devices)
+        before = rung.epochs
+    return total
+
+
+def plan_lines(plan: FitPlan) -> Iterator[str]:
+    """The plan for people, with its total."""
+    count = len(plan.candidates)
+    if len(plan.rungs) == 1:
+        why = "halving saves nothing with so few" if count <= FEW else "an epoch is the least"
+        yield f"plan     {count} trained for {plan.epochs} epochs each: {why}"
+    for rung in plan.rungs if len(plan.rungs) > 1 else ():
+        goes = f"{rung.keep} go on" if rung.epochs < plan.epochs else "finalists"
+        yield f"rung {rung.number}   {rung.candidates} to epoch {rung.epochs}, {goes}"
+    if plan.left_out:
+        yield f"left out {len(plan.left_out)}: {', '.join(plan.left_out)}"
+    share = f"; all {count} to the end would be {duration(plan.all_s)}" if count > FEW else ""
+    yield (
+        f"time     at most about {duration(plan.total_s)}: {duration(plan.train_s)} of training "
+        f"and {duration(plan.ship_s)} to ship{share}"
+    )

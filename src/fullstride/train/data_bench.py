@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -246,7 +246,7 @@ def measure_loading(
     )
 
 
-def endless(batches: Batches, first: int) -> Iterator[Batch]:
+def endless(batches: Batches, first: int) -> Generator[Batch, None, None]:
     """The batches of the epoch `first` and all later ones."""
     for number in count(first):
         yield from batches.epoch(number)

@@ -1,7 +1,7 @@
 """How does a training run go from data and a model's name to a bundle, and resume after a stop?"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def train(
     context: DistributedContext = SINGLE_PROCESS,
     announce: Callable[[TrainingPlan], None] = lambda plan: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
 
     `data` is from `task.open_data`; the task is classification if None. `width` and `depth`

@@ -1,0 +1,211 @@
+"""How long does each candidate train here? A few of its steps are measured."""
+
+import math
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.data.dataset import DataSet
+from fullstride.outputs import json_output
+from fullstride.storage import lacks_memory
+from fullstride.strict_json import from_json, read_json, to_json
+from fullstride.train import run_folder
+from fullstride.train.batches import recipe_in_epochs
+from fullstride.train.data_bench import endless
+from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.loop import Learner
+from fullstride.train.precise_statistics import MAX_IMAGES
+from fullstride.train.prepare import PreparedRun, prepare
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
+from fullstride.writing import atomic_write, scratch_folder
+
+BY_CASE = RecipeChoice()  # the default recipe, by weights and number of images
+OUTPUT = json_output("the time of a training", "candidate", "step_s")
+MEASURE_S, MIN_STEPS = 1.5, 2  # that are timed
+WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTime:
+    """What the parts of a candidate's training take on one device, in seconds."""
+
+    candidate: str  # its name
+    epochs: int = 0  # of its whole recipe
+    steps: int = 0  # of an epoch
+    step_s: float = 0.0  # a step with its wait for images
+    minival_s: float = 0.0  # scoring a network on the minival
+    precise_s: float = 0.0  # measuring batch statistics anew, where the recipe does
+    save_s: float = 0.0  # a checkpoint and a bundle
+    start_s: float = 0.0  # building the network and starting workers
+    measure_s: float = 0.0  # what this measurement took
+    failure: str = ""  # why it cannot train, in one line
+
+    @property
+    def epoch_s(self) -> float:
+        """An epoch, with its minival and its checkpoint."""
+        return self.steps * self.step_s + self.minival_s + self.save_s
+
+    def seconds(self, epochs: float) -> float:
+        """So many epochs between a start and the score of a rung."""
+        return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.minival_s
+
+
+def candidate_recipe(
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    device: str,
+    epochs: int | None = None,
+    folder: Path | None = None,
+) -> NamedRecipe:
+    """The recipe that `choice` gives for a candidate, with other `epochs` if they are fewer.
+
+    A run in `folder` keeps its own. On a GPU a batch is computed in the fewest passes that fit.
+    """
+    changes = {"resolution": candidate.resolution, "fit": candidate.fit} | dict(choice.changes)
+    if torch.device(device).type == "cuda":
+        changes.setdefault("grad_accum_steps", 0)
+    case = case_of(data, candidate.weights, candidate.width)
+    whole = RecipeChoice(choice.source, changes)
+    named = whole.resolve(case)
+    if epochs is not None and epochs < epochs_of(named, data):
+        whole = RecipeChoice(choice.source, changes | {"epochs": epochs})
+        named = whole.resolve(case)
+    if folder is not None:
+        return run_folder.resolve(whole, folder, data, candidate.weights, candidate.width)
+    return named
+
+
+def epochs_of(named: NamedRecipe, data: DataSet) -> int:
+    """Epochs of the recipe on `data`; the last one may be partial."""
+    return math.ceil(recipe_in_epochs(data, named.recipe).epochs)
+
+
+def stored_time(folder: Path, candidate: Candidate) -> TrainingTime | None:
+    path = _path(folder, candidate)
+    return from_json(TrainingTime, read_json(path), str(path)) if path.exists() else None
+
+
+def measure_training(
+    folder: Path,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    device: str,
+    workers: int | None,
+) -> TrainingTime:
+    """Time a few steps of the real recipe on real batches, and a part of the minival; about 4 s.
+
+    The result is stored in `folder`. A candidate that cannot train has a `failure`.
+    """
+    begin = time.perf_counter()
+    path = _path(folder, candidate)
+    with scratch_folder(path.with_name(candidate.name)) as scratch:
+        try:
+            times = _measure(scratch / candidate.name, candidate, data, choice, device, workers)
+        except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+            memory = f"{device} has too little memory: " if lacks_memory(error) else ""
+            text = " ".join(str(error).split())[:300] or type(error).__name__
+            times = TrainingTime(candidate=candidate.name, failure=f"{memory}{text}")
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # the next candidate is another network
+    times = replace(times, measure_s=time.perf_counter() - begin)
+    with atomic_write(path, OUTPUT) as temporary:
+        temporary.write_text(to_json(times))
+    return times
+
+
+def _path(folder: Path, candidate: Candidate) -> Path:
+    return folder / "training_times" / f"{candidate.name}.json"
+
+
+def _measure(
+    folder: Path,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    device: str,
+    workers: int | None,
+) -> TrainingTime:
+    begin = time.perf_counter()
+    named = candidate_recipe(candidate, data, choice, device)
+    run = prepare(
+        folder,
+        candidate.model,
+        data,
+        named,
+        weights=candidate.weights,
+        width=candidate.width,
+        depth=candidate.depth,
+        device=device,
+        workers=workers,
+    )
+    try:
+        run.net.to(device).train()
+        recipe = replace(run.resolved, freeze_epochs=0.0)  # in which not all parameters train
+        learner = Learner(run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS)
+        build_s = time.perf_counter() - begin
+        step_s, first_s = time_steps(learner, run)
+        begin = time.perf_counter()
+        run_folder.save_checkpoint(folder, learner.state(1, 0, []))
+        run.bundle(run.net, {}).save(folder / run_folder.BEST)
+        save_s = time.perf_counter() - begin
+        image_s = time_scoring(run)
+    finally:
+        run.close()
+    measured = min(len(data.train), MAX_IMAGES) if run.recipe.precise_bn else 0
+    return TrainingTime(
+        candidate=candidate.name,
+        epochs=epochs_of(named, data),
+        steps=len(run.batches),
+        step_s=step_s,
+        minival_s=image_s * len(data.minival),
+        precise_s=image_s * (measured + (len(data.minival) if measured else 0)),
+        save_s=save_s,
+        start_s=build_s + max(0.0, first_s - step_s),
+    )
+
+
+def time_steps(learner: Learner, run: PreparedRun) -> tuple[float, float]:
+    """Seconds of a step with its wait for images, and of the first one.
+
+    Steps are timed once the batches that workers prepared during their start are used up.
+    """
+    untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
+    begin = start = now = time.perf_counter()
+    first_s, steps = 0.0, 0
+    with closing(endless(run.batches, 0)) as batches:
+        for number, (x, targets, indices) in enumerate(batches):
+            with learner.numerics():
+                learner.step(x, targets, number % total, indices).item()  # waits for the device
+            now = time.perf_counter()
+            first_s = first_s or now - begin
+            if start == begin:
+                start = now if number + 1 >= untimed or now - begin > WARM_UP_S else begin
+                continue
+            steps += 1
+            if steps >= MIN_STEPS and now - start > MEASURE_S:
+                break
+    return (now - start) / steps, first_s
+
+
+@torch.inference_mode()
+def time_scoring(run: PreparedRun) -> float:
+    """Seconds in which an image of the minival is scored, after the first batch if it has more."""
+    assert run.minival is not None
+    run.net.eval()
+    begin, images, batches = time.perf_counter(), 0, run.minival.epoch(0)
+    for number, (x, targets, _) in enumerate(batches):
+        run.task.score().update(run.net(x), targets)
+        if number == 0 and len(run.minival) > 1:
+            begin = time.perf_counter()  # workers have started
+            continue
+        images += len(x)
+        if time.perf_counter() - begin > MEASURE_S / 2:
+            break
+    batches.close()
+    return (time.perf_counter() - begin) / max(1, images)

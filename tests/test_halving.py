@@ -1,0 +1,475 @@
+"""Plans of successive halving, who goes on, and that a stop changes nothing."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from itertools import product
+from math import comb
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+import torch
+
+from fullstride.autofit import training_times
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.halving import (
+    TIE_POINTS,
+    Outcome,
+    RungScore,
+    delete_losers,
+    going_on,
+    rank,
+    run_halving,
+)
+from fullstride.autofit.paired_test import mcnemar
+from fullstride.autofit.plan import (
+    FEW,
+    MOST_COST,
+    FitPlan,
+    Rung,
+    TrialCost,
+    make_plan,
+    plan_of,
+    plan_within,
+)
+from fullstride.autofit.training_times import TrainingTime, measure_training
+from fullstride.nets.bundle import Bundle
+from fullstride.search.trials import Failure
+from fullstride.strict_json import from_json, to_json
+from fullstride.tasks.classify import Classify
+from fullstride.train.loop import Learner
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.scoring import score_bundle
+
+TOP1 = Classify.metric
+
+
+def drain(steps):
+    """The lines of a generator, and what it returns."""
+    lines = []
+    while True:
+        try:
+            lines.append(next(steps))
+        except StopIteration as stop:
+            return lines, stop.value
+
+
+# ---- the paired test
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (5, 0), (0, 6), (7, 2), (12, 12)])
+def test_the_paired_test_counts_all_outcomes_of_the_images_that_differ(wins, losses):
+    one = "1" * wins + "0" * losses + "1100"
+    other = "0" * wins + "1" * losses + "1100"
+    differing = wins + losses
+    as_far = [k for k in range(differing + 1) if abs(2 * k - differing) >= abs(wins - losses)]
+    expected = sum(comb(differing, k) for k in as_far) / 2**differing
+    assert mcnemar(one, other) == pytest.approx(expected)
+    assert mcnemar(other, one) == pytest.approx(expected)
+
+
+def test_the_paired_test_needs_the_same_images():
+    with pytest.raises(ValueError, match="3 and 2"):
+        mcnemar("110", "11")
+
+
+# ---- who goes on
+
+
+def score_of(name: str, correct: str, loss: float = 1.0, **scores: float) -> RungScore:
+    top1 = 100 * correct.count("1") / len(correct)
+    return RungScore(
+        candidate=name,
+        rung=1,
+        epochs=1,
+        scores=dict(top1=top1, loss=loss, **scores),
+        correct=correct,
+        seconds=1.0,
+    )
+
+
+def images(correct: int, wrong_from: int = 0, total: int = 1000) -> str:
+    """Whether each image is correct: `total - correct` consecutive ones are not."""
+    wrong = {(wrong_from + index) % total for index in range(total - correct)}
+    return "".join("0" if index in wrong else "1" for index in range(total))
+
+
+def test_a_tie_goes_to_the_faster_one_and_a_difference_does_not():
+    near, far = score_of("near", images(899, 500)), score_of("far", images(850, 200))
+    best = score_of("best", images(900))
+    ms = dict(near=1.0, far=0.5, best=2.0)
+    names, ties = rank([far, best, near], ms, TOP1)
+    assert names == ["near", "best", "far"]
+    assert [tie[:2] for tie in ties] == [("near", "best")]
+    assert ties[0][2] == mcnemar(near.correct, best.correct) > 0.05
+    assert rank([far, best, near], dict(ms, near=3.0), TOP1) == (["best", "near", "far"], [])
+
+
+def test_a_small_difference_that_the_test_tells_apart_is_no_tie():
+    """Nine images more are correct, and none less."""
+    total = 10_000
+    best, other = images(9000, 0, total), images(8991, 0, total)
+    scores = [score_of("best", best), score_of("other", other)]
+    assert scores[0].scores["top1"] - scores[1].scores["top1"] < TIE_POINTS
+    assert mcnemar(best, other) < 0.05
+    assert rank(scores, dict(best=2.0, other=1.0), TOP1)[0] == ["best", "other"]
+
+
+def test_a_few_images_are_no_reason_to_take_a_network_that_is_much_worse():
+    scores = [score_of("best", images(45, 0, 50)), score_of("fast", images(42, 20, 50))]
+    assert mcnemar(scores[0].correct, scores[1].correct) > 0.05
+    assert rank(scores, dict(best=2.0, fast=1.0), TOP1)[0] == ["best", "fast"]
+
+
+def test_other_metrics_are_tied_only_where_they_are_equal():
+    metric = Classify().find_metric("balanced_accuracy")
+    same = images(900)
+    scores = [
+        score_of(name, same, balanced_accuracy=value)
+        for name, value in dict(a=50.0, b=75.0).items()
+    ]
+    assert rank(scores, dict(a=1.0, b=2.0), metric)[0] == ["b", "a"]
+
+
+def test_a_ranking_does_not_depend_on_the_order_of_the_candidates():
+    rng = random.Random(0)
+    scores = [
+        score_of(f"c{number}", images(890 + rng.randrange(10), rng.randrange(1000)))
+        for number in range(8)
+    ]
+    ms = {each.candidate: rng.random() for each in scores}
+    first = rank(scores, ms, TOP1)
+    for _ in range(5):
+        rng.shuffle(scores)
+        assert rank(scores, ms, TOP1) == first
+
+
+def test_two_families_and_a_network_for_floats_go_on():
+    families = dict(a="x", b="x", c="x", d="y")
+    every = {*families}
+    assert going_on("abcd", 2, families, every) == ["a", "d"]
+    assert going_on("abcd", 3, families, every) == ["a", "b", "d"]
+    assert going_on("dabc", 2, families, every) == ["d", "a"]
+    assert going_on("abc", 2, families, every) == ["a", "b"]
+    assert going_on("abcd", 1, families, every) == ["a"]
+    assert going_on("abcd", 2, families, {"c"}) == ["a", "d"]
+    assert going_on("abcd", 3, families, {"c"}) == ["a", "c", "d"]
+    assert going_on("abce", 2, dict(families, e="x"), {"e"}) == ["a", "e"]
+    assert going_on("abde", 2, dict(families, e="z"), {"e"}) == ["a", "e"]
+    assert going_on("abcd", 2, families, set()) == ["a", "d"]
+
+
+# ---- plans
+
+
+def cost(name: str, family: str = "x", *, step_s: float = 0.1, epochs: int = 30, **values):
+    time = TrainingTime(candidate=name, epochs=epochs, steps=10, step_s=step_s, **values)
+    candidate = Candidate(model=name, resolution=32, family=family)
+    time = replace(time, candidate=candidate.name)
+    return TrialCost(candidate=candidate, time=time, is_float=True, ship_s=1.0)
+
+
+def check_rungs(plan: FitPlan):
+    ends = [rung.epochs for rung in plan.rungs]
+    assert ends == sorted({*ends})
+    assert ends[-1] == plan.epochs
+    assert plan.rungs[0].candidates == len(plan.candidates)
+    for before, after in zip(plan.rungs, plan.rungs[1:], strict=False):
+        assert after.candidates == before.keep <= before.candidates
+
+
+@pytest.mark.parametrize(("count", "epochs", "families"), [(7, 57, 1), (16, 18, 2), (20, 443, 3)])
+def test_halving_costs_a_third_whoever_goes_on(count, epochs, families):
+    for spread in (1, 4):
+        steps = [0.1 * spread ** (number / count) for number in range(count)]
+        costs = [
+            cost(f"c{number}", str(number % families), step_s=step, epochs=epochs)
+            for number, step in enumerate(steps)
+        ]
+        plan = plan_of(costs, epochs)
+        check_rungs(plan)
+        assert plan.train_s <= MOST_COST * plan.all_s
+        assert plan.rungs[-1].candidates >= min(2, families)
+
+
+def test_few_candidates_and_few_epochs_make_valid_plans():
+    for count, epochs, families in product((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 9), (1, 2)):
+        costs = [cost(f"c{each}", str(each % families), epochs=epochs) for each in range(count)]
+        plan = plan_of(costs, epochs)
+        check_rungs(plan)
+        assert len(plan.rungs) == 1 or count > FEW
+        assert plan.train_s <= plan.all_s * (1 + 1e-9)
+        assert plan.rungs[-1].candidates >= min(families, count)
+
+
+def test_hours_bound_the_plan_first_by_epochs_then_by_candidates():
+    costs = [cost(f"c{number}", "xy"[number % 2]) for number in range(9)]
+    whole = plan_within(costs, float("inf"))
+    assert (len(whole.candidates), whole.epochs, dict(whole.left_out)) == (9, 30, {})
+    sizes = []
+    for share in (1.0, 0.8, 0.5, 0.3, 0.1):
+        plan = plan_within(costs, share * whole.total_s, 1.0)
+        check_rungs(plan)
+        assert plan.total_s <= share * whole.total_s
+        assert {*plan.candidates} | {*plan.left_out} == {*whole.candidates}
+        assert plan.candidates == whole.candidates[: len(plan.candidates)]
+        sizes.append((len(plan.candidates), plan.epochs))
+    assert sizes[0] == (9, 30)
+    assert sizes[1][0] == 9
+    assert sizes[1][1] < 30
+    assert [size[0] for size in sizes] == sorted((size[0] for size in sizes), reverse=True)
+    assert sizes[-1][0] < 9
+
+
+def test_too_few_hours_say_how_many_would_do():
+    costs = [cost("slow", step_s=2.0), cost("fast", start_s=50.0)]
+    with pytest.raises(ValueError, match="needs ([0-9.]+) hours") as error:
+        plan_within(costs, 36.0, 0.01)
+    hours = float(str(error.value).rpartition("needs ")[2].split()[0])
+    assert plan_within(costs, 3600 * hours, hours).total_s <= 3600 * hours
+
+
+# ---- training
+
+CHOICE = RecipeChoice("scratch", {"epochs": 4, "batch": 16, "precise_bn": True})
+CANDIDATES = (
+    Candidate(model="genet_tiny", resolution=16, family="genet", width=0.25),
+    Candidate(model="genet_tiny", resolution=16, family="genet", width=0.5),
+    Candidate(model="resnet_rs_tiny", resolution=16, family="resnet_rs", width=0.25),
+)
+MS = {each.name: 1.0 + number for number, each in enumerate(CANDIDATES)}
+PLAN = FitPlan(
+    candidates=tuple(MS),
+    left_out={},
+    epochs=4,
+    rungs=(
+        Rung(number=1, epochs=1, candidates=3, keep=2),
+        Rung(number=2, epochs=2, candidates=2, keep=2),
+        Rung(number=3, epochs=4, candidates=2, keep=2),
+    ),
+    epoch_s=dict.fromkeys(MS, 1.0),
+    train_s=10.0,
+    ship_s=1.0,
+)
+
+
+@pytest.fixture(scope="module")
+def data(few_digits):
+    return replace(
+        few_digits, train=few_digits.train.subset(range(48)), test=few_digits.test.subset([])
+    )
+
+
+def fit(folder: Path, data, **values) -> Outcome:
+    return drain(run_halving(folder, PLAN, CANDIDATES, MS, data, recipe=CHOICE, **values))[1]
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    """Weights of bundles, and what the networks achieve."""
+    files = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*.safetensors")
+        if "best" not in path.parts
+    }
+    for path in (folder / "rungs").rglob("*.json"):
+        files[str(path.relative_to(folder))] = to_json(
+            replace(from_json(RungScore, path.read_text(), str(path)), seconds=0.0)
+        ).encode()
+    return files
+
+
+def without_seconds(outcome: Outcome) -> Outcome:
+    return replace(outcome, scores=tuple(replace(each, seconds=0.0) for each in outcome.scores))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data):
+    """A fit without a stop: its folder, and its outcome."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("fit") / "whole"
+    return folder, fit(folder, data)
+
+
+def test_rungs_continue_one_training_and_the_finalists_have_bundles(whole, data):
+    folder, outcome = whole
+    assert [(each.rung, each.epochs) for each in outcome.scores] == 3 * [(1, 1)] + [
+        *(2 * [(2, 2)]),
+        *(2 * [(3, 4)]),
+    ]
+    last = [each.candidate for each in outcome.scores if each.rung == 3]
+    assert {*outcome.finalists} == {*last}
+    assert {each.partition("_")[0] for each in last} == {"genet", "resnet"}
+    for score in outcome.scores[-2:]:
+        bundle = Bundle.load(folder / "trials" / score.candidate / "bundle")
+        scores = score_bundle(bundle, data.minival, "cpu").scores
+        assert score.scores["top1"] == scores["top1"]
+        assert score.correct.count("1") == round(scores["top1"] / 100 * len(data.minival))
+    for name in outcome.finalists:
+        log = (folder / "trials" / name / "log.jsonl").read_text().splitlines()
+        assert [json.loads(line)["epoch"] for line in log] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("stops", [(3, 14, 20), pytest.param((8, 9), marks=pytest.mark.slow)])
+def test_a_fit_that_was_stopped_ends_in_the_same_bits_and_repeats_no_step(
+    whole, data, tmp_path, monkeypatch, stops
+):
+    """Interrupted in the given steps of the optimizer, counted over all calls."""
+    steps, step = [], Learner.step
+
+    def counted(learner, x, targets, number, indices=None):
+        steps.append((sum(p.numel() for p in learner.net.parameters()), number))
+        if len(steps) in stops:
+            raise KeyboardInterrupt
+        return step(learner, x, targets, number, indices)
+
+    monkeypatch.setattr(Learner, "step", counted)
+    for _ in stops:
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "fit", data)
+    outcome = fit(tmp_path / "fit", data)
+    assert without_seconds(outcome) == without_seconds(whole[1])
+    assert bits(tmp_path / "fit") == bits(whole[0])
+    # after a stop the steps of an epoch that has no checkpoint are repeated, and no others
+    per_epoch = 3
+    assert len({*steps}) == per_epoch * (1 + 4 + 4)
+    assert len(steps) <= per_epoch * (1 + 4 + 4) + len(stops) * per_epoch
+    before = len(steps)
+    assert fit(tmp_path / "fit", data) == outcome
+    assert len(steps) == before
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(whole, data, tmp_path):
+    script = tmp_path / "fit.py"
+    script.write_text(
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "from dataclasses import replace\n"
+        "import torch; torch.set_num_threads(1)\n"
+        "from fullstride.data.dataset import open_data\n"
+        "from test_halving import fit\n"
+        "data = open_data('digits')\n"
+        "parts = dict(train=48, minival=20, test=0)\n"
+        "parts = {k: getattr(data, k).subset(range(n)) for k, n in parts.items()}\n"
+        "print('begins', flush=True)\n"
+        "fit(Path(sys.argv[2]), replace(data, **parts))\n"
+    )
+    command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path / "fit")]
+    rng, kills = random.Random(0), 0
+    for _ in range(40):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            code = process.wait(rng.uniform(0.1, 3.0))
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+            continue
+        assert code == 0
+        break
+    assert kills >= 2
+    assert without_seconds(fit(tmp_path / "fit", data)) == without_seconds(whole[1])
+    assert bits(tmp_path / "fit") == bits(whole[0])
+
+
+@pytest.mark.slow
+def test_several_devices_choose_as_one_does(whole, data, tmp_path):
+    outcome = fit(tmp_path / "fit", data, devices=("cpu", "cpu"))
+    assert without_seconds(outcome) == without_seconds(whole[1])
+    assert bits(tmp_path / "fit") == bits(whole[0])
+
+
+def test_a_candidate_that_fails_is_said_and_others_go_on(data, tmp_path, monkeypatch):
+    step = Learner.step
+
+    def diverges(learner, x, *args):
+        loss = step(learner, x, *args)
+        return loss * float("nan") if "ResNet-RS" in learner.net.spec.source else loss
+
+    monkeypatch.setattr(Learner, "step", diverges)
+    plan = replace(PLAN, rungs=(Rung(number=1, epochs=4, candidates=2, keep=2),))
+    plan = replace(plan, candidates=PLAN.candidates[::2])
+    lines, outcome = drain(run_halving(tmp_path, plan, CANDIDATES, MS, data, recipe=CHOICE))
+    assert outcome.finalists == PLAN.candidates[:1]
+    assert [*outcome.failures] == [PLAN.candidates[2]]
+    assert "nan" in outcome.failures[PLAN.candidates[2]]
+    assert sum("has failed" in line for line in lines) == 1
+    again = drain(run_halving(tmp_path, plan, CANDIDATES, MS, data, recipe=CHOICE))[1]
+    assert again == outcome
+    only = replace(plan, candidates=PLAN.candidates[2:])
+    with pytest.raises(ValueError, match="no candidate could be trained"):
+        drain(run_halving(tmp_path, only, CANDIDATES, MS, data, recipe=CHOICE))
+    path = tmp_path / "rungs" / "1" / f"{PLAN.candidates[2]}.json"
+    assert not path.exists()  # the next call tries again
+
+
+def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tmp_path):
+    folder, outcome = whole
+    loser = next(iter({*PLAN.candidates} - {*outcome.finalists}))
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    size = (copy / "trials" / loser / "checkpoint.pt").stat().st_size
+    assert delete_losers(copy, outcome) >= size
+    assert not (copy / "trials" / loser / "checkpoint.pt").exists()
+    assert (copy / "trials" / outcome.finalists[0] / "checkpoint.pt").exists()
+    assert fit(copy, data) == outcome
+
+
+# ---- measuring
+
+
+def test_a_plan_measures_each_candidate_once(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(training_times, "MEASURE_S", 0.05)
+    both = CANDIDATES[1:]
+    lines, plan = drain(make_plan(tmp_path, both, MS, data, recipe=CHOICE))
+    assert {*plan.candidates} == {each.name for each in both}
+    assert plan.epochs == 4
+    assert sum("measuring" in line for line in lines) == 2
+    assert plan.train_s > 0
+    again, same = drain(make_plan(tmp_path, both, MS, data, recipe=CHOICE))
+    assert same == plan
+    assert not any("measuring" in line for line in again)
+    assert [path.name for path in tmp_path.iterdir()] == ["training_times"]
+    assert from_json(FitPlan, to_json(plan), "plan") == plan
+
+
+def test_a_candidate_that_cannot_train_is_left_out_with_its_reason(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(training_times, "MEASURE_S", 0.05)
+    bad = Candidate(model="no_such_network", resolution=16)
+    ms = {CANDIDATES[0].name: 1.0, bad.name: 2.0}
+    plan = drain(make_plan(tmp_path, (CANDIDATES[0], bad), ms, data, recipe=CHOICE))[1]
+    assert plan.candidates == (CANDIDATES[0].name,)
+    assert "no_such_network" in plan.left_out[bad.name]
+    with pytest.raises(ValueError, match="no_such_network"):
+        drain(make_plan(tmp_path, (bad,), ms, data, recipe=CHOICE))
+
+
+def test_data_without_a_minival_are_refused(data, tmp_path):
+    none = replace(data, minival=data.minival.subset([]))
+    with pytest.raises(ValueError, match="minival"):
+        drain(make_plan(tmp_path, CANDIDATES, MS, none, recipe=CHOICE))
+
+
+@pytest.mark.slow
+def test_a_measured_epoch_takes_what_training_takes(data, tmp_path):
+    time = measure_training(tmp_path, CANDIDATES[0], data, CHOICE, "cpu", 0)
+    plan = replace(
+        PLAN,
+        candidates=PLAN.candidates[:1],
+        rungs=(Rung(number=1, epochs=4, candidates=1, keep=1),),
+    )
+    begin = perf_counter()
+    drain(run_halving(tmp_path, plan, CANDIDATES, MS, data, recipe=CHOICE))
+    taken = perf_counter() - begin
+    assert asdict(time)["failure"] == ""
+    assert taken / 3 < time.seconds(4) < 3 * taken
+
+
+def test_failures_have_the_form_of_a_file():
+    assert from_json(Failure, to_json(Failure(failure="why")), "x") == Failure(failure="why")
