@@ -1,19 +1,216 @@
 """How long does each candidate take, as the file that would ship?"""
 
-from dataclasses import dataclass
+import json
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import cast, get_args
 
-from fullstride.deploy.exported import Precision
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.untrained_times import CandidateTime, Conditions, time_one
+from fullstride.autofit.time_estimates import (
+    anchors,
+    corrected,
+    estimate_candidates,
+    nearest,
+    profile_here,
+)
+from fullstride.deploy.exported import InputKind, Precision
+from fullstride.deploy.select import runnable
+from fullstride.deploy.untrained import UntrainedFiles
+from fullstride.latency.network_times import Estimate
+from fullstride.latency.profiles import Profile
+from fullstride.measure.budget import Budget
+from fullstride.outputs import json_output
+from fullstride.report.format import three_digits
+from fullstride.strict_json import from_json, read_json
+from fullstride.writing import atomic_write, scratch_folder
+
+MOST_MEASURED = 20  # candidates; of more the latency model chooses those around the budget
+OUTPUT = json_output("the times of a candidate", "candidate", "format", "precision", "measured")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CandidateTime:
-    """Of one candidate in one format and precision, ms per image at the batch of the budget."""
+def time_candidates(
+    candidates: Sequence[Candidate],
+    budget: Budget,
+    *,
+    classes: int,
+    folder: Path,
+    channels: int = 3,
+    profile: Profile | None = None,
+    formats: Sequence[str] = (),
+    precisions: Sequence[str] = (),
+    percentile: float = 50,
+    threads: int | None = None,
+    input_kind: InputKind = "normalised",
+) -> Generator[str, None, tuple[CandidateTime, ...]]:
+    """The times of candidates at the batch size of `budget`; yields lines about the progress.
 
-    candidate: str  # its name
-    format: str  # "" where the time is an estimate for a device that is not here
-    precision: Precision
-    ms: float | None  # None: it could not be exported or does not run
-    low: float | None = None  # enclose nine of ten such networks, or the rounds of a measurement
-    high: float | None = None
-    measured: bool = True
-    failure: str = ""  # why there is no time, in one line
+    Without `profile` they are measured here: each candidate is exported untrained, timed by the
+    online protocol, its files in turn, and removed. A first format is timed alone, and the others
+    only where it takes at most `untrained_times.QUICK_RATIO` times the budget. Of more candidates than
+    `MOST_MEASURED` those near the budget by the latency model are measured. The times of each are
+    stored in `folder`/times at once, and read from there by a later call.
+
+    With `profile`, of a device that is not here, they are estimates.
+
+    Args:
+        candidates: With distinct names.
+        budget: Its batch size is that of the times.
+        classes: Of the data, as `channels`.
+        folder: That of the fit.
+        profile: Of a device that is not here.
+        formats: Of the files. By default all that run here and are no programs.
+        precisions: Of the files. By default all that may be the fastest.
+        percentile: Of the times of a call that stands for them.
+        threads: CPU threads; None: PyTorch's number.
+        input_kind: Inputs of the files, see `deploy.exported.Metadata`.
+
+    Raises ValueError, in one line, for formats and precisions that do not run here, and where there
+    is no time at all.
+    """
+    if profile is not None:
+        times = estimated(candidates, profile, budget.batch, classes, channels, precisions)
+        if failures := sum(not has_time(each) for each in times):
+            yield f"without a time for {profile.name}: {failures} of {len(times)} candidates"
+    else:
+        conditions = Conditions(
+            budget=budget,
+            classes=classes,
+            channels=channels,
+            labels=runnable(formats, precisions),
+            percentile=percentile,
+            threads=threads,
+            input_kind=input_kind,
+        )
+        times = yield from measured(candidates, conditions, folder / "times")
+    if not any(map(has_time, times)):
+        reason = next((f": {each.failure}" for each in times if each.failure), "")
+        raise ValueError(f"none of {len(candidates)} candidates has a time{reason}")
+    return times
+
+
+def has_time(each: CandidateTime) -> bool:
+    return each.ms is not None
+
+
+def estimated(
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    batch: int,
+    classes: int,
+    channels: int,
+    precisions: Sequence[str] = (),
+) -> tuple[CandidateTime, ...]:
+    """Times on the device of `profile`, in its precision."""
+    precision = cast(Precision, profile.precision.split()[0])
+    if precision not in get_args(Precision) or (precisions and precision not in precisions):
+        raise ValueError(
+            f"{profile.name} has times in {profile.precision}: leave the precisions out, or choose "
+            "another profile"
+        )
+    rows = estimate_candidates(candidates, profile, batch, classes, channels)
+
+    def row(name: str, result: Estimate | str) -> CandidateTime:
+        time = CandidateTime(
+            candidate=name, format="", precision=precision, ms=None, measured=False
+        )
+        if isinstance(result, str):
+            return replace(time, failure=result)
+        return replace(time, ms=result.ms_per_image, low=result.low, high=result.high)
+
+    return tuple(row(each.name, rows[each.name]) for each in candidates)
+
+
+def measured(
+    candidates: Sequence[Candidate], conditions: Conditions, folder: Path
+) -> Generator[str, None, tuple[CandidateTime, ...]]:
+    """Measured here; of many candidates those near the budget."""
+    times: dict[str, tuple[CandidateTime, ...]] = {}
+    if len(candidates) > MOST_MEASURED:
+        results = estimate_candidates(
+            candidates,
+            profile_here(),
+            conditions.budget.batch,
+            conditions.classes,
+            conditions.channels,
+        )
+        ms = {
+            name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
+        }
+        times |= yield from measured_in_turn(anchors(candidates, ms), conditions, folder)
+        quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
+        ms = corrected(ms, quick)
+        chosen = nearest(candidates, ms, conditions.budget, MOST_MEASURED)
+        left_out = [each for each in candidates if each not in chosen and each.name not in times]
+        yield (
+            f"{len(chosen)} of {len(candidates)} candidates are measured, those near the budget by "
+            f"the latency model; left out: {in_words(left_out, ms)}"
+        )
+    else:
+        chosen = candidates
+    rest = [each for each in chosen if each.name not in times]
+    times |= yield from measured_in_turn(rest, conditions, folder)
+    return tuple(row for each in candidates for row in times.get(each.name, ()))
+
+
+def in_words(candidates: Sequence[Candidate], ms: Mapping[str, float], most: int = 6) -> str:
+    names = [
+        f"{each.name} ({three_digits(ms[each.name])} ms)" if each.name in ms else each.name
+        for each in candidates
+    ]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def measured_in_turn(
+    candidates: Sequence[Candidate], conditions: Conditions, folder: Path
+) -> Generator[str, None, dict[str, tuple[CandidateTime, ...]]]:
+    """The times of each by its name, stored or measured.
+
+    Candidates of the same network at other resolutions follow each other, to share a graph.
+    """
+    times = {}
+    earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
+    order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
+    with ExitStack() as stack:
+        scratch = None
+        for number, candidate in enumerate(order, start=1):
+            path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
+            if path.exists():
+                times[candidate.name] = read_times(path)
+                yield f"{candidate.name}: {title}, as measured before"
+                continue
+            scratch = scratch or stack.enter_context(scratch_folder(folder / "files"))
+            start = time.perf_counter()
+            if earlier[0] != network(candidate):
+                earlier = network(candidate), None
+            rows, files = time_one(candidate, conditions, scratch, earlier[1])
+            earlier = earlier[0], files or earlier[1]
+            with atomic_write(path, OUTPUT) as temporary:
+                temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+            times[candidate.name] = rows
+            seconds = time.perf_counter() - start
+            yield f"{candidate.name}: {title}, {summary(rows)}, after {seconds:.1f} s"
+    return times
+
+
+def network(candidate: Candidate) -> tuple[str, float, float]:
+    return candidate.model, candidate.width, candidate.depth
+
+
+def read_times(path: Path) -> tuple[CandidateTime, ...]:
+    """What `time_candidates` stored. Raises ValueError, in one line, for anything else."""
+    return from_json(tuple[CandidateTime, ...], read_json(path), str(path))
+
+
+def summary(rows: Sequence[CandidateTime]) -> str:
+    """The times, the fastest first, and the first failure."""
+    in_order = sorted(
+        (row for row in rows if row.ms is not None), key=lambda row: cast(float, row.ms)
+    )
+    parts = [
+        f"{row.format} {row.precision} {three_digits(cast(float, row.ms))} ms" for row in in_order
+    ]
+    return ", ".join(parts + [row.failure for row in rows if row.failure][:1])

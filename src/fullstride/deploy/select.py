@@ -1,11 +1,14 @@
 """Which network should be exported, and to which format? The most accurate or the fastest one."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
+import torch
 
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import (
@@ -14,14 +17,22 @@ from fullstride.deploy.export import (
     Progress,
     check_free,
     export,
+    find_format,
     make_reference,
 )
-from fullstride.deploy.exported import ExportedModule, InputKind, Precision
+from fullstride.deploy.exported import ExportedModel, ExportedModule, InputKind, Precision
 from fullstride.deploy.formats import FORMATS, open_file, output, tensorrt
 from fullstride.measure.bench import bench
 from fullstride.measure.budget import Budget, conditions
 from fullstride.measure.environment import cpu_name
-from fullstride.measure.protocols import ONLINE, Protocol, by_network, location, read_measurements
+from fullstride.measure.protocols import (
+    ONLINE,
+    Measurement,
+    Protocol,
+    by_network,
+    location,
+    read_measurements,
+)
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import permutation
 from fullstride.tasks import common_metric
@@ -224,14 +235,72 @@ def available(precision: Precision | None) -> list[tuple[str, Precision]]:
     ]
 
 
-def latencies(
-    paths: Mapping[str, Path], bundle: Bundle, batch: int = 1, protocol: Protocol | None = None
-) -> dict[str, float]:
-    """The median time of a call / its images, in ms, of each file, measured in turn.
+def runnable(
+    formats: Sequence[str] = (), precisions: Sequence[str] = ()
+) -> tuple[tuple[str, Precision], ...]:
+    """The formats and precisions that are compared here; by default those that may be the fastest.
 
-    `protocol` is the online one by default.
+    Programs, which run code when they are opened, are compared only if `formats` names them, and so
+    is fp16 where the runtime would compute in fp32. Raises ValueError for one that does not exist
+    or cannot run here, and where nothing is left.
     """
-    modules = {label: ExportedModule(open_file(path, trust=True)) for label, path in paths.items()}
+    for name in formats:
+        find_format(name, FORMATS[name].precisions[0] if name in FORMATS else "")
+    if "tensorrt" in formats and (reason := tensorrt.engine_missing()):
+        raise ValueError(reason)
+    for each in precisions:
+        if each not in get_args(Precision):
+            raise ValueError(f"precision {each!r}: use {', '.join(get_args(Precision))}")
+    pairs: list[tuple[str, Precision]] = []
+    for name in dict.fromkeys(formats) or data_formats():
+        for precision in FORMATS[name].precisions:
+            if precision in precisions if precisions else precision in own_precisions(name):
+                pairs.append((name, precision))
+    if not pairs:
+        names = ", ".join(formats or data_formats())
+        raise ValueError(f"{', '.join(precisions)} does not run in {names}: choose another")
+    return tuple(pairs)
+
+
+def data_formats() -> list[str]:
+    return [
+        name
+        for name in dict.fromkeys(name for name, _ in available(None))
+        if not FORMATS[name].runs_code
+    ]
+
+
+def own_precisions(name: str) -> list[Precision]:
+    """The precisions that a format computes in here: fp16 is left out where it would be fp32."""
+    halves = name != "openvino" and torch.cuda.is_available()
+    return [each for each in FORMATS[name].precisions if each != "fp16" or halves]
+
+
+def latencies(
+    paths: Mapping[str, Path],
+    bundle: Bundle,
+    batch: int = 1,
+    protocol: Protocol | None = None,
+    percentile: float = 50,
+) -> dict[str, float]:
+    """The time of a call / its images, in ms, of each file, measured in turn.
+
+    `protocol` is the online one by default, and the time its median.
+    """
+    models = {label: open_file(path, trust=True) for label, path in paths.items()}
     protocol = replace(protocol or ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
-    rows = bench(modules, protocol, in_channels=bundle.preprocessing.channels)
-    return {row.name: row.ms_p50 / batch for row in rows if row.ms_p50 is not None}
+    return {row.name: percentile_ms(row, percentile) for row in measure_files(models, protocol)}
+
+
+def measure_files(
+    models: Mapping[str, ExportedModel], protocol: Protocol, threads: int | None = None
+) -> list[Measurement]:
+    """Opened files with inputs of the same channels, measured in turn inside of every round."""
+    channels = next(iter(models.values())).preprocessing.channels
+    modules = {label: ExportedModule(model) for label, model in models.items()}
+    return bench(modules, protocol, in_channels=channels, threads=threads)
+
+
+def percentile_ms(row: Measurement, percentile: float = 50) -> float:
+    """Of the times of a call of the online protocol / its images."""
+    return float(np.percentile(row.samples, percentile)) / row.protocol.batch

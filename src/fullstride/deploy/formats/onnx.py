@@ -55,6 +55,23 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
     return model
 
 
+def at_resolution(model: Any, resolution: int, sides: tuple[int, int]) -> Any:
+    """A copy of an `onnx.ModelProto` for images of another resolution, at dimensions `sides`.
+
+    Most graphs do not depend on it. Of others the copy fails when it is opened or run, or its
+    outputs have another shape: trace these again.
+    """
+    from onnx import ModelProto
+
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    del copied.graph.value_info[:]  # the shapes of activations
+    shape = copied.graph.input[0].type.tensor_type.shape
+    for side in sides:
+        shape.dim[side].dim_value = resolution
+    return copied
+
+
 def name_layers(model: Any) -> None:
     """Name each node after its layer, "net.head.fc"; later calls get "/2", "/3", ..."""
     calls = Counter[str]()

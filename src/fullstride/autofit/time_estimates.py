@@ -1,0 +1,140 @@
+"""Which candidates are worth measuring? Those with times near the budget by the latency model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.latency.network_times import Estimate, estimates
+from fullstride.latency.operator_table import find_operators
+from fullstride.latency.profiles import Fit, Profile, load_profile
+from fullstride.latency.roofline import Machine
+from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.budget import Budget
+from fullstride.measure.cost.operators import Operators
+from fullstride.nets import zoo
+from fullstride.nets.spec import NetSpec
+
+# Relative times on a processor: one thread of a Xeon by `fullstride calibrate`, docs/latency.md.
+CPU = Profile(
+    name="cpu",
+    device="a processor",
+    layout="",
+    precision="fp32",
+    machine=Machine(
+        runtime="compiled",
+        peak_tflops=0.15,
+        bandwidth_gb_s=27,
+        bytes_per_element=4,
+        folded=True,
+    ),
+    sheet="a large product and a copy in fp32",
+    inference=Fit(
+        numbers={
+            "dense": 0.7,
+            "1x1": 0.8,
+            "depthwise": 0.15,
+            "group_channels": 8,
+            "convolution": 0.6,
+            "launch_us": 3,
+        },
+        error=30,
+        low=0.5,
+        high=2,
+        resolvable_ratio=1.5,
+        networks=40,
+        source="fullstride calibrate",
+        software="PyTorch",
+        date="2026-11-22",
+    ),
+)
+GPU = "rtx4090-compiled"  # for relative times on any GPU
+
+
+def profile_here() -> Profile:
+    """A profile whose relative times are roughly those of this machine."""
+    return load_profile(GPU) if torch.cuda.is_available() else CPU
+
+
+def operators_of_candidate(candidate: Candidate, classes: int, channels: int) -> Operators:
+    """Of one image. Raises ValueError, in one line, for a network that cannot be built."""
+    side = candidate.resolution
+    if candidate.model.startswith("timm/"):  # of its own classes, whose layer takes little time
+        known = find_operators(candidate.model, side) if channels == 3 else None
+        if known is not None:
+            return known
+    spec = zoo.spec(candidate.model)
+    if isinstance(spec, NetSpec):
+        spec = spec.scaled(width=candidate.width, depth=candidate.depth)
+    return operators_of(replace(spec, classes=classes, in_channels=channels), side)
+
+
+def estimate_candidates(
+    candidates: Sequence[Candidate], profile: Profile, batch: int, classes: int, channels: int
+) -> dict[str, Estimate | str]:
+    """By name the estimate, or the reason why there is none."""
+    networks: dict[str, Operators] = {}
+    results: dict[str, Estimate | str] = {}
+    for candidate in candidates:
+        try:
+            networks[candidate.name] = operators_of_candidate(candidate, classes, channels)
+        except (ValueError, RuntimeError) as error:  # of layers that do not fit the image
+            results[candidate.name] = str(error).strip().split("\n")[0]
+    if networks:
+        rows = estimates([*networks.values()], profile, [batch] * len(networks))
+        results |= dict(zip(networks, rows, strict=True))
+    return results
+
+
+def anchors(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> tuple[Candidate, ...]:
+    """Three of the candidates with a time, evenly spaced; measured, they correct all others."""
+    known = sorted((each for each in candidates if each.name in ms), key=lambda each: ms[each.name])
+    count = min(3, len(known))
+    return tuple(known[(2 * number + 1) * len(known) // (2 * count)] for number in range(count))
+
+
+def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """All times, multiplied by the ratio of measured times to theirs, interpolated between them.
+
+    The ratio of a small network is larger than that of a large one, as each call costs some time.
+    """
+    known = sorted((ms[name], measured[name] / ms[name]) for name in measured if name in ms)
+    if not known:
+        return dict(ms)
+
+    def ratio(value: float) -> float:
+        for (low, first), (high, second) in zip(known, known[1:], strict=False):
+            if low < value < high:
+                share = math.log(value / low) / math.log(high / low)
+                return first ** (1 - share) * second**share
+        return known[0][1] if value <= known[0][0] else known[-1][1]
+
+    return {name: value * ratio(value) for name, value in ms.items()}
+
+
+def nearest(
+    candidates: Sequence[Candidate], ms: Mapping[str, float], budget: Budget, most: int
+) -> tuple[Candidate, ...]:
+    """At most `most` candidates: those with times near the budget, of each family in turn.
+
+    The fastest one is among them, as it decides whether anything fits. Ones without a time are not.
+    The order is that of `candidates`.
+    """
+    known = [each for each in candidates if each.name in ms]
+    if not known:
+        return tuple(candidates[:most])
+
+    def distance(candidate: Candidate) -> float:
+        return abs(math.log(ms[candidate.name] / budget.ms_per_image))
+
+    families: dict[str, list[Candidate]] = {}
+    for candidate in sorted(known, key=distance):
+        families.setdefault(candidate.family, []).append(candidate)
+    names = {min(known, key=lambda each: ms[each.name]).name: None}
+    for rank in range(len(known)):
+        for members in families.values():
+            if rank < len(members) and len(names) < most:
+                names.setdefault(members[rank].name)
+    return tuple(each for each in candidates if each.name in names)

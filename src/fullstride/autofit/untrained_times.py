@@ -1,0 +1,174 @@
+"""How long do a candidate's files take here? They are written untrained, timed, and removed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.deploy.exported import ExportedModel, InputKind, Precision
+from fullstride.deploy.formats.base import last_line
+from fullstride.deploy.select import measure_files, percentile_ms
+from fullstride.deploy.untrained import UntrainedFiles, untrained_files
+from fullstride.measure.budget import Budget
+from fullstride.measure.protocols import ONLINE, Measurement, Protocol
+from fullstride.measure.timing import BUSY, spread_of_rounds
+from fullstride.nets import zoo
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.storage import remove
+
+# The largest ratio of the first format's time to the budget at which others are tried: int8 is up
+# to 3.4 times as fast as fp32 on a processor with the instructions for it.
+QUICK_RATIO = 4.0
+QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
+MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough for a median
+Label = tuple[str, Precision]  # format and precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateTime:
+    """Of one candidate in one format and precision, ms per image at the batch of the budget."""
+
+    candidate: str  # its name
+    format: str  # "" where the time is an estimate for a device that is not here
+    precision: Precision
+    ms: float | None  # None: it could not be exported or does not run
+    low: float | None = None  # enclose nine of ten such networks, or the rounds of a measurement
+    high: float | None = None
+    measured: bool = True
+    failure: str = ""  # why there is no time, in one line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What is the same for the times of all candidates."""
+
+    budget: Budget
+    classes: int
+    channels: int
+    labels: tuple[Label, ...]
+    percentile: float = 50  # of the times of a call
+    threads: int | None = None  # of the CPU; None: PyTorch's number
+    input_kind: InputKind = "normalised"
+
+    @property
+    def quick(self) -> Label:
+        """The first to be measured: it is available in most places, and is quickly written."""
+        preferred: tuple[Label, ...] = ("tensorrt", "fp16"), ("onnx", "fp32"), ("openvino", "fp32")
+        return next((each for each in preferred if each in self.labels), self.labels[0])
+
+    @property
+    def protocol(self) -> Protocol:
+        """Percentiles other than the median need some hundred calls."""
+        return MEDIANS if self.percentile == 50 else ONLINE
+
+
+def time_one(
+    candidate: Candidate,
+    conditions: Conditions,
+    scratch: Path,
+    earlier: UntrainedFiles | None,
+) -> tuple[tuple[CandidateTime, ...], UntrainedFiles | None]:
+    """Its times, that of the first format first, and its files; None where it cannot be built."""
+    quick = conditions.quick
+    others = [label for label in conditions.labels if label != quick]
+    models, failures = dict[Label, ExportedModel](), dict[Label, str]()
+    rows = dict[Label, CandidateTime]()
+
+    def write(files: UntrainedFiles, labels: Sequence[Label]) -> None:
+        for label in labels:
+            try:
+                models[label] = files.open(*label, scratch, conditions.threads)
+            except (ValueError, MemoryError) as error:
+                failures[label] = last_line(error).replace(f"{scratch}/", "")
+
+    try:
+        files = files_of(candidate, conditions, earlier)
+        write(files, [quick])
+        rows = timed(candidate, models, conditions, QUICK)
+        limit_ms = QUICK_RATIO * conditions.budget.ms_per_image
+        if quick in failures or cast(float, rows[quick].ms) <= limit_ms:
+            write(files, others)
+            rows = timed(candidate, models, conditions, conditions.protocol)
+    except OSError:  # such as a full disk, which is not the candidate's fault
+        raise
+    except Exception as error:  # a network of others, which may raise anything
+        files, failures = None, {**failures, quick: last_line(error)}
+    finally:
+        models.clear()
+        for path in scratch.iterdir():
+            remove(path)
+    for (format, precision), reason in failures.items():
+        rows[format, precision] = CandidateTime(
+            candidate=candidate.name, format=format, precision=precision, ms=None, failure=reason
+        )
+    return tuple(rows[label] for label in (quick, *others) if label in rows), files
+
+
+def files_of(
+    candidate: Candidate, conditions: Conditions, earlier: UntrainedFiles | None
+) -> UntrainedFiles:
+    """`earlier` are those of the same network. Raises whatever its network raises."""
+    if earlier is not None:
+        pre = earlier.job.metadata.preprocessing
+        return earlier.at(candidate.name, at_candidate(pre, candidate))
+    net = zoo.create(
+        candidate.model,
+        classes=conditions.classes,
+        in_channels=conditions.channels,
+        width=candidate.width,
+        depth=candidate.depth,
+        resolution=candidate.resolution,
+    )
+    pre = at_candidate(zoo.family_preprocessing(net.spec), candidate)
+    return untrained_files(net, candidate.name, pre, conditions.classes, conditions.input_kind)
+
+
+def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
+    return replace(pre, resolution=candidate.resolution, fit=candidate.fit)
+
+
+def timed(
+    candidate: Candidate,
+    models: Mapping[Label, ExportedModel],
+    conditions: Conditions,
+    protocol: Protocol,
+) -> dict[Label, CandidateTime]:
+    """The times of opened files, in turn inside every round; none where there are no files.
+
+    Where the rounds of the fastest spread by more than `BUSY`, all are measured once more, and the
+    quieter measurement counts.
+    """
+    if not models:
+        return {}
+    side, batch = candidate.resolution, conditions.budget.batch
+    protocol = replace(protocol, resolution=side, batch=batch)
+    names: dict[str, Label] = {" ".join(label): label for label in models}
+    by_name = {name: models[label] for name, label in names.items()}
+
+    def measure() -> list[Measurement]:
+        return measure_files(by_name, protocol, conditions.threads)
+
+    def noise(rows: Sequence[Measurement]) -> float:
+        return spread_of_rounds(max(rows, key=lambda row: row.images_per_s))
+
+    rows = measure()
+    if noise(rows) > BUSY:
+        rows = min(rows, measure(), key=noise)
+    times = {}
+    for row in rows:
+        format, precision = label = names[row.name]
+        rounds = np.array_split(np.array(row.samples), protocol.rounds)
+        by_round = [float(np.percentile(each, conditions.percentile)) / batch for each in rounds]
+        low, high = np.percentile(by_round, (5, 95))
+        times[label] = CandidateTime(
+            candidate=candidate.name,
+            format=format,
+            precision=precision,
+            ms=percentile_ms(row, conditions.percentile),
+            low=float(low),
+            high=float(high),
+        )
+    return times

@@ -1,0 +1,251 @@
+"""Times of the candidates of `fit`: measured as files, estimated elsewhere, against a budget."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fullstride.autofit import candidate_times, untrained_times
+from fullstride.autofit.budget_table import affordable, budget_note, fastest_of, within_budget
+from fullstride.autofit.candidate_times import CandidateTime, read_times, time_candidates
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.time_estimates import corrected, nearest
+from fullstride.deploy.select import data_formats, latencies, runnable
+from fullstride.deploy.untrained import UntrainedFiles, untrained_files
+from fullstride.latency import estimate, load_profile
+from fullstride.measure.budget import Budget
+from fullstride.nets import zoo
+from fullstride.nets.bundle import Bundle
+
+MS = Budget(ms_per_image=1.0)
+SMALL = dict(classes=10, channels=1)
+
+
+def result(stage):
+    """The lines of a stage, and what it returns."""
+    lines = []
+    while True:
+        try:
+            lines.append(next(stage))
+        except StopIteration as stop:
+            return lines, stop.value
+
+
+def fixed(ms, candidate="a-32", format="onnx", precision="fp32", **fields):
+    return CandidateTime(candidate=candidate, format=format, precision=precision, ms=ms, **fields)
+
+
+def candidates(*sides, model="genet_tiny"):
+    return [Candidate(model=model, resolution=side, family="genet") for side in sides]
+
+
+@pytest.fixture
+def fake_times(monkeypatch):
+    """Lets each candidate take `ms(candidate)` without measuring, and counts the measurements."""
+    names = []
+
+    def install(ms):
+        def time_one(candidate, conditions, scratch, earlier):
+            names.append(candidate.name)
+            return (fixed(ms(candidate), candidate.name),), earlier
+
+        monkeypatch.setattr(candidate_times, "time_one", time_one)
+        return names
+
+    return install
+
+
+def test_a_stopped_measurement_goes_on_after_the_stored_candidates(tmp_path, fake_times):
+    names = fake_times(lambda candidate: candidate.resolution / 64)
+    stage = time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL)
+    next(stage)
+    next(stage)
+    stage.close()
+    assert names == ["genet_tiny-32", "genet_tiny-64"]
+    _, times = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL))
+    assert names == ["genet_tiny-32", "genet_tiny-64", "genet_tiny-96"]
+    assert [each.ms for each in times] == [0.5, 1.0, 1.5]
+
+
+def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_line(tmp_path):
+    both = [Candidate(model="genet_tinny", resolution=32), *candidates(32)]
+    how = dict(formats=("onnx",), precisions=("fp32",), threads=1)
+    _, (failure, time) = result(time_candidates(both, MS, folder=tmp_path, **SMALL, **how))
+    assert (time.candidate, time.format, time.precision) == ("genet_tiny-32", "onnx", "fp32")
+    assert 0 < time.low <= time.high
+    assert failure.ms is None
+    assert "genet_tiny" in failure.failure
+    assert "\n" not in failure.failure
+    stored = {each.stem: read_times(each) for each in (tmp_path / "times").iterdir()}
+    assert stored == {"genet_tiny-32": (time,), "genet_tinny-32": (failure,)}
+    with pytest.raises(ValueError, match="genet_tinny"):
+        result(time_candidates(both[:1], MS, folder=tmp_path, **SMALL, **how))
+
+
+@pytest.mark.parametrize(("quick_ms", "labels"), [(3.9, len(runnable())), (4.1, 1)])
+def test_only_candidates_near_the_budget_are_timed_in_all_formats(
+    tmp_path, monkeypatch, quick_ms, labels
+):
+    monkeypatch.setattr(UntrainedFiles, "open", lambda *_: None)
+
+    def timed(candidate, models, *_):
+        return {label: fixed(quick_ms, candidate.name, *label) for label in models}
+
+    monkeypatch.setattr(untrained_times, "timed", timed)
+    _, times = result(time_candidates(candidates(32), MS, folder=tmp_path, **SMALL))
+    assert len(times) == labels
+
+
+def test_programs_and_precisions_that_gain_nothing_are_timed_only_by_name():
+    default = runnable()
+    assert {name for name, _ in default} == set(data_formats())
+    assert not {"aoti", "pt2"} & {name for name, _ in default}
+    assert ("openvino", "fp16") not in default
+    assert runnable(("openvino",), ("fp16",)) == (("openvino", "fp16"),)
+    assert runnable(("pt2",), ("fp32",)) == (("pt2", "fp32"),)
+    for formats, precisions in ((("onxx",), ()), ((), ("fp8",)), (("onnx",), ("bf16",))):
+        with pytest.raises(ValueError, match="use|choose"):
+            runnable(formats, precisions)
+
+
+def test_of_many_candidates_those_near_the_budget_are_measured(tmp_path, fake_times):
+    """The fake machine is 3 times as fast as the model for small networks, 5 times for large."""
+    many = [
+        Candidate(model=model, resolution=side, family=model.split("_")[0])
+        for model, side in itertools.product(("genet_tiny", "resnet_rs_tiny"), range(32, 384, 16))
+    ]
+    names = fake_times(lambda candidate: (candidate.resolution / 128) ** 2)
+    lines, times = result(time_candidates(many, MS, folder=tmp_path, **SMALL))
+    assert len(names) == len(set(names)) <= candidate_times.MOST_MEASURED + 3
+    sides = {each.resolution for each in many if each.name in names}
+    assert {96, 112, 128, 144, 160} <= sides
+    assert {name.split("_")[0] for name in names} == {"genet", "resnet"}
+    assert {each.candidate for each in times} == set(names)
+    (line,) = [line for line in lines if "left out" in line]
+    assert f"of {len(many)}" in line
+    again, same = result(time_candidates(many, MS, folder=tmp_path, **SMALL))
+    assert len(names) == len(set(names))
+    assert same == times
+
+
+def test_estimates_are_corrected_by_measured_times_and_interpolated_between_them():
+    ms = dict(a=1.0, b=2.0, c=4.0, d=16.0, e=32.0)
+    times = corrected(ms, dict(a=3.0, d=16.0))
+    assert times["a"] == pytest.approx(3)
+    assert times["d"] == pytest.approx(16)
+    assert times["c"] == pytest.approx(4 * math.sqrt(3))  # half way, by the logarithm
+    assert times["e"] == pytest.approx(32)
+    assert corrected(ms, {}) == ms
+
+
+def test_the_nearest_candidates_have_the_fastest_and_all_families_among_them():
+    many = [Candidate(model="genet_tiny", resolution=side, family="g") for side in range(32, 200)]
+    many += [Candidate(model="other", resolution=side, family="o") for side in (32, 64)]
+    ms = {each.name: each.resolution / 100 for each in many}
+    ms["other-32"], ms["other-64"] = 20.0, 30.0
+    chosen = nearest(many, ms, MS, 8)
+    assert len(chosen) == 8
+    assert {"genet_tiny-32", "genet_tiny-100", "other-32"} <= {each.name for each in chosen}
+    assert [*chosen] == [each for each in many if each in chosen]
+
+
+def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
+    profile, batch = load_profile("rtx4090"), 8
+    each = Candidate(model="genet_tiny", resolution=64, width=2.0)
+    unknown = Candidate(model="genet_tinny", resolution=64)
+    budget = Budget(ms_per_image=1.0, batch=batch)
+    _, (time, failure) = result(
+        time_candidates([each, unknown], budget, folder=tmp_path, profile=profile, **SMALL)
+    )
+    net = zoo.create("genet_tiny", classes=10, in_channels=1, width=2.0)
+    expected = estimate(net, profile, batch, 64, in_channels=1)
+    assert time.ms == pytest.approx(expected.ms_per_image)
+    assert (time.low, time.high) == pytest.approx((expected.low, expected.high))
+    assert (time.format, time.precision, time.measured) == ("", "fp16", False)
+    assert failure.failure
+    with pytest.raises(ValueError, match="rtx4090"):
+        result(
+            time_candidates(
+                [each], budget, folder=tmp_path, profile=profile, precisions=("int8",), **SMALL
+            )
+        )
+
+
+def test_a_measured_time_fits_itself_and_an_estimate_by_its_upper_end_or_its_middle():
+    measured = fixed(0.9, low=0.8, high=1.2)
+    estimated = replace(measured, candidate="b-32", measured=False)
+    late, failure = fixed(1.1, "c-32"), fixed(None, "d-32")
+    times = [failure, late, estimated, measured]
+    assert within_budget(times, MS) == (measured,)
+    assert set(within_budget(times, MS, maybe=True)) == {measured, estimated}
+
+
+def test_the_fastest_format_of_each_candidate_stands_for_it():
+    fast = fixed(0.5, precision="int8")
+    assert fastest_of([fixed(0.9), fast, fixed(None, "b-32")]) == {"a-32": fast}
+
+
+def test_where_nothing_fits_the_fastest_and_its_budget_are_named():
+    both = candidates(32, 64)
+    times = [fixed(1.234, "genet_tiny-32"), fixed(2.0, "genet_tiny-64")]
+    with pytest.raises(ValueError, match=r"32 x 32.*1\.23 ms.*--budget-ms 1\.4") as error:
+        affordable(both, times, MS)
+    assert "\n" not in str(error.value)
+    assert affordable(both, times, Budget(ms_per_image=1.4)) == (both[0],)
+
+
+def test_half_and_twice_the_budget_are_counted_and_a_loose_budget_does_not_bind():
+    both = candidates(32, 64)
+    times = [fixed(0.4, "genet_tiny-32"), fixed(1.5, "genet_tiny-64")]
+    note = budget_note(both, times, MS)
+    assert note.startswith("1 of 2")
+    assert "1 within half" in note
+    assert "2 within twice" in note
+    assert "does not bind" in budget_note(both, times, Budget(ms_per_image=1.5))
+
+
+def files_at(model, *sides):
+    """The files of a network at each resolution, with the graphs of the one before."""
+    net = zoo.create(model, classes=10, in_channels=1)
+    pre = replace(zoo.family_preprocessing(net.spec), resolution=sides[0])
+    files = [untrained_files(net, model, pre, 10, "normalised")]
+    yield files[0]
+    for side in sides[1:]:
+        files.append(files[-1].at(model, replace(pre, resolution=side)))
+        yield files[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "traces"),
+    [("genet_tiny", 1), pytest.param("tresnet_tiny", 2, marks=pytest.mark.slow)],
+)
+def test_a_file_with_the_graph_of_another_resolution_computes_what_pytorch_does(
+    model, traces, tmp_path, monkeypatch
+):
+    from fullstride.deploy.formats import onnx
+
+    calls, trace = [], onnx.trace
+    monkeypatch.setattr(onnx, "trace", lambda *args: calls.append(1) or trace(*args))
+    for files in files_at(model, 32, 64):
+        opened = files.open("onnx", "fp32", tmp_path, 1)
+        with torch.no_grad():
+            expected = files.job.net(torch.from_numpy(files.job.example)).numpy()
+        np.testing.assert_allclose(
+            opened.run(files.job.example), expected, atol=1e-4 * np.abs(expected).max()
+        )
+    assert len(calls) == traces
+
+
+@pytest.mark.slow
+def test_a_stored_median_is_that_of_a_fresh_measurement_of_the_same_file(tmp_path):
+    how = dict(formats=("onnx",), precisions=("fp32",), threads=1)
+    _, (time,) = result(time_candidates(candidates(64), MS, folder=tmp_path, **SMALL, **how))
+    (files,) = files_at("genet_tiny", 64)
+    path = files.open("onnx", "fp32", tmp_path, 1).path
+    pre = files.job.metadata.preprocessing
+    bundle = Bundle(net=zoo.create("genet_tiny"), name="a", classes=(), preprocessing=pre)
+    fresh = [latencies({"a": path}, bundle)["a"] for _ in range(3)]
+    assert min(fresh) / 1.5 < time.ms < 1.5 * max(fresh)
