@@ -62,9 +62,9 @@ def operators_of_candidate(candidate: Candidate, classes: int, channels: int) ->
     """Of one image. Raises ValueError, in one line, for a network that cannot be built."""
     side = candidate.resolution
     if candidate.model.startswith("timm/"):  # of its own classes, whose layer takes little time
-        known = find_operators(candidate.model, side) if channels == 3 else None
-        if known is not None:
-            return known
+        operators = find_operators(candidate.model, side) if channels == 3 else None
+        if operators is not None:
+            return operators
     spec = zoo.spec(candidate.model)
     if isinstance(spec, NetSpec):
         spec = spec.scaled(width=candidate.width, depth=candidate.depth)
@@ -90,9 +90,13 @@ def estimate_candidates(
 
 def anchors(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> tuple[Candidate, ...]:
     """Three of the candidates with a time, evenly spaced; measured, they correct all others."""
-    known = sorted((each for each in candidates if each.name in ms), key=lambda each: ms[each.name])
-    count = min(3, len(known))
-    return tuple(known[(2 * number + 1) * len(known) // (2 * count)] for number in range(count))
+    in_order = sorted(
+        (each for each in candidates if each.name in ms), key=lambda each: ms[each.name]
+    )
+    count = min(3, len(in_order))
+    return tuple(
+        in_order[(2 * number + 1) * len(in_order) // (2 * count)] for number in range(count)
+    )
 
 
 def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
@@ -100,16 +104,16 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 
     The ratio of a small network is larger than that of a large one, as each call costs some time.
     """
-    known = sorted((ms[name], measured[name] / ms[name]) for name in measured if name in ms)
-    if not known:
+    ratios = sorted((ms[name], measured[name] / ms[name]) for name in measured if name in ms)
+    if not ratios:
         return dict(ms)
 
     def ratio(value: float) -> float:
-        for (low, first), (high, second) in zip(known, known[1:], strict=False):
+        for (low, first), (high, second) in zip(ratios, ratios[1:], strict=False):
             if low < value < high:
                 share = math.log(value / low) / math.log(high / low)
                 return first ** (1 - share) * second**share
-        return known[0][1] if value <= known[0][0] else known[-1][1]
+        return ratios[0][1] if value <= ratios[0][0] else ratios[-1][1]
 
     return {name: value * ratio(value) for name, value in ms.items()}
 
@@ -122,18 +126,18 @@ def nearest(
     The fastest one is among them, as it decides whether anything fits. Ones without a time are not.
     The order is that of `candidates`.
     """
-    known = [each for each in candidates if each.name in ms]
-    if not known:
+    timed = [each for each in candidates if each.name in ms]
+    if not timed:
         return tuple(candidates[:most])
 
     def distance(candidate: Candidate) -> float:
         return abs(math.log(ms[candidate.name] / budget.ms_per_image))
 
     families: dict[str, list[Candidate]] = {}
-    for candidate in sorted(known, key=distance):
+    for candidate in sorted(timed, key=distance):
         families.setdefault(candidate.family, []).append(candidate)
-    names = {min(known, key=lambda each: ms[each.name]).name: None}
-    for rank in range(len(known)):
+    names = {min(timed, key=lambda each: ms[each.name]).name: None}
+    for rank in range(len(timed)):
         for members in families.values():
             if rank < len(members) and len(names) < most:
                 names.setdefault(members[rank].name)
