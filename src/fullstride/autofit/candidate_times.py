@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import cast, get_args
 
 from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.untrained_times import CandidateTime, Conditions, time_one
 from fullstride.autofit.time_estimates import (
     anchors,
     corrected,
@@ -17,6 +16,7 @@ from fullstride.autofit.time_estimates import (
     nearest,
     profile_here,
 )
+from fullstride.autofit.untrained_times import CandidateTime, Conditions, time_one
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.select import runnable
 from fullstride.deploy.untrained import UntrainedFiles

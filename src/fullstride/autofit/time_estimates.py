@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from fullstride.autofit.candidates import Candidate
@@ -94,9 +95,8 @@ def anchors(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> tuple[C
         (each for each in candidates if each.name in ms), key=lambda each: ms[each.name]
     )
     count = min(3, len(in_order))
-    return tuple(
-        in_order[(2 * number + 1) * len(in_order) // (2 * count)] for number in range(count)
-    )
+    places = [(2 * number + 1) * len(in_order) // (2 * count) for number in range(count)]
+    return tuple(in_order[place] for place in places)
 
 
 def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
@@ -104,18 +104,15 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 
     The ratio of a small network is larger than that of a large one, as each call costs some time.
     """
-    ratios = sorted((ms[name], measured[name] / ms[name]) for name in measured if name in ms)
-    if not ratios:
+    pairs = sorted((ms[name], measured[name]) for name in measured if name in ms)
+    if not pairs:
         return dict(ms)
-
-    def ratio(value: float) -> float:
-        for (low, first), (high, second) in zip(ratios, ratios[1:], strict=False):
-            if low < value < high:
-                share = math.log(value / low) / math.log(high / low)
-                return first ** (1 - share) * second**share
-        return ratios[0][1] if value <= ratios[0][0] else ratios[-1][1]
-
-    return {name: value * ratio(value) for name, value in ms.items()}
+    times, goals = np.log(np.array(pairs)).T
+    ratios = np.exp(np.interp(np.log([*ms.values()]), times, goals - times))
+    return {
+        name: value * ratio
+        for (name, value), ratio in zip(ms.items(), ratios.tolist(), strict=True)
+    }
 
 
 def nearest(
