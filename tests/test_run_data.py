@@ -103,3 +103,16 @@ def test_a_run_on_all_images_has_none_to_be_scored_on(tmp_path):
     on = images_to_score(run, BUNDLE, split="train")
     assert len(on.images) == 20
     assert on.notes[0].startswith("20 of the 20 images were trained on")
+
+
+def test_a_class_whose_training_images_are_all_copies_can_still_be_scored(tmp_path, capfd):
+    """Nothing is trained there: what training refuses is a note."""
+    for split in ("train", "test"):
+        write(tmp_path / "data" / split, 4)
+    with pytest.raises(ValueError, match="copies"):
+        open_data(str(tmp_path / "data"))
+    where = str(tmp_path / "data")
+    sizes = [len(images_to_score(str(tmp_path), BUNDLE, where, s).images) for s in ("test", "all")]
+    assert sizes == [8, 16]
+    assert "'a'" in capfd.readouterr().err
+    assert len(matching_data(str(tmp_path), BUNDLE, where).test) == 8

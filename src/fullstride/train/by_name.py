@@ -1,11 +1,13 @@
 """How does one call train a network? From the names of data, network and recipe to a bundle."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 from typing import Any
 
 from fullstride.data.dataset import DataSet
+from fullstride.data.readers.splits import SplitRule
 from fullstride.measure.environment import choose_device
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
@@ -26,6 +28,10 @@ def train_network(
     task: str = "classify",
     device: str = "auto",
     workers: int | None = None,
+    minival: float | None = None,
+    test: float | None = None,
+    group: str = "",
+    keep_duplicates: bool = False,
     on_epoch: Callable[[Mapping[str, Any]], object] = lambda row: None,
     **changes: Any,
 ) -> Bundle:
@@ -49,6 +55,12 @@ def train_network(
         device: cpu, cuda, cuda:1, or auto: cuda where there is one.
         workers: Processes that decode images beside this one; None: by the cores and the images, or
             0 where a process does not begin as a fork, as it would run an unguarded script again.
+        minival: Share of the training images for the minival, where the data have none; None: by
+            their number. 0: no minival, and the last epoch is saved.
+        test: Share of the images for the test, where the data have none; None: a tenth. 0: no test.
+        group: What images have in common that must be in one split: a column of a table, a level of
+            folders below the class (1, 2, ... or parent), or a pattern for the names.
+        keep_duplicates: Allow the same image in several splits; by default copies are in one.
         on_epoch: Called with the row of each epoch, such as `print`.
         **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch`
             unless `lr` is given too.
@@ -56,17 +68,20 @@ def train_network(
     Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
     """
     out, kind = Path(out), find_task(task)
-    images = (
-        data
-        if isinstance(data, DataSet)
-        else kind.open_data(str(data), splits=run_folder.saved_splits(out))
-    )
-    named = run_folder.resolve(RecipeChoice(recipe, changes), out, images, weights, width)
+    rule = SplitRule(minival, run_folder.saved_splits(out), test, group, keep_duplicates)
+    if not isinstance(data, DataSet):
+        data = kind.open_data(str(data), **asdict(rule))
+    elif rule != SplitRule(splits=rule.splits):
+        raise ValueError(
+            "minival, test, group and keep_duplicates are for the name of data: give them to "
+            "open_data where you give a DataSet"
+        )
+    named = run_folder.resolve(RecipeChoice(recipe, changes), out, data, weights, width)
     if workers is None and default_start_method() != "fork":
         workers = 0
     settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
     settings |= dict(width=width, depth=depth)
-    for row in run.train(out, model, images, named, device=choose_device(device), **settings):
+    for row in run.train(out, model, data, named, device=choose_device(device), **settings):
         on_epoch(row)
     return Bundle.load(out / run_folder.BUNDLE, build_head)
 

@@ -1,13 +1,13 @@
 """Which images belong to a run? Its data set, and images to score it on that it has not seen."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fullstride.console import print_note
 from fullstride.data.dataset import DIGITS, DataSet, Images
 from fullstride.data.readers.duplicates import MAX_COMPARED, find_copies
 from fullstride.data.readers.listing import Sample, quote_names
-from fullstride.data.readers.splits import SplitRule
+from fullstride.data.readers.splits import OnlyCopiesError, SplitRule
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.class_names import match_classes
 from fullstride.tasks import find_task
@@ -38,8 +38,7 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
     config = _config(where, data)
     whole = _own_data(config, bundle, data) if config else None
     if whole is None:
-        version = {"splits": config.splits} if config else {}
-        whole = find_task(bundle.task).open_data(data, **version)
+        whole = _other_data(config, bundle, data)
     return _matched(whole, where, bundle, data)
 
 
@@ -62,8 +61,7 @@ def images_to_score(
             notes.append(f"all images of {everything.name} are scored, as it has no splits")
         whole = everything
         if split != ALL:
-            rule = SplitRule(splits=config.splits) if config else SplitRule()
-            whole = find_task(bundle.task).open_data(data, **asdict(rule))
+            whole = _other_data(config, bundle, data)
     trained_on = {*whole.train.names} if is_own else set()
     if split == ALL and is_own:
         whole = _everything(bundle, whole.where)
@@ -115,6 +113,17 @@ def _own_data(config: RunConfig, bundle: Bundle, data: str) -> DataSet | None:
     except ValueError:  # it has other splits, or no such groups
         return None
     return other if other.fingerprint == config.fingerprint else None
+
+
+def _other_data(config: RunConfig | None, bundle: Bundle, data: str) -> DataSet:
+    """A data set that is not the run's. Copies that training would refuse do not matter here."""
+    rule, task = SplitRule(splits=config.splits) if config else SplitRule(), find_task(bundle.task)
+    try:
+        return task.open_data(data, **asdict(rule))
+    except OnlyCopiesError as error:
+        reason = str(error).partition(":")[0]
+        print_note(f"{data}: {reason}; nothing is trained on here, so they stay")
+        return task.open_data(data, **asdict(replace(rule, keep_duplicates=True)))
 
 
 def _is_same_place(one: str, other: str) -> bool:

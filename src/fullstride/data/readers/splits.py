@@ -57,6 +57,10 @@ class SplitRule:
         return self.minival == 0 and self.test == 0
 
 
+class OnlyCopiesError(ValueError):
+    """All training images of a class are copies of images in other splits."""
+
+
 class Splits(NamedTuple):
     train: list[Sample]
     minival: list[Sample]
@@ -80,7 +84,7 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     Images of one group, and copies, are in one split. Splits of the data stay as they are, but
     training images that are copies of others' are left out.
 
-    Raises ValueError in one line.
+    Raises ValueError in one line, OnlyCopiesError where copies leave a class no training image.
     """
     train, val, test = (listing.splits.get(name) for name in ("train", "val", "test"))
     assert train is not None
@@ -180,7 +184,7 @@ def _without_copies(
     train = [sample for sample in listing.splits["train"] if sample.name not in gone]
     if lost := {s.target for s in listing.splits["train"]} - {s.target for s in train}:
         name = listing.classes[min(lost)]
-        raise ValueError(
+        raise OnlyCopiesError(
             f"all training images of {name!r} are copies of images in other splits: remove the "
             "copies, or use --keep-duplicates"
         )
