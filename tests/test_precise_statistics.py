@@ -9,6 +9,7 @@ from fullstride.data.loader import Batches
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
 from fullstride.train import precise_statistics, run, run_folder
+from fullstride.train.minival_comparison import FinalNetwork
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.defaults import DIGITS
@@ -65,9 +66,11 @@ def test_precise_statistics_are_taken_only_where_the_minival_is_better(few_digit
         for name, value in net.state_dict().items():
             if name.endswith("running_var"):
                 value *= scale
-        chosen = precise_statistics.better_statistics(start, net)
-        assert (chosen is not net) == is_better
-        assert start.score(chosen, few_digits.minival).scores["loss"] == pytest.approx(loss)
+        final = FinalNetwork(net, start.minival_scores(net))
+        chosen = precise_statistics.better_statistics(start, final)
+        assert (chosen.net is not net) == is_better
+        assert start.minival_scores(chosen.net) == chosen.scores
+        assert start.score(chosen.net, few_digits.minival).scores["loss"] == pytest.approx(loss)
 
 
 def test_statistics_of_frozen_stages_stay(few_digits, tmp_path):

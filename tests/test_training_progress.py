@@ -101,9 +101,11 @@ def test_the_time_left_is_that_of_all_steps_and_of_scoring(plan):
     assert plan.seconds_left(2.0, 0, 0) == pytest.approx(2 * (8 + scoring))
     assert plan.seconds_left(2.0, 0, 3) == pytest.approx(2 * (5 + scoring))
     assert plan.seconds_left(2.0, 1, 4) == pytest.approx(2 * (20 + 20 + 20) / 16 / 3)
-    half = replace(plan, resolved=replace(SHORT, epochs=1.5))
+    half = replace(plan, resolved=replace(plan.resolved, epochs=1.5))
     assert half.seconds_left(2.0, 0, 0) == pytest.approx(2 * (6 + scoring))
-    growing = replace(plan, resolved=replace(SHORT, grow_from=8, grow_share=0.5))  # 8, then 16
+    growing = replace(
+        plan, resolved=replace(plan.resolved, grow_from=8, grow_share=0.5)
+    )  # 8, then 16
     assert growing.seconds_left(1.0, 0, 0) == pytest.approx(4 + 4 * (4 + scoring))
     assert growing.seconds_left(4.0, 1, 0) == pytest.approx(4 * (4 + 60 / 16 / 3))
 

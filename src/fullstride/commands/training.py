@@ -97,7 +97,7 @@ def train(
         workers: Processes that decode images beside this one; 0 decodes in this one, None chooses
             by the cores, the images and the device.
         checkpoint_every_steps: Steps from one checkpoint to the next within an epoch; 0 writes one
-            after each epoch only.
+            after each epoch that is scored only.
         minival: Share of the training images for the minival, where the data have none; by default
             it depends on their number. 0: no minival, not even val/; the last epoch is saved.
         test: Share of the images for the test, where the data have none; by default a tenth. 0: no

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_CHANGES = 6  # of a named recipe, that are printed
 # Fields whose values are printed anyway.
 PRINTED = {"epochs", "steps", "images", "batch", "lr", "warmup_epochs", "resolution"}
+PRINTED |= {"score_every_epochs"}
 PRINTED |= {"precision", "channels_last", "efficiency", "grad_accum_steps"}
 
 
@@ -55,7 +56,9 @@ class TrainingProgress:
 
     def print(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        self.bar.print(epoch_line(row, self.metric))
+        every = self.plan.resolved.score_every_epochs if self.plan else 1
+        if row["epoch"] % every == 0 or row["epoch"] in (1, row["epochs"]):
+            self.bar.print(epoch_line(row, self.metric))
 
     def end(self, folder: Path, data: "DataSet", recipe: Recipe) -> None:
         """Why training stopped, unreadable images, and the score of the run in `folder`."""
@@ -113,6 +116,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images"
         f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, "
         f"{recipe.efficiency}",
+        *score_lines(recipe, bool(data.minival)),
         *advice_lines(plan),
     ]
     for name in ("train", "minival", "test"):
@@ -127,6 +131,15 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         within = f" and {steps:,} steps" if steps else ""
         lines.append(f"resumes  after {epochs} epochs{within}")
     return lines
+
+
+def score_lines(recipe: Recipe, has_minival: bool) -> list[str]:
+    """How often epochs are scored, where it is not after each one."""
+    every = recipe.score_every_epochs
+    if every == 1:
+        return []
+    what = "a score of the minival and a checkpoint" if has_minival else "a checkpoint"
+    return [f"scores   {what} every {every} epochs; --recipe.score-every-epochs sets it"]
 
 
 def name_of_recipe(plan: TrainingPlan) -> str:
@@ -232,6 +245,8 @@ def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
     """One row of a run's log."""
     score = row.get(f"minival/{metric.name}")
     minival = "" if score is None else f"minival {metric.text(score)}  "
+    if "unscored" in row:
+        minival = "no minival score, as the outputs are not finite  "
     return (
         f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  {minival}"
         f"{row['images_per_s']:,.0f} images/s, {row['data_share']:.0%} of the time waiting for them"

@@ -56,7 +56,8 @@ class TrainingPlan:
         left = sum(work[: self.steps // self.steps_per_epoch]) * self.steps_per_epoch
         left += work[-1] * (self.steps % self.steps_per_epoch)
         left -= sum(work[:epoch]) * self.steps_per_epoch + work[epoch] * step
-        scored = (epochs - epoch + 1) * len(self.data.minival) + len(self.data.test)
+        scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs) + 1
+        scored = scores * len(self.data.minival) + len(self.data.test)
         left += SCORING_SHARE * scored / self.resolved.batch
         return left * step_s / work[epoch]
 

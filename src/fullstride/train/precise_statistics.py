@@ -7,6 +7,7 @@ the final weights, on training images in evaluation views, they are closer to wh
 
 import copy
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 
@@ -17,33 +18,38 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.task import Task
 from fullstride.train.compute import numerics
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.minival_comparison import FinalNetwork
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.running_statistics import BATCH_NORM
 from fullstride.train.scoring import BATCH, scoring_batches
-from fullstride.train.soup import described, quality
 
 MAX_IMAGES = 64 * BATCH
 
 
-def better_statistics(run: PreparedRun, net: Backbone) -> Backbone:
-    """`net`, the final network; or a copy with precise statistics if its minival score is better.
+def better_statistics(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
+    """`final`; or a copy with precise statistics if its minival score is better.
 
-    Without a minival, or statistics that training changes, it is `net`.
+    Without a minival, or statistics that training changes, it is `final`.
     """
-    frozen = frozen_names(net, run.recipe)
-    if not run.data.minival or not batch_norms(net, frozen):
-        return net
-    how = run.pre, run.device, run.workers, run.context
-    precise = with_precise_statistics(net, run.task, run.data.train, *how, frozen=frozen)
-    before, after = (run.score(each, run.data.minival).scores for each in (net, precise))
-    is_better = quality(after, run.metric) > quality(before, run.metric)
-    if is_better and run.context.is_rank_zero:
+    if not run.data.minival or not batch_norms(final.net, frozen_names(final.net, run.recipe)):
+        return final
+    net = of_run(run, final.net)
+    precise = replace(final, net=net, scores=run.minival_scores(net))
+    if not precise.is_better(final, run.metric):
+        return final
+    if run.context.is_rank_zero:
         print_note(
             "the batch statistics are measured anew on training images without augmentation: "
-            f"minival {described(after, run.metric)}, before {described(before, run.metric)}"
+            f"minival {precise.described(run.metric)}, before {final.described(run.metric)}"
         )
-    return precise if is_better else net
+    return precise
+
+
+def of_run(run: PreparedRun, net: Backbone) -> Backbone:
+    """A copy of `net` whose batch statistics are those of the run's training images."""
+    how, frozen = (run.pre, run.device, run.workers, run.context), frozen_names(net, run.recipe)
+    return with_precise_statistics(net, run.task, run.data.train, *how, frozen=frozen)
 
 
 @torch.no_grad()
@@ -76,6 +82,9 @@ def with_precise_statistics(
                 if len(x) < 2:  # which have no variance where a map has one pixel
                     continue
                 for norm in norms:
+                    for value in () if index else (norm.running_mean, norm.running_var):
+                        if value is not None:
+                            value.zero_()  # 0 x a value that is not finite would be none
                     norm.train().momentum = 1 / (index + 1)
                 precise(x)
     finally:

@@ -21,6 +21,7 @@ from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head, find_task
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Metric, Task
+from fullstride.tasks.temperature import MAX_LOGITS
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency, choose_passes
 from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
@@ -35,6 +36,7 @@ from fullstride.train.scoring import (
     Evaluation,
     fit_temperature_on,
     score_batches,
+    score_calibrated,
     score_images,
     scoring_batches,
 )
@@ -90,16 +92,28 @@ class PreparedRun:
             return score_batches(net, task, self.minival, self.context)
         return score_images(net, task, images, self.pre, self.device, self.workers, self.context)
 
-    def temperature(self, net: Backbone) -> float:
-        """The temperature by which `net` fits the minival; 1 where the recipe or the task has none.
+    def minival_scores(self, net: Backbone) -> dict[str, float]:
+        """The scores of `net` on the minival; none where they are not finite."""
+        try:
+            return self.score(net, self.data.minival).scores
+        except FloatingPointError:
+            return {}
 
-        It is 1 too where there is no minival.
+    def calibrate(self, net: Backbone) -> tuple[float, Evaluation | None]:
+        """The temperature by which `net` fits the minival, and what it achieves there with it.
+
+        The temperature is 1 where the recipe or the task has none, or where there is no minival.
         """
         images, how = self.data.minival, (self.pre, self.device, self.workers, self.context)
-        if not (self.recipe.calibrate and isinstance(self.task, Classify) and len(images)):
-            return 1.0
+        if not self.minival:
+            return 1.0, None
+        if not (self.recipe.calibrate and isinstance(self.task, Classify)):
+            return 1.0, self.score(net, images)
         classes = len(self.data.classes)
-        return fit_temperature_on(net, self.task, images, *how, classes=classes)
+        if len(images) * classes <= MAX_LOGITS:
+            return score_calibrated(net, self.task, self.minival, self.context)
+        temperature = fit_temperature_on(net, self.task, images, *how, classes=classes)
+        return temperature, self.score(net, images, temperature)
 
     def close(self) -> None:
         """End the processes that decode images."""
@@ -188,8 +202,11 @@ def prepare(
     scored = bool(len(data.minival))
     minival = scoring_batches(task, data.minival, pre, device, workers, context) if scored else None
     resolved = recipe_in_epochs(data, recipe)
+    every = recipe.scored_every(resolved.epochs, len(batches))
     if saved:
         resolved = replace(resolved, precision=saved.precision, channels_last=saved.channels_last)
+        every = recipe.score_every_epochs or saved.score_every_epochs
+    resolved = replace(resolved, score_every_epochs=every)
     resolved = on_device(resolved, device)
     teacher = build_teacher(data, pre, resolved, device, teacher_cache)
     if saved and not resolved.grad_accum_steps:
@@ -214,6 +231,7 @@ def prepare(
         preprocessing=asdict(pre),
         recipe=asdict(recipe),
         efficiency=resolved.efficiency,
+        score_every_epochs=resolved.score_every_epochs,
         precision=resolved.precision,
         channels_last=resolved.channels_last,
         grad_accum_steps=resolved.grad_accum_steps,

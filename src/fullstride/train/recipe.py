@@ -16,6 +16,10 @@ MAX_NUMBER, MAX_EPOCHS = 1e12, 100_000
 # A warmup that would take all of a short training takes this share of it instead.
 SHORT_WARMUP_SHARE = 0.1
 
+# Where epochs have fewer steps, several of them share a score of the minival; but a training has at
+# least so many scores. 60 images take 429 epochs of 2 steps, of which 42 are scored.
+STEPS_PER_SCORE, MIN_SCORES = 50, 40
+
 # Short flags of fields, which are those of the parser too: flag -> field.
 SHORT_FLAGS = {
     "--epochs": "epochs",
@@ -60,6 +64,9 @@ class Recipe:
     # best epochs of which an average of weights is tried at the end, and used if its minival score
     # is better; 0: off
     soup: Count = 0
+    # epochs from one score of the minival, checkpoint and line to the next; 0: 1, or more where
+    # epochs are many and short
+    score_every_epochs: Count = 0
     # measure batch statistics of the final weights on training images without augmentation, and
     # take them where the minival is better with them
     precise_bn: bool = False
@@ -208,6 +215,12 @@ class Recipe:
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
         check_balance(self)
+        if 0 < self.early_stop_patience < self.score_every_epochs:
+            raise ValueError(
+                f"recipe.early_stop_patience {self.early_stop_patience} ends before there is a "
+                f"second score, after recipe.score_every_epochs {self.score_every_epochs}: use as "
+                "many epochs or more, or 0"
+            )
         if self.soup == 1:
             raise ValueError("recipe.soup 1 has nothing to average: use 2 epochs or more, or 0")
         object.__setattr__(self, "efficiency", current_name(self.efficiency))
@@ -268,6 +281,14 @@ class Recipe:
         if warmup >= epochs and self.schedule != "one_cycle":
             warmup = SHORT_WARMUP_SHARE * epochs
         return replace(self, epochs=epochs, warmup_epochs=warmup, steps=None, images=None)
+
+    def scored_every(self, epochs: float, steps_per_epoch: int) -> int:
+        """Epochs from one score of the minival to the next; 1 where the recipe compares epochs."""
+        if self.score_every_epochs:
+            return self.score_every_epochs
+        if self.early_stop_patience or self.soup:
+            return 1
+        return max(1, min(STEPS_PER_SCORE // steps_per_epoch, int(epochs / MIN_SCORES)))
 
     def resolutions(self, resolution: int) -> tuple[int, ...]:
         """Pixels per side of each epoch until `resolution` is reached, in multiples of 8.

@@ -1,7 +1,7 @@
 """How does a training run go from data and a model's name to a bundle, and resume after a stop?"""
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,13 @@ def train(
 
     `data` is from `task.open_data`; the task is classification if None. `width` and `depth`
     multiply those of `model`. After a stop, the same call resumes from the last checkpoint.
-    Checkpoints are written after every epoch and within an epoch after every
-    `checkpoint_every_steps` steps. The weights of the epoch with the best minival are saved as a
-    bundle in the folder; with the recipe's `early_stop_patience` these are scored on the test
-    images at the end, else the last ones. `teacher_cache` is a folder for the probabilities of the
-    teacher. `workers` decode images until the run ends; their number is chosen if None. `announce`
-    is called before the first step of a run that has not ended; `watch` may wrap the training
-    batches, to show progress.
+    Checkpoints are written after every epoch that is scored, and within an epoch after every
+    `checkpoint_every_steps` steps; also where this generator is closed after an epoch. The weights
+    of the epoch with the best minival are saved as a bundle in the folder; with the recipe's
+    `early_stop_patience` these are scored on the test images at the end, else the last ones.
+    `teacher_cache` is a folder for the probabilities of the teacher. `workers` decode images until
+    the run ends; their number is chosen if None. `announce` is called before the first step of a
+    run that has not ended; `watch` may wrap the training batches, to show progress.
 
     Raises ValueError if the folder holds another run.
     """
@@ -97,7 +97,7 @@ def train(
                 context=context,
             )
             yield from saved_epochs(run, epochs, rows)
-        finish(run)
+        finish(run, rows)
     finally:
         run.close()
 
@@ -107,35 +107,66 @@ def saved_epochs(
 ) -> Iterator[dict[str, Any]]:
     """Score and save each of `epochs`; yields its row of the log, which is added to `rows`.
 
-    Without a minival there are no scores, and no best epoch is saved.
+    Of epochs that share a score, the last one is scored and saved. Where the caller closes this
+    generator after another one, that is saved too. Without a minival there are no scores, and no
+    best epoch is saved.
     """
     for epoch in epochs:
         if not isinstance(epoch, loop.Epoch):
-            run.context.on_rank_zero(run_folder.save_checkpoint, run.folder, epoch.state)
+            run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
             continue
-        scores, skipped = {}, all_skipped(run.batches, run.context)
-        if run.data.minival:
-            scores, unread, _ = run.score(epoch.average, run.data.minival)
-            skipped = unread | skipped
-        logged = {name for row in rows for name in row["skipped"]}
-        rows.append(
-            {
-                "epoch": epoch.number + 1,
-                "epochs": math.ceil(run.resolved.epochs),
-                "loss": epoch.loss,
-                "lr": epoch.lr,
-                "images_per_s": epoch.images_per_s,
-                "data_share": epoch.data_share,
-                **{f"minival/{key}": value for key, value in scores.items() if key != "images"},
-                "skipped": {name: why for name, why in skipped.items() if name not in logged},
-            }
-        )
-        if scores and run_folder.best_row(rows, run.metric) is rows[-1]:
-            best = run.bundle(epoch.average, {"minival": scores})
-            run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
-        if run.recipe.soup:
-            run.context.on_rank_zero(soup.save_epoch, run, rows, epoch.average, scores)
-        run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
-        yield rows[-1]
+        rows.append(unscored_row(run, epoch, rows))
+        number, last = rows[-1]["epoch"], rows[-1]["epochs"]
+        is_due = number % run.resolved.score_every_epochs == 0 or number == last
+        if is_due:
+            if run.data.minival:
+                score_epoch(run, epoch, rows)
+            run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
+        try:
+            yield rows[-1]
+        except GeneratorExit:
+            if not is_due and not run.context.is_distributed:  # others may not be closed now
+                run_folder.save_epoch(run.folder, rows, epoch.state)
+            raise
         if run_folder.should_stop_early(rows, run.recipe, run.metric):
             return
+
+
+def unscored_row(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of the log that follows `rows`, without scores."""
+    row = {
+        "epoch": epoch.number + 1,
+        "epochs": math.ceil(run.resolved.epochs),
+        "loss": epoch.loss,
+        "lr": epoch.lr,
+        "images_per_s": epoch.images_per_s,
+        "data_share": epoch.data_share,
+    }
+    return {**row, "skipped": not_logged(all_skipped(run.batches, run.context), rows)}
+
+
+def not_logged(skipped: Mapping[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Those of the unreadable images that no row has."""
+    logged = {name for row in rows for name in row["skipped"]}
+    return {name: why for name, why in skipped.items() if name not in logged}
+
+
+def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]) -> None:
+    """Add the scores of an epoch to its row, the last one, and save it if it is the best so far.
+
+    Running statistics may be far off at the start of training, so that outputs are not finite. The
+    row then says so, and training goes on.
+    """
+    row = rows[-1]
+    try:
+        scores, unread, _ = run.score(epoch.average, run.data.minival)
+    except FloatingPointError as error:
+        row["unscored"] = str(error)
+        return
+    row |= {f"minival/{key}": value for key, value in scores.items() if key != "images"}
+    row["skipped"] |= not_logged(unread, rows)
+    if run_folder.best_row(rows, run.metric) is row:
+        best = run.bundle(epoch.average, {"minival": scores})
+        run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
+    if run.recipe.soup:
+        run.context.on_rank_zero(soup.save_epoch, run, rows, epoch.average, scores)

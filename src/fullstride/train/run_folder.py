@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -54,6 +54,7 @@ class RunConfig:
     preprocessing: Mapping[str, Any]
     recipe: Mapping[str, Any]
     efficiency: str = ""  # of the recipe, or the fastest if that is auto
+    score_every_epochs: PositiveInt = 1  # of the recipe, or by the length of its epochs
     # of the recipe, or of the device that the run began on if the recipe leaves them to it; earlier
     # versions of this file lack them, as recipes had no such values
     precision: str = ""
@@ -78,7 +79,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class LogRow:
-    """A row of the log, but for its scores of the minival split, if there is one."""
+    """A row of the log, but for the scores of the minival where the epoch is scored."""
 
     epoch: PositiveInt
     epochs: PositiveInt
@@ -87,6 +88,7 @@ class LogRow:
     images_per_s: NonNegative
     data_share: NonNegative
     skipped: Mapping[str, str] = field(default_factory=dict)
+    unscored: str = ""  # why an epoch that should be scored is not
 
 
 def check_folder(folder: Path) -> None:
@@ -233,8 +235,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[dict[str, Any]]:
     """The rows of the first `epochs`. A row after the last checkpoint is written again.
 
-    Raises ValueError, in one line, for rows that are missing or do not fit, and for those without
-    `metric` where others have scores.
+    Raises ValueError, in one line, for rows that are missing or do not fit, and for those that
+    have other scores than `metric`.
     """
     path, text = folder / LOG, b""
     with suppress(FileNotFoundError):
@@ -246,9 +248,8 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
             "--out"
         )
     rows = [read_row(line, number, f"{path} line {number}") for number, line in enumerate(lines, 1)]
-    has_scores = any(key.startswith("minival/") for row in rows for key in row)
     for row in rows:
-        if has_scores and f"minival/{metric.name}" not in row:
+        if minival_scores(row) and f"minival/{metric.name}" not in row:
             raise ValueError(f"{path} line {row['epoch']} lacks minival/{metric.name}")
     return rows
 
@@ -265,7 +266,10 @@ def read_row(text: str, number: int, where: str) -> dict[str, Any]:
     fixed = from_json(LogRow, others, where)
     if fixed.epoch != number:
         raise ValueError(f"{where}: epoch is {fixed.epoch}: rows are of the epochs from 1 on")
-    return {**asdict(fixed), **from_json(dict[str, float], scores, where)}
+    known = asdict(fixed)
+    if not fixed.unscored:
+        del known["unscored"]
+    return {**known, **from_json(dict[str, float], scores, where)}
 
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
@@ -284,18 +288,31 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
         torch.save(state, file)
 
 
-def best_row(rows: list[dict[str, Any]], metric: Metric) -> dict[str, Any]:
-    """The first row with the best minival by `metric` and, of those, with the lowest loss."""
-    return best_rows(rows, metric, 1)[0]
+Row = Mapping[str, Any]
 
 
-def best_rows(rows: list[dict[str, Any]], metric: Metric, count: int) -> list[dict[str, Any]]:
+def minival_scores(row: Row) -> dict[str, float]:
+    """The scores of an epoch by their names; none if it is not scored."""
+    prefix = "minival/"
+    return {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
+
+
+def best_row(rows: Sequence[Row], metric: Metric) -> Row | None:
+    """The first row with the best minival by `metric` and, of those, with the lowest loss.
+
+    None if no row has scores.
+    """
+    return next(iter(best_rows(rows, metric, 1)), None)
+
+
+def best_rows(rows: Sequence[Row], metric: Metric, count: int) -> list[Row]:
     """The `count` best rows, in the order of `best_row`; of equal ones the earlier is better."""
+    key = f"minival/{metric.name}"
 
-    def quality(row: dict[str, Any]) -> tuple[float, float]:
-        return metric.rank(row[f"minival/{metric.name}"]), -row.get("minival/loss", 0.0)
+    def quality(row: Row) -> tuple[float, float]:
+        return metric.rank(row[key]), -row.get("minival/loss", 0.0)
 
-    return sorted(rows, key=quality, reverse=True)[:count]
+    return sorted((row for row in rows if key in row), key=quality, reverse=True)[:count]
 
 
 def final_scores(folder: Path, split: str, metric: Metric) -> dict[str, Any]:
@@ -311,7 +328,10 @@ def skipped_images(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {name: reason for row in rows for name, reason in row["skipped"].items()}
 
 
-def should_stop_early(rows: list[dict[str, Any]], recipe: Recipe, metric: Metric) -> bool:
+def should_stop_early(rows: Sequence[Row], recipe: Recipe, metric: Metric) -> bool:
     """Whether the last `early_stop_patience` epochs brought no better minival."""
-    patience = recipe.early_stop_patience
-    return bool(patience and rows) and len(rows) - best_row(rows, metric)["epoch"] >= patience
+    best = best_row(rows, metric)
+    if not recipe.early_stop_patience or not best:
+        return False
+    last = max(row["epoch"] for row in rows if minival_scores(row) or row.get("unscored"))
+    return last - best["epoch"] >= recipe.early_stop_patience

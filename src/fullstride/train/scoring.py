@@ -125,6 +125,24 @@ def score_batches(
     return Evaluation(scores, all_skipped(batches, context), task.confusion(score))
 
 
+def score_calibrated(
+    net: nn.Module, task: Task, batches: Batches, context: DistributedContext
+) -> tuple[float, Evaluation]:
+    """The temperature by which `net` fits the images of `batches`, and what it achieves with it.
+
+    The outputs are computed once, and held in memory.
+    """
+    outputs, images = count(net, TemperatureScore(), batches, context)
+    assert isinstance(outputs, TemperatureScore)
+    temperature = finite_scores(outputs, images)["temperature"]
+    task = task.calibrated(temperature)
+    score = task.score()
+    for logits, labels in zip(outputs.logits, outputs.labels, strict=True):
+        score.update(logits, labels)
+    scores = finite_scores(score, images)
+    return temperature, Evaluation(scores, all_skipped(batches, context), task.confusion(score))
+
+
 def fit_temperature_on(
     net: nn.Module,
     task: Task,

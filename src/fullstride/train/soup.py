@@ -1,11 +1,12 @@
 """Is an average of several epochs better than the last one? Greedy soups, chosen by the minival.
 
 Source: model soups, arXiv:2203.05482, of epochs of one run. Batch statistics are averaged as the
-weights are.
+weights are, and with the recipe's `precise_bn` measured for each average.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import OUTPUT, Bundle, read_metadata
 from fullstride.tasks import build_head
-from fullstride.tasks.task import Metric
-from fullstride.train import run_folder
+from fullstride.train import precise_statistics, run_folder
+from fullstride.train.minival_comparison import FinalNetwork, quality
 from fullstride.train.prepare import PreparedRun
 from fullstride.writing import check_output
 
@@ -50,45 +51,38 @@ def save_epoch(
         run.bundle(average, {"minival": {**scores, EPOCH: epoch}}).save(slot)
 
 
-def better_average(run: PreparedRun, net: Backbone) -> tuple[Backbone, tuple[int, ...]]:
-    """`net`, the final network; or an average of epochs whose minival score is better, and these.
+def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
+    """`final`; or an average of epochs whose minival score is better.
 
     The epochs are tried from the best one on; each stays in the average if that is better with it.
     """
-    final = run.score(net, run.data.minival).scores
     candidates = [
         (quality(scores, run.metric), -int(scores[EPOCH]), slot)
         for slot in slots(run)
         if (scores := saved_scores(slot))
     ]
-    soup, scores = copy.deepcopy(fused_form.unpadded(net, run.spec)), {}
-    epochs, states = [], []
+    best, states = None, []
     for _, minus_epoch, slot in sorted(candidates, reverse=True):
         state = Bundle.load(slot, build_head).net.state_dict()
-        soup.load_state_dict(averaged([*states, state]))
-        trial = run.score(soup, run.data.minival).scores
-        if not states or quality(trial, run.metric) > quality(scores, run.metric):
-            scores, epochs, states = trial, [*epochs, -minus_epoch], [*states, state]
-    is_better = len(states) > 1 and quality(scores, run.metric) > quality(final, run.metric)
+        net = copy.deepcopy(fused_form.unpadded(final.net, run.spec))
+        net.load_state_dict(averaged([*states, state]))
+        if run.recipe.precise_bn:
+            net = precise_statistics.of_run(run, net)
+        is_saved = not states and not run.recipe.precise_bn  # whose scores are known
+        scores = saved_scores(slot) if is_saved else run.minival_scores(net)
+        trial = FinalNetwork(net, scores, (*(best.epochs if best else ()), -minus_epoch))
+        if best is None or trial.is_better(best, run.metric):
+            best, states = trial, [*states, state]
+    is_better = best and len(states) > 1 and best.is_better(final, run.metric)
     if run.context.is_rank_zero:
-        alone = f"the final weights ({described(final, run.metric)})"
-        numbers = ", ".join(map(str, sorted(epochs)))
+        alone = f"the final weights ({final.described(run.metric)})"
         print_note(
-            f"the bundle is the average of epochs {numbers}, on the minival "
-            f"{described(scores, run.metric)}, and not {alone}"
-            if is_better
+            f"the bundle is the average of epochs {', '.join(map(str, sorted(best.epochs)))}, on "
+            f"the minival {best.described(run.metric)}, and not {alone}"
+            if best and is_better
             else f"no average of epochs is better on the minival than {alone}"
         )
-    if not is_better:
-        return net, ()
-    soup.load_state_dict(averaged(states))
-    return soup, tuple(sorted(epochs))
-
-
-def described(scores: Mapping[str, float], metric: Metric) -> str:
-    """For example "top-1 97.50 %, loss 0.1200"."""
-    loss = f", loss {scores['loss']:.4f}" if "loss" in scores and metric.name != "loss" else ""
-    return f"{metric.text(scores[metric.name])}{loss}"
+    return replace(best, epochs=tuple(sorted(best.epochs))) if best and is_better else final
 
 
 def averaged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -112,8 +106,3 @@ def slots(run: PreparedRun) -> list[Path]:
 def saved_scores(slot: Path) -> Mapping[str, float]:
     """The epoch and the minival scores of the network in `slot`; empty where there is none."""
     return read_metadata(slot).scores["minival"] if slot.is_dir() else {}
-
-
-def quality(scores: Mapping[str, float], metric: Metric) -> tuple[float, float]:
-    """Higher for better scores; of equal ones the lower loss is better."""
-    return metric.rank(scores[metric.name]), -scores.get("loss", 0.0)
