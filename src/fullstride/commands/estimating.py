@@ -118,8 +118,9 @@ def choose(
         budget_ms: At most this time: that of a call divided by its images.
         images_per_s: The budget as a rate instead.
         batch: Images of a call.
-        source: ours, timm (those in the tables of the papers), genet_paper (Table 7 of GENet) or
-            a CSV file with the columns model, img_size and top1, as timm publishes; one or more.
+        source: ours, timm (ConvNets with released weights, and those in the tables of the papers),
+            genet_paper (Table 7 of GENet) or a CSV file with the columns model, img_size and top1,
+            as timm publishes; one or more.
         times: With published, a time that GENet's authors printed for that device and batch has
             precedence over the estimate; with estimated, never.
         out: A PNG file for a plot.

@@ -89,13 +89,19 @@ def derive(keys: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Operators]]:
 def all_keys() -> Iterator[tuple[str, int]]:
     """The zoo's networks at their own and at published resolutions, and timm's at those of weights.
 
-    timm's networks without weights are taken at 224 pixels.
+    timm's networks without weights are taken at 224 pixels, and those of `pretrained_networks` at
+    the resolutions of candidates too.
     """
     from timm.models import get_arch_pretrained_cfgs, list_models
 
     own = [(row.name, row.resolution) for row in tables.networks()]
     printed = [(row.name, row.resolution) for row in tables.published()]
     others = [(row.name, row.resolution) for row in tables.timm_published()]
+    others += [
+        (row.name, side)
+        for row in tables.pretrained_networks()
+        for side in (row.resolution, *row.resolutions, *tables.SMALL_RESOLUTIONS)
+    ]
     for name in list_models():
         sizes = {
             size[1]
@@ -104,6 +110,7 @@ def all_keys() -> Iterator[tuple[str, int]]:
             if size
         }
         others += [(f"timm/{name}", side) for side in sorted(sizes or {224})]
+    others = [(key_of(*key).split()[0], key[1]) for key in others]  # without tags
     yield from dict.fromkeys([*own, *printed, *others])
 
 

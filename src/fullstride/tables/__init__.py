@@ -1,6 +1,8 @@
 """How accurate and how fast are the networks by their papers? Published numbers with their sources.
 
-`networks.csv` is what `fullstride zoo` lists, computed by `measure/zoo_table.py`. `accuracy.csv` is
+`networks.csv` is what `fullstride zoo` lists, computed by `measure/zoo_table.py`. `pretrained.csv`
+has the ConvNets with weights on the Hugging Face hub, by timm's own measurements and configurations
+(`benchmarks/pretrained_table.py`). `accuracy.csv` is
 top-1 on ImageNet-1k, `accuracy_timm.csv` that of timm's networks as the three papers print it,
 `speed.csv` the papers' speeds on a V100, `latency_*.csv` the times per image of 34 networks by
 batch size in Tables 7 to 9 of GENet, arXiv:2006.14090.
@@ -14,7 +16,12 @@ from typing import Literal, NamedTuple
 
 from fullstride.tables.names import PRINTED
 
-NETWORKS = "networks.csv"
+NETWORKS, PRETRAINED = "networks.csv", "pretrained.csv"
+PERMISSIVE = ("apache-2.0", "bsd-2-clause", "bsd-3-clause", "mit")
+
+# Candidates for images that are smaller than those of the weights; a map of 96 pixels still has
+# 3 x 3 places behind a stride of 32.
+SMALL_RESOLUTIONS = (96, 128)
 
 
 class ListedNetwork(NamedTuple):
@@ -38,6 +45,60 @@ def networks() -> list[ListedNetwork]:
             row["weights"],
         )
         for row in read_csv(NETWORKS)
+    ]
+
+
+class PretrainedNetwork(NamedTuple):
+    """Released ImageNet-1k weights of a ConvNet, with timm's accuracy at one resolution."""
+
+    name: str  # as `zoo.create` takes it: of the zoo, or timm/NAME
+    tag: str  # which weights
+    family: str  # networks of one family have the same kind of blocks
+    resolution: int  # pixels a side that top-1 was measured at
+    trained_at: int  # pixels a side
+    crop: float  # side of the center crop / shorter side of the image, for top-1
+    top1: float  # per cent
+    params: int  # with 1,000 classes
+    licence: str  # of the weights, as their authors call it
+    source: str  # of top-1
+
+    @property
+    def weights(self) -> str:
+        """What `zoo.load` takes."""
+        return f"{self.name}.{self.tag}"
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        return resolutions_around(self.trained_at)
+
+    @property
+    def is_permissive(self) -> bool:
+        return self.licence in PERMISSIVE
+
+
+def resolutions_around(side: int) -> tuple[int, ...]:
+    """Three resolutions for weights that were trained at `side` pixels: 192, 224, 288 for 224."""
+    step = 32 if side >= 96 else 8
+    others = {max(step, step * round(factor * side / step)) for factor in (0.8, 1.25)}
+    return tuple(sorted({*others, side}))
+
+
+def pretrained_networks() -> list[PretrainedNetwork]:
+    """About 300 ConvNets with released weights, by family."""
+    return [
+        PretrainedNetwork(
+            name=row["name"],
+            tag=row["tag"],
+            family=row["family"],
+            resolution=int(row["resolution"]),
+            trained_at=int(row["trained_at"]),
+            crop=float(row["crop"]),
+            top1=float(row["top1"]),
+            params=int(row["params"]),
+            licence=row["licence"],
+            source=row["source"],
+        )
+        for row in read_csv(PRETRAINED)
     ]
 
 
@@ -132,6 +193,17 @@ def genet_paper() -> list[Published]:
 
 
 def timm_published() -> list[Published]:
-    """Of timm's networks, by any of the three papers."""
+    """Of timm's networks, by any of the three papers, and those of `pretrained_networks`."""
     genet = (row for row in genet_paper() if row.name.startswith("timm/"))
-    return [*published("timm"), *genet]
+    released = (
+        Published(
+            row.weights,
+            row.resolution,
+            row.top1,
+            row.source,
+            "" if row.is_permissive else f"licence of the weights: {row.licence}",
+        )
+        for row in pretrained_networks()
+        if row.name.startswith("timm/")
+    )
+    return [*published("timm"), *genet, *released]
