@@ -196,16 +196,28 @@ def build(spec: NetSpec | TimmSpec) -> Backbone:
     return Network(spec) if isinstance(spec, NetSpec) else TimmNetwork(spec)
 
 
+def spec_from_json(data: Any, where: str) -> NetSpec | TimmSpec:
+    """What `to_json` of either spec wrote. Raises ValueError in one line that begins `where`."""
+    if isinstance(data, Mapping) and "timm" in data:
+        timm = strict_json.from_json(TimmSpec, data["timm"], where)
+        return timm_spec(**{name: getattr(timm, name) for name in data["timm"]})
+    return NetSpec.from_json(data, where)
+
+
+def read_spec(path: Path) -> NetSpec | TimmSpec:
+    """The spec in a JSON file: of `to_json`, or in a `bundle.json` or `run.json`."""
+    data = read_json(path, "give the JSON file of a network's spec, or a name")
+    where = str(path)
+    if isinstance(data, Mapping) and "spec" in data:
+        data, where = data["spec"], f"{path}: spec"
+    return spec_from_json(data, where)
+
+
 def load_network(
     spec_data: Mapping[str, Any], weights: Path, head: Callable[[Backbone], nn.Module | None]
 ) -> Backbone:
     """The network of a bundle's spec. Shapes are compared before memory is allocated for it."""
-    where = "bundle.json: spec"
-    if "timm" in spec_data:
-        timm = strict_json.from_json(TimmSpec, spec_data["timm"], where)
-        spec = timm_spec(**{name: getattr(timm, name) for name in spec_data["timm"]})
-    else:
-        spec = NetSpec.from_json(spec_data, where)
+    spec = spec_from_json(spec_data, "bundle.json: spec")
 
     def with_head(spec: NetSpec | TimmSpec) -> Backbone:
         net = build(spec)

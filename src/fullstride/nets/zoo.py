@@ -12,7 +12,7 @@ from fullstride.console import print_note
 from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
-from fullstride.nets.bundle import Bundle, build, no_head
+from fullstride.nets.bundle import Bundle, build, no_head, read_spec
 from fullstride.nets.class_names import imagenet_words, read_class_names
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
@@ -23,15 +23,22 @@ from fullstride.nets.weights import hub
 
 
 def spec(name: str) -> NetSpec | TimmSpec:
-    """The spec of a network's name. Raises ValueError with near misses."""
+    """The spec of a network's name, or in a JSON file. Raises ValueError with near misses."""
     if name.startswith("timm/"):
         return timm_spec(name.removeprefix("timm/"))
+    if is_spec_file(name):
+        return read_spec(Path(name))
     return families.find(name)
 
 
+def is_spec_file(name: str) -> bool:
+    """Whether a network is named by the JSON file of its spec."""
+    return name.lower().endswith(".json")
+
+
 def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
-    """The spec of a network's name, or of the network that `load` opens at a path."""
-    if Path(name_or_path).exists():
+    """The spec of a network's name, in a JSON file, or of what `load` opens at another path."""
+    if Path(name_or_path).exists() and not is_spec_file(name_or_path):
         return cast(NetSpec | TimmSpec, load(name_or_path).net.spec)
     return spec(name_or_path)
 
@@ -51,6 +58,7 @@ def create(
 ) -> Backbone:
     """A network with fresh weights: a name of the zoo, or any of timm's as `timm/NAME`.
 
+    The name may also be the path of a JSON file with a spec, as `to_json` of a spec writes it.
     `num_classes` is timm's name of `classes`, and is read too.
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
     `resolution` is the intended one, in pixels per side; other sizes work too. With `efficiency`
@@ -204,7 +212,8 @@ def measurable(
     the channels of the first of `others`, else of the first folder. Raises ValueError if these
     differ.
     """
-    folders = {name: load(name).net for name in names if Path(name).exists()}
+    paths = (name for name in names if Path(name).exists() and not is_spec_file(name))
+    folders = {name: load(name).net for name in paths}
     channels = {**(others or {}), **{name: net.spec.in_channels for name, net in folders.items()}}
     if len(set(channels.values())) > 1:
         counts = ", ".join(f"{name} takes {count}" for name, count in channels.items())

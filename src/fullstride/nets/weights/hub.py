@@ -2,10 +2,11 @@
 
 import socket
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import getproxies, urlopen
 
 from fullstride.nets import families
 from fullstride.nets.backbone import Backbone
@@ -39,6 +40,8 @@ HUB = {
     "resnet50d": "resnet50d.ra2_in1k",
 }
 
+WEIGHTS = "model.safetensors"  # in every repository of the hub
+
 # The authors' files that timm's weights are, where it evaluates them in another way.
 AUTHORS_FILES = {
     "gernet_s.idstcv_in1k": "GENet_small.pth",
@@ -62,22 +65,11 @@ def from_hub(name: str) -> Pretrained:
 
     Raises ValueError where there are none, and where neither the cache nor the hub has them.
     """
-    families.refuse_path(name)
-    family_name, _, tag = name.partition(".")
-    if name.startswith("timm/"):
-        spec, model = None, name.removeprefix("timm/")
-    else:
-        spec = families.find(family_name)
-        if family_name not in HUB:
-            raise ValueError(
-                f"no released weights for {family_name}: train it, or choose from {', '.join(HUB)}"
-            )
-        model = HUB[family_name]
-        model = f"{model.partition('.')[0]}.{tag}" if tag else model
+    model = timm_name(name)
     config = hub_config(model)
     state = read_flat(download(str(config.hf_hub_id), name))
-    if spec is not None:
-        spec, state = convert(state, family_name)
+    if not name.startswith("timm/"):
+        spec, state = convert(state, name.partition(".")[0])
         pre = authors_preprocessing(model, config)
         net = Network(replace(spec, resolution=pre.resolution))
         net.load_state_dict(state)
@@ -92,6 +84,24 @@ def from_hub(name: str) -> Pretrained:
         source=f"huggingface.co/{config.hf_hub_id}",
         licence=config.license or "",
     )
+
+
+def timm_name(name: str) -> str:
+    """timm's name of the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
+
+    Raises ValueError for a name that has none.
+    """
+    families.refuse_path(name)
+    if name.startswith("timm/"):
+        return name.removeprefix("timm/")
+    own_name, _, tag = name.partition(".")
+    families.find(own_name)
+    if own_name not in HUB:
+        raise ValueError(
+            f"no released weights for {own_name}: train it, or choose from {', '.join(HUB)}"
+        )
+    model = HUB[own_name]
+    return f"{model.partition('.')[0]}.{tag}" if tag else model
 
 
 def hub_config(model: str) -> Any:
@@ -111,13 +121,13 @@ def download(repository: str, name: str) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    cached = try_to_load_from_cache(repository, "model.safetensors")
+    cached = try_to_load_from_cache(repository, WEIGHTS)
     if isinstance(cached, str):
         return Path(cached)
     try:
         if is_offline():  # the hub's client would retry for half a minute
             raise LocalEntryNotFoundError("no network")
-        return Path(hf_hub_download(repository, "model.safetensors"))
+        return Path(hf_hub_download(repository, WEIGHTS))
     except (HfHubHTTPError, OSError) as error:
         raise ValueError(
             f"the weights of {name} are not in the local cache, and huggingface.co/{repository} "
@@ -134,6 +144,27 @@ def is_offline() -> bool:
         return not getproxies() and not socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
     except OSError:
         return True
+
+
+def is_reachable(seconds: float = 5.0) -> bool:
+    """Whether the hub answers within `seconds`; a proxy alone does not say so."""
+    from huggingface_hub.constants import ENDPOINT, is_offline_mode
+
+    if is_offline_mode() or is_offline():
+        return False
+    try:
+        with urlopen(f"{ENDPOINT}/api/models/timm/resnet18.a1_in1k", timeout=seconds):
+            return True
+    except (OSError, HTTPException):
+        return False
+
+
+def is_cached(name: str) -> bool:
+    """Whether the weights of a name, as `from_hub` takes it, are in the local cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repository = str(hub_config(timm_name(name)).hf_hub_id)
+    return isinstance(try_to_load_from_cache(repository, WEIGHTS), str)
 
 
 def hub_preprocessing(model: str, config: Any) -> Preprocessing:

@@ -65,6 +65,20 @@ def read_flat(path: str | Path) -> dict[str, Tensor]:
     return checked(Path(path), lambda data: Unwrapped(named_tensors(data), "", "")).state
 
 
+def read_shapes(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file as `read` names them, with shapes and without values.
+
+    Of safetensors and of files of `torch.save` since version 1.6 hardly more than the names is
+    read. Raises ValueError as `read` does.
+    """
+
+    def shapes(data: Any) -> dict[str, Tensor]:
+        state = unwrap(data).state
+        return {name: torch.empty(value.shape, device="meta") for name, value in state.items()}
+
+    return read_data(Path(path), shapes, "download it again", values=False)
+
+
 def checked(path: Path, select: Callable[[Any], Unwrapped]) -> Unwrapped:
     def plain(data: Any) -> Unwrapped:
         selected = select(data)
@@ -79,9 +93,10 @@ class _DamagedError(ValueError):
     """A file that is not whole."""
 
 
-def read_data(path: Path, select: Callable[[Any], T], hint: str) -> T:
+def read_data(path: Path, select: Callable[[Any], T], hint: str, values: bool = True) -> T:
     """`select` of what is in a file of weights, with the errors of both in one line.
 
+    Without `values`, tensors may be read only when they are used.
     Raises ValueError, OutOfMemoryError where the file does not fit, and for a damaged file a
     ValueError that ends with `hint`.
     """
@@ -91,6 +106,8 @@ def read_data(path: Path, select: Callable[[Any], T], hint: str) -> T:
         raise ValueError(f"{path}: {error.strerror}") from None
     try:
         load = reader(path)
+        if not values:
+            load = WITHOUT_VALUES.get(load, load)
         try:
             data = load(path)
         except Exception as error:  # on a damaged file the libraries raise almost anything
@@ -160,11 +177,24 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return safetensors.torch.load_file(path)
 
 
-def read_torch(path: Path) -> Any:
+def safetensors_shapes(path: Path) -> dict[str, Tensor]:
+    with safetensors.safe_open(path, "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def torch_shapes(path: Path) -> Any:
+    return read_torch(path, mmap=zipfile.is_zipfile(path))
+
+
+def read_torch(path: Path, mmap: bool = False) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unusual files are checked by the caller
         with torch.serialization.safe_globals([(Settings, name) for name in SETTINGS]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+WITHOUT_VALUES = {read_safetensors: safetensors_shapes, read_torch: torch_shapes}
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
