@@ -22,13 +22,13 @@ from fullstride.tasks.task import Metric, Score
 from fullstride.train import run_folder
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.finish import final_network
+from fullstride.train.minival_comparison import quality
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.precise_statistics import batch_norms, with_precise_statistics
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.run import train
 from fullstride.train.scoring import count, finite_scores
-from fullstride.train.soup import quality
 
 # Two networks are tied where the test does not tell them apart at P_TIE, and the minival scores
 # differ by no more than TIE_POINTS. By the test alone most pairs are tied on a small minival, and
@@ -293,7 +293,7 @@ def score_trial(run: PreparedRun) -> tuple[Mapping[str, float], str]:
         bundle = Bundle.load(path, build_head)
         task = run.task.calibrated(bundle.temperature)
         return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
-    net = final_network(run).to(run.device)
+    net = final_network(run).net.to(run.device)
     results = [score_images_of(run, CorrectImages(run.task.score()), net)]
     frozen = frozen_names(net, run.recipe)
     if run.recipe.precise_bn and batch_norms(net, frozen):

@@ -1,8 +1,5 @@
 """How does a training run end? With the weights that are chosen, their scores, and a bundle."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head
@@ -11,13 +8,13 @@ from fullstride.train.minival_comparison import FinalNetwork
 from fullstride.train.prepare import PreparedRun
 
 
-def finish(run: PreparedRun, rows: Sequence[Mapping[str, Any]]) -> None:
+def finish(run: PreparedRun) -> None:
     """Score the final weights on the minival and the test images, and save them as the bundle.
 
-    `rows` are those of the log, whose scores are not computed again. The temperature of the bundle
-    is fitted on the minival before. Raises FloatingPointError if the final scores are not finite.
+    Scores that the log has are not computed again. The temperature of the bundle is fitted on the
+    minival before. Raises FloatingPointError if the final scores are not finite.
     """
-    final, results = final_network(run, rows), {}
+    final, results = final_network(run), {}
     if run.recipe.precise_bn:
         final = precise_statistics.better_statistics(run, final)
     if run.recipe.soup:
@@ -43,8 +40,14 @@ def finish(run: PreparedRun, rows: Sequence[Mapping[str, Any]]) -> None:
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.BUNDLE)
 
 
-def final_network(run: PreparedRun, rows: Sequence[Mapping[str, Any]]) -> FinalNetwork:
-    """The average of the last epoch, or that of the best one if the recipe stops early."""
+def final_network(run: PreparedRun) -> FinalNetwork:
+    """The average of the last epoch, or that of the best one if the recipe stops early.
+
+    It has the scores of the log. In a run that has not ended the last epoch may have none.
+    """
+    last = run_folder.load_checkpoint(run.folder)
+    assert last is not None
+    rows = run_folder.read_log(run.folder, run.metric, last["epochs"])
     if run.recipe.early_stop_patience and (best := run_folder.best_row(rows, run.metric)):
         path = run.folder / run_folder.BEST
         if not path.is_dir():
@@ -52,7 +55,5 @@ def final_network(run: PreparedRun, rows: Sequence[Mapping[str, Any]]) -> FinalN
         net = fused_form.unpadded(run.net, run.spec)
         net.load_state_dict(Bundle.load(path, build_head).net.state_dict())
         return FinalNetwork(net, run_folder.minival_scores(best))
-    last = run_folder.load_checkpoint(run.folder)
-    assert last is not None
     run.net.load_state_dict(last["average"])
     return FinalNetwork(run.net, run_folder.minival_scores(rows[-1]))

@@ -97,7 +97,7 @@ def train(
                 context=context,
             )
             yield from saved_epochs(run, epochs, rows)
-        finish(run, rows)
+        finish(run)
     finally:
         run.close()
 

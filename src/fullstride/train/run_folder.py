@@ -266,10 +266,10 @@ def read_row(text: str, number: int, where: str) -> dict[str, Any]:
     fixed = from_json(LogRow, others, where)
     if fixed.epoch != number:
         raise ValueError(f"{where}: epoch is {fixed.epoch}: rows are of the epochs from 1 on")
-    known = asdict(fixed)
+    fields_of_row = asdict(fixed)
     if not fixed.unscored:
-        del known["unscored"]
-    return {**known, **from_json(dict[str, float], scores, where)}
+        del fields_of_row["unscored"]
+    return {**fields_of_row, **from_json(dict[str, float], scores, where)}
 
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
