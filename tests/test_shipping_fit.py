@@ -171,7 +171,7 @@ def test_where_no_file_is_within_the_budget_the_fastest_ships_with_a_note(copied
     assert sum("measuring 2 files" in line for line in lines) == 2
     assert not shipment.file.within
     assert shipment.file.ms == min(each.ms for each in shipment.files)
-    (note,) = shipment.notes
+    note = shipment.notes[0]  # on a busy machine there is another
     assert f"{shipment.file.ms:.3g}" in note
     assert note in lines
 

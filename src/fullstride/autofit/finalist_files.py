@@ -200,6 +200,8 @@ def new_records(
         record = FileRecord(file=written, correct=correct, seconds=perf_counter() - start)
         with atomic_write(record_path(folder, candidate.name, format, precision), RECORD) as beside:
             beside.write_text(to_json(record))
+        record = read_record(folder, candidate.name, format, precision)  # as a later call has it
+        assert record is not None
         yield record
 
 

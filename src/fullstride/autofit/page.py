@@ -56,7 +56,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         headline=headline(results),
         time_line=time_line(results),
         files_plot=Markup(plots.svg(figure(results), description(results))),
-        files=[file_row(each, results) for each in files],
+        files=[file_row(each, results) for each in sorted(files, key=time_of)],
         within=[within_row(each, results) for each in shares_of_budget(results)],
         candidates=candidate_rows(results)[:MAX_CANDIDATES],
         curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
@@ -112,6 +112,10 @@ def description(results: FitResults) -> str:
         f"{results.metric.label} on the minival against the time of an image, of "
         f"{len(results.shipment.files)} files; {headline(results)}; {time_line(results)}"
     )
+
+
+def time_of(file: ShippedFile) -> float:
+    return float("inf") if file.ms is None else file.ms
 
 
 def file_row(file: ShippedFile, results: FitResults) -> dict[str, Any]:
@@ -247,18 +251,18 @@ def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
     report = results.data
     kinds = [
         (
-            "unreadable images",
+            "Unreadable images",
             [f"{name}: {why}" for name, why in report.unreadable.items()],
         ),
         (
-            "pairs of the same picture in two splits",
+            "Pairs of the same picture in two splits",
             [
                 f"{each.names[0]} ({each.splits[0]}), {each.names[1]} ({each.splits[1]})"
                 for each in report.across_splits
             ],
         ),
         (
-            "pairs of the same picture in two classes",
+            "Pairs of the same picture in two classes",
             [
                 f"{each.names[0]} ({each.classes[0]}), {each.names[1]} ({each.classes[1]})"
                 for each in report.across_classes
@@ -266,7 +270,7 @@ def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
         ),
     ]
     return [
-        (f"{len(names):,} {kind}", [*map(printable, names[:MAX_NAMES])])
+        (f"{kind} ({len(names):,})", [*map(printable, names[:MAX_NAMES])])
         for kind, names in kinds
         if names
     ]

@@ -162,7 +162,7 @@ def headline(results: FitResults) -> str:
     chosen = "" if shipment.test else ", by which it was chosen: expect less of new images"
     return (
         f"{file.candidate} as {file.format} {file.precision}: {split} "
-        f"{metric.text(scores[metric.name])}{between} on {scores['images']} images{chosen}"
+        f"{metric.text(scores[metric.name])}{between} on {int(scores['images']):,} images{chosen}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -11,6 +12,8 @@ from fullstride.latency.select import Choice, Option
 from fullstride.measure.budget import Budget
 from fullstride.report.plots import COLOURS, INK, MARKERS, STYLE, scale_latency
 from fullstride.tasks.task import Metric
+
+FORM_MARKERS = (*MARKERS, "X", "p", "<", ">")  # a machine runs seven forms without a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ def files_figure(
         axes.axvline(budget.ms_per_image, color=INK, lw=1.2, dashes=(4, 3), alpha=0.7)
         for point in points:
             colour = COLOURS[networks.index(point.network) % len(COLOURS)]
-            marker = MARKERS[shapes.index(point.form) % len(MARKERS)]
+            marker = FORM_MARKERS[shapes.index(point.form) % len(FORM_MARKERS)]
             fill = colour if point.measured else "none"
             axes.plot(point.ms, point.minival, marker, mec=colour, mfc=fill, ms=8)
             if point.ships:
@@ -61,14 +64,14 @@ def files_figure(
             for number, name in enumerate(networks)
         ]
         keys += [
-            axes.plot([], [], MARKERS[i % len(MARKERS)], color=INK, mfc="none", label=form)[0]
-            for i, form in enumerate(shapes)
+            axes.plot([], [], marker, color=INK, mfc="none", ls="none", label=form)[0]
+            for form, marker in zip(shapes, cycle(FORM_MARKERS), strict=False)
         ]
         style: Any = dict(mec=INK, mfc="none", ms=11, mew=1.6)
         keys += axes.plot([], [], "o", **style, label="ships")
         if any(point.test is not None for point in points):
             keys += axes.plot([], [], "_", color=INK, mew=2, ms=11, label="ships, on the test")
-        budget_line = dict(color=INK, lw=1.2, dashes=(4, 3))
+        budget_line: Any = dict(color=INK, lw=1.2, dashes=(4, 3))
         keys += axes.plot([], [], **budget_line, label=f"budget {budget.ms_per_image:g} ms")
         legend = figure.legend(
             handles=keys, loc="outside right upper", frameon=False, fontsize=8.5, labelspacing=0.7
