@@ -13,7 +13,11 @@ from scipy.fft import dctn
 
 from fullstride.autofit.data_report import DataReport, look_at, report_lines, without_duplicates
 from fullstride.data.dataset import DataSet, Images, open_data
+from fullstride.nets import zoo
 from fullstride.strict_json import from_json, to_json
+from fullstride.train import run
+from fullstride.train.recipe import Recipe
+from fullstride.train.run_data import matching_data
 
 
 def report_of(data: DataSet, workers: int = 0) -> DataReport:
@@ -122,6 +126,19 @@ def test_without_duplicates_the_data_set_is_another_one_that_opens_again(tmp_pat
     again = open_data(rest.where, **asdict(rest.rule))
     assert (again.fingerprint, again.train.names) == (rest.fingerprint, rest.train.names)
     assert not report_of(rest).duplicates
+
+
+def test_a_run_without_duplicates_knows_its_images_and_goes_on(tmp_path):
+    data = open_data(str(write(tmp_path / "data", plain() | {"test/a/0.jpg": photograph(0)})))
+    rest = without_duplicates(data, report_of(data))
+    recipe = Recipe(epochs=1, batch=4, lr=0.01, resolution=32)
+    assert len(list(run.train(tmp_path / "run", "genet_tiny", rest, recipe))) == 1
+    again = matching_data(str(tmp_path / "run"), zoo.load(tmp_path / "run"))
+    assert again.fingerprint == rest.fingerprint
+    assert again.train.names == rest.train.names
+    assert len(list(run.train(tmp_path / "run", "genet_tiny", again, recipe))) == 1
+    with pytest.raises(ValueError, match="fingerprint"):
+        list(run.train(tmp_path / "run", "genet_tiny", data, recipe))
 
 
 def test_a_class_that_would_lose_all_training_images_is_refused(tmp_path):

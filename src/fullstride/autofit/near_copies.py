@@ -86,6 +86,7 @@ def find_matches(
     n, splits = in_split.shape
     matches = Matches(tuple(Partners.none(n) for _ in range(splits)), Partners.none(n))
     split_bits = np.packbits(in_split, axis=1, bitorder="little")[:, 0]
+    elsewhere = in_split.sum(1, keepdims=True) > in_split  # in another split than this one
 
     def concern(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Whether pairs are in several splits or in two classes."""
@@ -99,11 +100,11 @@ def find_matches(
         for pairs in near_pairs(pictures, rows[start : start + ROWS], everywhere, mirror, concern):
             for each in (pairs, pairs.swapped()):
                 for split, partners in enumerate(matches.by_split):
-                    others = np.delete(in_split, split, axis=1).any(1)
-                    partners.update(each.where(in_split[each.b, split] & others[each.a]))
+                    partners.update(each.where(in_split[each.b, split] & elsewhere[each.a, split]))
                 a, b = classes[each.a], classes[each.b]
                 matches.by_class.update(each.where((a != b) & (a >= 0) & (b >= 0)))
-        yield min(1.0, (start + ROWS) / len(rows))
+        left = max(0.0, 1 - (start + ROWS) / len(rows))
+        yield 1 - left * left if everywhere else 1 - left
     return matches
 
 
@@ -126,8 +127,9 @@ def near_pairs(
         block = columns[start : start + COLUMNS]
         for hashes, mirrored in forms:
             bits = np.bitwise_count(pictures.hashes[rows, None] ^ hashes[None, block])
-            i, j = np.nonzero(bits <= MAX_BITS)
-            a, b, bits = rows[i], block[j], bits[i, j].astype(np.int64)
+            near = np.flatnonzero(bits <= MAX_BITS)  # in two dimensions it is ten times slower
+            i, j = np.divmod(near, len(block))
+            a, b, bits = rows[i], block[j], bits.ravel()[near].astype(np.int64)
             is_wanted = (a < b if later else a != b) & concern(a, b)
             a, b, bits = a[is_wanted], b[is_wanted], bits[is_wanted]
             for first in range(0, len(a), CHUNK):
