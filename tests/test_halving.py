@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from fullstride.autofit import training_times
+from fullstride.autofit.candidate_times import CandidateTime
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.halving import (
     TIE_POINTS,
     Outcome,
-    RungScore,
     delete_losers,
     going_on,
     rank,
@@ -38,6 +38,8 @@ from fullstride.autofit.plan import (
     plan_of,
     plan_within,
 )
+from fullstride.autofit.rung_training import RungScore
+from fullstride.autofit.teaching import Teaching, teach, with_student
 from fullstride.autofit.training_times import TrainingTime, measure_training
 from fullstride.nets.bundle import Bundle
 from fullstride.search.trials import Failure
@@ -473,3 +475,68 @@ def test_a_measured_epoch_takes_what_training_takes(data, tmp_path):
 
 def test_failures_have_the_form_of_a_file():
     assert from_json(Failure, to_json(Failure(failure="why")), "x") == Failure(failure="why")
+
+
+# ---- the teacher
+
+
+def teach_with(folder: Path, data, outcome: Outcome, left_s: float):
+    teacher = Candidate(model="resnet_rs_tiny", resolution=16, family="resnet_rs")
+    every = (*CANDIDATES, teacher)
+    ms = MS | {teacher.name: 10.0}
+    steps = teach(folder, PLAN, outcome, every, ms, data, left_s=left_s, recipe=CHOICE)
+    return teacher, drain(steps)[1]
+
+
+def score_file(folder: Path, number: int, name: str, like: RungScore, correct: str):
+    """The stored score of a trial that has ended."""
+    top1 = 100 * correct.count("1") / len(correct)
+    score = replace(
+        like, candidate=name, rung=number, correct=correct, scores={**like.scores, "top1": top1}
+    )
+    path = folder / "rungs" / str(number) / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(to_json(score))
+
+
+def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(training_times, "MEASURE_S", 0.05)
+    folder = shutil.copytree(whole[0], tmp_path / "fit")
+    outcome = whole[1]
+    best = outcome.finalists[0]
+    number = len(PLAN.rungs) + 1
+    # a finalist that is always wrong, so that the teacher is better
+    last = outcome.scores.index(next(s for s in outcome.scores[::-1] if s.candidate == best))
+    bad = replace(outcome.scores[last], scores={"top1": 0.0, "loss": 99.0}, correct="0" * 20)
+    outcome = replace(outcome, scores=(*outcome.scores[:last], bad, *outcome.scores[last + 1 :]))
+    assert (
+        teach_with(folder, data, outcome, 0.01)[1].reason == "there is no time to train a teacher"
+    )
+    teacher, teaching = teach_with(folder, data, outcome, 1e6)
+    assert teaching.teacher == teacher.name
+    assert teaching.student is not None
+    assert teaching.is_better
+    assert [each.rung for each in teaching.scores] == [number, number + 1]
+    saved = json.loads((folder / "trials" / teaching.student.name / "run.json").read_text())
+    assert Path(saved["recipe"]["teacher"]) == folder / "trials" / teacher.name / "bundle"
+    times = [
+        CandidateTime(candidate=each.name, format="onnx", precision="fp32", ms=MS[each.name])
+        for each in CANDIDATES
+    ]
+    after, candidates, own = with_student(teaching, outcome, CANDIDATES, times)
+    assert after.finalists[:2] == (teaching.student.name, best)
+    assert teaching.student in candidates
+    assert [each.ms for each in own if each.candidate == teaching.student.name] == [MS[best]]
+    assert from_json(Teaching, to_json(teaching), "teaching") == teaching
+    # trials that have ended are read; a student that is not told apart does not stay
+    score_file(folder, number + 1, teaching.student.name, bad, "1" + 19 * "0")
+    like = replace(bad, scores={"top1": 5.0, "loss": 100.0}, correct="01" + 18 * "0")
+    outcome = replace(outcome, scores=(*outcome.scores[:last], like, *outcome.scores[last + 1 :]))
+    teaching = teach_with(folder, data, outcome, 1e6)[1]
+    assert not teaching.is_better
+    assert with_student(teaching, outcome, CANDIDATES, times)[0].finalists == outcome.finalists
+
+
+def test_without_a_candidate_beyond_the_budget_there_is_no_teacher(whole, data, tmp_path):
+    steps = teach(tmp_path, PLAN, whole[1], CANDIDATES, MS, data, left_s=1e6, recipe=CHOICE)
+    assert drain(steps) == ([], Teaching(reason="no candidate is beyond the budget"))

@@ -60,6 +60,7 @@ class Candidate:
     top1: float | None = None
     top1_resolution: int | None = None
     licence: str = ""  # of the weights, where they have one
+    teacher: str = ""  # bundle of a network that it learns from too, see `teaching`
 
     @property
     def name(self) -> str:
@@ -67,7 +68,8 @@ class Candidate:
         source = self.weights if self.weights not in ("", "hub") else self.model
         scale = [f"w{self.width:g}"] * (self.width != 1) + [f"d{self.depth:g}"] * (self.depth != 1)
         policy = [self.fit] * (self.fit != "crop")
-        return "-".join([label_of(source), *scale, str(self.resolution), *policy])
+        distilled = ["distilled"] * bool(self.teacher)
+        return "-".join([label_of(source), *scale, str(self.resolution), *policy, *distilled])
 
 
 def label_of(source: str) -> str:

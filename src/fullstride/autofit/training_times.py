@@ -67,6 +67,8 @@ def candidate_recipe(
     A run in `folder` keeps its own. On a GPU a batch is computed in the fewest passes that fit.
     """
     changes = {"resolution": candidate.resolution, "fit": candidate.fit} | dict(choice.changes)
+    if candidate.teacher:
+        changes["teacher"] = candidate.teacher
     if torch.device(device).type == "cuda":
         changes.setdefault("grad_accum_steps", 0)
     case = case_of(data, candidate.weights, candidate.width)
