@@ -140,13 +140,19 @@ def score_trial(run: PreparedRun) -> tuple[Mapping[str, float], str]:
         bundle = Bundle.load(path, build_head)
         task = run.task.calibrated(bundle.temperature)
         return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
-    net = final_network(run).net.to(run.device)
-    results = [score_images_of(run, CorrectImages(run.task.score()), net)]
-    frozen = frozen_names(net, run.recipe)
-    if run.recipe.precise_bn and batch_norms(net, frozen):
+    nets = [final_network(run).net.to(run.device)]
+    frozen = frozen_names(nets[0], run.recipe)
+    if run.recipe.precise_bn and batch_norms(nets[0], frozen):
         how = run.pre, run.device, run.workers
-        precise = with_precise_statistics(net, run.task, run.data.train, *how, frozen=frozen)
-        results.append(score_images_of(run, CorrectImages(run.task.score()), precise))
+        nets += [with_precise_statistics(nets[0], run.task, run.data.train, *how, frozen=frozen)]
+    results, failure = [], None
+    for net in nets:
+        try:
+            results.append(score_images_of(run, CorrectImages(run.task.score()), net))
+        except FloatingPointError as error:  # running statistics of few steps may be far off
+            failure = error
+    if failure is not None and not results:
+        raise failure
     return max(results, key=lambda result: quality(result[0], run.metric))
 
 

@@ -37,6 +37,7 @@ class TrainingTime:
     epochs: int = 0  # of its whole recipe
     steps: int = 0  # of an epoch
     step_s: float = 0.0  # a step with its wait for images
+    score_every: int = 1  # epochs, of which the last one is scored and saved
     minival_s: float = 0.0  # scoring a network on the minival
     precise_s: float = 0.0  # measuring batch statistics anew, where the recipe does
     save_s: float = 0.0  # a checkpoint and a bundle
@@ -46,8 +47,8 @@ class TrainingTime:
 
     @property
     def epoch_s(self) -> float:
-        """An epoch, with its minival and its checkpoint."""
-        return self.steps * self.step_s + self.minival_s + self.save_s
+        """An epoch, with its part of the minival and of a checkpoint."""
+        return self.steps * self.step_s + (self.minival_s + self.save_s) / self.score_every
 
     def seconds(self, epochs: float) -> float:
         """So many epochs between a start and the score of a rung."""
@@ -165,6 +166,7 @@ def _measure(
         epochs=epochs_of(named, data),
         steps=len(run.batches),
         step_s=step_s,
+        score_every=run.resolved.score_every_epochs,
         minival_s=image_s * len(data.minival),
         precise_s=image_s * (measured + (len(data.minival) if measured else 0)),
         save_s=save_s,
