@@ -1,5 +1,6 @@
 """Times of the candidates of `fit`: measured as files, estimated elsewhere, against a budget."""
 
+import io
 import itertools
 import math
 from dataclasses import replace
@@ -7,9 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from fullstride.autofit import candidate_times, untrained_times
-from fullstride.autofit.budget_table import affordable, budget_note, fastest_of, within_budget
+from fullstride.autofit.budget_table import (
+    MOST_ROWS,
+    affordable,
+    budget_figure,
+    budget_note,
+    budget_table,
+    fastest_of,
+    timed_candidates,
+    within_budget,
+)
 from fullstride.autofit.candidate_times import CandidateTime, read_times, time_candidates
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.time_estimates import corrected, nearest
@@ -19,6 +30,7 @@ from fullstride.latency import estimate, load_profile
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
+from fullstride.report import plots
 
 MS = Budget(ms_per_image=1.0)
 SMALL = dict(classes=10, channels=1)
@@ -205,6 +217,52 @@ def test_half_and_twice_the_budget_are_counted_and_a_loose_budget_does_not_bind(
     assert "1 within half" in note
     assert "2 within twice" in note
     assert "does not bind" in budget_note(both, times, Budget(ms_per_image=1.5))
+
+
+def text_of(table):
+    console = Console(width=200, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_what_the_budget_buys_is_a_table_and_a_picture():
+    """One candidate within half the budget, by int8; one within it, one in twice, one above."""
+    many = [replace(each, top1=70.25) for each in candidates(32, 64, 96, 128, 160)]
+    times = [
+        fixed(0.4 + number**2, each.name, low=0.39 + number**2, high=0.42 + number**2)
+        for number, each in enumerate(many[:3])
+    ]
+    times += [fixed(0.3, "genet_tiny-32", precision="int8"), fixed(0.9, "genet_tiny-128")]
+    times += [fixed(None, "genet_tiny-160", failure="it cannot be exported")]
+    lines = text_of(budget_table(many, times, MS)).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [f"genet_tiny-{n}" for n in (32, 128, 64, 96)]
+    assert "0.300 " in lines[1]
+    assert "half of the budget" in lines[1]
+    assert "twice" in lines[3]
+    assert "budget" not in lines[4]
+    picture = plots.svg(budget_figure(many, times, MS), "times")
+    for words in ("half of the budget: 1", ">the budget: 1", "twice the budget: 1", "more: 1"):
+        assert words in picture
+    assert "genet_tiny-160" not in picture
+    with pytest.raises(ValueError, match="time"):
+        budget_figure(many, times[-1:], MS)
+
+
+def test_of_hundreds_of_candidates_those_near_the_budget_have_a_line():
+    many = candidates(*range(32, 332))
+    times = [fixed(each.resolution / 200, each.name) for each in many]
+    rows = timed_candidates(many, times, MS)
+    assert len(rows) == MOST_ROWS
+    assert "genet_tiny-200" in [row.name for row in rows]
+    assert [row.ms for row in rows] == sorted(row.ms for row in rows)
+
+
+def test_an_estimate_counts_by_its_upper_end_in_the_picture_unless_its_middle_may():
+    time = fixed(0.9, "genet_tiny-32", format="", low=0.8, high=1.2, measured=False)
+    (safe,), (bold,) = (
+        timed_candidates(candidates(32), [time], MS, maybe=maybe) for maybe in (False, True)
+    )
+    assert (safe.band(MS), bold.band(MS)) == (2, 1)
 
 
 def files_at(model, *sides):

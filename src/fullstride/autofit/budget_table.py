@@ -1,11 +1,23 @@
 """What does the budget buy? The candidates that stay in it, in a table and a picture."""
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import get_args
+
+from matplotlib.figure import Figure
+from rich.table import Table
 
 from fullstride.autofit.candidate_times import CandidateTime
 from fullstride.autofit.candidates import Candidate
+from fullstride.console import printable
+from fullstride.deploy.exported import Precision
 from fullstride.measure.budget import Budget
+from fullstride.report import budget_plot
+from fullstride.report.budget_plot import BANDS, TimedCandidate
+from fullstride.report.console_tables import table
 from fullstride.report.format import three_digits
+
+MOST_ROWS = 40  # of the table and the picture; of more candidates those near the budget
 
 
 def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:
@@ -114,3 +126,75 @@ def budget_note(
         f"{count(ms)} of {len(timed)} candidates run within {ms:g} ms an image; {count(ms / 2)} "
         f"within half of it, {count(2 * ms)} within twice"
     )
+
+
+def timed_candidates(
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    *,
+    maybe: bool = False,
+) -> list[TimedCandidate]:
+    """Those with a time, the fastest first; of many the `MOST_ROWS` that are near the budget."""
+    rows: list[TimedCandidate] = []
+    fastest = fastest_of(times)
+    for candidate in candidates:
+        best = fastest.get(candidate.name)
+        if best is None or best.ms is None:
+            continue
+        own = [each for each in times if each.candidate == candidate.name and each is not best]
+        rows.append(
+            TimedCandidate(
+                name=printable(candidate.name),
+                form=" ".join(filter(None, (best.format, best.precision))),
+                ms=best.ms,
+                low=best.low or best.ms,
+                high=best.high or best.ms,
+                limit_ms=limit_ms(best, maybe=maybe) or best.ms,
+                other_ms=tuple(each.ms for each in own if each.ms is not None),
+                top1=candidate.top1,
+            )
+        )
+    near = sorted(rows, key=lambda row: abs(math.log(row.limit_ms / budget.ms_per_image)))
+    return sorted(near[:MOST_ROWS], key=lambda row: row.ms)
+
+
+def budget_table(
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    *,
+    maybe: bool = False,
+) -> Table:
+    """A line for each of `timed_candidates`: its fastest time, and that of each precision."""
+    rows = timed_candidates(candidates, times, budget, maybe=maybe)
+    precisions = [each for each in get_args(Precision) if any(t.precision == each for t in times)]
+    published = any(row.top1 for row in rows)
+    columns = ["candidate", *(["published top-1 %"] if published else [])]
+    columns += ["ms/image", "fastest as", "from", "to", *precisions, "within"]
+    lines = []
+    for row in rows:
+        own = [each for each in times if printable(each.candidate) == row.name]
+        by_precision = (
+            min((t.ms for t in own if t.precision == each and t.ms is not None), default=None)
+            for each in precisions
+        )
+        top1 = [f"{row.top1:.1f}" if row.top1 else ""] if published else []
+        cells = [row.name, *top1, three_digits(row.ms), row.form]
+        cells += [three_digits(row.low), three_digits(row.high)]
+        cells += ["" if ms is None else three_digits(ms) for ms in by_precision]
+        band = row.band(budget)
+        lines.append([*cells, BANDS[band] if band < len(BANDS) - 1 else ""])
+    return table(columns, lines)
+
+
+def budget_figure(
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    *,
+    maybe: bool = False,
+) -> Figure:
+    """The picture of `budget_table`, see `report.budget_plot`; `budget_note` describes it."""
+    rows = timed_candidates(candidates, times, budget, maybe=maybe)
+    return budget_plot.budget_figure(rows, budget)
