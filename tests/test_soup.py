@@ -1,7 +1,9 @@
 """Averages of epochs: equal to the obvious mean, kept only if the minival says so, and resumed."""
 
+import copy
 import json
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import run, run_folder, soup
+from fullstride.train.precise_statistics import with_precise_statistics
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.defaults import DIGITS
 
@@ -128,15 +131,39 @@ def test_the_minival_decides(better, few_digits, tmp_path, monkeypatch, capsys, 
     assert same(bundle.net.state_dict(), last) == (not better)
 
 
+def test_with_precise_statistics_those_of_the_average_are_measured(
+    few_digits, tmp_path, monkeypatch
+):
+    """Each network that is scored is better than those before, so that the average has all."""
+    folder, numbers = tmp_path / "run", count(200)
+    recipe = replace(NOISY, epochs=3, soup=2, precise_bn=True)
+    rows = run.train(folder, "genet_tiny", few_digits, recipe)
+    for _ in range(3):
+        next(rows)
+    monkeypatch.setattr(PreparedRun, "minival_scores", lambda *_: {"top1": float(next(numbers))})
+    assert not list(rows)
+    bundle = Bundle.load(folder / run_folder.BUNDLE)
+    assert ", the average of epochs" in bundle.source
+    mean = soup.averaged([each.net.state_dict() for each in ingredients(folder).values()])
+    net = copy.deepcopy(bundle.net)
+    net.load_state_dict(mean)
+    how = few_digits.train, bundle.preprocessing, "cpu"
+    expected = with_precise_statistics(net, find_task(), *how).state_dict()
+    for name, value in bundle.net.state_dict().items():
+        assert torch.allclose(value, expected[name], rtol=1e-4, atol=1e-6), name
+    statistics = [name for name in mean if name.endswith("running_mean")]
+    assert not any(torch.allclose(mean[name], expected[name]) for name in statistics)
+
+
 @pytest.mark.parametrize("saves", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_run_that_is_stopped_before_the_log_has_an_epoch_ends_with_the_same_soup(
     saves, whole, few_digits, tmp_path, monkeypatch
 ):
-    save, count = run_folder.save_epoch, []
+    save, stops = run_folder.save_epoch, []
 
     def stop(folder, rows, state):
-        count.append(1)
-        if len(count) == saves:
+        stops.append(1)
+        if len(stops) == saves:
             raise KeyboardInterrupt
         save(folder, rows, state)
 
