@@ -269,7 +269,8 @@ def test_files_bundles_and_cached_repositories_of_a_folder_are_candidates(folder
     assert (models["own"].licence, models[f"{TIMM}.lamb_in1k"].licence) == ("mit", "apache-2.0")
     assert models[f"{TIMM}.lamb_in1k"].top1 == pytest.approx(57.9, abs=0.1)
     assert sum("left out" in line for line in lines) == 2
-    assert "5 weights of 2 families" in lines[-1]
+    assert "networks: 5, families: 2 (genet, mobilenetv3)" in lines[-1]
+    assert "2 without a known licence" in lines[-1]
 
 
 def test_training_begins_with_the_weights_of_every_candidate(folder, few_digits):

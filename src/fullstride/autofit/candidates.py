@@ -157,12 +157,9 @@ def hub_starts(
     allowed = yield from allowed_by(licence, starts if online else local)
     exact = [start for start in allowed if start.label in names]
     best = [*exact, *best_starts((start for start in allowed if start not in exact), pictures.most)]
-    families, present = {start.family for start in best}, sum(start in local for start in best)
+    present = sum(start in local for start in best)
     others = "the others are downloaded" if online else "the hub is not reachable"
-    yield (
-        f"fine-tuning: {len(best)} released weights of {len(families)} families, {present} of them "
-        f"in the local cache, {others}"
-    )
+    yield f"fine-tuning: released weights, {counts(best)}; {present} in the local cache, {others}"
     return best
 
 
@@ -191,10 +188,16 @@ def folder_starts(
     for problem in problems:
         yield f"left out: {problem}"
     allowed = yield from allowed_by(licence, starts)
-    families, unknown = {start.family for start in allowed}, [s for s in allowed if not s.licence]
-    without = f", {len(unknown)} of them without a known licence" if unknown else ""
-    yield (f"fine-tuning: {len(allowed)} weights of {len(families)} families in {folder}{without}")
+    unknown = sum(not start.licence for start in allowed)
+    without = f"; {unknown} without a known licence" if unknown else ""
+    yield f"fine-tuning: weights in {folder}, {counts(allowed)}{without}"
     return allowed
+
+
+def counts(starts: Sequence[Start]) -> str:
+    families = sorted({start.family for start in starts})
+    names = ", ".join(families[:5]) + (", ..." if len(families) > 5 else "")
+    return f"networks: {len(starts)}, families: {len(families)} ({names})"
 
 
 def any_is(starts: Iterable[Start], name: str) -> bool:

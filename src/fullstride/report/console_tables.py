@@ -158,7 +158,9 @@ def selection_table(choice: "Choice", tied: "Callable[[Option, Option], bool]") 
             cells.append("" if option.published_ms is None else f"{option.published_ms:g}")
         tie = "with the above" if number and tied(option, choice.front[number - 1]) else ""
         rows.append([*cells, tie, network.source, network.note])
-    return table(columns, rows)
+    result = table(columns, rows)
+    result.columns[0].no_wrap = True  # a name is of no use in parts
+    return result
 
 
 def export_table(exported: "ExportResult") -> Table:
