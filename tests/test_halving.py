@@ -40,7 +40,7 @@ from fullstride.autofit.plan import (
 )
 from fullstride.autofit.rung_training import RungScore
 from fullstride.autofit.teaching import Teaching, teach, with_student
-from fullstride.autofit.training_times import TrainingTime, measure_training
+from fullstride.autofit.training_times import TrainingTime, measure_training, stored_time
 from fullstride.nets.bundle import Bundle
 from fullstride.search.trials import Failure
 from fullstride.strict_json import from_json, to_json
@@ -450,6 +450,7 @@ def test_a_candidate_that_cannot_train_is_left_out_with_its_reason(data, tmp_pat
     assert "no_such_network" in plan.left_out[bad.name]
     with pytest.raises(ValueError, match="no_such_network"):
         drain(make_plan(tmp_path, (bad,), ms, data, recipe=CHOICE))
+    assert stored_time(tmp_path, bad) is None  # the next call tries again
 
 
 def test_data_without_a_minival_are_refused(data, tmp_path):

@@ -13,6 +13,7 @@ from fullstride.autofit.training_times import (
     stored_time,
 )
 from fullstride.data.dataset import DataSet
+from fullstride.data.readers.listing import quote_names
 from fullstride.report.training_progress import duration
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -20,7 +21,7 @@ ETA = 3  # one of so many candidates goes on, and trains for so many times the e
 FEW = 3  # candidates that all train to the end
 MOST_COST = 1 / 3  # of training all candidates to the end
 FINALISTS = 3  # networks that are exported, at most
-FILE_S = 15.0  # of an export, with its comparison and its measurement
+FILE_S = 10.0  # of an export, with its comparison and its measurement
 # With few hours, training is shortened to the first share before candidates are left out, and to
 # the second one when a single candidate is left. Ours.
 SHORT, SHORTEST = 1 / 3, 1 / 10
@@ -287,7 +288,7 @@ def plan_lines(plan: FitPlan) -> Iterator[str]:
         goes = f"{rung.keep} go on" if rung.epochs < plan.epochs else "finalists"
         yield f"rung {rung.number}   {rung.candidates} to epoch {rung.epochs}, {goes}"
     if plan.left_out:
-        yield f"left out {len(plan.left_out)}: {', '.join(plan.left_out)}"
+        yield f"left out {len(plan.left_out)}: {quote_names([*plan.left_out])}"
     share = f"; all {count} to the end would be {duration(plan.all_s)}" if count > FEW else ""
     yield (
         f"time     at most about {duration(plan.total_s)}: {duration(plan.train_s)} of training "

@@ -103,7 +103,8 @@ def measure_training(
 ) -> TrainingTime:
     """Time a few steps of the real recipe on real batches, and a part of the minival; about 4 s.
 
-    The result is stored in `folder`. A candidate that cannot train has a `failure`.
+    The result is stored in `folder`, but for a candidate that cannot train, which has a `failure`:
+    it is tried again by the next call.
     """
     begin = time.perf_counter()
     path = _path(folder, candidate)
@@ -117,8 +118,9 @@ def measure_training(
     if device.startswith("cuda"):
         torch.cuda.empty_cache()  # the next candidate is another network
     times = replace(times, measure_s=time.perf_counter() - begin)
-    with atomic_write(path, OUTPUT) as temporary:
-        temporary.write_text(to_json(times))
+    if not times.failure:
+        with atomic_write(path, OUTPUT) as temporary:
+            temporary.write_text(to_json(times))
     return times
 
 

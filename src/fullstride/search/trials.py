@@ -161,7 +161,7 @@ class _Running:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         lines, sender = context.Pipe(duplex=False)
         threads = max(1, min(torch.get_num_threads(), cores() // processes))
-        arguments = (sender, study, trial, device, threads)
+        arguments = (sender, study, trial, device, threads, processes)
         process = context.Process(target=_process, args=arguments)  # its loaders have processes too
         process.start()
         sender.close()
@@ -180,10 +180,13 @@ class _Running:
             self.process.join()
 
 
-def _process(sender: Connection, study: Study, trial: Trial, device: str, threads: int) -> None:
-    """The body of a process."""
+def _process(
+    sender: Connection, study: Study, trial: Trial, device: str, threads: int, processes: int
+) -> None:
+    """The body of one of so many processes, which share the cores."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    os.environ["LOCAL_WORLD_SIZE"] = str(processes)  # by which workers are chosen
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     try:
