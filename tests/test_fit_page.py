@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.autofit.candidate_times import CandidateTime
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport, Pair
 from fullstride.autofit.finalist_files import ShippedFile
@@ -18,6 +17,7 @@ from fullstride.autofit.page import picture, render, write_results
 from fullstride.autofit.plan import FitPlan, Rung
 from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
 from fullstride.autofit.shipping import Shipment
+from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.data.dataset import open_data
 from fullstride.deploy.file_scores import Mistake
 from fullstride.measure.budget import Budget

@@ -7,8 +7,9 @@ from pathlib import Path
 from time import perf_counter
 
 from fullstride import tasks
-from fullstride.autofit.candidate_times import CandidateTime
 from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.halving import TRIALS
+from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.data.dataset import DataSet
 from fullstride.deploy import select
 from fullstride.deploy.export import export, find_format, make_reference
@@ -21,7 +22,6 @@ from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.writing import atomic_write
 
 SHIP = "ship"  # folder of the files, in that of a fit
-TRIALS = "trials"  # folder of the runs
 RECORD = json_output("a record of an exported file", "file", "correct")
 SLACK = 1.1  # times the budget: a form that took longer before training is not exported
 NEAR = 1.25  # times the fastest format in a precision: slower formats are not exported
@@ -72,38 +72,26 @@ def forms(
 
     Here they are those that run here, and of these the ones that may be the best by `times`, those
     of the candidate: within `SLACK` of the budget, and within `NEAR` of the fastest format in the
-    same precision. Formats that are programs are taken only if `formats` names them. For a device
-    that is not here they are ONNX files. `formats` and `precisions` restrict both; () is any.
+    same precision. For a device that is not here they are ONNX files. `formats` and `precisions`
+    restrict both as in `runnable`, so that programs are taken only if they are named.
     """
-    possible: list[tuple[str, Precision]]
     if remote:
-        wanted = [remote_precision(each.precision) for each in times if each.ms is not None]
-        possible = [
-            (format, precision)
-            for format in formats or (REMOTE,)
-            for precision in dict.fromkeys((*wanted, *REMOTE_PRECISIONS))
-            if precision in FORMATS[format].precisions
+        own = [remote_precision(each.precision) for each in times if each.ms is not None]
+        wanted: list[Precision] = [*own, *REMOTE_PRECISIONS]
+        return [
+            (name, precision)
+            for name in formats or (REMOTE,)
+            for precision in dict.fromkeys(wanted)
+            if precision in find_format(name, "fp32").precisions
+            and (not precisions or precision in precisions)
         ]
-    else:
-        possible = [
-            (format, precision)
-            for format, precision in select.available(None)
-            if not FORMATS[format].runs_code or format in formats
-        ]
-    allowed = [
-        (format, precision)
-        for format, precision in possible
-        if (not formats or format in formats) and (not precisions or precision in precisions)
-    ]
-    if remote:
-        return allowed
     ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
     fastest: dict[Precision, float] = {}
     for (_, precision), value in ms.items():
         fastest[precision] = min(value, fastest.get(precision, value))
     return [
         (format, precision)
-        for format, precision in allowed
+        for format, precision in select.runnable(formats, precisions)
         if (value := ms.get((format, precision))) is not None
         and value <= SLACK * budget_ms
         and (value <= NEAR * fastest[precision] or format in formats)

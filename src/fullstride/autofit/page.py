@@ -6,7 +6,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fullstride.autofit.finalist_files import TRIALS, ShippedFile
+from fullstride.autofit.finalist_files import ShippedFile
+from fullstride.autofit.halving import TRIALS
 from fullstride.autofit.results import (
     PAGE,
     FitResults,
@@ -28,7 +29,7 @@ from fullstride.report.page import Prediction, card, render_template, worst_clas
 from fullstride.report.selection_plot import FilePoint, files_figure
 from fullstride.train.run_folder import read_log
 
-MAX_CURVES = 12  # candidates whose learning curves can be told apart
+MAX_CURVES = 12  # candidates in the plot of learning curves, as colours and dashes repeat
 MAX_CANDIDATES = 200  # rows
 MAX_NAMES = 10  # of images with a problem
 

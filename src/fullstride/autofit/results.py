@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.autofit.candidate_times import CandidateTime
+from fullstride.autofit.budget_table import fastest_of, within_budget
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport
+from fullstride.autofit.finalist_files import ShippedFile
 from fullstride.autofit.halving import Outcome, RungScore
 from fullstride.autofit.plan import FitPlan
 from fullstride.autofit.shipping import Shipment
+from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.deploy.formats import FORMATS
 from fullstride.measure.budget import Budget
 from fullstride.outputs import json_output
@@ -54,9 +56,7 @@ class FitResults:
     @property
     def fastest(self) -> dict[str, CandidateTime]:
         """The shortest time of each candidate before training, in any format and precision."""
-        timed = [each for each in self.times if each.ms is not None]
-        ordered = sorted(timed, key=lambda each: -(each.ms or 0.0))
-        return {each.candidate: each for each in ordered}
+        return fastest_of(self.times)
 
 
 def rung_of(score: RungScore) -> int:
@@ -82,8 +82,8 @@ def shares_of_budget(
     """
     metric, last, files = results.metric, results.last_scores, results.shipment.files
 
-    def upper(each: Any) -> float:
-        return each.ms if each.measured else each.high or each.ms
+    def upper(file: ShippedFile) -> float | None:
+        return file.ms if file.measured else file.high
 
     def trained_rank(name: str) -> tuple[float, float]:
         score = last[name]
@@ -96,9 +96,10 @@ def shares_of_budget(
         ready = [
             number
             for number, each in enumerate(files)
-            if each.ms is not None and upper(each) <= ms and not each.failure
+            if (limit := upper(each)) is not None and limit <= ms
         ]
-        names = [name for name, each in results.fastest.items() if upper(each) <= ms]
+        within = within_budget(results.times, replace(results.budget, ms_per_image=ms))
+        names = dict.fromkeys(each.candidate for each in within)
         rows.append(
             Within(
                 share,
@@ -176,7 +177,9 @@ def time_line(results: FitResults) -> str:
         return f"no estimate of its time ({where}); {limit}"
     if file.measured:
         return f"{ms_of(file.ms)} an image, p{results.percentile:g} of calls ({where}); {limit}"
-    span = f", 90 % interval {three_digits(file.low)} to {ms_of(file.high)}" if file.high else ""
+    span = ""
+    if file.low is not None and file.high is not None:
+        span = f", 90 % interval {three_digits(file.low)} to {ms_of(file.high)}"
     return f"{ms_of(file.ms)} an image, estimated{span} ({where}); {limit}"
 
 

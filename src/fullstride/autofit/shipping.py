@@ -6,22 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from fullstride import tasks
-from fullstride.autofit.candidate_times import CandidateTime
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.file_times import device_of, estimated, measured
 from fullstride.autofit.finalist_files import (
     SHIP,
-    TRIALS,
     FileRecord,
     ShippedFile,
     copy_export,
     export_finalist,
     forms,
 )
-from fullstride.autofit.halving import Outcome
+from fullstride.autofit.halving import P_TIE, TIE_POINTS, TRIALS, Outcome
 from fullstride.autofit.paired_test import mcnemar
+from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.data.dataset import DataSet
-from fullstride.deploy.export import find_format
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.file_scores import Mistake, score_model
 from fullstride.deploy.formats import FORMATS, open_file
@@ -36,8 +34,6 @@ from fullstride.writing import atomic_write
 
 MODEL = "model"  # name of the file that ships, before its suffix
 MISTAKES = 24  # that are listed by name
-ALPHA = 0.05  # p value above which two files may be equally accurate
-TIE_POINTS = 0.5  # of the metric; a larger difference is no tie, as few images prove little
 NOISE = 1.05  # of a measurement, for a budget that would do
 TEST = "test.json"  # in the folder of the files
 TEST_OUTPUT = json_output("the scores of the file that ships", "path", "scores")
@@ -99,9 +95,10 @@ def ship(
     """Export and score the finalists, measure all files in turn, and choose the one that ships.
 
     That is the file with the highest minival score among those that are within the budget when
-    measured last; of ties (see `choose`) the fastest. If none is, all are measured once more; if
-    none is then, the fastest ships, and a note says so. Only the file that ships is scored on the
-    test images of `data`, after the choice. Its copy in `folder` is called model.
+    measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
+    budget, all are measured once more. If none is then, the fastest ships, and a note says so. Only
+    the file that ships is scored on the test images of `data`, after the choice. Its copy in
+    `folder` is called model.
 
     Files, their scores and their times are stored in `folder` at once and read by a later call.
 
@@ -121,8 +118,6 @@ def ship(
     Raises ValueError, in one line, for a format that cannot be written here and if no file could be
     written, and OSError where the disk is full.
     """
-    for name in formats:
-        find_format(name, FORMATS[name].precisions[0] if name in FORMATS else "")
     by_name = {each.name: each for each in candidates}
     records: list[FileRecord] = []
     for name in outcome.finalists:
@@ -191,7 +186,7 @@ def choose(records: Sequence[FileRecord], metric: Metric) -> int:
 
     The highest minival score among the files within the budget. A tie goes to the faster file: two
     files tie if their scores are equal, or if McNemar's paired test cannot tell them apart
-    (p > `ALPHA`) and their scores differ by at most `TIE_POINTS` per cent. If no file is
+    (p > `P_TIE`) and their scores differ by at most `TIE_POINTS`. If no file is
     within the budget it is the fastest.
     """
     within = [number for number, each in enumerate(records) if each.file.within]
@@ -209,10 +204,10 @@ def choose(records: Sequence[FileRecord], metric: Metric) -> int:
 
     def ties(number: int) -> bool:
         difference = rank(best) - rank(number)
-        if difference == 0 or metric.unit != "%":
+        if difference == 0 or metric.name != "top1":
             return difference == 0
         p = mcnemar(records[best].correct, records[number].correct)
-        return p > ALPHA and difference <= TIE_POINTS
+        return p > P_TIE and difference <= TIE_POINTS
 
     return min(filter(ties, within), key=lambda number: (ms(number), -rank(number)))
 

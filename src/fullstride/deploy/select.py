@@ -295,10 +295,14 @@ def latencies(
 def measure_files(
     models: Mapping[str, ExportedModel], protocol: Protocol, threads: int | None = None
 ) -> list[Measurement]:
-    """Opened files with inputs of the same channels, measured in turn inside of every round."""
+    """Opened files with inputs of the same channels, measured in turn inside of every round.
+
+    Each is measured at its own resolution.
+    """
     channels = next(iter(models.values())).preprocessing.channels
     modules = {label: ExportedModule(model) for label, model in models.items()}
-    return bench(modules, protocol, in_channels=channels, threads=threads)
+    sides = {label: model.preprocessing.resolution for label, model in models.items()}
+    return bench(modules, protocol, in_channels=channels, threads=threads, resolutions=sides)
 
 
 def percentile_ms(row: Measurement, percentile: float = 50) -> float:
