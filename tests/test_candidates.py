@@ -1,6 +1,7 @@
 """Which networks could it be: with released weights, with those of a folder, or with neither."""
 
 import json
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -339,6 +340,17 @@ def test_a_file_that_would_run_code_is_left_out_in_one_line(tmp_path):
     torch.save({"a": torch.nn.Linear(1, 1)}, tmp_path / "resnet18.pth")
     (line,) = examine(tmp_path)
     assert "run code" in line
+
+
+def test_a_pipe_is_not_opened_and_folders_are_looked_through_to_the_end(tmp_path):
+    os.mkfifo(tmp_path / "resnet18.pth")
+    inner = tmp_path / "snapshots" / "abc"
+    inner.mkdir(parents=True)
+    torch.save(zoo.create("resnet_rs_tiny").state_dict(), inner / "model.bin")
+    (inner / "again").symlink_to(tmp_path, target_is_directory=True)
+    line, start = examine(tmp_path)
+    assert "resnet18.pth" in line
+    assert start.model == "resnet_rs_tiny"
 
 
 def test_sizes_of_weights_for_small_pictures_are_kept():

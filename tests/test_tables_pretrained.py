@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import timm
@@ -11,6 +13,9 @@ from fullstride.latency.operator_table import find_operators
 from fullstride.measure.cost.operators import KIND
 from fullstride.nets.weights.hub import HUB, timm_name
 from fullstride.tables import pretrained_networks, timm_published
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+pretrained_table = import_module("pretrained_table")
 
 ROWS = pretrained_networks()
 
@@ -98,3 +103,35 @@ assert used.ru_utime + used.ru_stime < 4
     assert done.returncode == 0, done.stderr
     assert "left out" not in done.stderr
     assert done.stdout.count('"timm/') > len(others)
+
+
+RESULTS = """model,img_size,top1,top1_err,top5,top5_err,param_count,crop_pct,interpolation
+resnet26d.bt_in1k,224,76.7,0,0,0,16,0.875,bicubic
+starnet_s1.in1k,224,73.6,0,0,0,2.9,0.875,bicubic
+resnet18.a1_in1k,224,71.5,0,0,0,11.7,0.95,bilinear
+convnextv2_atto.fcmae_ft_in1k,224,76.6,0,0,0,3.7,0.875,bicubic
+lcnet_075.ra2_in1k,224,68.8,0,0,0,2.4,0.875,bicubic
+wide_resnet50_2.tv_in1k,224,75,0,0,0,68.9,0.875,bilinear
+vit_tiny_patch16_224.augreg_in21k_ft_in1k,224,75.5,0,0,0,5.7,0.9,bicubic
+no_such_network.in1k,224,80,0,0,0,1,0.9,bicubic
+"""
+
+
+def test_the_script_keeps_what_no_other_network_beats_and_what_the_zoo_has(tmp_path, monkeypatch):
+    results, out = tmp_path / "results.csv", tmp_path / "table.csv"
+    results.write_text(RESULTS)
+    monkeypatch.setattr(pretrained_table, "PATH", out)
+    monkeypatch.setattr(sys, "argv", ["table", str(results), "--source", "here"])
+    pretrained_table.main()
+    header, *lines = out.read_text().splitlines()
+    assert header == (Path(tables.__file__).parent / "pretrained.csv").read_text().splitlines()[0]
+    rows = {line.split(",")[0]: line.split(",") for line in lines}
+    # ResNet-26-D is more accurate than a wide ResNet here, with less of everything.
+    assert rows.keys() == {
+        "timm/convnextv2_atto",
+        "timm/lcnet_075",
+        "timm/resnet26d",
+        "timm/starnet_s1",
+        "resnet18",
+    }
+    assert rows["timm/convnextv2_atto"][-2:] == ["cc-by-nc-4.0", "here"]
