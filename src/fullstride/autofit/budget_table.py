@@ -137,12 +137,14 @@ def timed_candidates(
 ) -> list[TimedCandidate]:
     """Those with a time, the fastest first; of many the `MOST_ROWS` that are near the budget."""
     rows: list[TimedCandidate] = []
-    fastest = fastest_of(times)
+    fastest, others = fastest_of(times), dict[str, list[float]]()
+    for each in times:
+        if each.ms is not None and each is not fastest[each.candidate]:
+            others.setdefault(each.candidate, []).append(each.ms)
     for candidate in candidates:
         best = fastest.get(candidate.name)
         if best is None or best.ms is None:
             continue
-        own = [each for each in times if each.candidate == candidate.name and each is not best]
         rows.append(
             TimedCandidate(
                 name=printable(candidate.name),
@@ -151,7 +153,7 @@ def timed_candidates(
                 low=best.low or best.ms,
                 high=best.high or best.ms,
                 limit_ms=limit_ms(best, maybe=maybe) or best.ms,
-                other_ms=tuple(each.ms for each in own if each.ms is not None),
+                other_ms=tuple(others.get(candidate.name, ())),
                 top1=candidate.top1,
             )
         )

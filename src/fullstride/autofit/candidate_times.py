@@ -23,6 +23,7 @@ from fullstride.deploy.untrained import UntrainedFiles
 from fullstride.latency.network_times import Estimate
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
+from fullstride.measure.timing import BUSY
 from fullstride.outputs import json_output
 from fullstride.report.format import three_digits
 from fullstride.strict_json import from_json, read_json
@@ -206,11 +207,12 @@ def read_times(path: Path) -> tuple[CandidateTime, ...]:
 
 
 def summary(rows: Sequence[CandidateTime]) -> str:
-    """The times, the fastest first, and the first failure."""
-    in_order = sorted(
-        (row for row in rows if row.ms is not None), key=lambda row: cast(float, row.ms)
-    )
-    parts = [
-        f"{row.format} {row.precision} {three_digits(cast(float, row.ms))} ms" for row in in_order
-    ]
-    return ", ".join(parts + [row.failure for row in rows if row.failure][:1])
+    """The times, the fastest first, the first failure, and whether the machine was busy."""
+    in_order = sorted((row for row in rows if row.ms), key=lambda row: row.ms or 0.0)
+    parts = [f"{row.format} {row.precision} {three_digits(row.ms or 0.0)} ms" for row in in_order]
+    parts += [row.failure for row in rows if row.failure][:1]
+    for row in in_order[:1]:
+        if row.low and row.high and row.high > (1 + BUSY) * row.low:
+            rounds = f"{three_digits(row.low)} to {three_digits(row.high)} ms"
+            parts.append(f"rounds of the first from {rounds}, the machine is busy")
+    return ", ".join(parts)

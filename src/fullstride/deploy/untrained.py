@@ -45,22 +45,28 @@ class UntrainedFiles:
         return UntrainedFiles(replace(job, **changes), has_own_graphs=not graphs)
 
     def open(
-        self, format: str, precision: Precision, folder: Path, threads: int | None = None
+        self,
+        format: str,
+        precision: Precision,
+        folder: Path,
+        threads: int | None = None,
+        batch: int = IMAGES,
     ) -> ExportedModel:
-        """Write a file in `folder` and open it. Raises ValueError, in one line, where that fails.
+        """Write a file in `folder`, open it and run it on a batch.
 
-        A graph of another resolution that does not fit is replaced.
+        Raises ValueError, in one line, where that fails. A graph of another resolution that does
+        not fit is replaced.
         """
         try:
-            return self.written(format, precision, folder, threads)
+            return self.written(format, precision, folder, threads, batch)
         except ValueError:
             if self.has_own_graphs:
                 raise
             self.has_own_graphs, self.job = True, replace(self.job, graphs={})
-            return self.written(format, precision, folder, threads)
+            return self.written(format, precision, folder, threads, batch)
 
     def written(
-        self, format: str, precision: Precision, folder: Path, threads: int | None
+        self, format: str, precision: Precision, folder: Path, threads: int | None, batch: int
     ) -> ExportedModel:
         kind = FORMATS[format]
         attempts = len([*folder.iterdir()])
@@ -68,7 +74,7 @@ class UntrainedFiles:
         job = replace(self.job, metadata=replace(self.job.metadata, precision=precision))
         write(kind, job, path)
         model = open_file(path, threads=threads, trust=True)
-        model.run(self.job.example)
+        model.run(np.resize(job.example, (batch, *job.example.shape[1:])))
         return model
 
 
