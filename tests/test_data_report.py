@@ -4,6 +4,7 @@ import json
 from collections.abc import Generator
 from dataclasses import asdict, replace
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,8 @@ def result_of(stage: Generator[str, None, DataReport]) -> DataReport:
 def photograph(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
     """Random shades, as smooth as a photograph that is out of focus."""
     rng = np.random.default_rng(number)
-    shades = [Image.fromarray(rng.integers(0, 256, (n, n, 3), np.uint8)) for n in (5, 12)]
-    return Image.blend(*(each.resize(size, Image.Resampling.BICUBIC) for each in shades), 0.3)
+    shades = [Image.fromarray(rng.integers(0, 256, (n, n, 3), np.uint8)) for n in (5, 16)]
+    return Image.blend(*(each.resize(size, Image.Resampling.BICUBIC) for each in shades), 0.45)
 
 
 def encoded(image: Image.Image, quality: int) -> Image.Image:
@@ -64,6 +65,7 @@ COPIES = {
     "three times the size": lambda image: image.resize((360, 270)),
     "brighter": lambda image: image.point(lambda value: min(255, value + 12)),
     "cropped": lambda image: image.crop((2, 1, 118, 89)),
+    "cropped at one side": lambda image: image.crop((6, 0, 120, 90)),
     "mirrored": ImageOps.mirror,
 }
 
@@ -257,15 +259,17 @@ def test_workers_see_the_same(tmp_path):
 
 
 def test_blocks_and_hashes_select_the_pairs_that_an_obvious_loop_does():
-    """All pairs of 360 images, most of them alike, in three splits and four classes."""
+    """All pairs of 420 images, most of them alike, in three splits and four classes."""
     rng = np.random.default_rng(1)
-    kinds = [photograph(i, (28, 28)).convert("L") for i in range(6)]
+    kinds = [photograph(i, (40, 40)).convert("L") for i in range(6)]
     pictures = []
     for number in range(300):
-        noise = np.asarray(photograph(100 + number, (28, 28)).convert("L"), np.float32)
-        pictures.append(0.6 * np.asarray(kinds[number % 6], np.float32) + 0.4 * noise)
+        own = np.asarray(photograph(100 + number, (40, 40)).convert("L"), np.float32)
+        pictures.append(0.4 * np.asarray(kinds[number % 6], np.float32) + 0.6 * own)
     for number in range(60):  # copies of some, the more different the later
-        pictures.append(pictures[3 * number + 1] + rng.normal(0, 1 + 0.2 * number, (28, 28)))
+        pictures.append(pictures[5 * number + 1] + rng.normal(0, 1 + 0.2 * number, (40, 40)))
+    for number in range(60):
+        pictures.append(pictures[5 * number + 2][1:, : 40 - number % 3])
     order = rng.permutation(len(pictures))
     pictures = [np.clip(pictures[i], 0, 255).astype(np.uint8) for i in order]
     targets = rng.integers(0, 4, len(pictures)).tolist()
@@ -292,14 +296,28 @@ def obvious_pairs(pictures: list[np.ndarray]) -> set[tuple[int, int]]:
     count, distances = len(pictures), 1 - np.corrcoef(vectors)
     usual = np.sort(distances[:count, :count])[:, 19]  # of at most 20 images, or a fifth
     usual = np.maximum(usual, 0.05)
-    return {
-        (b % count, a)
-        for a in range(count)
-        for b in range(2 * count)
-        if b % count < a
-        and (signs[a] != signs[b]).sum() <= 10
-        and distances[a, b] <= 0.04 * min(usual[a], usual[b % count])
-    }
+    pairs = set()
+    for a in range(count):
+        for b in range(2 * count):
+            if b % count < a and (signs[a] != signs[b]).sum() <= 12:
+                scale = min(usual[a], usual[b % count])
+                distance = distances[a, b]
+                if scale >= 0.3 and 0.04 < distance / scale <= 0.35:
+                    both = (vectors[a], vectors[b]), (vectors[b], vectors[a])
+                    distance = min(cropped_distance(*each) for each in both)
+                if distance <= 0.04 * scale:
+                    pairs.add((b % count, a))
+    return pairs
+
+
+def cropped_distance(a: np.ndarray, b: np.ndarray) -> float:
+    image = Image.fromarray(a.reshape(16, 16).astype(np.float32))
+    low, high = (0, 0.32, 0.64), (16, 15.68, 15.36)
+    crops = (
+        image.resize((16, 16), Image.Resampling.BILINEAR, box=box)
+        for box in product(low, low, high, high)
+    )
+    return min(1 - np.corrcoef(np.ravel(crop), b)[0, 1] for crop in crops)
 
 
 def features(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:

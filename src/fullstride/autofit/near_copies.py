@@ -135,7 +135,6 @@ def near_pairs(
             for first in range(0, len(a), CHUNK):
                 chunk = slice(first, first + CHUNK)
                 distances = pictures.distances(a[chunk], b[chunk], mirrored)
-                pairs = Pairs(
-                    a[chunk], b[chunk], bits[chunk], distances, np.full(len(distances), mirrored)
-                )
-                yield pairs.where(pictures.same(pairs.a, pairs.b, distances))
+                same = pictures.same(a[chunk], b[chunk], distances, mirrored)
+                flags = np.full(len(distances), mirrored)
+                yield Pairs(a[chunk], b[chunk], bits[chunk], distances, flags).where(same)

@@ -7,13 +7,14 @@ images show the same only if the distance of their thumbnails, 1 - correlation, 
 smaller than the usual distance of similar images in the same data set.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-MAX_BITS = 10  # of 64 that may differ
+MAX_BITS = 12  # of 64 that may differ
 # Distance / distance of the data set's similar images, at most. Measured on 10,000 training and
 # 10,000 test images of Fashion-MNIST: three pairs are below, which show the same product, and
 # different products begin at 0.045. A JPEG of quality 50 is below for all images (docs/log.md).
@@ -23,6 +24,11 @@ SIMILAR = 0.01  # the share of the sample that is
 # The usual distance is at least this, so that images at 0.002 always show the same: where all are
 # frames of a few films, nothing is small beside the usual. On Fashion-MNIST it adds no pair.
 LEAST_USUAL = 0.05
+# Slight crops are tried for pairs that are not much farther apart, where similar images differ as
+# much as photographs do: of products and solar cells a crop of one resembles another one.
+CROPS = (0.0, 0.02, 0.04)  # shares of a side that are removed at each edge
+MAX_CROPPED_RATIO = 0.35
+LEAST_USUAL_OF_CROPS = 0.3
 FEW = 20  # images of the sample, of which this share is too few
 MIN_DEVIATION = 2.0  # of a thumbnail's values; an image of one colour looks like any other
 POOL = 2  # pixels of a thumbnail / those that are compared, along a side
@@ -77,18 +83,55 @@ class Pictures:
         pooled = self.pooled[indices]
         if mirrored:
             pooled = pooled[:, :, ::-1]
-        vectors = pooled.reshape(len(pooled), -1).astype(np.float32)
-        vectors -= vectors.mean(1, keepdims=True)
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
+        return unit_vectors(pooled)
 
     def distances(self, a: np.ndarray, b: np.ndarray, mirrored: bool = False) -> np.ndarray:
         """float32 (pairs,): 1 - correlation of the images `a` with `b`, or with mirrored `b`."""
         return 1 - np.einsum("pf,pf->p", self.vectors(a), self.vectors(b, mirrored))
 
-    def same(self, a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
-        """bool (pairs,): whether these distances are those of images that show the same."""
+    def same(
+        self, a: np.ndarray, b: np.ndarray, distances: np.ndarray, mirrored: bool = False
+    ) -> np.ndarray:
+        """bool (pairs,): whether the images `a` show the same as `b`, by their `distances`."""
         usual = np.minimum(self.usual_distance[a], self.usual_distance[b])
-        return (distances <= MAX_RATIO * usual) & self.contrasted[a] & self.contrasted[b]
+        same = distances <= MAX_RATIO * usual
+        rows = np.flatnonzero(
+            ~same & (distances <= MAX_CROPPED_RATIO * usual) & (usual >= LEAST_USUAL_OF_CROPS)
+        )
+        images = self.pooled[a[rows]], self.pooled[b[rows]]
+        if mirrored:
+            images = images[0], images[1][:, :, ::-1]
+        for whole, other in (images, images[::-1]):
+            same[rows] |= cropped_distances(whole, other) <= MAX_RATIO * usual[rows]
+        return same & self.contrasted[a] & self.contrasted[b]
+
+
+def unit_vectors(pixels: np.ndarray) -> np.ndarray:
+    """(N, ...) -> float32 (N, features), of mean 0 and length 1."""
+    vectors = pixels.reshape(len(pixels), math.prod(pixels.shape[1:])).astype(np.float32)
+    vectors -= vectors.mean(1, keepdims=True)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
+
+
+def cropped_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(N, side, side, C) twice -> float32 (N,): from the closest crop of `a` to all of `b`."""
+    side, channels_first = a.shape[1], a.astype(np.float32).transpose(0, 3, 1, 2)
+    vectors = unit_vectors(b.transpose(0, 3, 1, 2))
+    crops = [crop_matrix(side, low, high) for low in CROPS for high in CROPS]
+    closest = np.full(len(a), 2, np.float32)
+    for rows in crops:
+        resized = rows @ channels_first
+        for columns in crops:
+            correlation = np.einsum("pf,pf->p", unit_vectors(resized @ columns.T), vectors)
+            np.minimum(closest, 1 - correlation, out=closest)
+    return closest
+
+
+def crop_matrix(side: int, low: float, high: float) -> np.ndarray:
+    """float32 (side, side): removes these shares of a line of pixels, by linear interpolation."""
+    places = low * side + (np.arange(side) + 0.5) * (1 - low - high) - 0.5
+    distances = np.abs(np.clip(places, 0, side - 1)[:, None] - np.arange(side))
+    return np.maximum(1 - distances, 0).astype(np.float32)
 
 
 def compared(thumbnails: np.ndarray) -> Pictures:
