@@ -80,6 +80,11 @@ def test_a_stopped_measurement_goes_on_after_the_stored_candidates(tmp_path, fak
     _, times = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL))
     assert names == ["genet_tiny-32", "genet_tiny-64", "genet_tiny-96"]
     assert [each.ms for each in times] == [0.5, 1.0, 1.5]
+    left = tmp_path / "times" / ".files.scratch.999999999.new"  # by a process that was killed
+    left.mkdir()
+    _, again = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL))
+    assert again == times
+    assert not left.exists()
 
 
 def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_line(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast, get_args
@@ -175,15 +174,13 @@ def measured_in_turn(
     times = {}
     earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
     order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
-    with ExitStack() as stack:
-        scratch = None
+    with scratch_folder(folder / "files") as scratch:  # removes those of a killed process too
         for number, candidate in enumerate(order, start=1):
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
             if path.exists():
                 times[candidate.name] = read_times(path)
                 yield f"{candidate.name}: {title}, as measured before"
                 continue
-            scratch = scratch or stack.enter_context(scratch_folder(folder / "files"))
             start = time.perf_counter()
             if earlier[0] != network(candidate):
                 earlier = network(candidate), None
