@@ -76,25 +76,27 @@ def forms(
     restrict both as in `runnable`, so that programs are taken only if they are named.
     """
     if remote:
-        own = [remote_precision(each.precision) for each in times if each.ms is not None]
-        wanted: list[Precision] = [*own, *REMOTE_PRECISIONS]
+        rates = {remote_precision(each.precision) for each in times if each.ms is not None}
+        own = sorted(rates)
+        wanted = own + [each for each in REMOTE_PRECISIONS if each not in own]
         return [
             (name, precision)
             for name in formats or (REMOTE,)
-            for precision in dict.fromkeys(wanted)
+            for precision in wanted
             if precision in find_format(name, "fp32").precisions
             and (not precisions or precision in precisions)
         ]
     ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
-    fastest: dict[Precision, float] = {}
-    for (_, precision), value in ms.items():
-        fastest[precision] = min(value, fastest.get(precision, value))
+
+    def fastest(precision: Precision) -> float:
+        return min(value for (_, other), value in ms.items() if other == precision)
+
     return [
         (format, precision)
         for format, precision in select.runnable(formats, precisions)
         if (value := ms.get((format, precision))) is not None
         and value <= SLACK * budget_ms
-        and (value <= NEAR * fastest[precision] or format in formats)
+        and (value <= NEAR * fastest(precision) or format in formats)
     ]
 
 
