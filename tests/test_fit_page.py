@@ -12,10 +12,11 @@ import torch
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport, Pair
 from fullstride.autofit.finalist_files import ShippedFile
-from fullstride.autofit.halving import Outcome, RungScore
+from fullstride.autofit.halving import Outcome
 from fullstride.autofit.page import picture, render, write_results
 from fullstride.autofit.plan import FitPlan, Rung
 from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
+from fullstride.autofit.rung_training import RungScore
 from fullstride.autofit.shipping import Shipment
 from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.data.dataset import open_data

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from fullstride import tasks
 from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.halving import TRIALS
+from fullstride.autofit.rung_training import TRIALS
 from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.data.dataset import DataSet
 from fullstride.deploy import select

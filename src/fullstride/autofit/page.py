@@ -7,7 +7,6 @@ from typing import Any
 from markupsafe import Markup
 
 from fullstride.autofit.finalist_files import ShippedFile
-from fullstride.autofit.halving import TRIALS
 from fullstride.autofit.results import (
     PAGE,
     FitResults,
@@ -18,6 +17,7 @@ from fullstride.autofit.results import (
     time_line,
     write_json,
 )
+from fullstride.autofit.rung_training import TRIALS
 from fullstride.console import printable
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import UnreadableImage
@@ -187,6 +187,10 @@ def fate(name: str, results: FitResults) -> str:
     if name in results.outcome.finalists:
         place = results.outcome.finalists.index(name) + 1
         return f"finalist {place} of {len(results.outcome.finalists)}"
+    if name in results.outcome.failures:
+        return results.outcome.failures[name]
+    if name in results.last_scores and name not in results.plan.candidates:
+        return "beyond the budget, trained as a teacher"
     if name in results.last_scores:
         return f"out after rung {results.last_scores[name].rung}"
     if name in results.plan.left_out:

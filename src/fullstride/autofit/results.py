@@ -10,8 +10,9 @@ from fullstride.autofit.budget_table import fastest_of, within_budget
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport
 from fullstride.autofit.finalist_files import ShippedFile
-from fullstride.autofit.halving import Outcome, RungScore
+from fullstride.autofit.halving import Outcome
 from fullstride.autofit.plan import FitPlan
+from fullstride.autofit.rung_training import RungScore
 from fullstride.autofit.shipping import Shipment
 from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.deploy.formats import FORMATS

@@ -16,8 +16,8 @@ from fullstride.autofit.finalist_files import (
     export_finalist,
     forms,
 )
-from fullstride.autofit.halving import P_TIE, TIE_POINTS, TRIALS, Outcome
-from fullstride.autofit.paired_test import mcnemar
+from fullstride.autofit.halving import Outcome, tie
+from fullstride.autofit.rung_training import TRIALS, RungScore
 from fullstride.autofit.untrained_times import CandidateTime
 from fullstride.data.dataset import DataSet
 from fullstride.deploy.exported import InputKind, Precision
@@ -30,6 +30,7 @@ from fullstride.outputs import json_output
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.tasks.confusion import ConfusionMatrix
 from fullstride.tasks.task import Metric
+from fullstride.train.minival_comparison import quality
 from fullstride.writing import atomic_write
 
 MODEL = "model"  # name of the file that ships, before its suffix
@@ -184,10 +185,9 @@ def no_file(records: Sequence[FileRecord], finalists: Sequence[str]) -> str:
 def choose(records: Sequence[FileRecord], metric: Metric) -> int:
     """The index of the file that ships.
 
-    The highest minival score among the files within the budget. A tie goes to the faster file: two
-    files tie if their scores are equal, or if McNemar's paired test cannot tell them apart
-    (p > `P_TIE`) and their scores differ by at most `TIE_POINTS`. If no file is
-    within the budget it is the fastest.
+    The highest minival score among the files within the budget. A tie, by the rule of
+    `halving.run_halving`, goes to the faster file. If no file is within the budget it is the
+    fastest.
     """
     within = [number for number, each in enumerate(records) if each.file.within]
 
@@ -195,21 +195,31 @@ def choose(records: Sequence[FileRecord], metric: Metric) -> int:
         time = records[number].file.ms
         return float("inf") if time is None else time
 
-    def rank(number: int) -> float:
-        return metric.rank(records[number].file.minival[metric.name])
+    def rank(number: int) -> tuple[float, float]:
+        return quality(records[number].file.minival, metric)
+
+    def speed(number: int) -> tuple[float, ...]:
+        return -ms(number), *rank(number)
 
     if not within:
-        return min(range(len(records)), key=lambda number: (ms(number), -rank(number)))
+        return max(range(len(records)), key=speed)
     best = max(within, key=lambda number: (rank(number), -ms(number)))
+    scores = {number: as_score(records[number]) for number in within}
+    tied = [each for each in within if tie(scores[best], scores[each], metric) is not None]
+    return max({best, *tied}, key=speed)
 
-    def ties(number: int) -> bool:
-        difference = rank(best) - rank(number)
-        if difference == 0 or metric.name != "top1":
-            return difference == 0
-        p = mcnemar(records[best].correct, records[number].correct)
-        return p > P_TIE and difference <= TIE_POINTS
 
-    return min(filter(ties, within), key=lambda number: (ms(number), -rank(number)))
+def as_score(record: FileRecord) -> RungScore:
+    """The minival of a file as halving compares it."""
+    file = record.file
+    return RungScore(
+        candidate=file.candidate,
+        rung=0,
+        epochs=0,
+        scores=file.minival,
+        correct=record.correct,
+        seconds=record.seconds,
+    )
 
 
 def doubts(file: ShippedFile, budget: Budget) -> list[str]:
