@@ -87,6 +87,15 @@ def test_a_stopped_measurement_goes_on_after_the_stored_candidates(tmp_path, fak
     assert not left.exists()
 
 
+def test_a_resize_policy_before_the_network_does_not_change_its_time(tmp_path, fake_times):
+    names = fake_times(lambda candidate: 1.0 + len(names))
+    both = [*candidates(32), *(replace(each, fit="squish") for each in candidates(32))]
+    _, times = result(time_candidates(both, MS, folder=tmp_path, **SMALL))
+    assert len(names) == 1
+    assert [each.candidate for each in times] == [each.name for each in both]
+    assert len({each.ms for each in times}) == 1
+
+
 def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_line(tmp_path):
     both = [Candidate(model="genet_tinny", resolution=32), *candidates(32)]
     how = dict(formats=("onnx",), precisions=("fp32",), threads=1)

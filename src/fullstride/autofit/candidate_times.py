@@ -171,24 +171,29 @@ def measured_in_turn(
 
     Candidates of the same network at other resolutions follow each other, to share a graph.
     """
-    times = {}
+    times: dict[str, tuple[CandidateTime, ...]] = {}
+    same: dict[tuple, tuple[CandidateTime, ...]] = {}  # inputs of the same network and size
     earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
     order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
     with scratch_folder(folder / "files") as scratch:  # removes those of a killed process too
         for number, candidate in enumerate(order, start=1):
+            place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
             if path.exists():
-                times[candidate.name] = read_times(path)
+                times[candidate.name] = same[place] = read_times(path)
                 yield f"{candidate.name}: {title}, as measured before"
                 continue
             start = time.perf_counter()
             if earlier[0] != network(candidate):
                 earlier = network(candidate), None
-            rows, files = time_one(candidate, conditions, scratch, earlier[1])
-            earlier = earlier[0], files or earlier[1]
+            if place in same and conditions.input_kind != "pictures":  # another resize policy
+                rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
+            else:
+                rows, files = time_one(candidate, conditions, scratch, earlier[1])
+                earlier = earlier[0], files or earlier[1]
             with atomic_write(path, OUTPUT) as temporary:
                 temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-            times[candidate.name] = rows
+            times[candidate.name] = same[place] = rows
             seconds = time.perf_counter() - start
             yield f"{candidate.name}: {title}, {summary(rows)}, after {seconds:.1f} s"
     return times
