@@ -13,7 +13,7 @@ from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport, Pair
 from fullstride.autofit.finalist_files import ShippedFile
 from fullstride.autofit.halving import Outcome
-from fullstride.autofit.page import picture, render, write_results
+from fullstride.autofit.page import fate, picture, render, write_results
 from fullstride.autofit.plan import FitPlan, Rung
 from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
 from fullstride.autofit.rung_training import RungScore
@@ -192,6 +192,17 @@ def test_the_page_names_each_number_by_what_it_is(folder):
     assert "1.2 min" in page.text or "75.0 s" in page.text, "training took 75 s"
     assert headings(html)[0] == "Accuracy of the files against their time"
     assert html.count("<img") == 1, "the mistake whose picture is there"
+
+
+def test_each_candidate_has_its_end():
+    assert fate(LARGE.name, RESULTS) == "finalist 1 of 1"
+    assert fate(SMALL.name, RESULTS) == "out after rung 1"
+    assert fate(SLOW.name, RESULTS) == "not within the budget"
+    outcome = replace(RESULTS.outcome, failures={SMALL.name: "out of memory"})
+    taught = replace(outcome, scores=(*outcome.scores, rung(SLOW, 2, 95.0)))
+    results = replace(RESULTS, outcome=taught)
+    assert fate(SMALL.name, results) == "out of memory"
+    assert "teacher" in fate(SLOW.name, results)
 
 
 def test_half_and_twice_the_time_buy_what_fits():
