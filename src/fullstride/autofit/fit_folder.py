@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,8 +12,10 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import SplitRule
 from fullstride.outputs import json_output
 from fullstride.strict_json import from_json, read_json
+from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.writing import atomic_write, check_output
 
+BY_CASE = RecipeChoice()
 CONFIG, SECONDS = "fit_config.json", "seconds.json"
 CONFIG_OUTPUT = json_output("the settings of a fit", "settings", "fingerprint")
 STAGE_OUTPUT = json_output("the result of a stage of a fit", "stage", "result")
@@ -29,10 +31,18 @@ class FitConfig:
     classes: tuple[str, ...]
     rule: SplitRule  # by which the splits were taken
     settings: FitSettings
+    recipe: str = ""  # a name or a path; "" for the default of the case
+    changes: Mapping[str, Any] = field(default_factory=dict)  # fields of the recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in JSON."""
+        return plain(self)
 
 
-def create_or_resume(folder: Path, data: DataSet, settings: FitSettings) -> FitConfig:
-    """Create the folder of a fit, or check that it has a fit of the same data and settings.
+def create_or_resume(
+    folder: Path, data: DataSet, settings: FitSettings, recipe: RecipeChoice = BY_CASE
+) -> FitConfig:
+    """Create the folder of a fit, or check that it has a fit of the same arguments.
 
     Raises ValueError, in one line, for another one, and for a folder of something else.
     """
@@ -42,6 +52,8 @@ def create_or_resume(folder: Path, data: DataSet, settings: FitSettings) -> FitC
         classes=data.classes,
         rule=data.rule,
         settings=settings,
+        recipe=str(recipe.source),
+        changes=plain(recipe.changes),
     )
     path = folder / CONFIG
     check_output(path, CONFIG_OUTPUT)
@@ -64,11 +76,13 @@ def differences(saved: FitConfig, config: FitConfig) -> list[str]:
     """What is not the same in two configurations, in words."""
     if saved.fingerprint != config.fingerprint:
         return ["its images or labels are others"]
-    before, now = plain(saved.settings), plain(config.settings)
+    before, now = (
+        {**plain(each.settings), "recipe": each.recipe, **each.changes} for each in (saved, config)
+    )
     return [
-        f"{name} is {before[name]!r} there and {now[name]!r} now"
-        for name in now
-        if before[name] != now[name]
+        f"{name} is {before.get(name)!r} there and {now.get(name)!r} now"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
     ]
 
 

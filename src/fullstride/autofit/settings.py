@@ -8,6 +8,7 @@ from fullstride.measure.budget import Budget, find_budget
 from fullstride.strict_json import Bounds, check_bounds
 
 HERE = "here"  # the device of this machine, on which times are measured
+NO_WEIGHTS = "none"
 Percentile = Literal[50, 90, 95, 99]
 Licence = Literal["permissive", "any"]
 
@@ -48,8 +49,6 @@ class FitSettings:
     # Leave out training images that show the same as images that networks are scored on, and
     # images that are in two classes.
     drop_duplicates: bool = False
-    # Of random weights and of the order of images.
-    seed: Annotated[int, Bounds(ge=0)] = 0
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")
@@ -63,6 +62,11 @@ class FitSettings:
                 "no budget: say by --budget-ms how long an image may take, or by --images-per-s"
             )
         return budget
+
+    @property
+    def source_of_weights(self) -> str:
+        """As `list_candidates` takes it: "" for random weights."""
+        return "" if self.weights == NO_WEIGHTS else self.weights
 
     @property
     def is_here(self) -> bool:

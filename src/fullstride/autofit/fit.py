@@ -1,0 +1,211 @@
+"""Which network is the most accurate within my budget? `fit` tries, trains, measures and ships."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fullstride.autofit.budget_table import affordable, fastest_of, within_budget
+from fullstride.autofit.candidate_times import CandidateTime, time_candidates
+from fullstride.autofit.candidates import Candidate, list_candidates
+from fullstride.autofit.data_report import DataReport, look_at, without_duplicates
+from fullstride.autofit.fit_folder import create_or_resume, read_seconds, run_stage
+from fullstride.autofit.halving import Outcome, run_halving
+from fullstride.autofit.page import write_results
+from fullstride.autofit.plan import FitPlan, make_plan
+from fullstride.autofit.results import FitResults
+from fullstride.autofit.settings import FitSettings
+from fullstride.autofit.shipping import Shipment, ship
+from fullstride.data.dataset import DataSet, open_data
+from fullstride.deploy.exported import InputKind
+from fullstride.latency.profiles import load_profile
+from fullstride.measure.environment import choose_device
+from fullstride.train.recipes.choice import RecipeChoice
+
+Stage = Literal["data", "candidates", "times", "budget", "plan", "training", "shipping", "results"]
+INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line on the progress of a stage, or its result when it has ended."""
+
+    stage: Stage
+    line: str = ""
+    result: Any = None
+
+
+def fit(
+    data: str | Path | DataSet,
+    out: str | Path,
+    *,
+    recipe: str = "",
+    train_device: str = "auto",
+    workers: int | None = None,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Iterator[Event]:
+    """The most accurate network for `data` within a budget, as a file that ships; yields events.
+
+    The stages are a look at the data, the candidates, their times as the files that would ship, a
+    plan, successive halving, and the exports; of these the best one that is within the budget when
+    measured last is scored once on the test images. After a stop, the same call goes on: a stage,
+    a training or an export that has ended is read from `out`. docs/fit.md describes the files.
+
+    Args:
+        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        out: The folder of the fit.
+        recipe: The name, run, bundle or JSON file of a recipe; by default that of the case.
+        train_device: Where networks train: cpu, cuda:1, cuda, or auto, for all GPUs if there are.
+        workers: Processes that decode images; None: by the cores and the images.
+        dry_run: End with the plan, before anything is trained.
+        **settings: The fields of `FitSettings`, such as `budget_ms=5`.
+
+    Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
+    fit, and if no candidate is within the budget.
+    """
+    images = data if isinstance(data, DataSet) else open_data(str(data))
+    how = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    yield from fit_data(images, Path(out), FitSettings(**settings), RecipeChoice(recipe), **how)
+
+
+def fit_data(
+    data: DataSet,
+    folder: Path,
+    settings: FitSettings,
+    recipe: RecipeChoice,
+    *,
+    train_device: str = "auto",
+    workers: int | None = None,
+    dry_run: bool = False,
+) -> Iterator[Event]:
+    """`fit` of an open data set. Fields of the recipe may be changed, but not those of candidates.
+
+    Raises ValueError, in one line.
+    """
+    for name in ("resolution", "fit"):
+        if name in recipe.changes:
+            raise ValueError(
+                f"recipe.{name} is that of each candidate: choose by --resolutions, or leave it out"
+            )
+    if len(data.classes) < 2:
+        raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
+    if not len(data.minival):
+        raise ValueError("networks are compared on the minival: leave --minival 0 out")
+    budget, devices = settings.budget(), training_devices(train_device)
+    profile = None if settings.is_here else load_profile(settings.device)
+    config = create_or_resume(folder, data, settings, recipe)
+    limits: dict[str, Any] = dict(formats=settings.formats, precisions=settings.precisions)
+    limits |= dict(percentile=settings.percentile, profile=profile, input_kind=INPUT)
+    training: dict[str, Any] = dict(recipe=recipe, devices=devices, workers=workers)
+
+    def stage(
+        name: Stage, kind: Any, work: Callable[[], Generator[str, None, Any]]
+    ) -> Generator[Event, None, Any]:
+        return events(name, run_stage(folder, name, kind, work))
+
+    report: DataReport = yield from stage("data", DataReport, lambda: look_at(data, workers))
+    if settings.drop_duplicates:
+        data = without_duplicates(data, report)
+    candidates = yield from stage(
+        "candidates",
+        tuple[Candidate, ...],
+        lambda: list_candidates(
+            classes=len(data.classes),
+            channels=data.channels,
+            side=report.sides[1],
+            aspect=report.aspect,
+            weights=settings.source_of_weights,
+            names=settings.candidates,
+            licence=settings.licence,
+            resolutions=settings.resolutions,
+        ),
+    )
+    times = yield from stage(
+        "times",
+        tuple[CandidateTime, ...],
+        lambda: time_candidates(
+            candidates,
+            budget,
+            classes=len(data.classes),
+            channels=data.channels,
+            folder=folder,
+            **limits,
+        ),
+    )
+    fitting = affordable(candidates, times, budget, maybe=settings.maybe)
+    forms = within_budget(times, budget, maybe=settings.maybe)
+    yield Event("budget", result=(candidates, times, budget))
+    training["in_float"] = {each.candidate for each in forms if each.precision != "int8"}
+    ms = {name: each.ms for name, each in fastest_of(forms).items()}
+    # What chooses has no test images, so that it cannot have seen them.
+    unseen = replace(data, test=data.test.subset([]))
+    plan = yield from stage(
+        "plan",
+        FitPlan,
+        lambda: make_plan(
+            folder,
+            fitting,
+            ms,
+            unseen,
+            hours=settings.hours,
+            spent_s=sum(read_seconds(folder).values()),
+            **training,
+        ),
+    )
+    if dry_run:
+        return
+    outcome = yield from stage(
+        "training",
+        Outcome,
+        lambda: run_halving(folder, plan, fitting, ms, unseen, **training),
+    )
+    shipment = yield from stage(
+        "shipping",
+        Shipment,
+        lambda: ship(
+            folder,
+            outcome,
+            fitting,
+            times,
+            budget,
+            data,
+            maybe=settings.maybe,
+            device=devices[0],
+            **limits,
+        ),
+    )
+    results = FitResults(
+        data_name=data.name,
+        budget=budget,
+        percentile=settings.percentile,
+        settings=config.to_dict(),
+        data=report,
+        candidates=candidates,
+        times=times,
+        plan=plan,
+        outcome=outcome,
+        shipment=shipment,
+        seconds=read_seconds(folder),
+    )
+    write_results(folder, data, results)
+    yield Event("results", result=results)
+
+
+def events(stage: Stage, work: Generator[str, None, Any]) -> Generator[Event, None, Any]:
+    """An event for each line of `work`, and one for its result, which is returned."""
+    while True:
+        try:
+            yield Event(stage, next(work))
+        except StopIteration as stop:
+            yield Event(stage, result=stop.value)
+            return stop.value
+
+
+def training_devices(name: str) -> Sequence[str]:
+    """Where trials run at the same time: for auto all GPUs, if there are."""
+    if name == "auto" and torch.cuda.device_count() > 1:
+        return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+    return (str(choose_device(name)),)
