@@ -97,7 +97,7 @@ def test_a_stage_that_cannot_be_read_is_one_line(tmp_path, text):
 )
 def test_settings_that_cannot_be_met_are_refused(settings, hint):
     with pytest.raises(ValueError, match=hint) as error:
-        FitSettings(**settings)
+        FitSettings(**settings).budget()
     assert "\n" not in str(error.value)
 
 

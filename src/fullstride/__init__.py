@@ -22,6 +22,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
 # Public names and their modules. They are imported on first use, so that `import fullstride` is
 # quick.
 PUBLIC = {
+    "fit": "fullstride.autofit.fit",
     "zoo": "fullstride.nets.zoo",
     "NetSpec": "fullstride.nets.spec",
     "Stage": "fullstride.nets.spec",

@@ -54,6 +54,7 @@ class DataReport:
     # The numbers of all, listed or not: "unreadable", "across_splits", "across_classes", and of
     # images in a scored split that an earlier split shows: "minival", "test".
     totals: Mapping[str, int] = field(default_factory=dict)
+    aspect: float = 1.0  # longer / shorter side, in the median
     duplicates: tuple[str, ...] = ()  # all images that `without_duplicates` leaves out
 
 
@@ -81,6 +82,7 @@ def look_at(data: DataSet, workers: int | None = None) -> Generator[str, None, D
     by_class.pop(-1, None)
     sizes = {data.classes[i]: by_class[i] for i in range(len(data.classes))} if by_class else {}
     sides = np.sort([facts.shorter_side for facts in looks.facts])
+    aspects = [facts.longer_side / facts.shorter_side for facts in looks.facts]
     worst_first = sorted(splits, key=lambda link: (-looks.splits[link.b], not link.exact))
     return DataReport(
         images={split: len(getattr(data, split)) for split in SPLITS},
@@ -100,6 +102,7 @@ def look_at(data: DataSet, workers: int | None = None) -> Generator[str, None, D
             "minival": scored["minival"],
             "test": scored["test"],
         },
+        aspect=round(float(np.median(aspects)), 4),
         duplicates=tuple(
             image_name(data, looks, image) for image in images_to_leave_out(looks, groups, splits)
         ),

@@ -139,7 +139,7 @@ def fit_data(
     forms = within_budget(times, budget, maybe=settings.maybe)
     yield Event("budget", result=(candidates, times, budget))
     training["in_float"] = {each.candidate for each in forms if each.precision != "int8"}
-    ms = {name: each.ms for name, each in fastest_of(forms).items()}
+    ms = {name: each.ms for name, each in fastest_of(forms).items() if each.ms is not None}
     # What chooses has no test images, so that it cannot have seen them.
     unseen = replace(data, test=data.test.subset([]))
     plan = yield from stage(

@@ -138,9 +138,7 @@ def make_plan(
         if each.name in times
     ]
     plan = plan_within(costs, left_s - measured_s, hours, len(devices))
-    plan = replace(plan, left_out={**left_out, **plan.left_out})
-    yield from plan_lines(plan)
-    return plan
+    return replace(plan, left_out={**left_out, **plan.left_out})
 
 
 def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:

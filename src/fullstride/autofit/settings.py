@@ -52,10 +52,10 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")
-        self.budget()
+        find_budget(self.budget_ms, self.images_per_s)
 
     def budget(self) -> Budget:
-        """The limit of the time of a call. Raises ValueError if there is none, or two."""
+        """The limit of the time of a call. Raises ValueError if there is none."""
         budget = find_budget(self.budget_ms, self.images_per_s, self.batch)
         if budget is None:
             raise ValueError(

@@ -28,6 +28,7 @@ class Facts(NamedTuple):
     """What is read of one image beside its thumbnail."""
 
     shorter_side: int  # pixels
+    longer_side: int
     digest: bytes  # of the size and the decoded pixels
     reduced: bool  # whether a JPEG was decoded at a fraction of its size
 
@@ -112,7 +113,7 @@ def look_at_image(images: Images, index: int, channels: int) -> tuple[np.ndarray
     else:
         image, crop = decode_crop(source, channels, whole, oversampling=2)
     small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=crop.box)
-    facts = Facts(min(sizes[0]), pixel_digest(image), image.size != sizes[0])
+    facts = Facts(min(sizes[0]), max(sizes[0]), pixel_digest(image), image.size != sizes[0])
     return np.asarray(small).reshape(SIDE, SIDE, channels), facts
 
 

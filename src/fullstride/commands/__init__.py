@@ -5,12 +5,14 @@ They import what they need when they are called, so that `--help` is quick.
 
 from fullstride.commands.capacity import capacity
 from fullstride.commands.estimating import calibrate, choose, estimate
+from fullstride.commands.fitting import fit
 from fullstride.commands.measuring import bench, cost, zoo
 from fullstride.commands.shipping import export, predict, report
 from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate
 
 COMMANDS = {
+    "fit": fit,
     "zoo": zoo,
     "cost": cost,
     "capacity": capacity,

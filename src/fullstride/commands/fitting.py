@@ -1,21 +1,24 @@
 """Which command is the whole way, from images and a budget to a file that ships?"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from fullstride.autofit.settings import FitSettings
 from fullstride.commands.flags import Data
-from fullstride.console import Bar, report_ignored
+from fullstride.console import console, printable, report_ignored
+from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[FitSettings, arg(name="")]  # the flags have the names of its fields
+DEFAULTS = FitSettings()
 
 
 def fit(
     data: Data,
     out: Path,
-    settings: Settings,
+    recipe: RecipeChoice,
+    settings: Settings = DEFAULTS,
     minival: float | None = None,
     test: float | None = None,
     group: str = "",
@@ -41,14 +44,17 @@ def fit(
         dry_run: End with the plan, before anything is trained.
     """
     from fullstride.autofit.fit import fit_data
-    from fullstride.autofit.progress import event_lines
+    from fullstride.autofit.progress import shown
     from fullstride.data.dataset import open_data
 
-    splits = dict(minival=minival, test=test, group=group, keep_duplicates=keep_duplicates)
-    images = open_data(data, **splits)
+    settings.budget()  # before the data are read
+    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
+    images = open_data(data, keep_duplicates=keep_duplicates, **splits)
     report_ignored(images.ignored, images.notes)
-    how = dict(train_device=train_device, workers=workers, dry_run=dry_run)
-    with Bar() as bar:
-        for event in fit_data(images, out, settings, watch=bar.watch, **how):
-            for line in event_lines(event):
-                bar.print(line)
+    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    for event in fit_data(images, out, settings, recipe, **how):
+        for part in shown(event, out):
+            if isinstance(part, str):
+                print(printable(part), flush=True)
+            else:
+                console().print(part)

@@ -1,0 +1,175 @@
+"""`fit`: from images and a budget to a file that ships, its events, and its errors."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from fullstride import cli
+from fullstride.autofit.fit import Event, fit, fit_data
+from fullstride.autofit.progress import shown
+from fullstride.autofit.settings import FitSettings
+from fullstride.data.dataset import open_data
+from fullstride.deploy.formats import open_file
+from fullstride.deploy.predict import predict
+from fullstride.report.console_tables import table
+from fullstride.train.recipes.choice import RecipeChoice
+
+SHORT = RecipeChoice(changes={"epochs": 1.0, "batch": 32})
+SETTINGS = FitSettings(
+    budget_ms=1000,
+    weights="none",
+    candidates=("genet_tiny", "resnet_rs_tiny"),
+    resolutions=(16,),
+    formats=("onnx",),
+    precisions=("fp32",),
+)
+
+
+def read_and_note(read, notes, name):
+    notes.append(name)
+    return read(name)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """128 training images of the digits, and 64 of each other split."""
+    data = open_data("digits")
+    return replace(
+        data,
+        train=data.train.subset(range(128)),
+        minival=data.minival.subset(range(64)),
+        test=data.test.subset(range(64)),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(digits, tmp_path_factory):
+    """The folder of a fit, its events, and the stage in which each test image was read."""
+    folder, events, notes, stages = tmp_path_factory.mktemp("fit") / "mine", [], [], []
+    recorded = partial(read_and_note, digits.test.read, notes)
+    data = replace(digits, test=replace(digits.test, read=recorded))
+    for event in fit_data(data, folder, SETTINGS, SHORT, train_device="cpu", workers=0):
+        stages += [event.stage] * len(notes)
+        notes.clear()
+        events.append(event)
+    return folder, events, stages
+
+
+@pytest.mark.slow
+def test_a_fit_ships_a_file_that_predicts_and_says_how_good_it_is(whole, digits):
+    folder, events, _ = whole
+    results = events[-1].result
+    model = open_file(folder / results.shipment.model)
+    pictures = [digits.test.picture(index) for index in range(64)]
+    rows = [*predict(model, pictures)]
+    right = sum(
+        row.guesses[0].label == digits.classes[target]
+        for row, target in zip(rows, digits.test.targets, strict=True)
+    )
+    assert results.shipment.test["top1"] == pytest.approx(100 * right / 64)
+    told = json.loads((folder / "fit.json").read_text())
+    assert told["shipment"]["test"]["top1"] == pytest.approx(100 * right / 64)
+    assert (folder / "report.html").stat().st_size > 10_000
+    stages = dict.fromkeys(event.stage for event in events)
+    assert [*stages] == [
+        *("data", "candidates", "times", "budget", "plan", "training", "shipping", "results")
+    ]
+
+
+@pytest.mark.slow
+def test_the_test_images_are_read_by_the_look_at_the_data_and_by_the_last_score_only(whole):
+    _, _, stages = whole
+    assert stages.count("data") == 64
+    assert set(stages) == {"data", "shipping"}
+    assert stages.count("shipping") == 64
+
+
+@pytest.mark.slow
+def test_the_same_fit_again_runs_nothing_and_ends_in_the_same_results(whole, digits):
+    folder, events, _ = whole
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/*")}
+    again = [*fit_data(digits, folder, SETTINGS, SHORT, train_device="cpu", workers=0)]
+    assert [event for event in again if event.line] == []
+    assert again[-1].result == events[-1].result
+    assert before == {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/*")}
+
+
+@pytest.mark.slow
+def test_every_result_of_a_stage_is_shown_as_lines_and_tables(whole):
+    folder, events, _ = whole
+    parts = {event.stage: shown(event, folder) for event in events if not event.line}
+    for stage in ("data", "candidates", "plan", "results"):
+        assert parts[stage]
+        assert all(isinstance(line, str) and "\n" not in line for line in parts[stage])
+    assert isinstance(parts["budget"][0], type(table([], [])))
+    assert "genet_tiny-16" in str([*parts["budget"][0].columns[0].cells])
+    assert str(folder / "model.onnx") in parts["results"][-1]
+    assert shown(Event("times", "one of two"), folder) == ["one of two"]
+
+
+def test_a_dry_run_ends_with_the_plan_before_anything_is_trained(digits, tmp_path):
+    settings = replace(SETTINGS, device="rtx4090", formats=(), precisions=())
+    folder = tmp_path / "fit"
+    how = dict(train_device="cpu", workers=0, dry_run=True)
+    *_, last = fit_data(digits, folder, settings, SHORT, **how)
+    assert last.stage == "plan"
+    assert set(last.result.candidates) == {"genet_tiny-16", "resnet_rs_tiny-16"}
+    assert last.result.epochs == 1
+    assert not (folder / "trials").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "recipe", "hint"),
+    [
+        ({"budget_ms": 1e-6, "device": "rtx4090"}, {}, "genet_tiny-16|resnet_rs_tiny-16"),
+        ({"device": "rtx9999"}, {}, "rtx9999"),
+        ({"candidates": ("genet_tinny",)}, {}, "genet_tiny"),
+        ({"weights": "nowhere"}, {}, "nowhere"),
+        ({"budget_ms": None}, {}, "--budget-ms"),
+        ({}, {"resolution": 32}, "--resolutions"),
+    ],
+)
+def test_what_cannot_be_fitted_is_one_line(digits, tmp_path, changes, recipe, hint):
+    settings = replace(SETTINGS, **changes)
+    if settings.device != "here":
+        settings = replace(settings, formats=(), precisions=())
+    with pytest.raises(ValueError, match=hint) as error:
+        [*fit_data(digits, tmp_path / "fit", settings, RecipeChoice(changes=recipe))]
+    assert "\n" not in str(error.value)
+
+
+def test_one_class_and_no_minival_are_refused_before_anything_is_written(digits, tmp_path):
+    one = digits.with_targets(("digit",), lambda target: 0)
+    without = replace(digits, minival=digits.minival.subset([]))
+    for data, hint in ((one, "two or more"), (without, "minival")):
+        with pytest.raises(ValueError, match=hint):
+            [*fit_data(data, tmp_path / "fit", SETTINGS, SHORT)]
+    assert not (tmp_path / "fit").exists()
+
+
+def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
+    words = ["fit", "digits", "--budget-ms", "5", "--device", "rtx4090", "--weights", "none"]
+    words += ["--candidates", "genet_tiny", "resnet_rs_tiny", "--resolutions", "16", "--epochs"]
+    words += ["1", "--dry-run", "--train-device", "cpu", "--workers", "0"]
+    assert cli.run([*words, "--out", str(tmp_path / "a")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("2 candidates") for line in lines)
+    events = [
+        *fit(
+            "digits",
+            tmp_path / "b",
+            budget_ms=5,
+            device="rtx4090",
+            weights="none",
+            candidates=("genet_tiny", "resnet_rs_tiny"),
+            resolutions=(16,),
+            dry_run=True,
+            train_device="cpu",
+            workers=0,
+        )
+    ]
+    assert events[-1].result.candidates == ("genet_tiny-16", "resnet_rs_tiny-16")
+    assert cli.run([*words, "--budget-ms", "6", "--out", str(tmp_path / "a")]) == 2
+    assert "budget_ms is 5.0 there and 6.0 now" in capsys.readouterr().err
