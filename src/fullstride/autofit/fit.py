@@ -1,6 +1,6 @@
 """Which network is the most accurate within my budget? `fit` tries, trains, measures and ships."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +18,25 @@ from fullstride.autofit.plan import FitPlan, make_plan
 from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.shipping import Shipment, ship
+from fullstride.autofit.teaching import Teaching, teach, with_student
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.exported import InputKind
 from fullstride.latency.profiles import load_profile
 from fullstride.measure.environment import choose_device
 from fullstride.train.recipes.choice import RecipeChoice
 
-Stage = Literal["data", "candidates", "times", "budget", "plan", "training", "shipping", "results"]
+Stage = Literal[
+    "data",
+    "candidates",
+    "times",
+    "budget",
+    "plan",
+    "training",
+    "teaching",
+    "shipping",
+    "results",
+]
+BEFORE_PLAN = ("data", "candidates", "times")
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
 
 
@@ -50,9 +62,10 @@ def fit(
     """The most accurate network for `data` within a budget, as a file that ships; yields events.
 
     The stages are a look at the data, the candidates, their times as the files that would ship, a
-    plan, successive halving, and the exports; of these the best one that is within the budget when
-    measured last is scored once on the test images. After a stop, the same call goes on: a stage,
-    a training or an export that has ended is read from `out`. docs/fit.md describes the files.
+    plan, successive halving, with `hours` a teacher, and the exports; of these the best one that is
+    within the budget when measured last is scored once on the test images. After a stop, the same
+    call goes on: a stage, a training or an export that has ended is read from `out`. docs/fit.md
+    describes the files.
 
     Args:
         data: A folder with one subfolder of images per class, or what else `open_data` opens.
@@ -67,7 +80,7 @@ def fit(
     fit, and if no candidate is within the budget.
     """
     images = data if isinstance(data, DataSet) else open_data(str(data))
-    how = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
     yield from fit_data(images, Path(out), FitSettings(**settings), RecipeChoice(recipe), **how)
 
 
@@ -151,7 +164,7 @@ def fit_data(
             ms,
             unseen,
             hours=settings.hours,
-            spent_s=sum(read_seconds(folder).values()),
+            spent_s=spent_s(folder, BEFORE_PLAN),
             **training,
         ),
     )
@@ -162,13 +175,32 @@ def fit_data(
         Outcome,
         lambda: run_halving(folder, plan, fitting, ms, unseen, **training),
     )
+    if hours := settings.hours:
+        spent = spent_s(folder, (*BEFORE_PLAN, "plan")) + plan.total_s
+        all_ms = {name: each.ms for name, each in fastest_of(times).items() if each.ms is not None}
+        training.pop("in_float")
+        teaching = yield from stage(
+            "teaching",
+            Teaching,
+            lambda: teach(
+                folder,
+                plan,
+                outcome,
+                candidates,
+                all_ms,
+                unseen,
+                left_s=3600 * hours - spent,
+                **training,
+            ),
+        )
+        outcome, candidates, times = with_student(teaching, outcome, candidates, times)
     shipment = yield from stage(
         "shipping",
         Shipment,
         lambda: ship(
             folder,
             outcome,
-            fitting,
+            candidates,
             times,
             budget,
             data,
@@ -192,6 +224,12 @@ def fit_data(
     )
     write_results(folder, data, results)
     yield Event("results", result=results)
+
+
+def spent_s(folder: Path, stages: Iterable[str]) -> float:
+    """Seconds that stages took which have ended, which no later call changes."""
+    seconds = read_seconds(folder)
+    return sum(seconds.get(name, 0.0) for name in stages)
 
 
 def events(stage: Stage, work: Generator[str, None, Any]) -> Generator[Event, None, Any]:

@@ -11,6 +11,7 @@ from fullstride.autofit.data_report import report_lines
 from fullstride.autofit.fit import Event
 from fullstride.autofit.plan import plan_lines
 from fullstride.autofit.results import closing_lines
+from fullstride.autofit.teaching import Teaching
 
 
 def shown(event: Event, folder: Path) -> Sequence[str | Table]:
@@ -26,6 +27,8 @@ def shown(event: Event, folder: Path) -> Sequence[str | Table]:
         return [budget_table(*result), budget_note(*result)]
     if event.stage == "plan":
         return [*plan_lines(result)]
+    if event.stage == "teaching":
+        return [teaching_line(result)]
     if event.stage == "results":
         return closing_lines(result, folder)
     return []
@@ -40,3 +43,9 @@ def candidates_line(candidates: Sequence[Candidate]) -> str:
         f"{len(candidates)} candidates: {len(networks)} networks of {', '.join(families)} at "
         f"{sides} pixels"
     )
+
+
+def teaching_line(teaching: Teaching) -> str:
+    if teaching.student and teaching.is_better:
+        return f"{teaching.student.name} is better by its teacher {teaching.teacher}"
+    return f"no student of a larger network: {teaching.reason}"
