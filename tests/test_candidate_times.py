@@ -10,8 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from fullstride.autofit import candidate_times, untrained_times
-from fullstride.autofit.budget_table import (
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing import candidate_times, untrained_times
+from fullstride.autofit.timing.budget_table import (
     MOST_ROWS,
     affordable,
     budget_figure,
@@ -21,9 +22,8 @@ from fullstride.autofit.budget_table import (
     timed_candidates,
     within_budget,
 )
-from fullstride.autofit.candidate_times import CandidateTime, read_times, time_candidates
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.time_estimates import corrected, nearest
+from fullstride.autofit.timing.candidate_times import CandidateTime, read_times, time_candidates
+from fullstride.autofit.timing.time_estimates import corrected, nearest
 from fullstride.deploy.select import data_formats, latencies, runnable
 from fullstride.deploy.untrained import UntrainedFiles, untrained_files
 from fullstride.latency import estimate, load_profile

@@ -12,8 +12,8 @@ import timm
 import torch
 
 from fullstride import zoo
-from fullstride.autofit.candidates import Candidate, Pictures, list_candidates
-from fullstride.autofit.weights_folder import examine
+from fullstride.autofit.listing.candidates import Candidate, Pictures, list_candidates
+from fullstride.autofit.listing.weights_folder import examine
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing

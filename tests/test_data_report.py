@@ -12,7 +12,12 @@ import pytest
 from PIL import Image, ImageOps
 from scipy.fft import dctn
 
-from fullstride.autofit.data_report import DataReport, look_at, report_lines, without_duplicates
+from fullstride.autofit.inspection.data_report import (
+    DataReport,
+    look_at,
+    report_lines,
+    without_duplicates,
+)
 from fullstride.data.dataset import DataSet, Images, open_data
 from fullstride.nets import zoo
 from fullstride.strict_json import from_json, to_json

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.fit_folder import (
     create_or_resume,
     read_seconds,
     run_stage,
     saved_stage,
 )
+from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.data_report import DataReport, Pair
-from fullstride.autofit.finalist_files import ShippedFile
-from fullstride.autofit.halving import Outcome
+from fullstride.autofit.inspection.data_report import DataReport, Pair
+from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.page import fate, picture, render, write_results
-from fullstride.autofit.plan import FitPlan, Rung
 from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
-from fullstride.autofit.rung_training import RungScore
-from fullstride.autofit.shipping import Shipment
-from fullstride.autofit.untrained_times import CandidateTime
+from fullstride.autofit.shipping.finalist_files import ShippedFile
+from fullstride.autofit.shipping.ship import Shipment
+from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.training.halving import Outcome
+from fullstride.autofit.training.plan import FitPlan, Rung
+from fullstride.autofit.training.rung_training import RungScore
 from fullstride.data.dataset import open_data
 from fullstride.deploy.file_scores import Mistake
 from fullstride.measure.budget import Budget

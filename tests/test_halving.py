@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.autofit import training_times
-from fullstride.autofit.candidate_times import CandidateTime
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.halving import (
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.candidate_times import CandidateTime
+from fullstride.autofit.training import training_times
+from fullstride.autofit.training.halving import (
     TIE_POINTS,
     Outcome,
     delete_losers,
@@ -25,8 +25,8 @@ from fullstride.autofit.halving import (
     rank,
     run_halving,
 )
-from fullstride.autofit.paired_test import mcnemar
-from fullstride.autofit.plan import (
+from fullstride.autofit.training.paired_test import mcnemar
+from fullstride.autofit.training.plan import (
     FEW,
     MOST_COST,
     FitPlan,
@@ -36,9 +36,9 @@ from fullstride.autofit.plan import (
     plan_of,
     plan_within,
 )
-from fullstride.autofit.rung_training import RungScore
-from fullstride.autofit.teaching import Teaching, teach, with_student
-from fullstride.autofit.training_times import TrainingTime, measure_training, stored_time
+from fullstride.autofit.training.rung_training import RungScore
+from fullstride.autofit.training.teaching import Teaching, teach, with_student
+from fullstride.autofit.training.training_times import TrainingTime, measure_training, stored_time
 from fullstride.nets.bundle import Bundle
 from fullstride.search.trials import Failure
 from fullstride.strict_json import from_json, to_json

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from fullstride import writing
-from fullstride.autofit import file_times
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.finalist_files import FileRecord, ShippedFile, forms
-from fullstride.autofit.halving import Outcome
-from fullstride.autofit.shipping import Shipment, choose, ship
-from fullstride.autofit.untrained_times import CandidateTime
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.shipping import file_times
+from fullstride.autofit.shipping.finalist_files import FileRecord, ShippedFile, forms
+from fullstride.autofit.shipping.ship import Shipment, choose, ship
+from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.training.halving import Outcome
 from fullstride.deploy.open_model import open_model
 from fullstride.latency.profiles import load_profile
 from fullstride.measure.budget import Budget

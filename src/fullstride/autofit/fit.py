@@ -7,18 +7,18 @@ from typing import Any, Literal
 
 import torch
 
-from fullstride.autofit.budget_table import affordable, fastest_of, within_budget
-from fullstride.autofit.candidate_times import CandidateTime, time_candidates
-from fullstride.autofit.candidates import Candidate, list_candidates
-from fullstride.autofit.data_report import DataReport, look_at, without_duplicates
 from fullstride.autofit.fit_folder import create_or_resume, read_seconds, run_stage
-from fullstride.autofit.halving import Outcome, run_halving
+from fullstride.autofit.inspection.data_report import DataReport, look_at, without_duplicates
+from fullstride.autofit.listing.candidates import Candidate, list_candidates
 from fullstride.autofit.page import write_results
-from fullstride.autofit.plan import FitPlan, make_plan
 from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import FitSettings
-from fullstride.autofit.shipping import Shipment, ship
-from fullstride.autofit.teaching import Teaching, teach, with_student
+from fullstride.autofit.shipping.ship import Shipment, ship
+from fullstride.autofit.timing.budget_table import affordable, fastest_of, within_budget
+from fullstride.autofit.timing.candidate_times import CandidateTime, time_candidates
+from fullstride.autofit.training.halving import Outcome, run_halving
+from fullstride.autofit.training.plan import FitPlan, make_plan
+from fullstride.autofit.training.teaching import Teaching, teach, with_student
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.exported import InputKind
 from fullstride.latency.profiles import load_profile

@@ -6,7 +6,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fullstride.autofit.finalist_files import ShippedFile
 from fullstride.autofit.results import (
     PAGE,
     FitResults,
@@ -17,7 +16,8 @@ from fullstride.autofit.results import (
     time_line,
     write_json,
 )
-from fullstride.autofit.rung_training import TRIALS
+from fullstride.autofit.shipping.finalist_files import ShippedFile
+from fullstride.autofit.training.rung_training import TRIALS
 from fullstride.console import printable
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import UnreadableImage

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.autofit.budget_table import fastest_of, within_budget
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.data_report import DataReport
-from fullstride.autofit.finalist_files import ShippedFile
-from fullstride.autofit.halving import Outcome
-from fullstride.autofit.plan import FitPlan
-from fullstride.autofit.rung_training import RungScore
-from fullstride.autofit.shipping import Shipment
-from fullstride.autofit.untrained_times import CandidateTime
+from fullstride.autofit.inspection.data_report import DataReport
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.shipping.finalist_files import ShippedFile
+from fullstride.autofit.shipping.ship import Shipment
+from fullstride.autofit.timing.budget_table import fastest_of, within_budget
+from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.training.halving import Outcome
+from fullstride.autofit.training.plan import FitPlan
+from fullstride.autofit.training.rung_training import RungScore
 from fullstride.deploy.formats import FORMATS
 from fullstride.measure.budget import Budget
 from fullstride.outputs import json_output

@@ -7,9 +7,9 @@ from pathlib import Path
 from time import perf_counter
 
 from fullstride import tasks
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.rung_training import TRIALS
-from fullstride.autofit.untrained_times import CandidateTime
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.training.rung_training import TRIALS
 from fullstride.data.dataset import DataSet
 from fullstride.deploy import select
 from fullstride.deploy.export import export, find_format, make_reference

@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast, get_args
 
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.time_estimates import (
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.time_estimates import (
     anchors,
     corrected,
     estimate_candidates,
     nearest,
     profile_here,
 )
-from fullstride.autofit.untrained_times import CandidateTime, Conditions, time_one
+from fullstride.autofit.timing.untrained_times import CandidateTime, Conditions, time_one
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.select import runnable
 from fullstride.deploy.untrained import UntrainedFiles

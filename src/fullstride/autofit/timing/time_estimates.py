@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.listing.candidates import Candidate
 from fullstride.latency.network_times import Estimate, estimates
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Fit, Profile, load_profile

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.listing.candidates import Candidate
 from fullstride.deploy.exported import ExportedModel, InputKind, Precision
 from fullstride.deploy.formats.base import last_line
 from fullstride.deploy.select import measure_files, percentile_ms

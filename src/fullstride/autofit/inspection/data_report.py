@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fullstride.autofit.duplicate_pairs import (
+from fullstride.autofit.inspection.duplicate_pairs import (
     Pair,
     as_pairs,
     class_index,
@@ -20,9 +20,9 @@ from fullstride.autofit.duplicate_pairs import (
     links_across_classes,
     links_across_splits,
 )
-from fullstride.autofit.near_copies import MAX_COMPARED, find_matches
-from fullstride.autofit.perceptual_hash import Pictures
-from fullstride.autofit.thumbnails import REPORT_S, SPLITS, look_at_images
+from fullstride.autofit.inspection.near_copies import MAX_COMPARED, find_matches
+from fullstride.autofit.inspection.perceptual_hash import Pictures
+from fullstride.autofit.inspection.thumbnails import REPORT_S, SPLITS, look_at_images
 from fullstride.console import printable
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names

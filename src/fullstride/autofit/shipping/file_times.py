@@ -7,8 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.autofit.finalist_files import SHIP, FileRecord, ShippedFile, remote_precision
-from fullstride.autofit.untrained_times import CandidateTime
+from fullstride.autofit.shipping.finalist_files import (
+    SHIP,
+    FileRecord,
+    ShippedFile,
+    remote_precision,
+)
+from fullstride.autofit.timing.untrained_times import CandidateTime
 from fullstride.deploy import select
 from fullstride.deploy.formats import open_file
 from fullstride.latency.profiles import Profile

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fullstride.autofit.starts import RGB, Start, family_of
+from fullstride.autofit.listing.starts import RGB, Start, family_of
 from fullstride.nets import zoo
 from fullstride.nets.weights import hub
 from fullstride.tables import PretrainedNetwork, pretrained_networks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.listing.candidates import Candidate
 from fullstride.data.dataset import DataSet
 from fullstride.outputs import json_output
 from fullstride.storage import lacks_memory

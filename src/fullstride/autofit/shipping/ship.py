@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fullstride import tasks
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.file_times import device_of, estimated, measured
-from fullstride.autofit.finalist_files import (
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.shipping.file_times import device_of, estimated, measured
+from fullstride.autofit.shipping.finalist_files import (
     SHIP,
     FileRecord,
     ShippedFile,
@@ -16,9 +16,9 @@ from fullstride.autofit.finalist_files import (
     export_finalist,
     forms,
 )
-from fullstride.autofit.halving import Outcome, tie
-from fullstride.autofit.rung_training import TRIALS, RungScore
-from fullstride.autofit.untrained_times import CandidateTime
+from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.training.halving import Outcome, tie
+from fullstride.autofit.training.rung_training import TRIALS, RungScore
 from fullstride.data.dataset import DataSet
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.file_scores import Mistake, score_model

@@ -4,12 +4,18 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fullstride.autofit.candidate_times import CandidateTime
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.halving import Outcome, tie
-from fullstride.autofit.plan import FitPlan, by_promise
-from fullstride.autofit.rung_training import STUDY, TRIALS, RungScore, metric_of, rung_trial
-from fullstride.autofit.training_times import (
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.candidate_times import CandidateTime
+from fullstride.autofit.training.halving import Outcome, tie
+from fullstride.autofit.training.plan import FitPlan, by_promise
+from fullstride.autofit.training.rung_training import (
+    STUDY,
+    TRIALS,
+    RungScore,
+    metric_of,
+    rung_trial,
+)
+from fullstride.autofit.training.training_times import (
     BY_CASE,
     TrainingTime,
     measure_training,

@@ -5,8 +5,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.training_times import (
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.training.training_times import (
     BY_CASE,
     TrainingTime,
     measure_training,

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.training_times import candidate_recipe
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.training.training_times import candidate_recipe
 from fullstride.data.dataset import DataSet
 from fullstride.nets.bundle import Bundle
 from fullstride.search.trials import Study, Trial

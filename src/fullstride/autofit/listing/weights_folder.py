@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fullstride.autofit.starts import Start, family_of
+from fullstride.autofit.listing.starts import Start, family_of
 from fullstride.nets.bundle import METADATA, read_metadata, spec_from_json
 from fullstride.nets.bundle import WEIGHTS as BUNDLE_WEIGHTS
 from fullstride.nets.families import SPECS

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullstride.autofit.near_copies import Matches
-from fullstride.autofit.thumbnails import SPLITS, Looks, same_pixels
+from fullstride.autofit.inspection.near_copies import Matches
+from fullstride.autofit.inspection.thumbnails import SPLITS, Looks, same_pixels
 from fullstride.data.dataset import DataSet, Images
 
 

@@ -7,8 +7,8 @@ from typing import get_args
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from fullstride.autofit.candidate_times import CandidateTime
-from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.candidate_times import CandidateTime
 from fullstride.console import printable
 from fullstride.deploy.exported import Precision
 from fullstride.measure.budget import Budget

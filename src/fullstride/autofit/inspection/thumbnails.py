@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from fullstride.autofit.perceptual_hash import Pictures, compared, concatenated
+from fullstride.autofit.inspection.perceptual_hash import Pictures, compared, concatenated
 from fullstride.data.dataset import DataSet, Images, UnreadableImage
 from fullstride.data.loader import FILES_PER_WORKER, exit_on_interrupt
 from fullstride.data.readers.decode import Crop, Size, decode_crop

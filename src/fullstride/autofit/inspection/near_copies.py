@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullstride.autofit.perceptual_hash import MAX_BITS, Pictures
+from fullstride.autofit.inspection.perceptual_hash import MAX_BITS, Pictures
 
 ROWS, COLUMNS = 256, 4096  # hashes that are compared at once
 CHUNK = 4096  # pairs whose thumbnails are compared at once

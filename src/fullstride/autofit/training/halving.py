@@ -5,11 +5,17 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.paired_test import mcnemar
-from fullstride.autofit.plan import FINALISTS, FitPlan
-from fullstride.autofit.rung_training import STUDY, TRIALS, RungScore, metric_of, rung_trial
-from fullstride.autofit.training_times import BY_CASE
+from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.training.paired_test import mcnemar
+from fullstride.autofit.training.plan import FINALISTS, FitPlan
+from fullstride.autofit.training.rung_training import (
+    STUDY,
+    TRIALS,
+    RungScore,
+    metric_of,
+    rung_trial,
+)
+from fullstride.autofit.training.training_times import BY_CASE
 from fullstride.data.dataset import DataSet
 from fullstride.search.trials import Failure, run_trials
 from fullstride.tasks.task import Metric
