@@ -1,6 +1,6 @@
 """How accurate is each format and precision? Trained runs on their whole test set, in every file.
 
-    python benchmarks/shipping_digits.py runs/demo/* --out benchmarks/shipping_digits.json
+    python benchmarks/shipping_digits.py RUN... --out benchmarks/shipping_digits.json
 
 Files are written with the defaults of `fullstride export`, without a limit on the drop of top-1.
 """

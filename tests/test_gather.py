@@ -1,10 +1,7 @@
 """What is on a page of `fullstride report`: runs, bundles, files and measured networks."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -177,30 +174,6 @@ def test_a_page_says_which_times_were_measured_on_a_busy_machine(folder):
     save_measurements(rows, folder / "b.json")
     (line,) = [note for note in gather(["a"], folder / "b.json")["notes"] if "busy" in note]
     assert line.startswith("a: rounds of online spread by 67%")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [(300.0, 900.0, 500.0), (2.0, 2.0, 2.0)])
-def test_the_demo_ends_in_a_page_and_a_file_however_slow_the_machine_is(folder, times):
-    """The last commands of `make demo`, on runs of random weights and times of a slow machine."""
-    makefile, scripts = Path(__file__).parents[1] / "Makefile", Path(sys.executable).parent
-    dry = ["make", "--no-print-directory", "-n", "-o", ".venv/ready", "-f", makefile]
-    dry += [f"BIN={scripts}", "demo"]
-    lines = subprocess.run(dry, check=True, capture_output=True, text=True).stdout.splitlines()
-    (bench,) = [number for number, line in enumerate(lines) if " bench " in line]
-    (folder / "runs" / "demo").mkdir(parents=True)
-    runs = [word for word in lines[bench].split() if word.startswith("runs/demo/")][:3]
-    for run, score in zip(runs, (10.0, 30.0, 20.0), strict=True):
-        finished_run(folder / run, 32, score)
-    rows = [measured(run, 32, ms) for run, ms in zip(runs, times, strict=True)]
-    save_measurements([*rows, measured("timm/resnet18", 32, 1.0)], folder / "runs/demo/bench.json")
-    for line in lines[bench + 1 :]:
-        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    assert (folder / "runs/demo/report.html").is_file()
-    assert (folder / "runs/demo/best.onnx").is_file()
-    # The most accurate run that is not slower than the second of the three.
-    assert (runs[1] if times[0] == times[1] else runs[2]) in done.stdout
 
 
 def test_times_of_an_earlier_measurement_take_the_place_of_new_ones(folder, monkeypatch):

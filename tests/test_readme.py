@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fullstride import cli
 from fullstride.nets.families import SPECS
@@ -14,6 +15,9 @@ from fullstride.train.recipes.named import RECIPES
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
+# Flags with which `fit` tries, trains and exports little.
+SHORT_FIT = "--weights none --candidates genet_tiny --resolutions 32 --epochs 1".split()
+SHORT_FIT += "--formats onnx --precisions fp32".split()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 
 
@@ -25,8 +29,14 @@ def test_the_commands_of_the_readme_run_as_they_stand(tmp_path, monkeypatch, cap
         shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fullstride ")
     ]
     assert len(commands) >= 3
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        (tmp_path / "PHOTOS" / name).mkdir(parents=True)
+        for number in range(20):
+            shade = tuple(max(0, each - 8 * number) for each in colour)
+            Image.new("RGB", (40, 40), shade).save(tmp_path / f"PHOTOS/{name}/{number}.png")
     for words in commands:
-        assert cli.run(words) == 0, capsys.readouterr().err
+        shorter = SHORT_FIT if words[0] == "fit" else []
+        assert cli.run([*words, *shorter]) == 0, capsys.readouterr().err
 
 
 def test_the_python_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch):

@@ -14,7 +14,12 @@ from fullstride.autofit.page import write_results
 from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.shipping.ship import Shipment, ship
-from fullstride.autofit.timing.budget_table import affordable, fastest_of, within_budget
+from fullstride.autofit.timing.budget_table import (
+    affordable,
+    budget_figure,
+    fastest_of,
+    within_budget,
+)
 from fullstride.autofit.timing.candidate_times import CandidateTime, time_candidates
 from fullstride.autofit.training.halving import Outcome, run_halving
 from fullstride.autofit.training.plan import FitPlan, make_plan
@@ -23,6 +28,7 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.exported import InputKind
 from fullstride.latency.profiles import load_profile
 from fullstride.measure.environment import choose_device
+from fullstride.report.plots import save_png
 from fullstride.train.recipes.choice import RecipeChoice
 
 Stage = Literal[
@@ -36,6 +42,7 @@ Stage = Literal[
     "shipping",
     "results",
 ]
+BOUGHT = "budget.png"  # what the budget buys, before anything is trained
 BEFORE_PLAN = ("data", "candidates", "times")
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
 
@@ -150,6 +157,7 @@ def fit_data(
     )
     fitting = affordable(candidates, times, budget, maybe=settings.maybe)
     forms = within_budget(times, budget, maybe=settings.maybe)
+    save_png(budget_figure(candidates, times, budget, maybe=settings.maybe), folder / BOUGHT)
     yield Event("budget", result=(candidates, times, budget))
     training["in_float"] = {each.candidate for each in forms if each.precision != "int8"}
     ms = {name: each.ms for name, each in fastest_of(forms).items() if each.ms is not None}

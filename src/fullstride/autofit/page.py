@@ -29,15 +29,17 @@ from fullstride.report.page import Prediction, card, render_template, worst_clas
 from fullstride.report.selection_plot import FilePoint, files_figure
 from fullstride.train.run_folder import read_log
 
+PICTURE = "files.png"  # the accuracy of files against their time
 MAX_CURVES = 12  # candidates in the plot of learning curves, as colours and dashes repeat
 MAX_CANDIDATES = 200  # rows
 MAX_NAMES = 10  # of images with a problem
 
 
 def write_results(folder: Path, data: DataSet, results: FitResults) -> Path:
-    """Write fit.json and the page of a fit to its folder. Returns the path of the page."""
+    """Write fit.json, the page of a fit and its plot to its folder. Returns the page's path."""
     write_json(folder, results)
     write(folder / PAGE, render(folder, data, results))
+    plots.save_png(figure(results), folder / PICTURE)
     return folder / PAGE
 
 
@@ -74,11 +76,6 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         facts=data_facts(results),
         problems=data_problems(results),
     )
-
-
-def picture(results: FitResults) -> bytes:
-    """The plot of the files as PNG, for a README."""
-    return plots.png(figure(results))
 
 
 def figure(results: FitResults) -> Any:
