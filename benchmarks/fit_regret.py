@@ -1,0 +1,243 @@
+"""What does a fit lose against training every candidate to the end? Regret, baselines, table."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fullstride.autofit.shipping.finalist_files import FileRecord, ShippedFile
+from fullstride.autofit.shipping.ship import choose
+from fullstride.tasks.task import Metric
+from fullstride.train.minival_comparison import quality
+
+NOISE = 1.05  # times the budget: a measurement up to this counts as within it
+MOST_REGRET = 0.5  # points
+MOST_COST = 1 / 3  # of training every candidate to the end
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceFile:
+    """A file of a candidate that was trained to the end."""
+
+    file: ShippedFile  # with its time and its minival
+    correct: str  # 1 or 0 for each image of the minival, in order
+    test: float  # the score on the test images
+    params: int  # of the network
+
+    @property
+    def ms(self) -> float:
+        assert self.file.ms is not None
+        return self.file.ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """All candidates, trained to the end."""
+
+    files: tuple[ReferenceFile, ...]
+    seconds: Mapping[str, float]  # of training, by candidate
+    epochs: int  # of each training
+    minival_images: int
+    test_images: int
+    metric: str = "top1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRow:
+    """A fit with a budget of its own."""
+
+    budget_ms: float
+    failure: str = ""  # why nothing shipped, in one line
+    candidate: str = ""
+    format: str = ""
+    precision: str = ""
+    ms: float = 0.0  # as the fit measured it last
+    again_ms: tuple[float, ...] = ()  # measured again, each time in a fresh process
+    minival: float = 0.0
+    test: float = 0.0
+    seconds: float = 0.0  # of the stages plan and training
+    total_s: float = 0.0  # of all stages
+    epochs: Mapping[str, int] = field(default_factory=dict)  # of each candidate that trained
+    load: float = 0.0  # of the machine in the last minute, when the file was measured again
+
+    @property
+    def in_budget(self) -> bool:
+        """By the shortest time, as what disturbs a measurement makes it longer."""
+        return not self.failure and min(self.again_ms) <= NOISE * self.budget_ms
+
+
+def budgets(files: Sequence[ReferenceFile], count: int = 6) -> list[float]:
+    """Quantiles of the shortest times of the candidates, from the fastest to the slowest.
+
+    They are in the middle of `count` equal parts, so that no budget is the time of a candidate.
+    """
+    fastest = dict[str, float]()
+    for each in files:
+        name = each.file.candidate
+        fastest[name] = min(each.ms, fastest.get(name, each.ms))
+    shares = (np.arange(count) + 0.5) / count
+    return [float(f"{ms:.4g}") for ms in np.quantile(sorted(fastest.values()), shares)]
+
+
+def within(files: Sequence[ReferenceFile], ms: float) -> list[ReferenceFile]:
+    return [each for each in files if each.ms <= ms]
+
+
+def chosen(files: Sequence[ReferenceFile], metric: Metric, *, ties: bool = True) -> ReferenceFile:
+    """The file with the best minival; with `ties` as `ship` decides between those that are tied."""
+    if ties:
+        records = [
+            FileRecord(file=replace(each.file, within=True), correct=each.correct, seconds=0.0)
+            for each in files
+        ]
+        return files[choose(records, metric)]
+    return max(files, key=lambda each: (quality(each.file.minival, metric), -each.ms))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Where the difference of a fit to the best file within its budget comes from, in points.
+
+    Each is the difference of test scores between one choice and the next: the best file by its
+    test score, the best by its minival, the one that ties give, and the one that the fit shipped.
+    """
+
+    minival: float  # all are trained to the end, but chosen by the minival
+    ties: float  # and ties go to the faster file
+    rest: float  # halving, and the fit's own measurements of time
+
+    @property
+    def regret(self) -> float:
+        return self.minival + self.ties + self.rest
+
+
+def losses(files: Sequence[ReferenceFile], ms: float, test: float, metric: Metric) -> Losses | None:
+    """Of a file with the score `test` that was shipped for the budget `ms`.
+
+    None where no file of the reference is within the budget.
+    """
+    inside = within(files, ms)
+    if not inside:
+        return None
+    best = max(metric.rank(each.test) for each in inside)
+    by_minival = metric.rank(chosen(inside, metric, ties=False).test)
+    by_ties = metric.rank(chosen(inside, metric).test)
+    return Losses(
+        minival=best - by_minival, ties=by_minival - by_ties, rest=by_ties - metric.rank(test)
+    )
+
+
+def baselines(
+    files: Sequence[ReferenceFile], ms: float, metric: Metric, default: str
+) -> dict[str, float | None]:
+    """Test scores of simpler choices within a budget; None where nothing of the kind fits.
+
+    Each candidate counts with the file that its minival chooses among those within the budget:
+    a random one (the mean over all), the largest (most parameters, then pixels), and the network
+    `default` at the largest resolution that fits. All need one training.
+    """
+    own = dict[str, list[ReferenceFile]]()
+    for each in within(files, ms):
+        own.setdefault(each.file.candidate, []).append(each)
+    best = [chosen(each, metric) for each in own.values()]
+    defaults = [each for each in best if each.file.candidate.startswith(f"{default}-")]
+
+    def size(each: ReferenceFile) -> tuple[int, int]:
+        return each.params, each.file.resolution
+
+    return {
+        "random": statistics.mean(each.test for each in best) if best else None,
+        "largest": max(best, key=size).test if best else None,
+        "default": max(defaults, key=size).test if defaults else None,
+    }
+
+
+def cost(row: FitRow, reference: Reference) -> tuple[float, float]:
+    """The fit's training as a share of training every candidate to the end, in two ways.
+
+    The measured seconds of its plan and training; and its epochs, each with the seconds that the
+    reference took for an epoch of that candidate, which the load of the machine does not change.
+    """
+    all_s = sum(reference.seconds.values())
+    epochs_s = sum(
+        reference.seconds[name] * epochs / reference.epochs for name, epochs in row.epochs.items()
+    )
+    return row.seconds / all_s, epochs_s / all_s
+
+
+HEAD = ("budget ms", "ships", "ms", "again", "in budget", "test", "best", "regret")
+HEAD += ("minival", "ties", "rest", "cost", "by epochs", "random", "largest", "default")
+
+
+def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default: str) -> str:
+    """The fits as Markdown, with their sum in sentences."""
+    cells = [HEAD, *(table_row(reference, row, metric, default) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [cells[0], tuple("-" * width for width in widths), *cells[1:]]
+    return "\n".join(
+        [
+            *("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines),
+            "",
+            *summary(reference, rows, metric),
+            "",
+            f"Test scores in points on {reference.test_images:,} images. Best: of all candidates,",
+            f"trained to the end ({reference.epochs} epochs) and exported, the best file within",
+            "the budget by its test score. Regret is the difference, the sum of three: choosing",
+            f"by the minival ({reference.minival_images:,} images), giving ties to the faster",
+            "file, and the rest, which is halving and the fit's own measurements of time. Again",
+            "is the shortest of the times in fresh processes. Cost is the fit's plan and training",
+            "as a share of training every candidate to the end, in measured seconds, and by epochs",
+            "with the seconds of the reference. The baselines train one candidate each that is",
+            f"within the budget: a random one, the largest, and {default} at its largest",
+            "resolution.",
+        ]
+    )
+
+
+def table_row(reference: Reference, row: FitRow, metric: Metric, default: str) -> tuple[str, ...]:
+    others = baselines(reference.files, row.budget_ms, metric, default).values()
+    simple = ["none" if each is None else f"{each:.2f}" for each in others]
+    if row.failure:
+        return (f"{row.budget_ms:g}", "nothing", *[""] * (len(HEAD) - 5), *simple)
+    lost = losses(reference.files, row.budget_ms, row.test, metric)
+    points = [""] * 5
+    if lost is not None:
+        best = max((each.test for each in within(reference.files, row.budget_ms)), key=metric.rank)
+        parts = (lost.regret, lost.minival, lost.ties, lost.rest)
+        points = [f"{best:.2f}", *(f"{each:+.2f}" for each in parts)]
+    return (
+        f"{row.budget_ms:g}",
+        f"{row.candidate} {row.format} {row.precision}",
+        f"{row.ms:.4g}",
+        f"{min(row.again_ms):.4g}",
+        "yes" if row.in_budget else "no",
+        f"{row.test:.2f}",
+        *points,
+        *(f"{each:.2f}" for each in cost(row, reference)),
+        *simple,
+    )
+
+
+def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> list[str]:
+    """How many of the fits keep each part of the promise."""
+    shipped = [row for row in rows if not row.failure]
+    each_lost = [losses(reference.files, row.budget_ms, row.test, metric) for row in shipped]
+    regrets = [each.regret for each in each_lost if each is not None]
+    first = sum(row.again_ms[0] <= NOISE * row.budget_ms for row in shipped)
+    costs = [cost(row, reference) for row in shipped]
+    lines = [
+        f"Within the budget (5 % allowed): {sum(row.in_budget for row in rows)} of {len(rows)}; "
+        f"by the first of the measurements {first}.",
+    ]
+    if regrets:
+        lines += [
+            f"Regret at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in regrets)}"
+            f" of {len(rows)}; mean {statistics.mean(regrets):.2f}, largest {max(regrets):.2f}.",
+        ]
+    if costs:
+        seconds, epochs = (
+            sum(share <= MOST_COST for share in each) for each in zip(*costs, strict=True)
+        )
+        lines += [f"Cost at most a third: {seconds} of {len(rows)}, by epochs {epochs}."]
+    return lines
