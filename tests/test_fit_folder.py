@@ -42,7 +42,7 @@ def result_of(generator):
 def test_a_stage_that_has_ended_is_read_and_not_run_again(tmp_path):
     calls = []
     for expected in (["two candidates"], []):
-        stage = run_stage(tmp_path, "candidates", tuple[Candidate, ...], lambda: listing(calls))
+        stage = run_stage(tmp_path, "candidates", tuple[Candidate, ...], listing(calls))
         assert result_of(stage) == (expected, CANDIDATES)
     assert calls == ["called"]
     assert saved_stage(tmp_path, "candidates", tuple[Candidate, ...]) == CANDIDATES
@@ -50,12 +50,12 @@ def test_a_stage_that_has_ended_is_read_and_not_run_again(tmp_path):
 
 
 def test_a_stage_that_was_stopped_has_no_result_but_its_seconds(tmp_path):
-    stage = run_stage(tmp_path, "candidates", tuple[Candidate, ...], lambda: listing([]))
+    stage = run_stage(tmp_path, "candidates", tuple[Candidate, ...], listing([]))
     next(stage)
     stage.close()
     assert saved_stage(tmp_path, "candidates", tuple[Candidate, ...]) is None
     first = read_seconds(tmp_path)["candidates"]
-    result_of(run_stage(tmp_path, "candidates", tuple[Candidate, ...], lambda: listing([])))
+    result_of(run_stage(tmp_path, "candidates", tuple[Candidate, ...], listing([])))
     assert read_seconds(tmp_path)["candidates"] > first > 0
 
 

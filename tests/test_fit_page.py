@@ -15,7 +15,7 @@ from fullstride.autofit.page import fate, render, write_results
 from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
 from fullstride.autofit.shipping.finalist_files import ShippedFile
 from fullstride.autofit.shipping.ship import Shipment
-from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.autofit.training.halving import Outcome
 from fullstride.autofit.training.plan import FitPlan, Rung
 from fullstride.autofit.training.rung_training import RungScore
@@ -203,6 +203,25 @@ def test_each_candidate_has_its_end():
     results = replace(RESULTS, outcome=taught)
     assert fate(SMALL.name, results) == "out of memory"
     assert "teacher" in fate(SLOW.name, results)
+
+
+def test_candidates_that_were_not_tried_are_counted_with_the_reason(folder):
+    reason = "not measured: 20 others are more promising"
+    slow = replace(RESULTS.times[2], ms=None, measured=False, left_out=reason)
+    plan = replace(RESULTS.plan, left_out={SMALL.name: "no time"})
+    results = replace(RESULTS, times=(*RESULTS.times[:2], slow), plan=plan)
+    assert results.left_out == {SLOW.name: reason, SMALL.name: "no time"}
+    assert fate(SLOW.name, results) == reason
+    assert f"Left out, 1 of 3: {reason}." in Parsed(render(folder, DATA, results)).text
+    assert fit_json(results)["left_out"] == results.left_out
+    assert "Left out" not in render(folder, DATA, RESULTS)
+
+
+def test_problems_are_counted_in_full_where_only_the_first_are_listed(folder):
+    report = replace(REPORT, totals={"unreadable": 1234, "across_splits": 5678})
+    page = Parsed(render(folder, DATA, replace(RESULTS, data=report))).text
+    assert "(1,234)" in page
+    assert "(5,678)" in page
 
 
 def test_half_and_twice_the_time_buy_what_fits():

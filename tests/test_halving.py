@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.timing.candidate_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.autofit.training import training_times
 from fullstride.autofit.training.halving import (
     TIE_POINTS,

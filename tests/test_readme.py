@@ -16,8 +16,17 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 # Flags with which `fit` tries, trains and exports little.
-SHORT_FIT = "--weights none --candidates genet_tiny --resolutions 32 --epochs 1".split()
-SHORT_FIT += "--formats onnx --precisions fp32".split()
+SHORT_FIT = [
+    "--weights",
+    "none",
+    "--candidates",
+    "genet_tiny",
+    "--resolutions",
+    "32",
+    "--epochs",
+    "1",
+]
+SHORT_FIT += ["--formats", "onnx", "--precisions", "fp32"]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 
 

@@ -14,7 +14,7 @@ from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.shipping import file_times
 from fullstride.autofit.shipping.finalist_files import FileRecord, ShippedFile, forms
 from fullstride.autofit.shipping.ship import Shipment, choose, ship
-from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.autofit.training.halving import Outcome
 from fullstride.deploy.open_model import open_model
 from fullstride.latency.profiles import load_profile

@@ -1,6 +1,6 @@
 """Which network is the most accurate within my budget? `fit` tries, trains, measures and ships."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,14 +14,15 @@ from fullstride.autofit.page import write_results
 from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.shipping.ship import Shipment, ship
-from fullstride.autofit.timing.budget_table import (
+from fullstride.autofit.timing.budget_rule import (
+    CandidateTime,
     affordable,
-    budget_figure,
-    fastest_of,
+    fastest_ms,
     within_budget,
 )
-from fullstride.autofit.timing.candidate_times import CandidateTime, time_candidates
-from fullstride.autofit.training.halving import Outcome, run_halving
+from fullstride.autofit.timing.budget_table import budget_figure
+from fullstride.autofit.timing.candidate_times import time_candidates
+from fullstride.autofit.training.halving import Outcome, delete_losers, run_halving
 from fullstride.autofit.training.plan import FitPlan, make_plan
 from fullstride.autofit.training.teaching import Teaching, teach, with_student
 from fullstride.data.dataset import DataSet, open_data
@@ -44,6 +45,7 @@ Stage = Literal[
 ]
 BOUGHT = "budget.png"  # what the budget buys, before anything is trained
 BEFORE_PLAN = ("data", "candidates", "times")
+BEFORE_TRAINING = (*BEFORE_PLAN, "plan")
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
 
 
@@ -105,118 +107,63 @@ def fit_data(
 
     Raises ValueError, in one line.
     """
-    for name in ("resolution", "fit"):
-        if name in recipe.changes:
-            raise ValueError(
-                f"recipe.{name} is that of each candidate: choose by --resolutions, or leave it out"
-            )
-    if len(data.classes) < 2:
-        raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
-    if not len(data.minival):
-        raise ValueError("networks are compared on the minival: leave --minival 0 out")
+    check_input(data, recipe)
     budget, devices = settings.budget(), training_devices(train_device)
     profile = None if settings.is_here else load_profile(settings.device)
     config = create_or_resume(folder, data, settings, recipe)
-    limits: dict[str, Any] = dict(formats=settings.formats, precisions=settings.precisions)
-    limits |= dict(percentile=settings.percentile, profile=profile, input_kind=INPUT)
+    files: dict[str, Any] = dict(formats=settings.formats, precisions=settings.precisions)
+    files |= dict(percentile=settings.percentile, profile=profile, maybe=settings.maybe)
+    files |= dict(input_kind=INPUT)
     training: dict[str, Any] = dict(recipe=recipe, devices=devices, workers=workers)
 
     def stage(
-        name: Stage, kind: Any, work: Callable[[], Generator[str, None, Any]]
+        name: Stage, kind: Any, work: Generator[str, None, Any]
     ) -> Generator[Event, None, Any]:
         return events(name, run_stage(folder, name, kind, work))
 
-    report: DataReport = yield from stage("data", DataReport, lambda: look_at(data, workers))
+    report: DataReport = yield from stage("data", DataReport, look_at(data, workers))
     if settings.drop_duplicates:
         data = without_duplicates(data, report)
-    candidates = yield from stage(
-        "candidates",
-        tuple[Candidate, ...],
-        lambda: list_candidates(
-            classes=len(data.classes),
-            channels=data.channels,
-            side=report.sides[1],
-            aspect=report.aspect,
-            weights=settings.source_of_weights,
-            names=settings.candidates,
-            licence=settings.licence,
-            resolutions=settings.resolutions,
-        ),
+    size: dict[str, Any] = dict(classes=len(data.classes), channels=data.channels)
+    listing = list_candidates(
+        side=report.sides[1],
+        aspect=report.aspect,
+        weights=settings.source_of_weights,
+        names=settings.candidates,
+        licence=settings.licence,
+        resolutions=settings.resolutions,
+        **size,
     )
-    times = yield from stage(
-        "times",
-        tuple[CandidateTime, ...],
-        lambda: time_candidates(
-            candidates,
-            budget,
-            classes=len(data.classes),
-            channels=data.channels,
-            folder=folder,
-            **limits,
-        ),
-    )
+    candidates = yield from stage("candidates", tuple[Candidate, ...], listing)
+    timing = time_candidates(candidates, budget, folder=folder, **size, **files)
+    times = yield from stage("times", tuple[CandidateTime, ...], timing)
     fitting = affordable(candidates, times, budget, maybe=settings.maybe)
     forms = within_budget(times, budget, maybe=settings.maybe)
     save_png(budget_figure(candidates, times, budget, maybe=settings.maybe), folder / BOUGHT)
     yield Event("budget", result=(candidates, times, budget))
-    training["in_float"] = {each.candidate for each in forms if each.precision != "int8"}
-    ms = {name: each.ms for name, each in fastest_of(forms).items() if each.ms is not None}
+
+    ms = fastest_ms(forms)
+    in_float = {each.candidate for each in forms if each.precision != "int8"}
     # What chooses has no test images, so that it cannot have seen them.
     unseen = replace(data, test=data.test.subset([]))
-    plan = yield from stage(
-        "plan",
-        FitPlan,
-        lambda: make_plan(
-            folder,
-            fitting,
-            ms,
-            unseen,
-            hours=settings.hours,
-            spent_s=spent_s(folder, BEFORE_PLAN),
-            **training,
-        ),
-    )
+    limits = dict(hours=settings.hours, spent_s=spent_s(folder, BEFORE_PLAN))
+    planning = make_plan(folder, fitting, ms, unseen, in_float=in_float, **limits, **training)
+    plan: FitPlan = yield from stage("plan", FitPlan, planning)
     if dry_run:
         return
-    outcome = yield from stage(
-        "training",
-        Outcome,
-        lambda: run_halving(folder, plan, fitting, ms, unseen, **training),
-    )
-    if hours := settings.hours:
-        spent = spent_s(folder, (*BEFORE_PLAN, "plan")) + plan.total_s
-        all_ms = {name: each.ms for name, each in fastest_of(times).items() if each.ms is not None}
-        training.pop("in_float")
+    halving = run_halving(folder, plan, fitting, ms, unseen, in_float=in_float, **training)
+    outcome = yield from stage("training", Outcome, halving)
+    if settings.hours:
+        left_s = 3600 * settings.hours - spent_s(folder, BEFORE_TRAINING) - plan.total_s
+        beyond = {name: time for name, time in fastest_ms(times).items() if name not in ms}
         teaching = yield from stage(
             "teaching",
             Teaching,
-            lambda: teach(
-                folder,
-                plan,
-                outcome,
-                candidates,
-                all_ms,
-                unseen,
-                left_s=3600 * hours - spent,
-                **training,
-            ),
+            teach(folder, plan, outcome, candidates, beyond, unseen, left_s=left_s, **training),
         )
         outcome, candidates, times = with_student(teaching, outcome, candidates, times)
-    shipment = yield from stage(
-        "shipping",
-        Shipment,
-        lambda: ship(
-            folder,
-            outcome,
-            candidates,
-            times,
-            budget,
-            data,
-            maybe=settings.maybe,
-            device=devices[0],
-            **limits,
-        ),
-    )
+    shipping = ship(folder, outcome, candidates, times, budget, data, device=devices[0], **files)
+    shipment = yield from stage("shipping", Shipment, shipping)
     results = FitResults(
         data_name=data.name,
         budget=budget,
@@ -231,7 +178,24 @@ def fit_data(
         seconds=read_seconds(folder),
     )
     write_results(folder, data, results)
+    if size_mib := delete_losers(folder, outcome) / 2**20:
+        yield Event(
+            "results", f"deleted {size_mib:,.0f} MiB: checkpoints of those that do not ship"
+        )
     yield Event("results", result=results)
+
+
+def check_input(data: DataSet, recipe: RecipeChoice) -> None:
+    """Raise ValueError, in one line, for what no candidate can train on or by."""
+    for name in ("resolution", "fit"):
+        if name in recipe.changes:
+            raise ValueError(
+                f"recipe.{name} is that of each candidate: choose by --resolutions, or leave it out"
+            )
+    if len(data.classes) < 2:
+        raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
+    if not len(data.minival):
+        raise ValueError("networks are compared on the minival: leave --minival 0 out")
 
 
 def spent_s(folder: Path, stages: Iterable[str]) -> float:

@@ -1,7 +1,7 @@
 """What is in the folder of a fit? Its settings, and the result of each stage that has ended."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from time import perf_counter
@@ -105,18 +105,18 @@ def saved_stage(folder: Path, name: str, kind: Any) -> Any:
 
 
 def run_stage(
-    folder: Path, name: str, kind: Any, work: Callable[[], Generator[str, None, Any]]
+    folder: Path, name: str, kind: Any, work: Generator[str, None, Any]
 ) -> Generator[str, None, Any]:
     """The result of a stage, which is computed by `work` unless it is in the folder.
 
-    Yields the lines of `work`. `kind` is the type of the result.
+    Yields the lines of `work`, a generator that has not begun. `kind` is the type of the result.
     """
     result = saved_stage(folder, name, kind)
     if result is not None:
         return result
     began = perf_counter()
     try:
-        result = yield from work()
+        result = yield from work
     finally:
         add_seconds(folder, name, perf_counter() - began)
     with atomic_write(folder / f"{name}.json", STAGE_OUTPUT) as temporary:

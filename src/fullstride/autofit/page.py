@@ -1,5 +1,6 @@
 """How does a fit look? One HTML page with its choice, its numbers and its doubts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         files=[file_row(each, results) for each in sorted(files, key=time_of)],
         within=[within_row(each, results) for each in shares_of_budget(results)],
         candidates=candidate_rows(results)[:MAX_CANDIDATES],
+        left_out=Counter(results.left_out.values()),
         curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
         split=split,
         confusion_plot=(
@@ -190,8 +192,8 @@ def fate(name: str, results: FitResults) -> str:
         return "beyond the budget, trained as a teacher"
     if name in results.last_scores:
         return f"out after rung {results.last_scores[name].rung}"
-    if name in results.plan.left_out:
-        return results.plan.left_out[name]
+    if name in results.left_out:
+        return results.left_out[name]
     if name not in results.fastest:
         failures = [each.failure for each in results.times if each.candidate == name]
         return next(filter(None, failures), "not timed")
@@ -253,10 +255,12 @@ def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
     report = results.data
     kinds = [
         (
+            "unreadable",
             "Unreadable images",
             [f"{name}: {why}" for name, why in report.unreadable.items()],
         ),
         (
+            "across_splits",
             "Pairs of the same picture in two splits",
             [
                 f"{each.names[0]} ({each.splits[0]}), {each.names[1]} ({each.splits[1]})"
@@ -264,6 +268,7 @@ def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
             ],
         ),
         (
+            "across_classes",
             "Pairs of the same picture in two classes",
             [
                 f"{each.names[0]} ({each.classes[0]}), {each.names[1]} ({each.classes[1]})"
@@ -272,7 +277,7 @@ def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
         ),
     ]
     return [
-        (f"{kind} ({len(names):,})", [*map(printable, names[:MAX_NAMES])])
-        for kind, names in kinds
+        (f"{title} ({report.totals.get(kind, len(names)):,})", [*map(printable, names[:MAX_NAMES])])
+        for kind, title, names in kinds
         if names
     ]

@@ -10,8 +10,7 @@ from fullstride.autofit.inspection.data_report import DataReport
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.shipping.finalist_files import ShippedFile
 from fullstride.autofit.shipping.ship import Shipment
-from fullstride.autofit.timing.budget_table import fastest_of, within_budget
-from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime, fastest_of, within_budget
 from fullstride.autofit.training.halving import Outcome
 from fullstride.autofit.training.plan import FitPlan
 from fullstride.autofit.training.rung_training import RungScore
@@ -58,6 +57,12 @@ class FitResults:
     def fastest(self) -> dict[str, CandidateTime]:
         """The shortest time of each candidate before training, in any format and precision."""
         return fastest_of(self.times)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why each candidate was not tried that may be within the budget, by its name."""
+        before = {each.candidate: each.left_out for each in self.times if each.left_out}
+        return before | dict(self.plan.left_out)
 
 
 def rung_of(score: RungScore) -> int:
@@ -140,6 +145,7 @@ def fit_json(results: FitResults) -> dict[str, Any]:
         "data": asdict(results.data),
         "candidates": [asdict(each) | {"name": each.name} for each in results.candidates],
         "times": [asdict(each) for each in results.times],
+        "left_out": results.left_out,
         "plan": asdict(results.plan) | {"total_s": results.plan.total_s},
         "outcome": asdict(results.outcome) | {"scores": rungs},
         "shipment": asdict(results.shipment),

@@ -13,7 +13,7 @@ from fullstride.autofit.shipping.finalist_files import (
     ShippedFile,
     remote_precision,
 )
-from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.deploy import select
 from fullstride.deploy.formats import open_file
 from fullstride.latency.profiles import Profile

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from fullstride import tasks
 from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.autofit.training.rung_training import TRIALS
 from fullstride.data.dataset import DataSet
 from fullstride.deploy import select

@@ -16,7 +16,7 @@ from fullstride.autofit.shipping.finalist_files import (
     export_finalist,
     forms,
 )
-from fullstride.autofit.timing.untrained_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.autofit.training.halving import Outcome, tie
 from fullstride.autofit.training.rung_training import TRIALS, RungScore
 from fullstride.data.dataset import DataSet

@@ -1,14 +1,20 @@
 """What does the budget buy? The candidates that stay in it, in a table and a picture."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.timing.candidate_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import (
+    CandidateTime,
+    fastest_of,
+    limit_ms,
+    time_in_words,
+    within_budget,
+)
 from fullstride.console import printable
 from fullstride.deploy.exported import Precision
 from fullstride.measure.budget import Budget
@@ -18,84 +24,6 @@ from fullstride.report.console_tables import table
 from fullstride.report.format import three_digits
 
 MOST_ROWS = 40  # of the table and the picture; of more candidates those near the budget
-
-
-def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:
-    """What a budget is compared with: a measured time, the upper end of an estimate, or its middle.
-
-    None where there is no time.
-    """
-    return time.ms if time.measured or maybe or time.ms is None else time.high
-
-
-def within_budget(
-    times: Iterable[CandidateTime], budget: Budget, *, maybe: bool = False
-) -> tuple[CandidateTime, ...]:
-    """Those of `times` that fit, the fastest first. `maybe`: of estimates the middle must fit."""
-    limits = [(limit_ms(each, maybe=maybe), each) for each in times]
-    inside = [(ms, each) for ms, each in limits if ms is not None and ms <= budget.ms_per_image]
-    return tuple(each for _, each in sorted(inside, key=lambda pair: pair[0]))
-
-
-def fastest_of(times: Iterable[CandidateTime]) -> dict[str, CandidateTime]:
-    """The fastest format and precision of each candidate that has a time, by its name."""
-    best: dict[str, CandidateTime] = {}
-    for each in times:
-        if each.ms is not None:
-            other = best.get(each.candidate)
-            if other is None or other.ms is None or each.ms < other.ms:
-                best[each.candidate] = each
-    return best
-
-
-def affordable(
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    *,
-    maybe: bool = False,
-) -> tuple[Candidate, ...]:
-    """The candidates that fit in at least one format and precision.
-
-    Raises ValueError, in one line, with the fastest one and its time, where none fits.
-    """
-    names = {each.candidate for each in within_budget(times, budget, maybe=maybe)}
-    if names:
-        return tuple(each for each in candidates if each.name in names)
-    limits = {
-        name: (ms, each)
-        for name, each in fastest_of(times).items()
-        if (ms := limit_ms(each, maybe=maybe)) is not None
-    }
-    if not limits:
-        raise ValueError(f"none of {len(candidates)} candidates has a time: choose others")
-    name = min(limits, key=lambda name: limits[name][0])
-    needed_ms, fastest = limits[name]
-    side = next(each.resolution for each in candidates if each.name == name)
-    raise ValueError(
-        f"nothing fits {budget}: the fastest is {name} at {side} x {side} pixels with "
-        f"{time_in_words(fastest)}; use --budget-ms {rounded_up(needed_ms)} or more, a smaller "
-        "resolution or other candidates"
-    )
-
-
-def time_in_words(time: CandidateTime) -> str:
-    assert time.ms is not None
-    ms, where = three_digits(time.ms), " ".join(filter(None, (time.format, time.precision)))
-    if time.measured:
-        return f"{ms} ms an image ({where})"
-    assert time.low is not None
-    assert time.high is not None
-    interval = f"{three_digits(time.low)} to {three_digits(time.high)}"
-    return f"{ms} ms an image ({where}, estimated, {interval})"
-
-
-def rounded_up(ms: float) -> str:
-    """Two digits, at least `ms`: 0.1234 -> 0.13."""
-    for digits in (f"{ms:.2g}", f"{ms * 1.1:.2g}"):
-        if float(digits) >= ms:
-            return f"{float(digits):g}"
-    return f"{ms:g}"
 
 
 def budget_note(

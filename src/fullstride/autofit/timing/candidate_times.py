@@ -2,20 +2,21 @@
 
 import json
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast, get_args
 
 from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.budget_rule import CandidateTime, limit_ms, within_budget
+from fullstride.autofit.timing.shortlist import MOST_TRIED, shortlist
 from fullstride.autofit.timing.time_estimates import (
     anchors,
     corrected,
     estimate_candidates,
-    nearest,
     profile_here,
 )
-from fullstride.autofit.timing.untrained_times import CandidateTime, Conditions, time_one
+from fullstride.autofit.timing.untrained_times import Conditions, time_one
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.select import runnable
 from fullstride.deploy.untrained import UntrainedFiles
@@ -28,7 +29,7 @@ from fullstride.report.format import three_digits
 from fullstride.strict_json import from_json, read_json
 from fullstride.writing import atomic_write, scratch_folder
 
-MOST_MEASURED = 20  # candidates; of more the latency model chooses those around the budget
+PROMISING = "those of the highest published top-1 or the nearest to the budget, of several families"
 OUTPUT = json_output("the times of a candidate", "candidate", "format", "precision", "measured")
 
 
@@ -40,6 +41,7 @@ def time_candidates(
     folder: Path,
     channels: int = 3,
     profile: Profile | None = None,
+    maybe: bool = False,
     formats: Sequence[str] = (),
     precisions: Sequence[str] = (),
     percentile: float = 50,
@@ -50,11 +52,14 @@ def time_candidates(
 
     Without `profile` they are measured here: each candidate is exported untrained, timed by the
     online protocol, its files in turn, and removed. A first format is timed alone, and the others
-    only where it takes at most `untrained_times.QUICK_RATIO` times the budget. Of more candidates
-    than `MOST_MEASURED` those near the budget by the latency model are measured. The times of each
+    only where it takes at most `untrained_times.QUICK_RATIO` times the budget. The times of each
     are stored in `folder`/times at once, and read from there by a later call.
 
     With `profile`, of a device that is not here, they are estimates.
+
+    Of more than `MOST_TRIED` candidates those of a `shortlist` are tried, as measuring, and
+    measuring the training, takes long: here by rough estimates, elsewhere of those that fit. The
+    others have a `left_out`.
 
     Args:
         candidates: With distinct names.
@@ -62,6 +67,7 @@ def time_candidates(
         classes: Of the data, as `channels`.
         folder: That of the fit.
         profile: Of a device that is not here.
+        maybe: Of estimates the middle must fit, not the upper end.
         formats: Of the files. By default all that run here and are no programs.
         precisions: Of the files. By default all that may be the fastest.
         percentile: Of the times of a call that stands for them.
@@ -75,6 +81,7 @@ def time_candidates(
         times = estimated(candidates, profile, budget.batch, classes, channels, precisions)
         if failures := sum(not has_time(each) for each in times):
             yield f"without a time for {profile.name}: {failures} of {len(times)} candidates"
+        times = yield from most_promising(candidates, times, budget, maybe)
     else:
         conditions = Conditions(
             budget=budget,
@@ -124,12 +131,35 @@ def estimated(
     return tuple(row(each.name, rows[each.name]) for each in candidates)
 
 
+def most_promising(
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    maybe: bool,
+) -> Generator[str, None, tuple[CandidateTime, ...]]:
+    """The estimates, of which those have a `left_out` that fit and are not on the shortlist."""
+    ms = {
+        each.candidate: cast(float, limit_ms(each, maybe=maybe))
+        for each in within_budget(times, budget, maybe=maybe)
+    }
+    inside = [each for each in candidates if each.name in ms]
+    names = {each.name for each in shortlist(inside, ms, budget)}
+    if len(names) < len(inside):
+        yield f"{len(names)} of the {len(inside)} candidates that fit are tried: {PROMISING}"
+    reason = f"within the budget, but {len(names)} others are more promising"
+    return tuple(
+        replace(each, left_out=reason) if each.candidate in ms.keys() - names else each
+        for each in times
+    )
+
+
 def measured(
     candidates: Sequence[Candidate], conditions: Conditions, folder: Path
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
-    """Measured here; of many candidates those near the budget."""
+    """Measured here; of many candidates those of the shortlist by estimated times."""
     times: dict[str, tuple[CandidateTime, ...]] = {}
-    if len(candidates) > MOST_MEASURED:
+    chosen = candidates
+    if len(candidates) > MOST_TRIED:
         results = estimate_candidates(
             candidates,
             profile_here(),
@@ -143,25 +173,28 @@ def measured(
         times |= yield from measured_in_turn(anchors(candidates, ms), conditions, folder)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         ms = corrected(ms, quick)
-        chosen = nearest(candidates, ms, conditions.budget, MOST_MEASURED)
-        left_out = [each for each in candidates if each not in chosen and each.name not in times]
-        yield (
-            f"{len(chosen)} of {len(candidates)} candidates are measured, those near the budget by "
-            f"the latency model; left out: {in_words(left_out, ms)}"
-        )
-    else:
-        chosen = candidates
+        chosen = shortlist(candidates, ms, conditions.budget)
+        names = times.keys() | {each.name for each in chosen}
+        yield f"{len(names)} of {len(candidates)} candidates are measured: {PROMISING}"
+        for each in candidates:
+            if each.name not in names:
+                times[each.name] = (unmeasured(each, conditions, len(names)),)
     rest = [each for each in chosen if each.name not in times]
     times |= yield from measured_in_turn(rest, conditions, folder)
     return tuple(row for each in candidates for row in times.get(each.name, ()))
 
 
-def in_words(candidates: Sequence[Candidate], ms: Mapping[str, float], most: int = 6) -> str:
-    names = [
-        f"{each.name} ({three_digits(ms[each.name])} ms)" if each.name in ms else each.name
-        for each in candidates
-    ]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def unmeasured(candidate: Candidate, conditions: Conditions, others: int) -> CandidateTime:
+    """The row of a candidate that is not on the shortlist."""
+    format, precision = conditions.quick
+    return CandidateTime(
+        candidate=candidate.name,
+        format=format,
+        precision=precision,
+        ms=None,
+        measured=False,
+        left_out=f"not measured: by estimates {others} others are more promising",
+    )
 
 
 def measured_in_turn(

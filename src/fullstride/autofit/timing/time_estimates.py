@@ -1,6 +1,5 @@
-"""Which candidates are worth measuring? Those with times near the budget by the latency model."""
+"""How long does each candidate take by the latency model, corrected by a few measured times?"""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Fit, Profile, load_profile
 from fullstride.latency.roofline import Machine
 from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.budget import Budget
 from fullstride.measure.cost.operators import Operators
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
@@ -114,29 +112,3 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
         name: value * ratio
         for (name, value), ratio in zip(ms.items(), ratios.tolist(), strict=True)
     }
-
-
-def nearest(
-    candidates: Sequence[Candidate], ms: Mapping[str, float], budget: Budget, most: int
-) -> tuple[Candidate, ...]:
-    """At most `most` candidates: those with times near the budget, of each family in turn.
-
-    The fastest one is among them, as it decides whether anything fits. Ones without a time are not.
-    The order is that of `candidates`.
-    """
-    timed = [each for each in candidates if each.name in ms]
-    if not timed:
-        return tuple(candidates[:most])
-
-    def distance(candidate: Candidate) -> float:
-        return abs(math.log(ms[candidate.name] / budget.ms_per_image))
-
-    families: dict[str, list[Candidate]] = {}
-    for candidate in sorted(timed, key=distance):
-        families.setdefault(candidate.family, []).append(candidate)
-    names = {min(timed, key=lambda each: ms[each.name]).name: None}
-    for rank in range(len(timed)):
-        for members in families.values():
-            if rank < len(members) and len(names) < most:
-                names.setdefault(members[rank].name)
-    return tuple(each for each in candidates if each.name in names)

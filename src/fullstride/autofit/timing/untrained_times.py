@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 
 from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.deploy.exported import ExportedModel, InputKind, Precision
 from fullstride.deploy.formats.base import last_line
 from fullstride.deploy.select import measure_files, percentile_ms
@@ -26,20 +27,6 @@ QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
 ATTEMPTS = 3
 MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough for a median
 Label = tuple[str, Precision]  # format and precision
-
-
-@dataclass(frozen=True, kw_only=True)
-class CandidateTime:
-    """Of one candidate in one format and precision, ms per image at the batch of the budget."""
-
-    candidate: str  # its name
-    format: str  # "" where the time is an estimate for a device that is not here
-    precision: Precision
-    ms: float | None  # None: it could not be exported or does not run
-    low: float | None = None  # enclose nine of ten such networks, or the rounds of a measurement
-    high: float | None = None
-    measured: bool = True
-    failure: str = ""  # why there is no time, in one line
 
 
 @dataclass(frozen=True, kw_only=True)

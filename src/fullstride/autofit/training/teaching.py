@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.timing.candidate_times import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.autofit.training.halving import Outcome, tie
 from fullstride.autofit.training.plan import FitPlan, by_promise
 from fullstride.autofit.training.rung_training import (
