@@ -183,7 +183,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
         folder,
         "training",
         Outcome,
-        lambda: run_halving(
+        run_halving(
             folder,
             replace(plan, rungs=(whole,)),
             candidates,
@@ -199,7 +199,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
         folder,
         "shipping",
         Shipment,
-        lambda: ship(
+        ship(
             folder,
             replace(outcome, finalists=trained),
             candidates,
@@ -237,7 +237,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
             metric=shipment.metric,
         )
 
-    return (yield from run_stage(folder, "reference", Reference, scored))
+    return (yield from run_stage(folder, "reference", Reference, scored()))
 
 
 def one_fit(folder: Path, job: Job, budget_ms: float) -> Generator[str, None, FitRow]:
@@ -253,7 +253,7 @@ def one_fit(folder: Path, job: Job, budget_ms: float) -> Generator[str, None, Fi
     assert results is not None
     shipment, seconds = results.shipment, results.seconds
     check: Check = yield from run_stage(
-        folder, "check", Check, lambda: measured_again(folder / shipment.model)
+        folder, "check", Check, measured_again(folder / shipment.model)
     )
     file = shipment.file
     assert file.ms is not None
