@@ -481,8 +481,8 @@ def test_failures_have_the_form_of_a_file():
 def teach_with(folder: Path, data, outcome: Outcome, left_s: float):
     teacher = Candidate(model="resnet_rs_tiny", resolution=16, family="resnet_rs")
     every = (*CANDIDATES, teacher)
-    ms = MS | {teacher.name: 10.0}
-    steps = teach(folder, PLAN, outcome, every, ms, data, left_s=left_s, recipe=CHOICE)
+    beyond = {teacher.name: 10.0}
+    steps = teach(folder, PLAN, outcome, every, beyond, data, left_s=left_s, recipe=CHOICE)
     return teacher, drain(steps)[1]
 
 
@@ -536,5 +536,5 @@ def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, mon
 
 
 def test_without_a_candidate_beyond_the_budget_there_is_no_teacher(whole, data, tmp_path):
-    steps = teach(tmp_path, PLAN, whole[1], CANDIDATES, MS, data, left_s=1e6, recipe=CHOICE)
+    steps = teach(tmp_path, PLAN, whole[1], CANDIDATES, {}, data, left_s=1e6, recipe=CHOICE)
     assert drain(steps) == ([], Teaching(reason="no candidate is beyond the budget"))

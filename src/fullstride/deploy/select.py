@@ -308,3 +308,11 @@ def measure_files(
 def percentile_ms(row: Measurement, percentile: float = 50) -> float:
     """Of the times of a call of the online protocol / its images."""
     return float(np.percentile(row.samples, percentile)) / row.protocol.batch
+
+
+def percentile_of_rounds(row: Measurement, percentile: float = 50) -> tuple[float, float]:
+    """What encloses nine in ten of the rounds' `percentile_ms`."""
+    rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
+    ms = [np.percentile(each, percentile) / row.protocol.batch for each in rounds]
+    low, high = np.percentile(ms, (5, 95))
+    return float(low), float(high)

@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fullstride.autofit.shipping.finalist_files import (
     SHIP,
     FileRecord,
@@ -99,9 +97,7 @@ def measure_files(
 
 def time_of(row: Measurement, percentile: float) -> tuple[float, float, float]:
     """The percentile of the calls in ms per image, and what encloses that of nine of ten rounds."""
-    rounds = np.array(row.samples).reshape(row.protocol.rounds, -1)
-    low, high = np.percentile(np.percentile(rounds, percentile, 1), (5, 95)) / row.protocol.batch
-    return select.percentile_ms(row, percentile), float(low), float(high)
+    return select.percentile_ms(row, percentile), *select.percentile_of_rounds(row, percentile)
 
 
 def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:

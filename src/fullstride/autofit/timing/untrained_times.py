@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.deploy.exported import ExportedModel, InputKind, Precision
 from fullstride.deploy.formats.base import last_line
-from fullstride.deploy.select import measure_files, percentile_ms
+from fullstride.deploy.select import measure_files, percentile_ms, percentile_of_rounds
 from fullstride.deploy.untrained import UntrainedFiles, untrained_files
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE, Measurement, Protocol
@@ -153,14 +151,12 @@ def time_of(
 ) -> CandidateTime:
     """The percentile of all calls, and those of the rounds, of which nine in ten are inside."""
     format, precision = label
-    rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
-    by_round = [np.percentile(each, percentile) / row.protocol.batch for each in rounds]
-    low, high = np.percentile(by_round, (5, 95))
+    low, high = percentile_of_rounds(row, percentile)
     return CandidateTime(
         candidate=candidate.name,
         format=format,
         precision=precision,
         ms=percentile_ms(row, percentile),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.timing.shortlist import expected_top1
 from fullstride.autofit.training.training_times import (
     BY_CASE,
     TrainingTime,
@@ -144,11 +145,11 @@ def make_plan(
 def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
     """The most promising candidates first, the second of them of another family if there is one.
 
-    By published top-1 where it is known, and then the slowest first, which computes most.
+    By `expected_top1` where it is known, and then the slowest first, which computes most.
     """
 
     def promise(each: Candidate) -> tuple[float, float, str]:
-        return -(each.top1 or 0.0), -ms[each.name], each.name
+        return -expected_top1(each), -ms[each.name], each.name
 
     order = sorted(candidates, key=promise)
     other = next((each for each in order if each.family != order[0].family), None)

@@ -69,7 +69,7 @@ def teach(
         plan: From `make_plan`.
         outcome: From `run_halving`.
         candidates: All of them.
-        ms: The fastest time per image of each, by name, also beyond the budget.
+        ms: The fastest time per image of those beyond the budget, by name.
         data: Without its test split.
         left_s: Seconds that are left for training.
         recipe: As for `make_plan`.
@@ -78,11 +78,7 @@ def teach(
     """
     by_name = {each.name: each for each in candidates}
     best = by_name[outcome.finalists[0]]
-    others = [
-        each
-        for each in candidates
-        if each.name in ms and each.name not in {*plan.candidates, *plan.left_out}
-    ]
+    others = [each for each in candidates if each.name in ms]
     if not others:
         return Teaching(reason="no candidate is beyond the budget")
     order = sorted(by_promise(others, ms), key=lambda each: each.resolution != best.resolution)
