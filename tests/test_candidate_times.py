@@ -52,6 +52,9 @@ def result(stage):
             return lines, stop.value
 
 
+ONE = dict(formats=("onnx",), precisions=("fp32",))
+
+
 def fixed(ms, candidate="a-32", format="onnx", precision="fp32", **fields):
     return CandidateTime(candidate=candidate, format=format, precision=precision, ms=ms, **fields)
 
@@ -78,19 +81,28 @@ def fake_times(monkeypatch):
 
 def test_a_stopped_measurement_goes_on_after_the_stored_candidates(tmp_path, fake_times):
     names = fake_times(lambda candidate: candidate.resolution / 64)
-    stage = time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL)
+    stage = time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL, **ONE)
     next(stage)
     next(stage)
     stage.close()
     assert names == ["genet_tiny-32", "genet_tiny-64"]
-    _, times = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL))
+    _, times = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL, **ONE))
     assert names == ["genet_tiny-32", "genet_tiny-64", "genet_tiny-96"]
     assert [each.ms for each in times] == [0.5, 1.0, 1.5]
     left = tmp_path / "times" / ".files.scratch.999999999.new"  # by a process that was killed
     left.mkdir()
-    _, again = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL))
+    _, again = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL, **ONE))
     assert again == times
     assert not left.exists()
+
+
+def test_a_larger_budget_measures_again_only_where_it_asks_for_other_formats(tmp_path, fake_times):
+    names = fake_times(lambda candidate: candidate.resolution / 64)
+    both, how = candidates(32, 640), SMALL | dict(precisions=("fp32", "int8"), formats=("onnx",))
+    for ms, expected in ((0.1, both), (0.05, []), (1.0, both[:1])):
+        names.clear()
+        result(time_candidates(both, Budget(ms_per_image=ms), folder=tmp_path, **how))
+        assert names == [each.name for each in expected]
 
 
 def test_a_resize_policy_before_the_network_does_not_change_its_time(tmp_path, fake_times):

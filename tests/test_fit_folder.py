@@ -59,14 +59,48 @@ def test_a_stage_that_was_stopped_has_no_result_but_its_seconds(tmp_path):
     assert read_seconds(tmp_path)["candidates"] > first > 0
 
 
-def test_a_fit_goes_on_with_the_same_data_and_settings_only(tmp_path, digits):
+def test_a_fit_that_trains_goes_on_with_the_same_data_and_settings_only(tmp_path, digits):
     folder = tmp_path / "fit"
-    first = create_or_resume(folder, digits, SETTINGS)
-    assert create_or_resume(folder, replace(digits, where="moved"), SETTINGS) == first
+    first, note = create_or_resume(folder, digits, SETTINGS)
+    (folder / "trials").mkdir()
+    assert create_or_resume(folder, replace(digits, where="moved"), SETTINGS) == (first, note)
     with pytest.raises(ValueError, match=r"another fit: batch is 2 there and 4 now"):
         create_or_resume(folder, digits, replace(SETTINGS, batch=4))
     with pytest.raises(ValueError, match="images or labels"):
         create_or_resume(folder, replace(digits, fingerprint="0"), SETTINGS)
+
+
+RESULTS = {f"{name}.json" for name in ("data", "candidates", "times", "plan")}
+MEASURED = {"times/a.json", "training_times/a.json"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "deleted"),
+    [
+        (dict(hours=2.0), {"plan.json"}),
+        (dict(budget_ms=6.0), {"plan.json", "times.json"}),
+        (dict(batch=4), RESULTS - {"data.json"} | MEASURED),
+        (dict(budget_ms=6.0, candidates=("tresnet_m",)), RESULTS - {"data.json"} | MEASURED),
+        (dict(fingerprint="0"), RESULTS | MEASURED),
+    ],
+)
+def test_before_training_other_arguments_delete_what_they_change(
+    tmp_path, digits, changes, deleted
+):
+    folder = tmp_path / "fit"
+    create_or_resume(folder, digits, SETTINGS)
+    for name in RESULTS | MEASURED:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    other = "fingerprint" in changes
+    data = replace(digits, **changes) if other else digits
+    settings = SETTINGS if other else replace(SETTINGS, **changes)
+    config, note = create_or_resume(folder, data, settings)
+    assert (config.settings, config.fingerprint) == (settings, data.fingerprint)
+    assert all(("images" if other else name) in note for name in changes)
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
+    assert there == (RESULTS | MEASURED) - deleted | {"fit_config.json"}
+    assert create_or_resume(folder, data, settings) == (config, "")
 
 
 def test_a_folder_of_something_else_is_left_as_it_was(tmp_path, digits):

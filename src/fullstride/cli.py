@@ -50,6 +50,7 @@ DESCRIPTION = (
     "fullstride COMMAND --help explains a command."
 )
 RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message
+RESUMABLE = ("train", "fit")  # commands
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
 RecipeName = Annotated[
     str,
@@ -93,7 +94,7 @@ def run_in(output: Output, words: Sequence[str]) -> int:
         call()
     except KeyboardInterrupt:
         hint = "; the same command goes on from the last checkpoint"
-        return print_error(f"interrupted{hint if list(words[:1]) == ['train'] else ''}", 130)
+        return print_error(f"interrupted{hint if next(iter(words), '') in RESUMABLE else ''}", 130)
     except LostOutputError:
         raise
     except Exception as error:

@@ -9,7 +9,12 @@ import torch
 
 from fullstride.autofit.fit_folder import create_or_resume, read_seconds, run_stage
 from fullstride.autofit.inspection.data_report import DataReport, look_at, without_duplicates
-from fullstride.autofit.listing.candidates import Candidate, list_candidates
+from fullstride.autofit.listing.candidates import (
+    Candidate,
+    check_source,
+    find_specs,
+    list_candidates,
+)
 from fullstride.autofit.page import write_results
 from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import FitSettings
@@ -27,6 +32,7 @@ from fullstride.autofit.training.plan import FitPlan, make_plan
 from fullstride.autofit.training.teaching import Teaching, teach, with_student
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.exported import InputKind
+from fullstride.deploy.select import runnable
 from fullstride.latency.profiles import load_profile
 from fullstride.measure.environment import choose_device
 from fullstride.report.plots import save_png
@@ -110,7 +116,10 @@ def fit_data(
     check_input(data, recipe)
     budget, devices = settings.budget(), training_devices(train_device)
     profile = None if settings.is_here else load_profile(settings.device)
-    config = create_or_resume(folder, data, settings, recipe)
+    check_settings(settings)
+    config, note = create_or_resume(folder, data, settings, recipe)
+    if note:
+        yield Event("data", line=note)
     files: dict[str, Any] = dict(formats=settings.formats, precisions=settings.precisions)
     files |= dict(percentile=settings.percentile, profile=profile, maybe=settings.maybe)
     files |= dict(input_kind=INPUT)
@@ -196,6 +205,17 @@ def check_input(data: DataSet, recipe: RecipeChoice) -> None:
         raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
     if not len(data.minival):
         raise ValueError("networks are compared on the minival: leave --minival 0 out")
+
+
+def check_settings(settings: FitSettings) -> None:
+    """Raises ValueError, in one line, for names that no later stage would take.
+
+    So that a typing error is no surprise after a look at many images.
+    """
+    find_specs(settings.candidates)
+    check_source(settings.source_of_weights)
+    if settings.is_here:
+        runnable(settings.formats, settings.precisions)
 
 
 def spent_s(folder: Path, stages: Iterable[str]) -> float:

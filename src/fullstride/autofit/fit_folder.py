@@ -18,6 +18,13 @@ from fullstride.writing import atomic_write, check_output
 BY_CASE = RecipeChoice()
 CONFIG, SECONDS = "fit_config.json", "seconds.json"
 CONFIG_OUTPUT = json_output("the settings of a fit", "settings", "fingerprint")
+TRAINED = ("trials", "rungs")  # folders of a fit that has begun to train
+# The results that an argument changes; others than these change all but the look at the data.
+PLAN = ("plan.json",)
+BUDGET = ("times.json", *PLAN)  # the times of each candidate stay
+LIST = ("candidates.json", *BUDGET, "times/*.json", "training_times/*.json")
+CHANGED_BY = {"hours": PLAN, "maybe": PLAN, "budget_ms": BUDGET, "images_per_s": BUDGET}
+CHANGED_BY |= {"data": ("data.json", *LIST)}
 STAGE_OUTPUT = json_output("the result of a stage of a fit", "stage", "result")
 SECONDS_OUTPUT = json_output("the seconds of the stages of a fit", "seconds")
 
@@ -41,10 +48,13 @@ class FitConfig:
 
 def create_or_resume(
     folder: Path, data: DataSet, settings: FitSettings, recipe: RecipeChoice = BY_CASE
-) -> FitConfig:
+) -> tuple[FitConfig, str]:
     """Create the folder of a fit, or check that it has a fit of the same arguments.
 
-    Raises ValueError, in one line, for another one, and for a folder of something else.
+    Until something trains, other arguments are allowed, so that a user can answer an error or a
+    plan: the results that they change are deleted. Returns the settings, and a line on that.
+
+    Raises ValueError, in one line, for other arguments later, and for a folder of something else.
     """
     config = FitConfig(
         data=data.where,
@@ -59,31 +69,43 @@ def create_or_resume(
     check_output(path, CONFIG_OUTPUT)
     if path.exists():
         saved = from_json(FitConfig, read_json(path), str(path))
-        if changes := differences(saved, config):
+        changes = differences(saved, config)
+        if not changes:
+            return saved, ""
+        words = "; ".join(changes.values())
+        if any((folder / name).exists() for name in TRAINED):
             raise ValueError(
-                f"{folder} has another fit: {'; '.join(changes)}. Give another --out, or the same "
-                "arguments"
+                f"{folder} has another fit: {words}. Give another --out, or the same arguments"
             )
-        return saved
+        note = f"{words}: nothing was trained yet, so the stages that this changes run again"
+        for pattern in {each for name in changes for each in CHANGED_BY.get(name, LIST)}:
+            for path_of_result in folder.glob(pattern):
+                path_of_result.unlink()
+        write_config(path, config)
+        return config, note
     if folder.is_dir() and (names := sorted(each.name for each in folder.iterdir())):
         raise ValueError(f"{folder} exists and is no fit, but has {names[0]}: give another --out")
+    write_config(path, config)
+    return config, ""
+
+
+def write_config(path: Path, config: FitConfig) -> None:
     with atomic_write(path, CONFIG_OUTPUT) as temporary:
         temporary.write_text(json.dumps(plain(config), indent=1))
-    return config
 
 
-def differences(saved: FitConfig, config: FitConfig) -> list[str]:
-    """What is not the same in two configurations, in words."""
+def differences(saved: FitConfig, config: FitConfig) -> dict[str, str]:
+    """The arguments that are not the same in two configurations, each with a line on it."""
     if saved.fingerprint != config.fingerprint:
-        return ["its images or labels are others"]
+        return {"data": "its images or labels are others"}
     before, now = (
         {**plain(each.settings), "recipe": each.recipe, **each.changes} for each in (saved, config)
     )
-    return [
-        f"{name} is {before.get(name)!r} there and {now.get(name)!r} now"
+    return {
+        name: f"{name} is {before.get(name)!r} there and {now.get(name)!r} now"
         for name in {**before, **now}
         if before.get(name) != now.get(name)
-    ]
+    }
 
 
 def plain(value: Any) -> Any:

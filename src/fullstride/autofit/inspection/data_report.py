@@ -30,6 +30,7 @@ from fullstride.measure.environment import cores
 
 T = TypeVar("T")
 MAX_LISTED = 1000  # unreadable images, and pairs of each kind
+FEW = 50  # images of the minival: one is 2 points
 MAX_SHOWN = 5  # names in a line for a terminal
 
 __all__ = ["DataReport", "Pair", "look_at", "report_lines", "without_duplicates"]
@@ -165,6 +166,11 @@ def _warnings(report: DataReport) -> list[str]:
                 f"as images of an earlier split, so the score would be too high: "
                 f"{_some(names, count)}"
             )
+    if 0 < (count := report.images.get("minival", 0)) < FEW:
+        lines.append(
+            f"warning: networks are compared on {count:,} images of the minival, of which one is "
+            f"{100 / count:.0f} points: the choice is little more than chance"
+        )
     if count := totals.get("across_classes", 0):
         pairs = (
             f"{a} in {of_a!r} and {b} in {of_b!r}"

@@ -115,7 +115,7 @@ def list_candidates(
     """
     if licence not in get_args(Licence):
         raise ValueError(f"licence {licence!r}: use {' or '.join(get_args(Licence))}")
-    specs = {name: zoo.spec(without_tag(name)) for name in names}
+    specs = find_specs(names)
     pictures = Pictures(classes, channels, side, aspect, tuple(sorted(set(resolutions))))
     if weights == "hub":
         starts = yield from hub_starts(pictures, names, licence)
@@ -136,6 +136,11 @@ def list_candidates(
             f"several candidates are named {twice[0]}: rename a file, or leave one out"
         )
     return tuple(candidates)
+
+
+def find_specs(names: Sequence[str]) -> dict[str, NetSpec | TimmSpec]:
+    """The network of each name. Raises ValueError, in one line, for an unknown one."""
+    return {name: zoo.spec(without_tag(name)) for name in names}
 
 
 def hub_starts(
@@ -167,8 +172,7 @@ def folder_starts(
     folder: Path, channels: int, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
     """The weights in a folder that take the pictures. Raises ValueError where there are none."""
-    if not folder.exists():
-        raise ValueError(f"no weights at {folder}: give hub, or a folder with files of weights")
+    check_source(str(folder))
     starts, problems = [], []
     for item in examine(folder):
         if isinstance(item, str):
@@ -192,6 +196,12 @@ def folder_starts(
     without = f"; {unknown} without a known licence" if unknown else ""
     yield f"fine-tuning: weights in {folder}, {counts(allowed)}{without}"
     return allowed
+
+
+def check_source(weights: str) -> None:
+    """Raises ValueError, in one line, for a folder of weights that does not exist."""
+    if weights not in ("", "hub") and not Path(weights).exists():
+        raise ValueError(f"no weights at {weights}: give hub, or a folder with files of weights")
 
 
 def counts(starts: Sequence[Start]) -> str:

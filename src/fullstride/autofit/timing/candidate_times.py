@@ -212,8 +212,9 @@ def measured_in_turn(
         for number, candidate in enumerate(order, start=1):
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
-            if path.exists():
-                times[candidate.name] = same[place] = read_times(path)
+            stored = read_times(path) if path.exists() else ()
+            if stored and conditions.has_all(stored):
+                times[candidate.name] = same[place] = stored
                 yield f"{candidate.name}: {title}, as measured before"
                 continue
             start = time.perf_counter()

@@ -46,6 +46,16 @@ class Conditions:
         return next((each for each in preferred if each in self.labels), self.labels[0])
 
     @property
+    def quick_limit_ms(self) -> float:
+        """Up to this time in the first format the others are tried."""
+        return QUICK_RATIO * self.budget.ms_per_image
+
+    def has_all(self, rows: Sequence[CandidateTime]) -> bool:
+        """Whether times of a candidate, maybe for another budget, are all that this one asks."""
+        ms = next((row.ms for row in rows if (row.format, row.precision) == self.quick), None)
+        return len(rows) >= len(self.labels) or ms is None or ms > self.quick_limit_ms
+
+    @property
     def protocol(self) -> Protocol:
         """Percentiles other than the median need some hundred calls."""
         return MEDIANS if self.percentile == 50 else ONLINE
@@ -74,8 +84,7 @@ def time_one(
         files = files_of(candidate, conditions, earlier)
         write(files, [quick])
         rows = timed(candidate, models, conditions, QUICK)
-        limit_ms = QUICK_RATIO * conditions.budget.ms_per_image
-        if quick in failures or cast(float, rows[quick].ms) <= limit_ms:
+        if quick in failures or cast(float, rows[quick].ms) <= conditions.quick_limit_ms:
             write(files, others)
             rows = timed(candidate, models, conditions, conditions.protocol)
     except OSError:  # such as a full disk, which is not the candidate's fault
