@@ -2,11 +2,13 @@
 
     python benchmarks/fit_survives.py --out benchmarks/fit_survives.json
 
-A fit of the digits runs to its end. A second one has the same measured times, and is killed by
-SIGKILL at random moments, each time a few seconds after its start, and started again by the same
-command. Then it runs to its end. Both must have the same plan, the same scores of all rungs, the
-same finalists, and weights of the same bits; no file of a trial or a rung that has ended may be
-written again. The JSON has the kills with what had ended before each, and the comparisons.
+A first fit of the digits shows when each file is complete. A second one is killed by SIGKILL at
+random moments, uniform over the time of the first one: as soon as it has as many complete files as
+the first one had at the moment, and after the rest of the time. The same command then goes on. A
+third fit, left alone, has the measured times of the second one, which decide between candidates
+and differ from run to run. The second and the third must have the same plan, scores, finalists and
+files, bit for bit, and no file that was complete may be written again. The JSON has each kill with
+the files that were complete, and the comparisons.
 """
 
 import argparse
@@ -14,12 +16,11 @@ import hashlib
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,64 +30,119 @@ from fullstride.outputs import json_output
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "kills", "same")
-COMMAND = ["fit", "digits", "--budget-ms", "50", "--weights", "none", "--hours", "0.05"]
-COMMAND += ["--candidates", "genet_tiny", "resnet_rs_tiny", "tresnet_tiny", "--resolutions", "32"]
-MEASURED = ("times", "training_times")  # folders of times, which differ from one fit to the next
-ONCE = ("times/*.json", "training_times/*.json", "rungs/*/*.json", "trials/*/bundle/*")
-START_S = 12.0  # imports and the stages that are read
+COMMAND = ["fit", "digits", "--budget-ms", "50", "--weights", "none", "--epochs", "6"]
+COMMAND += ["--candidates", "genet_tiny", "resnet_rs_tiny", "--resolutions", "16", "24"]
+COMMAND += ["--formats", "onnx", "--precisions", "fp32", "int8", "--train-device", "cpu"]
+# What is complete once it is there. ship/times.json has a second measurement where the first one
+# is in doubt, and seconds.json grows.
+ONCE = ("*.json", "times/*.json", "training_times/*.json", "rungs/*/*.json", "ship/*.json")
+ONCE += ("trials/*/run.json", "trials/*/scores.json", "trials/*/bundle/*", "model.onnx")
+GROWING = ("seconds.json", "ship/times.json", "fit.json")
+# Times that are measured, the settings, and their results as they are compared.
+MEASURED = ("fit_config.json", "times", "training_times", "ship/times.json")
+RESULTS = ("times.json", "plan.json", "training.json", "shipping.json", "rungs/*/*.json")
+RESULTS += ("trials/*/bundle/weights.safetensors", "ship/*.onnx", "ship/test.json", "model.onnx")
+VARYING = ("seconds", "environment")  # fields of results
+POLL_S = 0.02
 
 
-def command(out: Path) -> list[str]:
-    return [sys.executable, "-m", "fullstride", *COMMAND, "--out", str(out)]
+def start(folder: Path, command: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "fullstride", *command, "--out", str(folder)]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def ended(folder: Path) -> dict[str, float]:
-    """The files that must be written once, with the time of their last change."""
-    return {
-        str(path.relative_to(folder)): path.stat().st_mtime
+def complete_files(folder: Path) -> dict[str, int]:
+    """The files that must not be written again, with the time of their last change."""
+    names = {
+        path.relative_to(folder).as_posix(): path.stat().st_mtime_ns
         for pattern in ONCE
-        for path in sorted(folder.glob(pattern))
+        for path in folder.glob(pattern)
     }
+    return {name: when for name, when in sorted(names.items()) if name not in GROWING}
 
 
-def killed(out: Path, seconds: float) -> dict[str, Any]:
-    """Start the fit, kill it after `seconds`, and return what had ended before and after."""
-    before = ended(out)
-    process = subprocess.Popen(command(out), stdout=subprocess.PIPE, text=True)
+def left_alone(folder: Path, command: Sequence[str] = COMMAND) -> list[float]:
+    """Run a fit to its end; seconds after the first file at which each further one was complete."""
+    process, moments = start(folder, command), list[float]()
+    while process.poll() is None:
+        new = len(complete_files(folder)) - len(moments)
+        moments += [time.perf_counter()] * new
+        time.sleep(POLL_S)
+    fail_on_error(process)
+    return [moment - moments[0] for moment in moments]
+
+
+def fail_on_error(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"the fit ended with code {process.returncode}: {errors}")
+
+
+def kill_at(
+    folder: Path, moment: float, moments: Sequence[float], command: Sequence[str] = COMMAND
+) -> dict[str, Any]:
+    """Go on with the fit until `moment` of the first one, whose files were complete at `moments`.
+
+    Returns the files at the kill that are incomplete or that were written again.
+    """
+    count = sum(each <= moment for each in moments)
+    rest_s = moment - moments[count - 1]
+    before = complete_files(folder)
+    process = start(folder, command)
+    while process.poll() is None and len(complete_files(folder)) < count:
+        time.sleep(POLL_S)
     try:
-        printed, _ = process.communicate(timeout=seconds)
-        return {"ended_by_itself": True, "code": process.returncode, "rewritten": []}
+        process.wait(rest_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        printed, _ = process.communicate()
-    after = ended(out)
+        process.kill()
+        process.communicate()
+    else:
+        fail_on_error(process)
+    after = complete_files(folder)
     return {
-        "seconds": round(seconds, 2),
-        "last_line": (printed.splitlines() or [""])[-1],
-        "ended_files": len(after),
-        "rewritten": [name for name in before if after.get(name) != before[name]],
+        "moment_s": round(moment, 2),
+        "killed": process.returncode != 0,
+        "stage": stage_of(folder),
+        "complete_files": len(after),
+        "written_again": [name for name in before if after.get(name) != before[name]],
     }
+
+
+def stage_of(folder: Path) -> str:
+    """The first stage without a result."""
+    stages = ("data", "candidates", "times", "plan", "training", "shipping")
+    return next((name for name in stages if not (folder / f"{name}.json").exists()), "results")
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of the weights of all trials, the scores of all rungs and the plan."""
-    patterns = ("trials/*/bundle/weights.safetensors", "plan.json", "outcome.json")
+    """Hashes of all results, of JSON without what varies from run to run."""
     return {
-        str(path.relative_to(folder)): digest(path)
-        for pattern in patterns
+        path.relative_to(folder).as_posix(): digest(path)
+        for pattern in RESULTS
         for path in sorted(folder.glob(pattern))
+        if path.relative_to(folder).as_posix() not in GROWING
     }
 
 
 def digest(path: Path) -> str:
-    """A hash of the bytes, but for the seconds that training took."""
     content = path.read_bytes()
-    if path.name == "outcome.json":
-        result = json.loads(content)["result"]
-        for score in result["scores"]:
-            score.pop("seconds")
-        content = json.dumps(result).encode()
+    if path.suffix == ".json":
+        content = json.dumps(without_varying(json.loads(content))).encode()
     return hashlib.sha256(content).hexdigest()
+
+
+def without_varying(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: without_varying(each) for key, each in value.items() if key not in VARYING}
+    return [without_varying(each) for each in value] if isinstance(value, list) else value
+
+
+def copy_measured(folder: Path, other: Path) -> None:
+    """Give a fit that has not begun the settings and the measured times of another one."""
+    for name in MEASURED:
+        source, target = folder / name, other / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -99,35 +155,35 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     draw = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
-        alone, other = Path(temporary) / "alone", Path(temporary) / "killed"
-        began = time.perf_counter()
-        subprocess.run(command(alone), check=True)
-        seconds = time.perf_counter() - began
+        first, second, third = (Path(temporary) / name for name in ("first", "second", "third"))
+        moments = left_alone(first)
+        print(f"alone: {len(moments)} files in {moments[-1]:.1f} s", flush=True)
         kills = []
-        for number in range(args.kills):
-            span = 2 * max(0.0, seconds - START_S) / args.kills
-            kills.append(killed(other, START_S + draw.uniform(0, span)))
-            print(f"kill {number + 1}: {kills[-1]}", flush=True)
-            if number == 0:  # the settings are there: from here on the times are the same
-                for name in MEASURED:
-                    shutil.copytree(alone / name, other / name, dirs_exist_ok=True)
-                shutil.copy(alone / "times.json", other / "times.json")
-                shutil.copy(alone / "plan.json", other / "plan.json")
-        before = ended(other)
-        subprocess.run(command(other), check=True)
-        after = ended(other)
-        result = {
-            "environment": asdict(Environment.here()),
-            "command": " ".join(COMMAND),
-            "seconds_alone": round(seconds, 1),
-            "kills": kills,
-            "rewritten_at_the_end": [name for name in before if after[name] != before[name]],
-            "same": digests(alone) == digests(other),
-            "digests": digests(alone),
-        }
+        for moment in sorted(draw.uniform(0, moments[-1]) for _ in range(args.kills)):
+            kills.append(kill_at(second, moment, moments))
+            print(kills[-1], flush=True)
+        before = complete_files(second)
+        fail_on_error(start(second))
+        after = complete_files(second)
+        copy_measured(second, third)
+        fail_on_error(start(third))
+        killed, alone = digests(second), digests(third)
+    different = sorted(name for name in {*killed, *alone} if killed.get(name) != alone.get(name))
+    again = [name for name in before if after[name] != before[name]]
+    result = {
+        "environment": asdict(Environment.here()),
+        "command": " ".join(COMMAND),
+        "seconds": round(moments[-1], 1),
+        "kills": kills,
+        "written_again": [name for kill in kills for name in kill["written_again"]] + again,
+        "same": not different,
+        "different": different,
+        "digests": alone,
+    }
     with atomic_write(args.out, OUTPUT) as beside:
         beside.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{args.kills} kills; the same bits: {result['same']}")
+    count = sum(kill["killed"] for kill in kills)
+    print(f"{count} kills; the same bits: {result['same']}; again: {result['written_again']}")
 
 
 if __name__ == "__main__":
