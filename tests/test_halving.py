@@ -417,6 +417,7 @@ def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tm
     assert delete_losers(copy, outcome) >= size
     assert not (copy / "trials" / loser / "checkpoint.pt").exists()
     assert (copy / "trials" / outcome.finalists[0] / "checkpoint.pt").exists()
+    assert delete_losers(copy, outcome) == 0  # nothing is left to delete
     assert fit(copy, data) == outcome
 
 

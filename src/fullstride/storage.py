@@ -27,6 +27,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def bytes_of(path: Path) -> int:
+    """The size of a file, or of all files in a folder; 0 if there is none."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(each.stat().st_size for each in files if each.is_file())
+
+
 class OutOfMemoryError(MemoryError):
     """Memory ran out, and the message is for users: it says what would help."""
 

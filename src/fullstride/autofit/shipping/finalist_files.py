@@ -18,6 +18,7 @@ from fullstride.deploy.file_scores import load_views, score_model
 from fullstride.deploy.formats import FORMATS, open_file, output
 from fullstride.deploy.run_images import images_for_ranges, images_to_compare
 from fullstride.outputs import json_output
+from fullstride.storage import bytes_of, remove
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.writing import atomic_write
 
@@ -179,12 +180,12 @@ def new_records(
             written = replace(
                 written,
                 minival=result.scores,
-                size_mib=size_mib(path),
+                size_mib=bytes_of(path) / 2**20,
                 runtime=model.runtime,
             )
             correct = result.correct
         except (ValueError, FloatingPointError, MemoryError) as error:
-            remove_export(path)
+            remove(path)
             why = " ".join(str(error).removeprefix(f"{path} ").split())
             written = replace(written, path="", failure=why or type(error).__name__)
         record = FileRecord(file=written, correct=correct, seconds=perf_counter() - start)
@@ -224,18 +225,6 @@ def line_of(record: FileRecord) -> str:
         f"{label}: minival {metric.text(file.minival[metric.name])}, {file.size_mib:.1f} MiB, "
         f"after {record.seconds:.1f} s"
     )
-
-
-def size_mib(path: Path) -> float:
-    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return sum(each.stat().st_size for each in files) / 2**20
-
-
-def remove_export(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def copy_export(path: Path, final: Path, format: str) -> None:

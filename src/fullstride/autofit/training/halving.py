@@ -1,6 +1,5 @@
 """Which candidate is the best? Successive halving on the training part, judged on the minival."""
 
-import shutil
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from fullstride.autofit.training.rung_training import (
 from fullstride.autofit.training.training_times import BY_CASE
 from fullstride.data.dataset import DataSet
 from fullstride.search.trials import Failure, run_trials
+from fullstride.storage import bytes_of, remove
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
 from fullstride.train.minival_comparison import quality
@@ -188,12 +188,11 @@ def going_on(
 
 def delete_losers(folder: Path, outcome: Outcome) -> int:
     """Delete the checkpoints and the best epochs of trials that are no finalists; their bytes."""
+    losers = {each.candidate for each in outcome.scores} | {*outcome.failures}
     size = 0
-    for path in (folder / TRIALS).iterdir():
-        if path.name in outcome.finalists:
-            continue
-        for each in (path / run_folder.CHECKPOINT, path / run_folder.BEST):
-            files = [each] if each.is_file() else each.rglob("*")
-            size += sum(file.stat().st_size for file in files if file.is_file())
-            shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
+    for name in losers - {*outcome.finalists}:
+        for part in (run_folder.CHECKPOINT, run_folder.BEST):
+            path = folder / TRIALS / name / part
+            size += bytes_of(path)
+            remove(path)
     return size
