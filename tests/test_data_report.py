@@ -169,6 +169,24 @@ def test_unreadable_images_are_named_with_reasons_and_the_others_are_compared(tm
     assert any("3 images cannot be read" in line for line in report_lines(report))
 
 
+@pytest.mark.parametrize(("images", "points"), [(2, "50 points"), (500, "")])
+def test_a_minival_of_few_images_is_a_warning_with_what_one_counts(images, points):
+    report = DataReport(
+        images=dict(train=600, minival=images, test=2),
+        classes=2,
+        smallest=("a", 300),
+        largest=("b", 300),
+        sides=(40, 40, 40),
+        channels=3,
+        unreadable={},
+        across_splits=(),
+        across_classes=(),
+    )
+    warnings = [line for line in report_lines(report) if line.startswith("warning")]
+    assert len(warnings) == bool(points)
+    assert all(points in line for line in warnings)
+
+
 def test_data_of_which_no_image_can_be_read_are_refused_in_one_line(tmp_path):
     root = write(tmp_path, plain(8))
     for path in root.rglob("*.png"):

@@ -1,6 +1,7 @@
 """`fit`: from images and a budget to a file that ships, its events, and its errors."""
 
 import json
+import resource
 from dataclasses import replace
 from functools import partial
 
@@ -117,6 +118,28 @@ def test_a_dry_run_ends_with_the_plan_before_anything_is_trained(digits, tmp_pat
     assert set(last.result.candidates) == {"genet_tiny-16", "resnet_rs_tiny-16"}
     assert last.result.epochs == 1
     assert not (folder / "trials").exists()
+
+
+@pytest.mark.slow
+def test_a_fit_of_40000_classes_is_planned_without_a_matrix_of_them(digits, tmp_path):
+    many = digits.with_targets(tuple(map(str, range(40_000))), lambda target: 4_000 * target)
+    settings = replace(SETTINGS, device="rtx4090", formats=(), precisions=())
+    settings = replace(settings, candidates=("genet_tiny",))
+    how = dict(train_device="cpu", workers=0, dry_run=True)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    *_, last = fit_data(many, tmp_path / "fit", settings, SHORT, **how)
+    assert last.result.candidates == ("genet_tiny-16",)
+    used_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    assert used_kib < 40_000**2 / 2**10  # a byte for each pair of classes
+
+
+def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fullstride.autofit.fit.fit_data", interrupted)
+    assert cli.run(["fit", "digits", "--budget-ms", "5", "--out", str(tmp_path / "fit")]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
