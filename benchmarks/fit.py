@@ -139,7 +139,7 @@ def photographs(source: Path, folder: Path) -> Path:
             path = part / ("defective" if float(probability) >= 0.5 else "intact") / Path(name).name
             path.parent.mkdir(parents=True, exist_ok=True)
             image = Image.open(io.BytesIO(files.read(f"elpv_dataset/data/{name}")))
-            image.convert("RGB").save(path)  # as released weights take them
+            image.convert("RGB").save(path, compress_level=1)  # RGB, as released weights take it
     part.rename(folder)
     return folder
 
@@ -296,14 +296,14 @@ def write(out: Path, head: dict[str, Any], reference: Reference, rows: Sequence[
         temporary.write_text(json.dumps(result, indent=1) + "\n")
     metric = find_task().find_metric(reference.metric)
     text = table(reference, rows, metric, CASES[head["case"]].default)
-    loads = [row.load for row in rows if not row.failure]
-    if loads:
-        environment = result["environment"]
-        text += (
-            f"\n{environment['device']}, torch {environment['torch']}, {environment['threads']} "
-            f"thread of {os.cpu_count()} cores,\nload {min(loads):.1f} to {max(loads):.1f} when "
-            f"files were measured again, {environment['date']}."
-        )
+    environment = result["environment"]
+    text += (
+        f"\n{environment['device']}, torch {environment['torch']}, threads "
+        f"{environment['threads']} of {os.cpu_count()} cores, {environment['date']}.\n"
+        f"{len(rows)} of {len(head['budgets'])} budgets have been run."
+    )
+    if loads := [row.load for row in rows if not row.failure]:
+        text += f" Load when files were measured again: {min(loads):.1f} to {max(loads):.1f}."
     out.with_suffix(".md").write_text(text + "\n")
     return text
 
@@ -319,6 +319,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=float, help="of each training; default: by the case")
     parser.add_argument("--train-images", type=int, help="of Fashion-MNIST, at most about")
     parser.add_argument("--budgets", type=int, default=6, help="how many fits")
+    parser.add_argument("--numbers", type=int, nargs="*", help="of the fits to run, from 1")
     parser.add_argument("--formats", nargs="*", default=[], help="default: all that run here")
     parser.add_argument("--precisions", nargs="*", default=[])
     parser.add_argument("--workers", type=int, help="processes that decode images")
@@ -349,7 +350,11 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     reference = yield_lines(make_reference(args.work / "reference", job))
     rows: list[FitRow] = []
-    for budget_ms in budgets(reference.files, args.budgets):
+    head["budgets"] = budgets(reference.files, args.budgets)
+    write(args.out, head, reference, rows)
+    for number, budget_ms in enumerate(head["budgets"], 1):
+        if args.numbers and number not in args.numbers:
+            continue
         rows.append(yield_lines(one_fit(args.work / f"{budget_ms:g}ms", job, budget_ms)))
         text = write(args.out, head, reference, rows)
         print(text, flush=True)

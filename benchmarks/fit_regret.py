@@ -1,6 +1,7 @@
 """What does a fit lose against training every candidate to the end? Regret, baselines, table."""
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -181,16 +182,20 @@ def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default:
             "",
             *summary(reference, rows, metric),
             "",
-            f"Test scores in points on {reference.test_images:,} images. Best: of all candidates,",
-            f"trained to the end ({reference.epochs} epochs) and exported, the best file within",
-            "the budget by its test score. Regret is the difference, the sum of three: choosing",
-            f"by the minival ({reference.minival_images:,} images), giving ties to the faster",
-            "file, and the rest, which is halving and the fit's own measurements of time. Again",
-            "is the shortest of the times in fresh processes. Cost is the fit's plan and training",
-            "as a share of training every candidate to the end, in measured seconds, and by epochs",
-            "with the seconds of the reference. The baselines train one candidate each that is",
-            f"within the budget: a random one, the largest, and {default} at its largest",
-            "resolution.",
+            textwrap.fill(
+                f"Test scores in points on {reference.test_images:,} images, of which one is "
+                f"{100 / reference.test_images:.2g} points. Best: of all candidates, trained to "
+                f"the end ({reference.epochs} epochs) and exported, the best file within the "
+                "budget by its test score. Regret is the difference, the sum of three: choosing "
+                f"by the minival ({reference.minival_images:,} images), giving ties to the faster "
+                "file, and the rest, which is halving and the fit's own measurements of time. "
+                "Again is the shortest of the times in fresh processes. Cost is the fit's plan and "
+                "training as a share of training every candidate to the end, in measured seconds, "
+                "and by epochs with the seconds of the reference. The baselines train one "
+                "candidate each that is within the budget: a random one, the largest, and "
+                f"{default} at its largest resolution.",
+                100,
+            ),
         ]
     )
 
