@@ -25,7 +25,7 @@ from fullstride.autofit.training.halving import (
     rank,
     run_halving,
 )
-from fullstride.autofit.training.paired_test import mcnemar
+from fullstride.autofit.training.mcnemar import mcnemar
 from fullstride.autofit.training.plan import (
     FEW,
     MOST_COST,

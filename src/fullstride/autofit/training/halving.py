@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.training.paired_test import mcnemar
+from fullstride.autofit.training.mcnemar import mcnemar
 from fullstride.autofit.training.plan import FINALISTS, FitPlan
 from fullstride.autofit.training.rung_training import (
     STUDY,
@@ -55,9 +55,9 @@ def run_halving(
 
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
     goes on from its checkpoint in the next one. The scores of a rung are those on the minival of
-    the averaged network, with precise batch statistics where the recipe has them and they are
-    better; at the end those of the run's bundle. Scores that choose are too good for the winner:
-    they are the minival's, and no test.
+    the averaged network, with precise batch statistics if it is better so; at the end those of the
+    run's bundle. Scores that choose are too good for the winner: they are the minival's, and no
+    test.
 
     Who goes on is a function of the stored scores and of `ms` alone:
 

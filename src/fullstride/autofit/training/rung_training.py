@@ -21,7 +21,7 @@ from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.finish import final_network
 from fullstride.train.minival_comparison import quality
 from fullstride.train.optimizer import frozen_names
-from fullstride.train.precise_statistics import batch_norms, with_precise_statistics
+from fullstride.train.precise_statistics import batch_norms, of_run
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.run import train
@@ -141,15 +141,14 @@ def score_trial(run: PreparedRun) -> tuple[Mapping[str, float], str]:
         task = run.task.calibrated(bundle.temperature)
         return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
     nets = [final_network(run).net.to(run.device)]
-    frozen = frozen_names(nets[0], run.recipe)
-    if run.recipe.precise_bn and batch_norms(nets[0], frozen):
-        how = run.pre, run.device, run.workers
-        nets += [with_precise_statistics(nets[0], run.task, run.data.train, *how, frozen=frozen)]
+    # Running statistics of few steps are far off, whether the recipe ends with precise ones or not.
+    if batch_norms(nets[0], frozen_names(nets[0], run.recipe)):
+        nets += [of_run(run, nets[0])]
     results, failure = [], None
     for net in nets:
         try:
             results.append(score_images_of(run, CorrectImages(run.task.score()), net))
-        except FloatingPointError as error:  # running statistics of few steps may be far off
+        except FloatingPointError as error:
             failure = error
     if failure is not None and not results:
         raise failure

@@ -39,7 +39,7 @@ class TrainingTime:
     step_s: float = 0.0  # a step with its wait for images
     score_every: int = 1  # epochs, of which the last one is scored and saved
     minival_s: float = 0.0  # scoring a network on the minival
-    precise_s: float = 0.0  # measuring batch statistics anew, where the recipe does
+    precise_s: float = 0.0  # measuring batch statistics anew, and scoring the network with them
     save_s: float = 0.0  # a checkpoint and a bundle
     start_s: float = 0.0  # building the network and starting workers
     measure_s: float = 0.0  # what this measurement took
@@ -162,7 +162,7 @@ def _measure(
         image_s = time_scoring(run)
     finally:
         run.close()
-    measured = min(len(data.train), MAX_IMAGES) if run.recipe.precise_bn else 0
+    for_statistics = min(len(data.train), MAX_IMAGES)
     return TrainingTime(
         candidate=candidate.name,
         epochs=epochs_of(named, data),
@@ -170,7 +170,7 @@ def _measure(
         step_s=step_s,
         score_every=run.resolved.score_every_epochs,
         minival_s=image_s * len(data.minival),
-        precise_s=image_s * (measured + (len(data.minival) if measured else 0)),
+        precise_s=image_s * (for_statistics + len(data.minival)),
         save_s=save_s,
         start_s=build_s + max(0.0, first_s - step_s),
     )
