@@ -164,7 +164,7 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
         for model, side in itertools.product(("genet_tiny", "resnet_rs_tiny"), range(32, 384, 16))
     ]
     names = fake_times(lambda candidate: (candidate.resolution / 128) ** 2)
-    lines, times = result(time_candidates(many, MS, folder=tmp_path, **SMALL))
+    lines, times = result(time_candidates(many, MS, folder=tmp_path, **SMALL, **ONE))
     assert len(names) == len(set(names)) <= MOST_TRIED + 3
     sides = {each.resolution for each in many if each.name in names}
     assert {96, 112, 128, 144, 160} <= sides
@@ -173,7 +173,7 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
     left_out = {each.candidate for each in times if each.left_out}
     assert left_out == {each.name for each in many} - set(names)
     assert f"{len(names)} of {len(many)}" in " ".join(lines)
-    again, same = result(time_candidates(many, MS, folder=tmp_path, **SMALL))
+    again, same = result(time_candidates(many, MS, folder=tmp_path, **SMALL, **ONE))
     assert len(names) == len(set(names))
     assert same == times
 

@@ -29,6 +29,7 @@ WORDS = {
     ("bench", "out", ".json"): "bench genet_tiny --device cpu --out",
     ("bench", "out", ""): "bench genet_tiny --device cpu --suite papers --quick --out",
     ("bench-data", "out", ".json"): "bench-data digits --model genet_tiny --out",
+    ("fit", "out", ""): "fit digits --budget-ms 9 --device rtx4090 --weights none --dry-run --out",
     ("calibrate", "out", ".json"): "calibrate --device cpu --out",
     ("calibrate", "times", ".json"): "calibrate --device cpu --times",
     ("choose", "out", ".png"): "choose --device rtx3090 --budget-ms 1 --out",
@@ -51,6 +52,7 @@ WRONG = {
     "bench": "bench gone --device cpu --out",
     "bench-data": "bench-data digits --model gone --out",
     "calibrate": "calibrate --device cpu --batches 0 --out",
+    "fit": "fit digits --budget-ms 9 --device gone --out",
     "choose": "choose --device gone --budget-ms 1 --out",
     "rank": "rank gone --out",
     "bench-blocks": "bench-blocks --device cpu --resolution 0 --out",
@@ -63,6 +65,7 @@ FILES = [key for key in WORDS if key[2] and "--force" not in WORDS[key]]
 MEMBERS = {
     "train": {"run.json": '{"model": "theirs"}', "log.jsonl": "{}\n", "best/photo.txt": "mine"},
     "bench": {"results.md": "# Mine\n"},
+    "fit": {"fit_config.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
     "bench-blocks": {"blocks.json": '{"rows": []}'},
     "figures": {"figures.html": "<!DOCTYPE html><title>Mine</title>"},
     "export": {"model.xml": "<net><rt_info/></net>", "model.bin": "weights"},

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fullstride.deploy.exported import Precision
 from fullstride.measure.budget import Budget, find_budget
+from fullstride.nets.precision import Precision
 from fullstride.strict_json import Bounds, check_bounds
 
 HERE = "here"  # the device of this machine, on which times are measured

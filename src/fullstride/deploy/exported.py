@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.nets.bundle import Temperature
+from fullstride.nets.precision import Precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.strict_json import MAX_JSON_BYTES, from_json, parse_json
 
 InputKind = Literal["normalised", "pixels", "pictures"]
-Precision = Literal["fp32", "bf16", "fp16", "int8"]
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, K)
 
 # Fields of Metadata that are JSON in a file; all others are text.
