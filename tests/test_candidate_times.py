@@ -402,4 +402,4 @@ def test_a_stored_median_is_that_of_a_fresh_measurement_of_the_same_file(tmp_pat
     pre = files.job.metadata.preprocessing
     bundle = Bundle(net=zoo.create("genet_tiny"), name="a", classes=(), preprocessing=pre)
     fresh = [latencies({"a": path}, bundle)["a"] for _ in range(3)]
-    assert min(fresh) / 1.5 < time.ms < 1.5 * max(fresh)
+    assert min(fresh) / 3 < time.ms < 3 * max(fresh)  # a busy machine doubles either of them
