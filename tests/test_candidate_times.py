@@ -21,6 +21,7 @@ from fullstride.autofit.timing.budget_rule import (
 )
 from fullstride.autofit.timing.budget_table import (
     MOST_ROWS,
+    WhatFits,
     budget_figure,
     budget_note,
     budget_table,
@@ -305,14 +306,18 @@ def test_where_nothing_fits_the_fastest_and_its_budget_are_named():
     assert affordable(both, times, Budget(ms_per_image=1.4)) == (both[0],)
 
 
+def fits(candidates, times, budget=MS, *, maybe=False):
+    return WhatFits(candidates=tuple(candidates), times=tuple(times), budget=budget, maybe=maybe)
+
+
 def test_half_and_twice_the_budget_are_counted_and_a_loose_budget_does_not_bind():
     both = candidates(32, 64)
     times = [fixed(0.4, "genet_tiny-32"), fixed(1.5, "genet_tiny-64")]
-    note = budget_note(both, times, MS)
+    note = budget_note(fits(both, times))
     assert note.startswith("1 of 2")
     assert "1 within half" in note
     assert "2 within twice" in note
-    assert "does not bind" in budget_note(both, times, Budget(ms_per_image=1.5))
+    assert "does not bind" in budget_note(fits(both, times, Budget(ms_per_image=1.5)))
 
 
 def text_of(table):
@@ -330,24 +335,24 @@ def test_what_the_budget_buys_is_a_table_and_a_picture():
     ]
     times += [fixed(0.3, "genet_tiny-32", precision="int8"), fixed(0.9, "genet_tiny-128")]
     times += [fixed(None, "genet_tiny-160", failure="it cannot be exported")]
-    lines = text_of(budget_table(many, times, MS)).splitlines()
+    lines = text_of(budget_table(fits(many, times))).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [f"genet_tiny-{n}" for n in (32, 128, 64, 96)]
     assert "0.300 " in lines[1]
     assert "half of the budget" in lines[1]
     assert "twice" in lines[3]
     assert "budget" not in lines[4]
-    picture = plots.svg(budget_figure(many, times, MS), "times")
+    picture = plots.svg(budget_figure(fits(many, times)), "times")
     for words in ("half of the budget: 1", ">the budget: 1", "twice the budget: 1", "more: 1"):
         assert words in picture
     assert "genet_tiny-160" not in picture
     with pytest.raises(ValueError, match="time"):
-        budget_figure(many, times[-1:], MS)
+        budget_figure(fits(many, times[-1:]))
 
 
 def test_of_hundreds_of_candidates_those_near_the_budget_have_a_line():
     many = candidates(*range(32, 332))
     times = [fixed(each.resolution / 200, each.name) for each in many]
-    rows = timed_candidates(many, times, MS)
+    rows = timed_candidates(fits(many, times))
     assert len(rows) == MOST_ROWS
     assert "genet_tiny-200" in [row.name for row in rows]
     assert [row.ms for row in rows] == sorted(row.ms for row in rows)
@@ -355,10 +360,10 @@ def test_of_hundreds_of_candidates_those_near_the_budget_have_a_line():
 
 def test_an_estimate_counts_by_its_upper_end_in_the_picture_unless_its_middle_may():
     time = fixed(0.9, "genet_tiny-32", format="", low=0.8, high=1.2, measured=False)
-    (safe,), (bold,) = (
-        timed_candidates(candidates(32), [time], MS, maybe=maybe) for maybe in (False, True)
-    )
+    both = [fits(candidates(32), [time], maybe=maybe) for maybe in (False, True)]
+    (safe,), (bold,) = map(timed_candidates, both)
     assert (safe.band(MS), bold.band(MS)) == (2, 1)
+    assert [budget_note(each).split()[0] for each in both] == ["0", "all"]
 
 
 def files_at(model, *sides):

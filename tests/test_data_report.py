@@ -170,9 +170,10 @@ def test_unreadable_images_are_named_with_reasons_and_the_others_are_compared(tm
 
 
 @pytest.mark.parametrize(("images", "points"), [(2, "50 points"), (500, "")])
-def test_a_minival_of_few_images_is_a_warning_with_what_one_counts(images, points):
+@pytest.mark.parametrize("split", ["minival", "test"])
+def test_a_scored_split_of_few_images_is_a_warning_with_what_one_counts(split, images, points):
     report = DataReport(
-        images=dict(train=600, minival=images, test=2),
+        images=dict(train=600, minival=200, test=200) | {split: images},
         classes=2,
         smallest=("a", 300),
         largest=("b", 300),
@@ -184,7 +185,7 @@ def test_a_minival_of_few_images_is_a_warning_with_what_one_counts(images, point
     )
     warnings = [line for line in report_lines(report) if line.startswith("warning")]
     assert len(warnings) == bool(points)
-    assert all(points in line for line in warnings)
+    assert all(points in line and split in line for line in warnings)
 
 
 def test_data_of_which_no_image_can_be_read_are_refused_in_one_line(tmp_path):

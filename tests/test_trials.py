@@ -35,6 +35,8 @@ def work(folder: Path, device: str, *, number: int, how: str = "") -> Generator[
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] can't allocate memory")
     if how == "disk":
         raise OSError(28, "No space left on device")
+    if how == "lost worker" and starts == 1:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
     if how == "interrupt" and starts == 1:
         raise KeyboardInterrupt
     if how == "always killed" or (how == "killed once" and starts == 1):
@@ -98,14 +100,17 @@ def test_a_trial_that_fails_is_one_line_and_others_go_on(tmp_path, how):
     assert starts(trials[1]) == 1
 
 
-@pytest.mark.parametrize(("how", "kind"), [("disk", OSError), ("interrupt", KeyboardInterrupt)])
-def test_a_full_disk_and_an_interrupt_are_no_failures_of_a_trial(tmp_path, how, kind):
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [("disk", OSError), ("interrupt", KeyboardInterrupt), ("lost worker", RuntimeError)],
+)
+def test_what_the_machine_does_is_no_failure_of_a_trial(tmp_path, how, kind):
     trials = trials_in(tmp_path, "", how)
     with pytest.raises(kind):
         drain(run_trials(STUDY, trials))
     assert trials[0].result.exists()
     assert not trials[1].result.exists()
-    if how == "interrupt":
+    if how != "disk":
         results = drain(run_trials(STUDY, trials))[1]
         assert results[1].number == 1
         assert starts(trials[0]) == 1
@@ -153,7 +158,7 @@ def test_processes_end_with_a_driver_that_is_killed(tmp_path):
     assert {driver.stdout.readline(), driver.stdout.readline()} == {"trial 0\n", "trial 1\n"}
     children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children")
     if not children.exists():
-        pytest.skip("the system does not list children")
+        pytest.skip("only Linux lists the children of a process, in /proc")
     pids = children.read_text().split()
     driver.kill()
     driver.wait()

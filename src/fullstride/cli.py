@@ -37,7 +37,7 @@ from fullstride.console import (
     standard_streams,
     without_frame,
 )
-from fullstride.storage import OutOfMemoryError, lacks_memory
+from fullstride.storage import OutOfMemoryError, lacks_memory, lost_worker
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RecipeFields
 from fullstride.train.recipes.named import BY_IMAGES, NOMINAL, RECIPES, default_recipe, find_recipe
@@ -113,7 +113,7 @@ def failure(error: Exception) -> tuple[object, int]:
         return "too many open files: raise the limit by `ulimit -n`, or use fewer --workers", 1
     if isinstance(error, FloatingPointError | OSError):
         return error, 2 if code in (errno.ELOOP, errno.ENAMETOOLONG) else 1
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+    if lost_worker(error):
         return (
             "a process that decodes images was killed, often for lack of memory: use fewer "
             "--workers; the same command goes on"

@@ -44,6 +44,11 @@ def lacks_memory(error: BaseException) -> bool:
     return any(phrase in str(error) for phrase in NO_MEMORY)
 
 
+def lost_worker(error: BaseException) -> bool:
+    """Whether a process that decodes images was killed, as PyTorch says it in words alone."""
+    return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
+
+
 # Of files that hold a network or a recipe in some form, here and elsewhere.
 FILE_SUFFIXES = (
     *(".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors"),

@@ -25,10 +25,10 @@ from fullstride.autofit.timing.budget_rule import (
     fastest_ms,
     within_budget,
 )
-from fullstride.autofit.timing.budget_table import budget_figure
+from fullstride.autofit.timing.budget_table import WhatFits, budget_figure
 from fullstride.autofit.timing.candidate_times import time_candidates
 from fullstride.autofit.training.halving import Outcome, delete_losers, run_halving
-from fullstride.autofit.training.plan import FitPlan, make_plan
+from fullstride.autofit.training.plan import FitPlan, check_minival, make_plan
 from fullstride.autofit.training.teaching import Teaching, teach, with_student
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.exported import InputKind
@@ -148,8 +148,9 @@ def fit_data(
     times = yield from stage("times", tuple[CandidateTime, ...], timing)
     fitting = affordable(candidates, times, budget, maybe=settings.maybe)
     forms = within_budget(times, budget, maybe=settings.maybe)
-    save_png(budget_figure(candidates, times, budget, maybe=settings.maybe), folder / BOUGHT)
-    yield Event("budget", result=(candidates, times, budget))
+    bought = WhatFits(candidates=candidates, times=times, budget=budget, maybe=settings.maybe)
+    save_png(budget_figure(bought), folder / BOUGHT)
+    yield Event("budget", result=bought)
 
     ms = fastest_ms(forms)
     in_float = {each.candidate for each in forms if each.precision != "int8"}
@@ -203,8 +204,7 @@ def check_input(data: DataSet, recipe: RecipeChoice) -> None:
             )
     if len(data.classes) < 2:
         raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
-    if not len(data.minival):
-        raise ValueError("networks are compared on the minival: leave --minival 0 out")
+    check_minival(data)
 
 
 def check_settings(settings: FitSettings) -> None:

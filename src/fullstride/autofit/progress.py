@@ -24,7 +24,7 @@ def shown(event: Event, folder: Path) -> Sequence[str | Table]:
     if event.stage == "candidates":
         return [candidates_line(result)]
     if event.stage == "budget":
-        return [budget_table(*result), budget_note(*result)]
+        return [budget_table(result), budget_note(result)]
     if event.stage == "plan":
         return [*plan_lines(result)]
     if event.stage == "teaching":

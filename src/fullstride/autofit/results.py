@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from fullstride.autofit.inspection.data_report import DataReport
 from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.shipping.finalist_files import ShippedFile
 from fullstride.autofit.shipping.ship import Shipment
 from fullstride.autofit.timing.budget_rule import CandidateTime, fastest_of, within_budget
 from fullstride.autofit.training.halving import Outcome
@@ -88,9 +87,6 @@ def shares_of_budget(
     """
     metric, last, files = results.metric, results.last_scores, results.shipment.files
 
-    def upper(file: ShippedFile) -> float | None:
-        return file.ms if file.measured else file.high
-
     def trained_rank(name: str) -> tuple[float, float]:
         score = last[name]
         return score.epochs, metric.rank(score.scores[metric.name])
@@ -102,7 +98,7 @@ def shares_of_budget(
         ready = [
             number
             for number, each in enumerate(files)
-            if (limit := upper(each)) is not None and limit <= ms
+            if (limit := each.upper_ms) is not None and limit <= ms
         ]
         within = within_budget(results.times, replace(results.budget, ms_per_image=ms))
         names = dict.fromkeys(each.candidate for each in within)

@@ -15,7 +15,7 @@ Licence = Literal["permissive", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings:
-    """The arguments of `fit`. A fit is resumed only with the same ones."""
+    """The arguments of `fit`. One that has begun to train is resumed only with the same ones."""
 
     # The time that a call may take, divided by its images, in ms.
     budget_ms: float | None = None

@@ -263,6 +263,7 @@ def runnable(
 
 
 def data_formats() -> list[str]:
+    """The formats that run here whose files are data, and no programs."""
     return [
         name
         for name in dict.fromkeys(name for name, _ in available(None))

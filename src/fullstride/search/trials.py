@@ -18,11 +18,13 @@ import torch
 
 from fullstride.measure.environment import cores
 from fullstride.outputs import Output, has_keys
-from fullstride.storage import lacks_memory
+from fullstride.storage import lacks_memory, lost_worker
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.writing import atomic_write, check_output
 
 STARTS = 2  # of a trial's process, if something ends it
+# What a trial may raise that is its own fault; others go on.
+FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
 
 # (folder, device, **arguments): yields lines for people and returns a frozen dataclass. A function
 # of a module, as a process gets it by its name.
@@ -83,7 +85,8 @@ def run_trials(
 
     A trial that raises ValueError, ArithmeticError or RuntimeError, or lacks memory, has the
     result `Failure`, and the others go on. To try it again, delete that file. Everything else, such
-    as a full disk or Ctrl-C, is raised; the same call then goes on where it was.
+    as a full disk, a killed process that decodes images or Ctrl-C, is raised; the same call then
+    goes on where it was.
     """
     for trial in trials:
         check_output(trial.result, study.output)
@@ -100,13 +103,24 @@ def _run(study: Study, trial: Trial, device: str) -> Generator[str, None, None]:
     """Run `trial` in this process, and store its result."""
     try:
         result = yield from study.work(trial.folder, device, **trial.arguments)
-    except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
-        text = " ".join(str(error).split())[:300]
-        memory = f"{device} has too little memory: " if lacks_memory(error) else ""
-        result = Failure(failure=f"{memory}{text or type(error).__name__}")
+    except FAILURES as error:
+        result = Failure(failure=reason(error, device))
     if device.startswith("cuda"):
         torch.cuda.empty_cache()  # the next trial is another network
     study.write(trial, result)
+
+
+def reason(error: Exception, device: str) -> str:
+    """Why a trial failed on a device, in one line.
+
+    Raises `error` again where a process that decodes images was killed: that is no fault of the
+    trial, and the next call may have more memory.
+    """
+    if lost_worker(error):
+        raise error
+    text = " ".join(str(error).split())[:300]
+    memory = f"{device} has too little memory: " if lacks_memory(error) else ""
+    return f"{memory}{text or type(error).__name__}"
 
 
 def _run_in_processes(

@@ -1,4 +1,4 @@
-"""What is in the data, and what would make a score a lie?"""
+"""What is in the data, and what would make its scores wrong?"""
 
 import time
 from collections import Counter
@@ -30,7 +30,7 @@ from fullstride.measure.environment import cores
 
 T = TypeVar("T")
 MAX_LISTED = 1000  # unreadable images, and pairs of each kind
-FEW = 50  # images of the minival: one is 2 points
+FEW = 50  # images of a split: one is 2 points
 MAX_SHOWN = 5  # names in a line for a terminal
 
 __all__ = ["DataReport", "Pair", "look_at", "report_lines", "without_duplicates"]
@@ -166,11 +166,13 @@ def _warnings(report: DataReport) -> list[str]:
                 f"as images of an earlier split, so the score would be too high: "
                 f"{_some(names, count)}"
             )
-    if 0 < (count := report.images.get("minival", 0)) < FEW:
-        lines.append(
-            f"warning: networks are compared on {count:,} images of the minival, of which one is "
-            f"{100 / count:.0f} points: the choice is little more than chance"
-        )
+    for split, what in (("minival", "the choice"), ("test", "the final score")):
+        if 0 < (count := report.images.get(split, 0)) < FEW:
+            noun = "image" if count == 1 else "images"
+            lines.append(
+                f"warning: the {split} has {count:,} {noun}, of which one is {100 / count:.0f} "
+                f"points: {what} is little more than chance"
+            )
     if count := totals.get("across_classes", 0):
         pairs = (
             f"{a} in {of_a!r} and {b} in {of_b!r}"

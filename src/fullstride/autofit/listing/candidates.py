@@ -12,8 +12,9 @@ from typing import get_args
 import torch
 
 from fullstride.autofit.listing.released_weights import best_starts, cached, listed, without_tag
-from fullstride.autofit.listing.starts import RGB, Licence, Start, allowed_by, family_of
+from fullstride.autofit.listing.starts import RGB, Start, allowed_by, family_of
 from fullstride.autofit.listing.weights_folder import SUFFIXES, examine
+from fullstride.autofit.settings import Licence
 from fullstride.nets import zoo
 from fullstride.nets.bundle import METADATA, build
 from fullstride.nets.preprocessing import Fit

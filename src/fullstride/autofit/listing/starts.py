@@ -3,8 +3,8 @@
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from fullstride.autofit.settings import Licence
 from fullstride.nets.blocks import (
     ConvStem,
     DeepConvStem,
@@ -16,8 +16,6 @@ from fullstride.nets.blocks import (
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec, released
 from fullstride.tables import PERMISSIVE, pretrained_networks, resolutions_around
-
-Licence = Literal["permissive", "any"]
 
 RGB = 3  # channels that released weights take
 FAMILY_OF_STEM: dict[type[Stem], str] = {

@@ -51,6 +51,11 @@ class ShippedFile:
     size_mib: float = 0.0  # on the disk
     runtime: str = ""  # that opened it here
 
+    @property
+    def upper_ms(self) -> float | None:
+        """The measured time, or the upper end of the estimate's interval."""
+        return self.ms if self.measured else self.high or self.ms
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:

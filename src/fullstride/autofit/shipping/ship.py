@@ -224,12 +224,11 @@ def as_score(record: FileRecord) -> RungScore:
 
 def doubts(file: ShippedFile, budget: Budget) -> list[str]:
     """What does not hold, or may not hold, of the file that ships."""
-    if file.ms is None:
+    if file.ms is None or (time := file.upper_ms) is None:
         return [f"there is no estimate of the time of {file.path}: measure it on the device"]
     notes = []
     if not file.within:
         by = "measured twice" if file.measured else "estimated"
-        time = file.ms if file.measured else file.high or file.ms
         notes.append(
             f"no file is within {budget}: the fastest, {file.path}, {by}, takes up to {time:.3g} "
             f"ms an image; it ships, and --budget-ms {NOISE * time:.3g} would do"

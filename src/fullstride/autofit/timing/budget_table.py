@@ -1,7 +1,7 @@
 """What does the budget buy? The candidates that stay in it, in a table and a picture."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from matplotlib.figure import Figure
@@ -26,24 +26,28 @@ from fullstride.report.format import three_digits
 MOST_ROWS = 40  # of the table and the picture; of more candidates those near the budget
 
 
-def budget_note(
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    *,
-    maybe: bool = False,
-) -> str:
+@dataclass(frozen=True, kw_only=True)
+class WhatFits:
+    """Candidates, their times, and the budget with which these are compared."""
+
+    candidates: tuple[Candidate, ...]
+    times: tuple[CandidateTime, ...]
+    budget: Budget
+    maybe: bool = False  # of estimates the middle must fit, not the upper end
+
+
+def budget_note(fits: WhatFits) -> str:
     """How many candidates fit, and how many would with half the time and with twice of it.
 
     Where all fit, the line says that the budget does not bind.
     """
-    timed = fastest_of(times)
+    timed = fastest_of(fits.times)
 
     def count(ms: float) -> int:
-        limit = Budget(ms_per_image=ms, batch=budget.batch)
-        return len({each.candidate for each in within_budget(times, limit, maybe=maybe)})
+        limit = replace(fits.budget, ms_per_image=ms)
+        return len({each.candidate for each in within_budget(fits.times, limit, maybe=fits.maybe)})
 
-    ms = budget.ms_per_image
+    ms = fits.budget.ms_per_image
     if count(ms) == len(timed):
         slowest = max(timed.values(), key=lambda each: each.ms or 0.0)
         return (
@@ -56,20 +60,14 @@ def budget_note(
     )
 
 
-def timed_candidates(
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    *,
-    maybe: bool = False,
-) -> list[TimedCandidate]:
+def timed_candidates(fits: WhatFits) -> list[TimedCandidate]:
     """Those with a time, the fastest first; of many the `MOST_ROWS` that are near the budget."""
     rows: list[TimedCandidate] = []
-    fastest, others = fastest_of(times), dict[str, list[float]]()
-    for each in times:
+    fastest, others = fastest_of(fits.times), dict[str, list[float]]()
+    for each in fits.times:
         if each.ms is not None and each is not fastest[each.candidate]:
             others.setdefault(each.candidate, []).append(each.ms)
-    for candidate in candidates:
+    for candidate in fits.candidates:
         best = fastest.get(candidate.name)
         if best is None or best.ms is None:
             continue
@@ -80,24 +78,18 @@ def timed_candidates(
                 ms=best.ms,
                 low=best.low or best.ms,
                 high=best.high or best.ms,
-                limit_ms=limit_ms(best, maybe=maybe) or best.ms,
+                limit_ms=limit_ms(best, maybe=fits.maybe) or best.ms,
                 other_ms=tuple(others.get(candidate.name, ())),
                 top1=candidate.top1,
             )
         )
-    near = sorted(rows, key=lambda row: abs(math.log(row.limit_ms / budget.ms_per_image)))
+    near = sorted(rows, key=lambda row: abs(math.log(row.limit_ms / fits.budget.ms_per_image)))
     return sorted(near[:MOST_ROWS], key=lambda row: row.ms)
 
 
-def budget_table(
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    *,
-    maybe: bool = False,
-) -> Table:
+def budget_table(fits: WhatFits) -> Table:
     """A line for each of `timed_candidates`: its fastest time, and that of each precision."""
-    rows = timed_candidates(candidates, times, budget, maybe=maybe)
+    rows, times = timed_candidates(fits), fits.times
     precisions = [each for each in get_args(Precision) if any(t.precision == each for t in times)]
     published = any(row.top1 for row in rows)
     columns = ["candidate", *(["published top-1 %"] if published else [])]
@@ -113,18 +105,11 @@ def budget_table(
         cells = [row.name, *top1, three_digits(row.ms), row.form]
         cells += [three_digits(row.low), three_digits(row.high)]
         cells += ["" if ms is None else three_digits(ms) for ms in by_precision]
-        band = row.band(budget)
+        band = row.band(fits.budget)
         lines.append([*cells, BANDS[band] if band < len(BANDS) - 1 else ""])
     return table(columns, lines)
 
 
-def budget_figure(
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    *,
-    maybe: bool = False,
-) -> Figure:
+def budget_figure(fits: WhatFits) -> Figure:
     """The picture of `budget_table`, see `report.budget_plot`; `budget_note` describes it."""
-    rows = timed_candidates(candidates, times, budget, maybe=maybe)
-    return budget_plot.budget_figure(rows, budget)
+    return budget_plot.budget_figure(timed_candidates(fits), fits.budget)

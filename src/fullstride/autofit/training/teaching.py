@@ -131,7 +131,7 @@ def teach(
             reason = f"{each.name} is not better on the minival than {best.name}"
             return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
     p = tie(scores[-1], before, metric)
-    reason = f"{student.name} is not told apart from {best.name}" if p is not None else ""
+    reason = f"{student.name} and {best.name} are tied on the minival" if p is not None else ""
     return Teaching(
         teacher=teacher.name,
         student=student,

@@ -11,7 +11,7 @@ import torch
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.data.dataset import DataSet
 from fullstride.outputs import json_output
-from fullstride.storage import lacks_memory
+from fullstride.search.trials import FAILURES, reason
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
@@ -111,10 +111,8 @@ def measure_training(
     with scratch_folder(path.with_name(candidate.name)) as scratch:
         try:
             times = _measure(scratch / candidate.name, candidate, data, choice, device, workers)
-        except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
-            memory = f"{device} has too little memory: " if lacks_memory(error) else ""
-            text = " ".join(str(error).split())[:300] or type(error).__name__
-            times = TrainingTime(candidate=candidate.name, failure=f"{memory}{text}")
+        except FAILURES as error:
+            times = TrainingTime(candidate=candidate.name, failure=reason(error, device))
     if device.startswith("cuda"):
         torch.cuda.empty_cache()  # the next candidate is another network
     times = replace(times, measure_s=time.perf_counter() - begin)
