@@ -38,6 +38,7 @@ from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import NO_WEIGHTS, FitSettings
 from fullstride.autofit.shipping.finalist_files import read_record
 from fullstride.autofit.shipping.ship import Shipment, ship
+from fullstride.autofit.timing.budget_table import WhatFits
 from fullstride.autofit.training.halving import Outcome, run_halving
 from fullstride.autofit.training.plan import FitPlan, Rung
 from fullstride.data.dataset import DataSet
@@ -99,7 +100,8 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
         results[event.stage] = event.result
         if event.line:
             yield event.line
-    candidates, times, budget = results["budget"]
+    bought: WhatFits = results["budget"]
+    candidates, times = bought.candidates, bought.times
     plan: FitPlan = results["plan"]
     count = len(plan.candidates)
     whole = Rung(number=1, epochs=plan.epochs, candidates=count, keep=count)
@@ -130,7 +132,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
             replace(outcome, finalists=trained),
             candidates,
             times,
-            budget,
+            bought.budget,
             job.data,
             formats=job.formats,
             precisions=job.precisions,
