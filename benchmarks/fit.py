@@ -33,7 +33,6 @@ from fit_cases import CASES, Case, lite_weights, open_case
 from fit_regret import FitRow, Reference, ReferenceFile, budgets, table
 
 from fullstride.autofit.fit import INPUT, fit_data
-from fullstride.autofit.fit_folder import read_seconds, run_stage
 from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import NO_WEIGHTS, FitSettings
 from fullstride.autofit.shipping.finalist_files import read_record
@@ -48,6 +47,7 @@ from fullstride.deploy.select import measure_files, percentile_ms
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE
 from fullstride.outputs import json_output
+from fullstride.search.study_folder import read_seconds, run_stage
 from fullstride.tasks import find_task
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.writing import atomic_write

@@ -5,15 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from fullstride.autofit.fit_folder import (
-    create_or_resume,
-    read_seconds,
-    run_stage,
-    saved_stage,
-)
+from fullstride.autofit.fit_folder import create_or_resume
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
+from fullstride.search.study_folder import read_seconds, run_stage, saved_stage
 
 SETTINGS = FitSettings(budget_ms=5, batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
 CANDIDATES = tuple(Candidate(model="genet_tiny", resolution=side, top1=70.5) for side in (32, 48))

@@ -396,7 +396,7 @@ EXCEPT = {
     "deploy/formats/openvino.py": "writes to the temporary path",
     "deploy/formats/triton_server.py": "writes to the temporary path",
     "train/tensorboard.py": "appends to a log of its own",
-    "autofit/fit_folder.py": "deletes results of a fit that other arguments change",
+    "search/study_folder.py": "deletes results of a study that other arguments change",
     "autofit/training/halving.py": "deletes checkpoints of trials that do not ship",
     "train/distill.py": "maps files in a folder that its key recognises",
     "report/plots.py": "draws into memory",

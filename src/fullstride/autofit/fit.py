@@ -1,13 +1,13 @@
 """Which network is the most accurate within my budget? `fit` tries, trains, measures and ships."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from fullstride.autofit.fit_folder import create_or_resume, read_seconds, run_stage
+from fullstride.autofit.fit_folder import create_or_resume
 from fullstride.autofit.inspection.data_report import DataReport, look_at, without_duplicates
 from fullstride.autofit.listing.candidates import (
     Candidate,
@@ -36,6 +36,7 @@ from fullstride.deploy.select import runnable
 from fullstride.latency.profiles import load_profile
 from fullstride.measure.environment import choose_device
 from fullstride.report.plots import save_png
+from fullstride.search.study_folder import Event, read_seconds, run_stage, stage_events
 from fullstride.train.recipes.choice import RecipeChoice
 
 Stage = Literal[
@@ -53,15 +54,6 @@ BOUGHT = "budget.png"  # what the budget buys, before anything is trained
 BEFORE_PLAN = ("data", "candidates", "times")
 BEFORE_TRAINING = (*BEFORE_PLAN, "plan")
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
-
-
-@dataclass(frozen=True)
-class Event:
-    """A line on the progress of a stage, or its result when it has ended."""
-
-    stage: Stage
-    line: str = ""
-    result: Any = None
 
 
 def fit(
@@ -128,7 +120,7 @@ def fit_data(
     def stage(
         name: Stage, kind: Any, work: Generator[str, None, Any]
     ) -> Generator[Event, None, Any]:
-        return events(name, run_stage(folder, name, kind, work))
+        return stage_events(name, run_stage(folder, name, kind, work))
 
     report: DataReport = yield from stage("data", DataReport, look_at(data, workers))
     if settings.drop_duplicates:
@@ -222,16 +214,6 @@ def spent_s(folder: Path, stages: Iterable[str]) -> float:
     """Seconds that stages took which have ended, which no later call changes."""
     seconds = read_seconds(folder)
     return sum(seconds.get(name, 0.0) for name in stages)
-
-
-def events(stage: Stage, work: Generator[str, None, Any]) -> Generator[Event, None, Any]:
-    """An event for each line of `work`, and one for its result, which is returned."""
-    while True:
-        try:
-            yield Event(stage, next(work))
-        except StopIteration as stop:
-            yield Event(stage, result=stop.value)
-            return stop.value
 
 
 def training_devices(name: str) -> Sequence[str]:

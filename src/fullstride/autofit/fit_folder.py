@@ -1,162 +1,41 @@
-"""What is in the folder of a fit? Its settings, and the result of each stage that has ended."""
+"""What is in the folder of a fit? Its settings, and the results that other settings change."""
 
-import json
-from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
-from typing import Any
 
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import DataSet
-from fullstride.data.readers.splits import SplitRule
-from fullstride.outputs import json_output
-from fullstride.strict_json import from_json, read_json
+from fullstride.search import study_folder
+from fullstride.search.study_folder import StudyConfig, StudyKind
 from fullstride.train.recipes.choice import RecipeChoice
-from fullstride.writing import atomic_write, check_output
 
 BY_CASE = RecipeChoice()
-CONFIG, SECONDS = "fit_config.json", "seconds.json"
-CONFIG_OUTPUT = json_output("the settings of a fit", "settings", "fingerprint")
-TRAINED = ("trials", "rungs")  # folders of a fit that has begun to train
 # The results that an argument changes; others than these change all but the look at the data.
 PLAN = ("plan.json",)
 BUDGET = ("times.json", *PLAN)  # the times of each candidate stay
 LIST = ("candidates.json", *BUDGET, "times/*.json", "training_times/*.json")
 CHANGED_BY = {"hours": PLAN, "maybe": PLAN, "budget_ms": BUDGET, "images_per_s": BUDGET}
 CHANGED_BY |= {"data": ("data.json", *LIST)}
-STAGE_OUTPUT = json_output("the result of a stage of a fit", "stage", "result")
-SECONDS_OUTPUT = json_output("the seconds of the stages of a fit", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitConfig:
-    """What a fit folder is for. The data may have moved."""
+class FitConfig(StudyConfig):
+    """What a fit folder is for."""
 
-    data: str
-    fingerprint: str  # of the images and their labels
-    classes: tuple[str, ...]
-    rule: SplitRule  # by which the splits were taken
     settings: FitSettings
-    recipe: str = ""  # a name or a path; "" for the default of the case
-    changes: Mapping[str, Any] = field(default_factory=dict)  # fields of the recipe
 
-    def to_dict(self) -> dict[str, Any]:
-        """As in JSON."""
-        return plain(self)
+
+FIT = StudyKind(
+    noun="fit",
+    config=FitConfig,
+    trained=("trials", "rungs"),
+    changed_by=CHANGED_BY,
+    changed=LIST,
+)
 
 
 def create_or_resume(
     folder: Path, data: DataSet, settings: FitSettings, recipe: RecipeChoice = BY_CASE
 ) -> tuple[FitConfig, str]:
-    """Create the folder of a fit, or check that it has a fit of the same arguments.
-
-    Until something trains, other arguments are allowed, so that a user can answer an error or a
-    plan: the results that they change are deleted. Returns the settings, and a line on that.
-
-    Raises ValueError, in one line, for other arguments later, and for a folder of something else.
-    """
-    config = FitConfig(
-        data=data.where,
-        fingerprint=data.fingerprint,
-        classes=data.classes,
-        rule=data.rule,
-        settings=settings,
-        recipe=str(recipe.source),
-        changes=plain(recipe.changes),
-    )
-    path = folder / CONFIG
-    check_output(path, CONFIG_OUTPUT)
-    if path.exists():
-        saved = from_json(FitConfig, read_json(path), str(path))
-        changes = differences(saved, config)
-        if not changes:
-            return saved, ""
-        words = "; ".join(changes.values())
-        if any((folder / name).exists() for name in TRAINED):
-            raise ValueError(
-                f"{folder} has another fit: {words}. Give another --out, or the same arguments"
-            )
-        note = f"{words}: nothing was trained yet, so the stages that this changes run again"
-        for pattern in {each for name in changes for each in CHANGED_BY.get(name, LIST)}:
-            for path_of_result in folder.glob(pattern):
-                path_of_result.unlink()
-        write_config(path, config)
-        return config, note
-    if folder.is_dir() and (names := sorted(each.name for each in folder.iterdir())):
-        raise ValueError(f"{folder} exists and is no fit, but has {names[0]}: give another --out")
-    write_config(path, config)
-    return config, ""
-
-
-def write_config(path: Path, config: FitConfig) -> None:
-    with atomic_write(path, CONFIG_OUTPUT) as temporary:
-        temporary.write_text(json.dumps(plain(config), indent=1))
-
-
-def differences(saved: FitConfig, config: FitConfig) -> dict[str, str]:
-    """The arguments that are not the same in two configurations, each with a line on it."""
-    if saved.fingerprint != config.fingerprint:
-        return {"data": "its images or labels are others"}
-    before, now = (
-        {**plain(each.settings), "recipe": each.recipe, **each.changes} for each in (saved, config)
-    )
-    return {
-        name: f"{name} is {before.get(name)!r} there and {now.get(name)!r} now"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    }
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses, and tuples of them, as JSON has them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    return json.loads(json.dumps(value, default=asdict))
-
-
-def saved_stage(folder: Path, name: str, kind: Any) -> Any:
-    """The result of a stage that has ended; None before."""
-    path = folder / f"{name}.json"
-    if not path.exists():
-        return None
-    content = read_json(path)
-    if not isinstance(content, Mapping) or "result" not in content:
-        raise ValueError(f"{path} has no result: delete it, and the stage runs again")
-    return from_json(kind, content["result"], f"{path}: result")
-
-
-def run_stage(
-    folder: Path, name: str, kind: Any, work: Generator[str, None, Any]
-) -> Generator[str, None, Any]:
-    """The result of a stage, which is computed by `work` unless it is in the folder.
-
-    Yields the lines of `work`, a generator that has not begun. `kind` is the type of the result.
-    """
-    result = saved_stage(folder, name, kind)
-    if result is not None:
-        return result
-    began = perf_counter()
-    try:
-        result = yield from work
-    finally:
-        add_seconds(folder, name, perf_counter() - began)
-    with atomic_write(folder / f"{name}.json", STAGE_OUTPUT) as temporary:
-        temporary.write_text(json.dumps({"stage": name, "result": plain(result)}, indent=1))
-    return from_json(kind, plain(result), name)  # as a resumed fit reads it
-
-
-def add_seconds(folder: Path, name: str, seconds: float) -> None:
-    """Add to the time that a stage took, over all calls."""
-    total = read_seconds(folder)
-    total[name] = total.get(name, 0.0) + seconds
-    with atomic_write(folder / SECONDS, SECONDS_OUTPUT) as temporary:
-        temporary.write_text(json.dumps({"seconds": total}, indent=1))
-
-
-def read_seconds(folder: Path) -> dict[str, float]:
-    """The seconds of each stage so far."""
-    path = folder / SECONDS
-    if not path.exists():
-        return {}
-    return from_json(dict[str, dict[str, float]], read_json(path), str(path))["seconds"]
+    """The folder of a fit, see `study_folder.create_or_resume`."""
+    return study_folder.create_or_resume(FIT, folder, data, settings, recipe)

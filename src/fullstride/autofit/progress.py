@@ -5,13 +5,13 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fullstride.autofit.fit import Event
 from fullstride.autofit.inspection.data_report import report_lines
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.results import closing_lines
 from fullstride.autofit.timing.budget_table import budget_note, budget_table
 from fullstride.autofit.training.plan import plan_lines
 from fullstride.autofit.training.teaching import Teaching
+from fullstride.search.study_folder import Event
 
 
 def shown(event: Event, folder: Path) -> Sequence[str | Table]:
