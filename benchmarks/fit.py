@@ -246,6 +246,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="the folder of the data and weights")
     parser.add_argument("--epochs", type=float, help="of each training; default: by the case")
     parser.add_argument("--train-images", type=int, help="of Fashion-MNIST, at most about")
+    parser.add_argument("--resolutions", type=int, nargs="*", help="default: by the case")
     parser.add_argument("--budgets", type=int, default=6, help="how many fits")
     parser.add_argument("--numbers", type=int, nargs="*", help="of the fits to run, from 1")
     parser.add_argument("--formats", nargs="*", default=[], help="default: all that run here")
@@ -258,8 +259,9 @@ def main(words: Sequence[str] | None = None) -> None:
         if args.data is None:
             raise ValueError("elpv needs --data FOLDER, see --help")
         weights = str(lite_weights(args.data, args.work / "weights"))
+    case = CASES[args.case]
     job = Job(
-        case=CASES[args.case],
+        case=replace(case, resolutions=tuple(args.resolutions or case.resolutions)),
         data=open_case(args.case, args.data, args.work, args.train_images),
         weights=weights,
         recipe=RecipeChoice("", {} if args.epochs is None else {"epochs": args.epochs}),
@@ -272,6 +274,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "case": args.case,
         "recipe": dict(job.recipe.changes),
         "train_images": len(job.data.train),
+        "resolutions": job.case.resolutions,
         "formats": args.formats,
         "precisions": args.precisions,
         "load": os.getloadavg(),
