@@ -1,0 +1,195 @@
+"""What is each change of a structure worth? A Bayesian linear model of the accuracy.
+
+score = reference + sum of coefficients x features + noise. Trainings of another kind, as those of
+one exchanged super-block, may form groups with references of their own: a network with a block that
+was trained again stands below the MasterNet even if nothing was changed. The effect of each term at
+its largest feature has a normal prior with mean 0, and references have flat ones. With that the
+posterior is exact, and what no training has shown keeps the uncertainty of the prior.
+
+Source: the regression of GENet, arXiv:2006.14090, section 4, which is `fit_paper`; here with a
+prior, hence a posterior for Thompson sampling and intervals.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fullstride.search.space import Space
+
+# Of what is estimated: points of the grids, and the decades below and above the scores' deviation.
+GRID, DECADES = 60, (-3.0, 1.0)
+# The noise is expected to be this share of the scores' deviation, within a factor of e**SPREAD:
+# one training for each choice leaves nothing that would tell noise from effects.
+NOISE_SHARE, SPREAD = 0.1, 1.0
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """The pseudo-gradient of one term: points of score for one unit of its feature."""
+
+    place: str
+    term: str
+    value: float
+    standard_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveModel:
+    """The posterior of the reference and the P coefficients, in the order of `space.terms`."""
+
+    space: Space
+    reference: float  # score of the MasterNet's structure
+    mean: np.ndarray  # (P,)
+    joint: np.ndarray  # (1 + P, 1 + P) covariance of reference and coefficients
+    noise: float  # standard deviation of one training
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """(P, P) of the coefficients."""
+        return self.joint[1:, 1:]
+
+    def gains(self, coefficients: np.ndarray | None = None) -> list[np.ndarray]:
+        """Of each choice of each place over the MasterNet's own: one array for a place."""
+        values = self.mean if coefficients is None else coefficients
+        places = zip(self.space.places, self.space.columns, strict=True)
+        return [place.features @ values[columns] for place, columns in places]
+
+    def draw(self, rng: np.random.Generator) -> list[np.ndarray]:
+        """The gains of one draw from the posterior, for Thompson sampling."""
+        scale, vectors = np.linalg.eigh(self.covariance)
+        normal = rng.standard_normal(len(scale)) * np.sqrt(np.maximum(scale, 0))
+        return self.gains(self.mean + vectors @ normal)
+
+    def predict(self, structures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(n, M) structures -> (n,) scores and their standard errors, with that of a training."""
+        features = self.space.features(structures)
+        with_reference = np.insert(features, 0, 1.0, axis=1)
+        variance = ((with_reference @ self.joint) * with_reference).sum(axis=1)
+        score = self.reference + features @ self.mean
+        return score, np.sqrt(np.maximum(variance, 0) + self.noise**2)
+
+    def coefficients(self) -> list[Coefficient]:
+        """The pseudo-gradients with standard errors."""
+        errors = np.sqrt(np.diag(self.covariance))
+        rows = zip(self.space.terms, self.mean.tolist(), errors.tolist(), strict=True)
+        return [Coefficient(*names, value, error) for names, value, error in rows]
+
+
+def fit(
+    space: Space,
+    structures: np.ndarray,
+    scores: np.ndarray,
+    *,
+    groups: np.ndarray | None = None,
+    noise: float | None = None,
+    prior: float | None = None,
+) -> AdditiveModel:
+    """The model after trainings of `structures`, (n, M), that ended with `scores`, (n,).
+
+    `groups`, (n,): trainings with equal numbers share a reference; the model's is that of group 0,
+    by default the only one. `noise`: standard deviation of a training; `prior`: of a term's effect
+    at its largest feature; both in points. What is not given is estimated, as the maximum of the
+    restricted likelihood times a weak prior of the noise.
+
+    Raises ValueError for scores that are not finite, and where group 0 has no training.
+    """
+    scores = np.asarray(scores, float)
+    numbers = np.zeros(len(scores), int) if groups is None else np.asarray(groups)
+    check_trainings(structures, scores, numbers)
+    every = np.unique(np.append(0, numbers))
+    members = (numbers[:, None] == every).astype(float)  # (n, groups), group 0 first
+    members = np.concatenate([members[:, every == 0], members[:, every != 0]], axis=1)
+    scale = np.concatenate([np.abs(place.features).max(axis=0) for place in space.places])
+    features = space.features(structures) / scale
+    centre = scores.mean()
+    if noise is None or prior is None:
+        noise, prior = estimate_scales(members, features, scores - centre, noise, prior)
+    design = np.concatenate([members, features], axis=1)
+    precision = np.concatenate([np.zeros(members.shape[1]), np.full(len(scale), prior**-2.0)])
+    covariance = np.linalg.inv(design.T @ design / noise**2 + np.diag(precision))
+    mean = covariance @ design.T @ (scores - centre) / noise**2
+    rows = np.append(0, np.arange(members.shape[1], design.shape[1]))
+    per_unit = np.append(1.0, 1 / scale)
+    return AdditiveModel(
+        space=space,
+        reference=float(centre + mean[0]),
+        mean=mean[rows[1:]] / scale,
+        joint=covariance[np.ix_(rows, rows)] * np.outer(per_unit, per_unit),
+        noise=float(noise),
+    )
+
+
+def check_trainings(structures: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> None:
+    if not len(structures) == len(scores) == len(groups):
+        raise ValueError(
+            f"{len(structures)} structures, {len(scores)} scores and {len(groups)} groups: give "
+            "one of each for a training"
+        )
+    if not np.isfinite(scores).all():
+        raise ValueError("a score is not finite: leave out trainings that failed")
+    if not (groups == 0).any():
+        raise ValueError("no training of group 0: train the MasterNet itself, whose group it is")
+
+
+def estimate_scales(
+    members: np.ndarray,
+    features: np.ndarray,
+    scores: np.ndarray,
+    noise: float | None,
+    prior: float | None,
+) -> tuple[float, float]:
+    """The standard deviations of a training and of the effects, of which one may be given.
+
+    The restricted likelihood is that of the contrasts that no reference changes. In the basis where
+    their covariance is diagonal, it costs a sum for each point of the grid.
+    """
+    left, singular, _ = np.linalg.svd(members)
+    free = left[:, int((singular > 1e-9).sum()) :]  # contrasts
+    contrasts = free.T @ scores
+    deviation = float(np.sqrt(np.mean(contrasts**2))) if len(contrasts) else 0.0
+    deviation = deviation or 1.0  # one training, or equal scores
+    spread, vectors = np.linalg.eigh(free.T @ features @ features.T @ free)
+    spread, squares = np.maximum(spread, 0), (vectors.T @ contrasts) ** 2
+    grid = deviation * np.logspace(*DECADES, GRID)
+    noises = grid if noise is None else np.array([noise])
+    priors = grid if prior is None else np.array([prior])
+    variance = spread * priors[:, None, None] ** 2 + noises[:, None] ** 2
+    fitness = -0.5 * (np.log(variance) + squares / variance).sum(axis=2)
+    if noise is None:
+        fitness -= 0.5 * (np.log(noises / (NOISE_SHARE * deviation)) / SPREAD) ** 2
+    row, column = np.unravel_index(fitness.argmax(), fitness.shape)
+    return float(noises[column]), float(priors[row])
+
+
+def fit_paper(
+    space: Space, structures: np.ndarray, scores: np.ndarray, reference: float
+) -> AdditiveModel:
+    """The paper's form: a least-squares fit for each place and type, no intercept, no ridge.
+
+    `reference` is the MasterNet's score, and `space` has a pair of columns for each type, as
+    `net_space(paper=True)`. Where the samples of a type do not determine both slopes the solution
+    of least norm is taken; a type without samples has slopes of 0. Standard errors are by the
+    residuals of all fits together, infinite if nothing is left over.
+
+    Raises ValueError for structures that differ from the MasterNet's at several places.
+    """
+    scores = np.asarray(scores, float)
+    check_trainings(structures, scores, np.zeros(len(scores), int))
+    if ((structures != space.start).sum(axis=1) > 1).any():
+        raise ValueError("the paper's fit takes structures that differ at one place only")
+    features = space.features(structures)
+    # Types have columns of their own, and a row has those of one: these are all fits at once.
+    inverse = np.linalg.pinv(features, rcond=1e-9)
+    mean = inverse @ (scores - reference)
+    rows = features.any(axis=1)
+    left = int(rows.sum()) - int(np.linalg.matrix_rank(features))
+    residuals = (scores - reference - features @ mean)[rows]
+    noise = float(np.sqrt((residuals**2).sum() / left)) if left > 0 else np.inf
+    joint = np.zeros((1 + len(mean), 1 + len(mean)))
+    if np.isfinite(noise):
+        joint[1:, 1:] = noise**2 * inverse @ inverse.T
+    else:
+        np.fill_diagonal(joint[1:, 1:], np.inf)
+    return AdditiveModel(
+        space=space, reference=float(reference), mean=mean, joint=joint, noise=noise
+    )
