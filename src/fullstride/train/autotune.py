@@ -58,6 +58,7 @@ CACHE_KEY_FIELDS = (
     "triplet",
     "deterministic",
     "freeze_stages",
+    "frozen",
     "int8_maps",
 )
 OUTPUT = Output("a cache", ".json", lambda path: True)  # in a folder of fullstride's own

@@ -1,4 +1,4 @@
-"""Which layers do not train? Those of frozen stages, and at first all but the classifier."""
+"""Which layers do not train? Those that the recipe freezes, and at first all but the classifier."""
 
 from fullstride.nets.backbone import Backbone
 from fullstride.train.optimizer import NORMS, frozen_names
@@ -21,6 +21,11 @@ class Freezing:
             last = max(numbers.values())
             at_first = never | {name for name, number in numbers.items() if number < last}
         names = {parameter: name for name, parameter in net.named_parameters()}
+        if at_first.issuperset(names.values()):
+            raise ValueError(
+                "recipe.freeze_epochs trains the classifier alone, which recipe.frozen has: leave "
+                "out one of them"
+            )
         self.own = [each for each, name in names.items() if name in at_first]
         self.frozen = {True: at_first, False: never}
         self.norms = [

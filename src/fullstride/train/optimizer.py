@@ -3,6 +3,7 @@
 import copy
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer, without the parameters of frozen stages.
+    """The recipe's optimizer, without the parameters that never train.
 
     It has two groups of parameters, with weight decay and without; or two for each layer whose
     rate differs, which has the factor "lr_scale".
@@ -80,7 +81,38 @@ def lr_scales(net: nn.Module, recipe: Recipe) -> dict[str, float]:
 
 
 def frozen_names(net: nn.Module, recipe: Recipe) -> set[str]:
-    """The parameters of the stages that never train. Raises ValueError for too many stages."""
+    """The parameters that never train, of `freeze_stages` and of `frozen`.
+
+    Raises ValueError for too many stages, for a path that no parameter has, and where nothing would
+    train.
+    """
+    frozen = frozen_by_path(net, recipe.frozen) | frozen_by_stage(net, recipe)
+    if frozen and frozen.issuperset(name for name, _ in net.named_parameters()):
+        raise ValueError(
+            f"recipe.frozen {' '.join(recipe.frozen)} leaves nothing to train: leave out what "
+            "should learn"
+        )
+    return frozen
+
+
+def frozen_by_path(net: nn.Module, paths: Sequence[str]) -> set[str]:
+    """The parameters at `paths`, each of a module or of a parameter."""
+    names = [name for name, _ in net.named_parameters()]
+    frozen = set[str]()
+    for path in paths:
+        below = {name for name in names if name == path or name.startswith(f"{path}.")}
+        if not below:
+            parts = dict.fromkeys(".".join(name.split(".")[:2]) for name in names)
+            raise ValueError(
+                f"recipe.frozen {path!r} is no layer of the network: use paths that begin with "
+                f"{', '.join(parts)}"
+            )
+        frozen |= below
+    return frozen
+
+
+def frozen_by_stage(net: nn.Module, recipe: Recipe) -> set[str]:
+    """The parameters of the first `freeze_stages` stages."""
     if not recipe.freeze_stages:
         return set()
     assert isinstance(net, Backbone)

@@ -96,9 +96,10 @@ def with_precise_statistics(
 
 
 def batch_norms(net: Backbone, frozen: Collection[str] = ()) -> list[BATCH_NORM]:
-    """The batch norms of `net` whose gain is not among the `frozen` parameters."""
+    """The batch norms of `net` with no parameter among the `frozen` ones."""
     return [
         module
         for name, module in net.named_modules()
-        if isinstance(module, BATCH_NORM) and f"{name}.weight" not in frozen
+        if isinstance(module, BATCH_NORM)
+        and not any(f"{name}.{part}" in frozen for part, _ in module.named_parameters())
     ]

@@ -182,10 +182,10 @@ def prepare(
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
     task = (task or find_task()).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
-    if not weights and (recipe.freeze_stages or recipe.freeze_epochs):
+    if not weights and (recipe.freeze_stages or recipe.freeze_epochs or recipe.frozen):
         raise ValueError(
-            "recipe.freeze_stages and recipe.freeze_epochs would leave random weights as they are: "
-            "give --weights, or leave them out"
+            "recipe.freeze_stages, recipe.freeze_epochs and recipe.frozen would leave random "
+            "weights as they are: give --weights, or leave them out"
         )
     start = initial_weights(model, weights, weights_kind)
     # runs of earlier versions have the resolution of the network, not that of the weights

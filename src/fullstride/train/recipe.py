@@ -94,6 +94,8 @@ class Recipe:
     head_lr_scale: Positive = 1.0  # rate of the classifier / lr
     # stages that never train, from the input, the stem with the first; -1: all but the classifier
     freeze_stages: Annotated[int, Bounds(ge=-1)] = 0
+    # layers that never train, by the paths of modules or parameters, such as stem stages.0
+    frozen: tuple[str, ...] = ()
     freeze_epochs: NonNegative = 0.0  # epochs at the start in which the classifier alone trains
 
     # learning rate schedule

@@ -1,0 +1,96 @@
+"""What does a run of a study achieve on the minival, and on which of its images?"""
+
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from typing import Any
+
+from torch import Tensor, nn
+
+from fullstride.nets.bundle import Bundle
+from fullstride.tasks import build_head
+from fullstride.tasks.task import Score
+from fullstride.train import run_folder
+from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.finish import final_network
+from fullstride.train.minival_comparison import quality
+from fullstride.train.optimizer import frozen_names
+from fullstride.train.precise_statistics import batch_norms, of_run
+from fullstride.train.prepare import PreparedRun
+from fullstride.train.scoring import count, finite_scores
+
+LINE_S = 10.0  # between two lines on a training
+
+
+def train_to(
+    name: str, rows: Generator[Mapping[str, Any], None, None], stop: int | None = None
+) -> Generator[str, None, int]:
+    """Take the `rows` of `run.train` until the epoch `stop`, or to the end of training for None.
+
+    Yields a line on `name` every `LINE_S`, and returns the last epoch.
+    """
+    reached, shown = 0, time.perf_counter()
+    with closing(rows):
+        for row in rows:
+            reached = row["epoch"]
+            if time.perf_counter() - shown > LINE_S:
+                shown = time.perf_counter()
+                yield f"{name}: epoch {reached} of {row['epochs']}"
+            if stop is not None and reached >= stop:
+                break
+    return reached
+
+
+def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
+    """The scores on the minival of the network that `run` would have if it ended now.
+
+    And for each image 1 if it is classified correctly, else 0.
+    """
+    path = run.folder / run_folder.BUNDLE
+    if path.is_dir():
+        bundle = Bundle.load(path, build_head)
+        task = run.task.calibrated(bundle.temperature)
+        return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
+    nets = [final_network(run).net.to(run.device)]
+    # Running statistics of few steps are far off, whether the recipe ends with precise ones or not.
+    if batch_norms(nets[0], frozen_names(nets[0], run.recipe)):
+        nets += [of_run(run, nets[0])]
+    results, failure = [], None
+    for net in nets:
+        try:
+            results.append(score_images_of(run, CorrectImages(run.task.score()), net))
+        except FloatingPointError as error:
+            failure = error
+    if failure is not None and not results:
+        raise failure
+    return max(results, key=lambda result: quality(result[0], run.metric))
+
+
+class CorrectImages:
+    """A score that also notes which images are classified correctly."""
+
+    def __init__(self, score: Score):
+        self.score = score
+        self.correct: list[bool] = []
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.score.update(outputs, targets)
+        self.correct += (outputs.argmax(1) == targets).tolist()
+
+    def merge(self, other: "CorrectImages") -> None:
+        self.score.merge(other.score)
+        self.correct += other.correct
+
+    def compute(self) -> dict[str, float]:
+        return self.score.compute()
+
+
+def score_images_of(
+    run: PreparedRun, score: CorrectImages, net: nn.Module
+) -> tuple[dict[str, float], str]:
+    """The scores of `net` on the minival of `run`. Unreadable images are not correct."""
+    assert run.minival is not None
+    scores = finite_scores(*count(net, score, run.minival, SINGLE_PROCESS))
+    correct = iter(score.correct)
+    names, skipped = run.data.minival.names, run.minival.skipped
+    return scores, "".join(str(int(name not in skipped and next(correct))) for name in names)
