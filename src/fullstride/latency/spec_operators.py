@@ -29,8 +29,9 @@ from fullstride.measure.cost.operators import (
 from fullstride.measure.cost.operators import convolution as convolution_of_pixels
 from fullstride.measure.cost.tracer import traced
 from fullstride.nets import zoo
+from fullstride.nets.blocks import Style
 from fullstride.nets.bundle import build
-from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec
+from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, Stage
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.strict_json import check_range
 
@@ -82,28 +83,36 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
     options = (side % 4 > 0, spec.in_channels > 1 or side > 4) if stem == "SpaceToDepthStem" else ()
     yield ((stem, *options), (spec.in_channels, spec.stem_width, side)), 1
     side, width, style = halved(side, spec.stem.stride), spec.stem_width, spec.style
-    for stage, branch in zip(spec.stages, branches, strict=True):
-        inner, groups = stage.inner, stage.groups
-        if branch == "Basic" and (width % groups or stage.width % groups):
-            raise ValueError(
-                f"{width} channels in and {stage.width} out do not divide into {groups} groups: "
-                "set group_width=0, or widths that are multiples of the groups"
-            )
-        se_at, reduced = None, 0
-        if stage.se:
-            se_at = "inner" if branch == "Bottleneck" and stage.se.at == "inner" else "out"
-            channels = inner if se_at == "inner" else stage.width
-            reduced = max(int(channels * stage.se.ratio), stage.se.least)
-        sizes = (stage.width, inner, stage.kernel, groups, reduced)
-        projected, halving = stage.stride > 1 or width != stage.width, stage.stride > 1
-        blur, average = halving and style.blur, halving and style.average_shortcut
-        first = ("block", branch, se_at, stage.stride, projected, blur, average)
-        yield (first, (width, *sizes, side)), 1
+    for stage in spec.stages:
+        yield from stage_parts(stage, width, side, style)
         side, width = halved(side, stage.stride), stage.width
-        if stage.depth > 1:
-            other = ("block", branch, se_at, 1, False, False, False)
-            yield (other, (width, *sizes, side)), stage.depth - 1
     yield (("head", spec.head_width > 0), (width, spec.head_width, spec.classes, side)), 1
+
+
+def stage_parts(stage: Stage, c_in: int, side: int, style: Style) -> Iterator[tuple[Part, int]]:
+    """The first block, which alone depends on `c_in` channels, and the others, if there are any.
+
+    `side`: pixels of the map that the stage reads. Raises ValueError for groups that do not divide.
+    """
+    branch, inner, groups = NAMES[stage.block], stage.inner, stage.groups
+    if branch == "Basic" and (c_in % groups or stage.width % groups):
+        raise ValueError(
+            f"{c_in} channels in and {stage.width} out do not divide into {groups} groups: "
+            "set group_width=0, or widths that are multiples of the groups"
+        )
+    se_at, reduced = None, 0
+    if stage.se:
+        se_at = "inner" if branch == "Bottleneck" and stage.se.at == "inner" else "out"
+        channels = inner if se_at == "inner" else stage.width
+        reduced = max(int(channels * stage.se.ratio), stage.se.least)
+    sizes = (stage.width, inner, stage.kernel, groups, reduced)
+    projected, halving = stage.stride > 1 or c_in != stage.width, stage.stride > 1
+    blur, average = halving and style.blur, halving and style.average_shortcut
+    first = ("block", branch, se_at, stage.stride, projected, blur, average)
+    yield (first, (c_in, *sizes, side)), 1
+    if stage.depth > 1:
+        other = ("block", branch, se_at, 1, False, False, False)
+        yield (other, (stage.width, *sizes, halved(side, stage.stride))), stage.depth - 1
 
 
 @lru_cache(maxsize=256)
