@@ -25,7 +25,6 @@ from fullstride.autofit.training.halving import (
     rank,
     run_halving,
 )
-from fullstride.autofit.training.mcnemar import mcnemar
 from fullstride.autofit.training.plan import (
     FEW,
     MOST_COST,
@@ -40,6 +39,7 @@ from fullstride.autofit.training.rung_training import RungScore
 from fullstride.autofit.training.teaching import Teaching, teach, with_student
 from fullstride.autofit.training.training_times import TrainingTime, measure_training, stored_time
 from fullstride.nets.bundle import Bundle
+from fullstride.search.mcnemar import mcnemar
 from fullstride.search.trials import Failure
 from fullstride.strict_json import from_json, to_json
 from fullstride.tasks.classify import Classify

@@ -17,6 +17,7 @@ from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.cost.operators import Operators
+from fullstride.measure.pareto import pareto_front
 from fullstride.storage import read_regular
 from fullstride.tables import Published, genet_paper, latencies, published, timm_published
 from fullstride.tables.names import PRINTED
@@ -207,11 +208,7 @@ def options_tie(a: Option, b: Option) -> bool:
 
 def front(options: Sequence[Option]) -> list[Option]:
     """The Pareto front, the fastest first."""
-    points: list[Option] = []
-    for option in sorted(options, key=lambda option: (option.ms, -option.network.top1)):
-        if not points or option.network.top1 > points[-1].network.top1:
-            points.append(option)
-    return points
+    return pareto_front(options, lambda option: option.ms, lambda option: option.network.top1)
 
 
 def choose(options: Sequence[Option], budget: Budget) -> Choice:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.training.mcnemar import mcnemar
 from fullstride.autofit.training.plan import FINALISTS, FitPlan
 from fullstride.autofit.training.rung_training import (
     STUDY,
@@ -16,6 +15,7 @@ from fullstride.autofit.training.rung_training import (
 )
 from fullstride.autofit.training.training_times import BY_CASE
 from fullstride.data.dataset import DataSet
+from fullstride.search.mcnemar import mcnemar
 from fullstride.search.trials import Failure, run_trials
 from fullstride.storage import bytes_of, remove
 from fullstride.tasks.task import Metric

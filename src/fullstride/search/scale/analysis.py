@@ -1,0 +1,432 @@
+"""What do the finished trainings of a scaling study say? The front, the law, and the next step."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fullstride.measure.pareto import pareto_front
+from fullstride.search.mcnemar import mcnemar
+from fullstride.search.scale.finished import (
+    FinishedPoint,
+    Size,
+    Training,
+    points_of,
+    seed_deviation,
+)
+from fullstride.search.scale.power_law import PowerLaw, fit_power_law
+
+LAW_POINTS = 4  # on the front, below which no law is fitted
+# A step of less than this share of the time counts as this share, or noise would be the best step.
+LEAST_STEP = 0.05
+FAR = 3.0  # candidate's time / the longest of the trainings, above which a step is warned of
+MOST_CONDITION = 30.0  # of the axes' logarithms, above which they changed together
+ALTERNATIVES = 5  # steps that are listed
+
+
+class Candidate(NamedTuple):
+    """A network that is not trained yet."""
+
+    name: str
+    size: Size | None  # None: unknown, it follows the others
+    ms: float  # per image
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontPoint:
+    """A network that no faster one beats."""
+
+    name: str
+    size: Size
+    ms: float
+    error: float  # per cent
+    low: float  # 95 % interval of the error, of seeds and images
+    high: float
+    seeds: int
+    p_value: float | None = None  # of McNemar's test against the next faster one of the front
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisGain:
+    """How much the error falls along one axis at the front, others being equal."""
+
+    axis: str  # width, depth or resolution
+    points_per_doubling: float  # of the time
+    low: float | None  # 95 % interval; None: unknown
+    high: float | None
+    pairs: int  # of networks that differ in this axis alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """A power law of the front in its time."""
+
+    floor: float  # per cent
+    exponent: float
+    rmse: float  # points
+    points: int
+    # Fitted on the cheaper half, the median included: the largest network's error by it.
+    largest: float | None = None
+    largest_low: float | None = None
+    largest_high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextStep:
+    """A network to train next."""
+
+    name: str
+    size: Size | None
+    ms: float
+    extra_ms: float  # than the best one within the budget
+    error: float  # predicted, per cent
+    gain: float  # points, predicted
+    low: float | None  # 95 % interval of the gain; None: unknown
+    high: float | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the interval has no loss."""
+        return self.low is not None and self.low > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegimeAnalysis:
+    """What the trainings of one length say."""
+
+    epochs: float
+    points: tuple[FrontPoint, ...]  # all, the fastest first
+    front: tuple[FrontPoint, ...]
+    seed_deviation: float | None  # points
+    gains: tuple[AxisGain, ...]
+    saturating: Law | None
+    pure: Law | None
+    law_by: str  # of the steps: "time", "width, depth, resolution" or parts of it; "" for none
+    best: str  # the most accurate network within the budget
+    steps: tuple[NextStep, ...]  # the best first
+    warnings: tuple[str, ...]
+
+    @property
+    def next(self) -> NextStep | None:
+        return self.steps[0] if self.steps else None
+
+
+def analyse(
+    trainings: Iterable[Training],
+    *,
+    budget_ms: float | None = None,
+    target_epochs: float | None = None,
+    candidates: Sequence[Candidate] | None = None,
+) -> tuple[RegimeAnalysis, ...]:
+    """Analyse each regime of epochs by itself, the shortest first.
+
+    Args:
+        trainings: Those that have ended, of one family of networks.
+        budget_ms: Limit of a network's time per image; None: none.
+        target_epochs: How long the chosen network will be trained; None: as long as the longest.
+        candidates: Networks that may be trained next; None: `neighbours` of the trained ones.
+
+    Raises ValueError if there is no training.
+    """
+    points = points_of(trainings)
+    if not points:
+        raise ValueError("no finished training to analyse: train some points first")
+    regimes = sorted({point.epochs for point in points})
+    target = regimes[-1] if target_epochs is None else target_epochs
+    parts = [[point for point in points if point.epochs == epochs] for epochs in regimes]
+    return tuple(analyse_regime(part, budget_ms, target, candidates) for part in parts)
+
+
+def analyse_regime(
+    points: Sequence[FinishedPoint],
+    budget_ms: float | None,
+    target_epochs: float,
+    candidates: Sequence[Candidate] | None,
+) -> RegimeAnalysis:
+    deviation, epochs = seed_deviation(points), points[0].epochs
+    front = front_of(points)
+    warnings = []
+    if epochs != target_epochs:
+        warnings.append(
+            f"trained for {epochs:g} epochs, not the target's {target_epochs:g}: short trainings "
+            "prefer width, long ones depth (arXiv:2103.07579), so its steps may be others"
+        )
+    if deviation is None:
+        warnings.append("no network was trained with two seeds: gains have no noise to compare to")
+    saturating = pure = time_law = None
+    if len(front) >= LAW_POINTS:
+        time_law = law_of_times(front, deviation)
+        saturating = summary(front, deviation, saturating=True)
+        pure = summary(front, deviation, saturating=False)
+    else:
+        warnings.append(f"{len(front)} points on the front: a law needs {LAW_POINTS}")
+    inside = [each for each in points if budget_ms is None or each.ms <= budget_ms]
+    if not inside:
+        warnings.append(f"no trained network is within {budget_ms:g} ms")
+    best = min(inside or points[:1], key=lambda each: (each.error, each.ms))
+    law = law_of_axes(points, deviation)
+    by, steps = "", ()
+    if law or time_law:
+        by = ", ".join(law.axes) if law else "time"
+        if candidates is None:
+            candidates = neighbours(points)
+        within = [each for each in candidates if budget_ms is None or each.ms <= budget_ms]
+        steps = next_steps(best, within, law, time_law)
+    if steps and steps[0].ms > FAR * points[-1].ms:
+        warnings.append(f"{steps[0].name} takes {steps[0].ms / points[-1].ms:.1f} times as long")
+    if steps and not steps[0].is_certain:
+        warnings.append("the interval of the next step's gain includes no gain")
+    return RegimeAnalysis(
+        epochs=epochs,
+        points=tuple(shown(each, deviation) for each in points),
+        front=with_tests(front, deviation),
+        seed_deviation=deviation,
+        gains=tuple(gains_at(points, front, deviation)),
+        saturating=saturating,
+        pure=pure,
+        law_by=by,
+        best=best.name,
+        steps=steps[:ALTERNATIVES],
+        warnings=tuple(warnings),
+    )
+
+
+def front_of(points: Sequence[FinishedPoint]) -> list[FinishedPoint]:
+    """The networks that no faster one beats, the fastest first."""
+    return pareto_front(points, lambda point: point.ms, lambda point: -point.error)
+
+
+def shown(point: FinishedPoint, deviation: float | None) -> FrontPoint:
+    half = point.bar(deviation)
+    return FrontPoint(
+        name=point.name,
+        size=point.size,
+        ms=point.ms,
+        error=point.error,
+        low=max(0.0, point.error - half),
+        high=min(100.0, point.error + half),
+        seeds=point.seeds,
+    )
+
+
+def with_tests(front: Sequence[FinishedPoint], deviation: float | None) -> tuple[FrontPoint, ...]:
+    """The front, each with McNemar's test against the one before where its images are known."""
+    rows = [shown(each, deviation) for each in front]
+    for number, (before, point) in enumerate(pairwise(front), 1):
+        one, other = (each.trainings[0].correct for each in (before, point))
+        if one and len(one) == len(other):
+            rows[number] = replace(rows[number], p_value=mcnemar(one, other))
+    return tuple(rows)
+
+
+def gains_at(
+    points: Sequence[FinishedPoint], front: Sequence[FinishedPoint], deviation: float | None
+) -> Iterable[AxisGain]:
+    """The gain along each axis, over pairs of neighbours of which one is on the front.
+
+    It is the fall of the error of all pairs by the doublings of the time of all pairs. Its interval
+    is that of the seeds' noise; without a repeated seed that of the spread of the pairs.
+    """
+    from scipy.stats import t
+
+    on_front = {each.name for each in front}
+    for axis in Size._fields:
+        pairs = [
+            pair
+            for pair in neighbouring_pairs(points, axis)
+            if {each.name for each in pair} & on_front
+        ]
+        falls = np.array([small.error - large.error for small, large in pairs])
+        doublings = np.array([math.log2(large.ms / small.ms) for small, large in pairs])
+        if not pairs or doublings.sum() <= 0:
+            continue
+        gain = falls.sum() / doublings.sum()
+        half = None
+        if deviation is not None:
+            # Networks between two others are in two pairs, where their noise cancels.
+            weights: dict[str, float] = {}
+            errors = {each.name: each.standard_error(deviation) or 0.0 for each in points}
+            for small, large in pairs:
+                weights[small.name] = weights.get(small.name, 0.0) + 1
+                weights[large.name] = weights.get(large.name, 0.0) - 1
+            variance = sum((weight * errors[name]) ** 2 for name, weight in weights.items())
+            half = 1.96 * math.sqrt(variance) / doublings.sum()
+        elif len(pairs) > 2:
+            spread = np.sqrt(np.sum((falls - gain * doublings) ** 2) / (len(pairs) - 1))
+            quantile = float(t.ppf(0.975, len(pairs) - 1))
+            half = quantile * spread * math.sqrt(len(pairs)) / doublings.sum()
+        low, high = (None, None) if half is None else (float(gain - half), float(gain + half))
+        yield AxisGain(
+            axis=axis, points_per_doubling=float(gain), low=low, high=high, pairs=len(pairs)
+        )
+
+
+def neighbouring_pairs(
+    points: Sequence[FinishedPoint], axis: str
+) -> list[tuple[FinishedPoint, FinishedPoint]]:
+    """Pairs that differ in `axis` alone, with nothing between them, the smaller one first."""
+    lines: dict[tuple[Any, ...], list[FinishedPoint]] = {}
+    for point in points:
+        others = tuple(value for name, value in point.size._asdict().items() if name != axis)
+        lines.setdefault(others, []).append(point)
+    return [
+        pair
+        for line in lines.values()
+        for pair in pairwise(sorted(line, key=lambda point: getattr(point.size, axis)))
+        if pair[0].size != pair[1].size
+    ]
+
+
+def noise_of(points: Sequence[FinishedPoint], deviation: float | None) -> float | None:
+    """The typical standard error of a point, for a law; None if unknown or 0."""
+    if not deviation:
+        return None
+    errors = [point.standard_error(deviation) or 0.0 for point in points]
+    return math.sqrt(sum(error**2 for error in errors) / len(errors))
+
+
+def law_of_times(
+    points: Sequence[FinishedPoint], deviation: float | None, *, saturating: bool = True
+) -> PowerLaw:
+    return fit_power_law(
+        [point.ms for point in points],
+        [point.error for point in points],
+        saturating=saturating,
+        noise=noise_of(points, deviation),
+    )
+
+
+def summary(front: Sequence[FinishedPoint], deviation: float | None, *, saturating: bool) -> Law:
+    """The law of the front, and what the law of its cheaper half says of its largest network."""
+    law = law_of_times(front, deviation, saturating=saturating)
+    half = front[: len(front) // 2 + 1]
+    largest, interval = None, None
+    if LAW_POINTS <= len(half) < len(front):
+        of_half = law_of_times(half, deviation, saturating=saturating)
+        largest = float(of_half.at([front[-1].ms]))
+        interval = of_half.interval(front[-1].ms)
+    low, high = interval or (None, None)
+    return Law(
+        floor=law.floor,
+        exponent=law.exponents[0],
+        rmse=law.rmse,
+        points=len(front),
+        largest=largest,
+        largest_low=low,
+        largest_high=high,
+    )
+
+
+class AxesLaw(NamedTuple):
+    """A power law in the axes that vary."""
+
+    axes: tuple[str, ...]
+    law: PowerLaw
+
+    def sizes(self, size: Size) -> list[float]:
+        return [getattr(size, axis) for axis in self.axes]
+
+
+def varying_axes(points: Sequence[FinishedPoint]) -> tuple[str, ...]:
+    """Axes with more than one value; none where they changed together."""
+    axes = tuple(
+        axis for axis in Size._fields if len({getattr(each.size, axis) for each in points}) > 1
+    )
+    if not axes:
+        return ()
+    logs = np.log([[getattr(each.size, axis) for axis in axes] for each in points])
+    scaled = (logs - logs.mean(0)) / logs.std(0)
+    return axes if np.linalg.cond(scaled) < MOST_CONDITION else ()
+
+
+def law_of_axes(points: Sequence[FinishedPoint], deviation: float | None) -> AxesLaw | None:
+    """The law in width, depth and resolution; None if they changed together, or for few points."""
+    axes = varying_axes(points)
+    if not axes or len(points) < len(axes) + 3:
+        return None
+    sizes = [[getattr(each.size, axis) for axis in axes] for each in points]
+    errors = [each.error for each in points]
+    return AxesLaw(axes, fit_power_law(sizes, errors, noise=noise_of(points, deviation)))
+
+
+def neighbours(points: Sequence[FinishedPoint]) -> list[Candidate]:
+    """Networks of the values that were trained on each axis, and of one more value above them.
+
+    Their times follow a power law in the axes that vary. Where these changed together: networks of
+    1.25 to 3 times the longest time.
+    """
+    axes = varying_axes(points)
+    if not axes or len(points) < len(axes) + 2:
+        most = points[-1].ms
+        return [Candidate(f"{ms:.3g} ms", None, ms) for ms in (f * most for f in (1.25, 1.5, 2, 3))]
+    values = {axis: sorted({getattr(each.size, axis) for each in points}) for axis in Size._fields}
+    for axis in axes:
+        step = values[axis][-1] / values[axis][-2]
+        values[axis].append(rounded(axis, values[axis][-1] * step))
+    logs = np.log([[getattr(each.size, axis) for axis in axes] for each in points])
+    design = np.column_stack([np.ones(len(points)), logs])
+    coefficients, *_ = np.linalg.lstsq(design, np.log([each.ms for each in points]), rcond=None)
+    done = {each.size for each in points}
+    sizes = (
+        Size(width, depth, resolution)
+        for width in values["width"]
+        for depth in values["depth"]
+        for resolution in values["resolution"]
+    )
+    return [
+        Candidate(size_name(size), size, math.exp(coefficients @ [1.0, *log_sizes(size, axes)]))
+        for size in sizes
+        if size not in done
+    ]
+
+
+def log_sizes(size: Size, axes: Sequence[str]) -> list[float]:
+    return [math.log(getattr(size, axis)) for axis in axes]
+
+
+def rounded(axis: str, value: float) -> Any:
+    """A value that a network may have: pixels to multiples of 8, layers to whole numbers."""
+    if axis == "resolution":
+        return max(8, 8 * round(value / 8))
+    return float(round(value)) if value >= 10 else round(value, 2)
+
+
+def size_name(size: Size) -> str:
+    return f"width {size.width:g}, depth {size.depth:g}, {size.resolution} pixels"
+
+
+def next_steps(
+    best: FinishedPoint,
+    candidates: Sequence[Candidate],
+    law: AxesLaw | None,
+    time_law: PowerLaw | None,
+) -> tuple[NextStep, ...]:
+    """The candidates with a predicted gain over `best`, that of the most per extra ms first."""
+    steps = []
+    for each in candidates:
+        if law and each.size:
+            power, sizes = law.law, (law.sizes(best.size), law.sizes(each.size))
+        elif time_law:
+            power, sizes = time_law, ([best.ms], [each.ms])
+        else:
+            continue
+        gain, interval = power.gain(*sizes)
+        low, high = interval or (None, None)
+        if gain > 0:
+            steps.append(
+                NextStep(
+                    name=each.name,
+                    size=each.size,
+                    ms=each.ms,
+                    extra_ms=each.ms - best.ms,
+                    error=float(power.at(sizes[1])),
+                    gain=gain,
+                    low=low,
+                    high=high,
+                )
+            )
+    least = LEAST_STEP * best.ms
+    return tuple(sorted(steps, key=lambda step: -step.gain / max(step.extra_ms, least)))

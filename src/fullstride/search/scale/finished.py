@@ -1,0 +1,182 @@
+"""Which trainings have ended, and how good were they? From results, a CSV file, or Table 7."""
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from fullstride.storage import read_regular
+from fullstride.strict_json import Bounds, check_bounds
+from fullstride.tables import published, speeds
+from fullstride.tables.names import PRINTED
+
+MAX_BYTES = 10_000_000  # of a CSV file
+COLUMNS = ("name", "width", "depth", "resolution", "epochs", "seed", "error", "ms", "images")
+NUMBERS: dict[str, type] = {"resolution": int, "seed": int, "images": int} | dict.fromkeys(
+    ("width", "depth", "epochs", "error", "ms"), float
+)
+TABLE_7 = "arXiv:2103.07579 Table 7, V100 in float32"
+# Multipliers of width and depth of EfficientNet-B0 to B7, from arXiv:1905.11946's code.
+EFFICIENTNET_SIZES = (
+    (1.0, 1.0), (1.0, 1.1), (1.1, 1.2), (1.2, 1.4), (1.4, 1.8), (1.6, 2.2), (1.8, 2.6), (2.0, 3.1),
+)  # fmt: skip
+VALIDATION_IMAGES = 50_000  # of ImageNet
+PAPER_EPOCHS = 350  # of both families in Table 7
+Positive = Annotated[float, Bounds(gt=0)]
+
+
+class Size(NamedTuple):
+    """What a network is scaled by."""
+
+    width: float  # multiplier
+    depth: float  # multiplier, or layers
+    resolution: int  # pixels a side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One training that has ended."""
+
+    name: str  # of the network with its resolution
+    width: Positive
+    depth: Positive
+    resolution: Annotated[int, Bounds(ge=1)]
+    epochs: Positive
+    seed: int
+    error: Annotated[float, Bounds(ge=0, le=100)]  # per cent
+    ms: Positive  # per image
+    images: Annotated[int, Bounds(ge=1)]  # that the error was measured on
+    correct: str = ""  # 1 or 0 for each of these images
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    @property
+    def size(self) -> Size:
+        return Size(self.width, self.depth, self.resolution)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedPoint:
+    """All trainings of one network in one regime."""
+
+    name: str
+    size: Size
+    epochs: float
+    ms: float  # per image
+    error: float  # per cent, mean of the seeds
+    seeds: int
+    images: int
+    trainings: tuple[Training, ...]
+
+    def standard_error(self, seed_deviation: float | None) -> float | None:
+        """Of the mean error, for comparisons on the same images. None: no seed was repeated."""
+        return None if seed_deviation is None else seed_deviation / math.sqrt(self.seeds)
+
+    def bar(self, seed_deviation: float | None) -> float:
+        """Half of the 95 % interval of the error: of the seeds, and of the number of images."""
+        share = min(max(self.error / 100, 0.5 / self.images), 1 - 0.5 / self.images)
+        images = 100 * math.sqrt(share * (1 - share) / self.images)
+        return 1.96 * math.hypot(images, self.standard_error(seed_deviation) or 0.0)
+
+
+def points_of(trainings: Iterable[Training]) -> list[FinishedPoint]:
+    """The seeds of each network and regime together, the fastest first."""
+    groups: dict[tuple[str, float, Size], list[Training]] = defaultdict(list)
+    for each in trainings:
+        groups[each.name, each.epochs, each.size].append(each)
+    points = [
+        FinishedPoint(
+            name=name,
+            size=size,
+            epochs=epochs,
+            ms=sum(each.ms for each in group) / len(group),
+            error=sum(each.error for each in group) / len(group),
+            seeds=len(group),
+            images=min(each.images for each in group),
+            trainings=tuple(sorted(group, key=lambda each: each.seed)),
+        )
+        for (name, epochs, size), group in groups.items()
+    ]
+    return sorted(points, key=lambda point: (point.epochs, point.ms, point.name))
+
+
+def seed_deviation(points: Sequence[FinishedPoint]) -> float | None:
+    """Standard deviation over seeds in points of error, pooled; None without a repeated seed."""
+    repeated = [point for point in points if point.seeds > 1]
+    if not repeated:
+        return None
+    squares = sum((each.error - point.error) ** 2 for point in repeated for each in point.trainings)
+    return math.sqrt(squares / sum(point.seeds - 1 for point in repeated))
+
+
+def table_7(family: str) -> list[Training]:
+    """ResNet-RS's Table 7: `resnet_rs` or `efficientnet`, with ms of training per image on a V100.
+
+    Depths are the layers of a ResNet-RS, and multipliers for EfficientNet. Its seeds are unknown.
+    """
+    scores = {
+        (row.name, row.resolution): row.top1
+        for row in (*published(), *published("timm"))
+        if row.source == "arXiv:2103.07579 Table 7"
+    }
+    rows = [
+        row
+        for row in speeds()
+        if row.table == "ResNet-RS 7" and row.quantity == "seconds per 128 images"
+    ]
+    trainings = []
+    for row in rows:
+        zoo = PRINTED[row.line]
+        if not zoo.removeprefix("timm/").startswith(family):
+            continue
+        number = int(zoo.rpartition("_")[2].removeprefix("b"))
+        is_rs = family == "resnet_rs"
+        width, depth = (1.0, float(number)) if is_rs else EFFICIENTNET_SIZES[number]
+        trainings.append(
+            Training(
+                name=f"{row.line} at {row.resolution}",
+                width=width,
+                depth=depth,
+                resolution=row.resolution,
+                epochs=PAPER_EPOCHS,
+                seed=0,
+                error=round(100 - scores[zoo, row.resolution], 1),
+                ms=1e3 * row.value / 128,
+                images=VALIDATION_IMAGES,
+            )
+        )
+    return trainings
+
+
+def read_trainings(path: Path) -> list[Training]:
+    """Trainings from a CSV file with the columns `COLUMNS`; `error` in per cent.
+
+    The columns seed and images may be missing: 0, and ImageNet's 50,000. Raises ValueError with the
+    line that does not fit.
+    """
+    rows = csv.DictReader(read_regular(path, MAX_BYTES).decode("utf-8-sig").splitlines())
+    trainings: list[Training] = []
+    try:
+        for row in rows:
+            values = {"seed": "0", "images": str(VALIDATION_IMAGES)} | row
+            numbers = {name: kind(values[name]) for name, kind in NUMBERS.items()}
+            trainings.append(Training(name=values["name"], **numbers))
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path}, line {len(trainings) + 2}: {error}: give the columns {', '.join(COLUMNS)}"
+        ) from None
+    if not trainings:
+        raise ValueError(f"{path} has no training: give one a line, with {', '.join(COLUMNS)}")
+    return trainings
+
+
+def write_trainings(trainings: Iterable[Training]) -> str:
+    """The CSV text that `read_trainings` reads."""
+    lines = [",".join(COLUMNS)]
+    for each in trainings:
+        lines.append(",".join(str(getattr(each, name)) for name in COLUMNS))
+    return "\n".join(lines) + "\n"
