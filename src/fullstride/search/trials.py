@@ -1,28 +1,30 @@
-"""How do the trials of a study run? One after the other here, or one per device in processes.
+"""How do the trials of a study run? One after the other here, one per device, or on a cluster.
 
-The files of the results are the truth: a trial that has one is not run again, by any process.
+The files of the results are the truth: a trial that has one is not run again, by any process, and
+one that another process runs is waited for.
 """
 
-import multiprocessing
-import os
-import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from fullstride.measure.environment import cores
+from fullstride.measure.environment import choose_device, cores
 from fullstride.outputs import Output, has_keys
+from fullstride.search.locks import LockedError, find_holder, hold
+from fullstride.search.processes import DeviceProcess, wait_for
 from fullstride.storage import lacks_memory, lost_worker
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.writing import atomic_write, check_output
 
 STARTS = 2  # of a trial's process, if something ends it
+POLL_S = 0.5  # between two looks at trials that run elsewhere
+CORES_PER_TRIAL = 2  # of a CPU: one computes while the other decodes images
 # What a trial may raise that is its own fault; others go on.
 FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
 
@@ -38,6 +40,15 @@ class Trial:
     folder: Path  # where `Work` stores what it needs to go on after a stop
     result: Path  # JSON of what it returns, or of a `Failure`
     arguments: Mapping[str, Any] = field(default_factory=dict)  # picklable
+
+    @property
+    def name(self) -> str:
+        return self.result.stem
+
+    @property
+    def lock(self) -> Path:
+        """The name of the lock of the process that runs it."""
+        return self.result.with_name(f".{self.name}.lock")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,40 +85,131 @@ class Study:
             temporary.write_text(to_json(result))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A trial that an executor runs no longer. It may have no result."""
+
+    trial: Trial
+    error: BaseException | None = None  # that is no failure of the trial
+    crash: str = ""  # how its process was ended from outside, in words
+    starts: int = 1  # of its process, if it was ended
+
+
+class Executor(Protocol):
+    """Where trials run, by `run_trial`, which stores their results."""
+
+    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
+        """Run the trials as soon as there is a place."""
+        ...
+
+    def poll(self) -> Generator[str | Ended, None, None]:
+        """Lines for people and trials that have ended since the last call; waits for a moment."""
+        ...
+
+    def cancel(self) -> None:
+        """End all trials that run, and forget those that wait."""
+        ...
+
+
 def run_trials(
-    study: Study, trials: Sequence[Trial], devices: Sequence[str] = ("cpu",)
+    study: Study,
+    trials: Sequence[Trial],
+    devices: Sequence[str] = ("cpu",),
+    executor: Executor | None = None,
 ) -> Generator[str, None, tuple[Any, ...]]:
     """Run the trials that have no result; returns all results, in order.
 
-    With one device they run in this process. With several, each device has one process at a time,
-    which is started for a trial and uses that device only; a device may occur twice. One that is
-    ended from outside, such as for lack of memory, is started once more.
+    They run where `executor` says, see `clusters.executors.find_executor`, and without one on the
+    `devices` of this machine, see `LocalExecutor`. A process that is ended from outside, such as
+    for lack of memory, is started once more.
 
     A trial that raises ValueError, ArithmeticError or RuntimeError, or lacks memory, has the
     result `Failure`, and the others go on. To try it again, delete that file. Everything else, such
     as a full disk, a killed process that decodes images or Ctrl-C, is raised; the same call then
-    goes on where it was.
+    goes on where it was. It may be called by several processes at the same time: a trial that one
+    of them runs is waited for by the others, and run if its process was killed (`search.locks`).
     """
     for trial in trials:
         check_output(trial.result, study.output)
     left = [trial for trial in trials if study.read(trial) is None]
-    if len(devices) > 1 and len(left) > 1:
-        yield from _run_in_processes(study, left, devices)
-    else:
-        for trial in left:
-            yield from _run(study, trial, devices[0])
+    if left:
+        executor = executor or LocalExecutor(devices)
+        try:
+            yield from _run_on(executor, study, left)
+        finally:
+            executor.cancel()
     return tuple(study.read(trial) for trial in trials)
 
 
-def _run(study: Study, trial: Trial, device: str) -> Generator[str, None, None]:
-    """Run `trial` in this process, and store its result."""
+def _run_on(
+    executor: Executor, study: Study, trials: Sequence[Trial]
+) -> Generator[str, None, None]:
+    left, locked = {trial.result: trial for trial in trials}, dict[Path, Trial]()
+    starts = Counter[Path]()
+    again = list(trials)
+    while left:
+        if again:
+            executor.submit(study, again)
+        again.clear()
+        with closing(executor.poll()) as updates:
+            for update in updates:
+                if isinstance(update, str):
+                    yield update
+                    continue
+                trial, key = update.trial, update.trial.result
+                if update.error is not None:
+                    raise update.error
+                if update.crash:
+                    starts[key] += update.starts
+                if study.read(trial) is not None:
+                    del left[key]
+                elif not update.crash:
+                    locked[key] = trial
+                    yield f"{trial.name}: {find_holder(trial.lock) or 'another process'} runs it"
+                elif starts[key] < STARTS:
+                    again.append(trial)
+                elif _fail(study, trial, f"{starts[key]} times, the last time {update.crash}"):
+                    del left[key]
+                else:
+                    locked[key] = trial
+        for key, trial in list(locked.items()):
+            if study.read(trial) is not None:
+                del locked[key], left[key]
+            elif find_holder(trial.lock) is None:
+                again.append(locked.pop(key))
+        if locked and not again:
+            time.sleep(POLL_S)
+
+
+def _fail(study: Study, trial: Trial, how: str) -> bool:
+    """Store that the process of a trial was ended too often; False if another one runs it."""
     try:
-        result = yield from study.work(trial.folder, device, **trial.arguments)
-    except FAILURES as error:
-        result = Failure(failure=reason(error, device))
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()  # the next trial is another network
-    study.write(trial, result)
+        with hold(trial.lock):
+            if study.read(trial) is None:
+                study.write(trial, Failure(failure=f"its process ended {how}"))
+    except LockedError:
+        return False
+    return True
+
+
+def run_trial(study: Study, trial: Trial, device: str) -> Generator[str, None, bool]:
+    """Run `trial` in this process, and store its result; False if another process runs it."""
+    try:
+        with hold(trial.lock) as lock:
+            if study.read(trial) is not None:
+                return True
+            try:
+                with closing(study.work(trial.folder, device, **trial.arguments)) as steps:
+                    result = yield from steps
+            except FAILURES as error:
+                result = Failure(failure=reason(error, device))
+            if device.startswith("cuda"):
+                torch.cuda.empty_cache()  # the next trial is another network
+            lock.check()
+            study.write(trial, result)
+    except LockedError:
+        return False
+    return True
 
 
 def reason(error: Exception, device: str) -> str:
@@ -123,98 +225,66 @@ def reason(error: Exception, device: str) -> str:
     return f"{memory}{text or type(error).__name__}"
 
 
-def _run_in_processes(
-    study: Study, trials: Sequence[Trial], devices: Sequence[str]
-) -> Generator[str, None, None]:
-    waiting = deque((trial, 1) for trial in trials)
-    free, running = list(devices), list[_Running]()
-    try:
-        while waiting or running:
-            while waiting and free:
-                trial, start = waiting.popleft()
-                running.append(_Running.begin(study, trial, free.pop(0), start, len(devices)))
-            wait([each.process.sentinel for each in running] + [each.lines for each in running])
-            for each in list(running):
-                has_ended = not each.process.is_alive()  # before its last lines are read
-                yield from each.read()
-                if not has_ended:
-                    continue
-                running.remove(each)
-                free.append(each.device)
-                if each.error is not None:
-                    raise each.error
-                if study.read(each.trial) is not None:
-                    continue
-                if each.start < STARTS:
-                    waiting.appendleft((each.trial, each.start + 1))
-                else:
-                    code = each.process.exitcode
-                    text = f"its process ended {STARTS} times, the last time with code {code}"
-                    study.write(each.trial, Failure(failure=text))
-    finally:
-        for each in running:
+def local_devices(name: str = "auto") -> tuple[str, ...]:
+    """The devices of this machine that each run a trial: all GPUs, or "cpu" for each two cores.
+
+    A name such as cuda:1 is that device alone. Raises ValueError for one that is not here.
+    """
+    if name in ("auto", "cuda") and torch.cuda.device_count() > 1:
+        return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+    device = str(choose_device(name))
+    return (device,) * (1 if device != "cpu" else max(1, cores() // CORES_PER_TRIAL))
+
+
+class LocalExecutor:
+    """Runs trials on this machine.
+
+    With one device, or for a single trial, they run in this process. With several, each device has
+    one process at a time, which is started for a trial, uses that device only, and ends with this
+    process; a device may occur twice.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self.devices = tuple(devices)
+        self._waiting = deque[tuple[Study, Trial]]()
+        self._running = list[tuple[Trial, DeviceProcess]]()
+        self._has_processes = False
+
+    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
+        self._waiting.extend((study, trial) for trial in trials)
+        if len(self.devices) > 1 and len(self._waiting) > 1:
+            self._has_processes = True  # from now on: a trial that was killed may be so again
+
+    def poll(self) -> Generator[str | Ended, None, None]:
+        if self._has_processes:
+            yield from self._poll_processes()
+        elif self._waiting:
+            study, trial = self._waiting.popleft()
+            yield from run_trial(study, trial, self.devices[0])
+            yield Ended(trial=trial)
+
+    def _poll_processes(self) -> Generator[str | Ended, None, None]:
+        free = Counter(self.devices) - Counter(each.device for _, each in self._running)
+        for device in free.elements():
+            if self._waiting:
+                study, trial = self._waiting.popleft()
+                settings = (study, trial, device), device, len(self.devices)
+                self._running.append((trial, DeviceProcess.start(run_trial, *settings)))
+        wait_for([each for _, each in self._running], POLL_S)
+        for trial, each in list(self._running):
+            has_ended = not each.process.is_alive()  # before its last lines are read
+            yield from each.read()
+            if has_ended:
+                self._running.remove((trial, each))
+                code = each.process.exitcode
+                crash = f"with code {code}" if code else ""
+                yield Ended(trial=trial, error=each.error, crash=crash)
+
+    def cancel(self) -> None:
+        for _, each in self._running:
             each.process.terminate()
+        for _, each in self._running:
             each.process.join()
-
-
-@dataclass
-class _Running:
-    """A process that runs a trial."""
-
-    process: BaseProcess
-    lines: Connection
-    trial: Trial
-    device: str
-    start: int  # from 1
-    error: BaseException | None = None  # that is not a failure of the trial
-
-    @classmethod
-    def begin(
-        cls, study: Study, trial: Trial, device: str, start: int, processes: int
-    ) -> "_Running":
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        lines, sender = context.Pipe(duplex=False)
-        threads = max(1, min(torch.get_num_threads(), cores() // processes))
-        arguments = (sender, study, trial, device, threads, processes)
-        process = context.Process(target=_process, args=arguments)  # its loaders have processes too
-        process.start()
-        sender.close()
-        return cls(process, lines, trial, device, start)
-
-    def read(self) -> Generator[str, None, None]:
-        """The lines that are there. The process may have been ended within one."""
-        try:
-            while self.lines.poll():
-                message = self.lines.recv()
-                if isinstance(message, BaseException):
-                    self.error = message
-                else:
-                    yield message
-        except (EOFError, OSError):
-            self.process.join()
-
-
-def _process(
-    sender: Connection, study: Study, trial: Trial, device: str, threads: int, processes: int
-) -> None:
-    """The body of one of so many processes, which share the cores."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    os.environ["LOCAL_WORLD_SIZE"] = str(processes)  # by which workers are chosen
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
-    try:
-        for line in _run(study, trial, device):
-            sender.send(line)
-    except KeyboardInterrupt:
-        os._exit(130)  # the parent got it too
-    except Exception as error:
-        sender.send(error)
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent was killed: the next call would run the same trial."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+        self._running.clear()
+        self._waiting.clear()
+        self._has_processes = False
