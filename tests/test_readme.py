@@ -64,8 +64,11 @@ def test_the_zoo_and_the_table_of_the_readme_have_published_counts_and_accuracie
     rows = re.findall(
         r"^\| `(\w+)` \| ([\d.]+) \| (\d+) \| ([\d.]+) \| (.*?) \|$", README, re.MULTILINE
     )
+    others = {f"masternet_{row}" for row in range(2, 21)}  # one of the twenty stands for all
     assert [row[0] for row in rows] == [
-        name for name, spec in SPECS.items() if not spec.source.startswith("ours")
+        name
+        for name, spec in SPECS.items()
+        if not spec.source.startswith("ours") and name not in others
     ]
     for name, params, side, macs, accuracies in rows:
         _, listed_params, listed_macs, listed_side, *_ = listed[name].split()

@@ -15,11 +15,6 @@ def find(name: str) -> NetSpec:
     if name in SPECS:
         return SPECS[name]
     refuse_path(name)
-    if name in (f"masternet_{row}" for row in range(1, 21)):
-        raise ValueError(
-            f"no network named {name!r}: of arXiv:2006.14090 Table 6 only masternet_1 and "
-            "masternet_6 are built in"
-        )
     close = get_close_matches(name, SPECS, n=3, cutoff=0.5)
     hint = (
         f"did you mean {' or '.join(close)}?"
