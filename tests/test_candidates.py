@@ -129,10 +129,10 @@ def test_without_hub_and_cache_candidates_of_three_families_begin_with_random_we
 
 
 @pytest.mark.usefixtures("reachable")
-def test_grey_pictures_do_not_fit_released_weights():
+def test_grey_pictures_begin_with_random_weights_unless_a_folder_of_weights_is_named():
     candidates, lines = listing(channels=1)
-    assert {each.weights for each in candidates} == {""}
-    assert "channel" in lines[0]
+    assert {(each.weights, each.channels) for each in candidates} == {("", None)}
+    assert "--weights FOLDER" in lines[0]
 
 
 @pytest.mark.usefixtures("reachable")
@@ -274,10 +274,12 @@ def test_files_bundles_and_cached_repositories_of_a_folder_are_candidates(folder
     assert "2 without a known licence" in lines[-1]
 
 
-def test_training_begins_with_the_weights_of_every_candidate(folder, few_digits):
-    data = replace(few_digits, channels=3)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_training_begins_with_the_weights_of_every_candidate(folder, few_digits, channels):
+    data = replace(few_digits, channels=channels)
     task = find_task().for_data(data)
-    candidates, _ = listing(weights=str(folder))
+    candidates, _ = listing(weights=str(folder), channels=channels)
+    assert {each.channels for each in candidates} == {3}
     for each in {each.model + each.weights: each for each in candidates}.values():
         recipe = Recipe(lr=0.01, epochs=1, batch=16, resolution=each.resolution)
         start = initial_weights(each.model, each.weights)
@@ -292,8 +294,11 @@ def test_training_begins_with_the_weights_of_every_candidate(folder, few_digits)
 def test_files_of_other_networks_and_without_weights_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="no weights of a known network"):
         listing(weights=str(tmp_path))
-    with pytest.raises(ValueError, match="takes 3 channels"):
-        listing(weights=str(folder), channels=1)
+    spec = replace(zoo.spec("genet_tiny"), classes=7, in_channels=1)
+    grey = Bundle(Network(spec), "grey", tuple("abcdefg"), Preprocessing(mean=(0.0,), std=(1.0,)))
+    grey.save(tmp_path / "grey")
+    with pytest.raises(ValueError, match="takes gray pictures, and these are RGB"):
+        listing(weights=str(tmp_path))
     (only,), _ = listing(weights=str(folder), names=(f"timm/{TIMM}.lamb_in1k",), resolutions=[64])
     assert only.weights.endswith(".safetensors")
 

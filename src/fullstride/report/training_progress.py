@@ -97,7 +97,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     environment = Environment.here(plan.device)
     threads = f", threads: {environment.threads}" if plan.device.type == "cpu" else ""
     processes = f", processes: {plan.processes}" if plan.processes > 1 else ""
-    total = cost(plan.net, side, data.channels)
+    total = cost(plan.net, side, plan.net.spec.in_channels)
     weights = f"weights from {plan.weights}" if plan.weights else "random weights"
     passes = f" in {recipe.grad_accum_steps} passes" if recipe.grad_accum_steps > 1 else ""
     layout = "channels last" if recipe.channels_last else "contiguous"

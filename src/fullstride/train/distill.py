@@ -43,7 +43,8 @@ class TeacherProbabilities(Protocol):
 class Teacher(nn.Module):
     """A trained network on the student's input: (N, C, H, W) -> probabilities (N, K).
 
-    The input is converted from the student's mean and standard deviation to the teacher's.
+    The input is converted from the student's mean and standard deviation to the teacher's; a gray
+    one of (N, 1, H, W) becomes three equal channels for a teacher that takes RGB.
     `outputs`: the teacher's output for each class of the student; by default the same.
     """
 
@@ -78,7 +79,8 @@ def matching_teacher(
 ) -> Teacher:
     """The network of `bundle` as a teacher for the data set's `classes`, by `match_classes`.
 
-    Raises ValueError if the number of classes, their names or the image channels differ.
+    Raises ValueError if the number of classes or their names differ, and for a teacher of gray
+    images whose student sees RGB.
     """
     theirs = bundle.classes
     if len(theirs) != len(classes):
@@ -94,10 +96,9 @@ def matching_teacher(
         raise ValueError(f"the teacher {name}: {error}") from None
     if match.how:
         print_note(f"the classes of the teacher {name} are matched {match.how}")
-    if bundle.preprocessing.channels != student.channels:
+    if bundle.preprocessing.channels < student.channels:
         raise ValueError(
-            f"the teacher {name} has {bundle.preprocessing.channels} image channels, the student "
-            f"{student.channels}: use another"
+            f"the teacher {name} takes gray images, the student RGB: use another teacher"
         )
     return Teacher(bundle, student, None if match.is_identity else match.outputs)
 

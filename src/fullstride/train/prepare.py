@@ -286,14 +286,16 @@ def initial_network(
 
     A classifier for the same classes in another order is put in the order of the data. The
     resolution is that of the recipe, or else `resolution`, that of `start` or the network's own.
-    `width` and `depth` multiply those of `model`.
+    `width` and `depth` multiply those of `model`. Gray images are read as RGB, with three equal
+    channels, where the weights of `start` take RGB.
     """
     resolution = recipe.resolution or resolution or (start and start.preprocessing.resolution)
+    channels = max(data.channels, start.preprocessing.channels) if start else data.channels
     torch.manual_seed(recipe.seed)
     net = zoo.create(
         model,
         classes=len(data.classes),
-        in_channels=data.channels,
+        in_channels=channels,
         width=width,
         depth=depth,
         resolution=resolution,
@@ -312,7 +314,7 @@ def initial_network(
         other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
         if other:
             raise ValueError(
-                f"{start.name} does not begin {model} with {data.channels} input channels: "
+                f"{start.name} does not begin {model} with {channels} input channels: "
                 f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
             )
         if outputs:

@@ -54,6 +54,7 @@ class Candidate:
     width: float = 1.0  # multiplier of the network's widths
     depth: float = 1.0
     weights: str = ""  # initial weights, as `run.train` takes them; "" for random ones
+    channels: int | None = None  # that the weights take; None: those of the pictures
     family: str = ""  # networks of one family have the same kind of blocks, such as genet
     params: int | None = None
     # Published ImageNet top-1 of the weights, per cent, at the resolution that is nearest of those
@@ -150,7 +151,10 @@ def hub_starts(
     """Released weights that are in reach; none, and why, for a start from random ones."""
     scratch = "so all candidates begin with random weights"
     if pictures.channels != RGB:
-        yield f"from scratch: pictures of {pictures.channels} channel, weights of {RGB}, {scratch}"
+        yield (
+            "from scratch: gray pictures begin with released weights for RGB only by --weights "
+            f"FOLDER, {scratch}"
+        )
         return []
     starts, online = listed(names), hub.is_reachable()
     local = list(cached(starts))
@@ -172,16 +176,17 @@ def hub_starts(
 def folder_starts(
     folder: Path, channels: int, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
-    """The weights in a folder that take the pictures. Raises ValueError where there are none."""
+    """The weights in a folder that take the pictures, gray ones also as RGB.
+
+    Raises ValueError where there are none.
+    """
     check_source(str(folder))
     starts, problems = [], []
     for item in examine(folder):
         if isinstance(item, str):
             problems.append(item)
-        elif item.channels != channels:
-            problems.insert(
-                0, f"{item.label} takes {item.channels} channels, the pictures have {channels}"
-            )
+        elif item.channels < channels:
+            problems.insert(0, f"{item.label} takes gray pictures, and these are RGB")
         elif not names or any(any_is([item], name) for name in names):
             starts.append(item)
     if not starts:
@@ -260,9 +265,7 @@ class Pictures:
 
 
 def of_start(start: Start, pictures: Pictures) -> Iterator[Candidate]:
-    params = start.params or count_params(
-        start.model, 1.0, 1.0, pictures.classes, pictures.channels
-    )
+    params = start.params or count_params(start.model, 1.0, 1.0, pictures.classes, start.channels)
     for resolution, fit in product(pictures.among(start.resolutions), pictures.fits):
         nearest = min(start.top1, key=lambda side: abs(side - resolution), default=None)
         yield Candidate(
@@ -270,6 +273,7 @@ def of_start(start: Start, pictures: Pictures) -> Iterator[Candidate]:
             resolution=resolution,
             fit=fit,
             weights=start.weights,
+            channels=start.channels,
             family=start.family,
             params=params,
             top1=None if nearest is None else start.top1[nearest],

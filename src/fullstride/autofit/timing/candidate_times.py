@@ -233,8 +233,8 @@ def measured_in_turn(
     return times
 
 
-def network(candidate: Candidate) -> tuple[str, float, float]:
-    return candidate.model, candidate.width, candidate.depth
+def network(candidate: Candidate) -> tuple[str, float, float, int]:
+    return candidate.model, candidate.width, candidate.depth, candidate.channels or 0
 
 
 def read_times(path: Path) -> tuple[CandidateTime, ...]:

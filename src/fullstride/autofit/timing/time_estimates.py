@@ -60,7 +60,7 @@ def profile_here() -> Profile:
 
 def operators_of_candidate(candidate: Candidate, classes: int, channels: int) -> Operators:
     """Of one image. Raises ValueError, in one line, for a network that cannot be built."""
-    side = candidate.resolution
+    side, channels = candidate.resolution, candidate.channels or channels
     if candidate.model.startswith("timm/"):  # of its own classes, whose layer takes little time
         operators = find_operators(candidate.model, side) if channels == 3 else None
         if operators is not None:

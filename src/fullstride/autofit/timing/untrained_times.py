@@ -112,7 +112,7 @@ def files_of(
     net = zoo.create(
         candidate.model,
         classes=conditions.classes,
-        in_channels=conditions.channels,
+        in_channels=candidate.channels or conditions.channels,
         width=candidate.width,
         depth=candidate.depth,
         resolution=candidate.resolution,
