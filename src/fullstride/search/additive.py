@@ -17,7 +17,7 @@ import numpy as np
 from fullstride.search.space import Space
 
 # Of what is estimated: points of the grids, and the decades below and above the scores' deviation.
-GRID, DECADES = 60, (-3.0, 1.0)
+GRID, DECADES = 40, (-3.0, 1.0)
 # The noise is expected to be this share of the scores' deviation, within a factor of e**SPREAD:
 # one training for each choice leaves nothing that would tell noise from effects.
 NOISE_SHARE, SPREAD = 0.1, 1.0
