@@ -29,10 +29,11 @@ from fullstride.autofit.timing.budget_table import (
 )
 from fullstride.autofit.timing.candidate_times import read_times, time_candidates
 from fullstride.autofit.timing.shortlist import MOST_OF_FAMILY, MOST_TRIED, shortlist
-from fullstride.autofit.timing.time_estimates import CPU, corrected, estimate_candidates
+from fullstride.autofit.timing.time_estimates import corrected, estimate_candidates
 from fullstride.deploy.select import data_formats, latencies, runnable
 from fullstride.deploy.untrained import UntrainedFiles, untrained_files
 from fullstride.latency import estimate, load_profile
+from fullstride.latency.rough_profiles import CPU
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle

@@ -16,7 +16,6 @@ import torch
 
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.timing.budget_rule import CandidateTime
-from fullstride.autofit.training import training_times
 from fullstride.autofit.training.halving import (
     TIE_POINTS,
     Outcome,
@@ -43,6 +42,7 @@ from fullstride.search.mcnemar import mcnemar
 from fullstride.search.trials import Failure
 from fullstride.strict_json import from_json, to_json
 from fullstride.tasks.classify import Classify
+from fullstride.train import run_times
 from fullstride.train.loop import Learner
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
@@ -425,7 +425,7 @@ def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tm
 
 
 def test_a_plan_measures_each_candidate_once(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(training_times, "MEASURE_S", 0.05)
+    monkeypatch.setattr(run_times, "MEASURE_S", 0.05)
     both = CANDIDATES[1:]
     lines, plan = drain(make_plan(tmp_path, both, MS, data, recipe=CHOICE))
     assert {*plan.candidates} == {each.name for each in both}
@@ -440,7 +440,7 @@ def test_a_plan_measures_each_candidate_once(data, tmp_path, monkeypatch):
 
 
 def test_a_candidate_that_cannot_train_is_left_out_with_its_reason(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(training_times, "MEASURE_S", 0.05)
+    monkeypatch.setattr(run_times, "MEASURE_S", 0.05)
     bad = Candidate(model="no_such_network", resolution=16)
     ms = {CANDIDATES[0].name: 1.0, bad.name: 2.0}
     plan = drain(make_plan(tmp_path, (CANDIDATES[0], bad), ms, data, recipe=CHOICE))[1]
@@ -499,7 +499,7 @@ def score_file(folder: Path, number: int, name: str, like: RungScore, correct: s
 
 
 def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(training_times, "MEASURE_S", 0.05)
+    monkeypatch.setattr(run_times, "MEASURE_S", 0.05)
     folder = shutil.copytree(whole[0], tmp_path / "fit")
     outcome = whole[1]
     best = outcome.finalists[0]

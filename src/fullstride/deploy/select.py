@@ -40,6 +40,7 @@ from fullstride.writing import atomic_write, scratch_folder
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
+Label = tuple[str, Precision]  # of a file: format and precision
 
 
 def compared_split(bundles: Mapping[str, Bundle], metric: str) -> str:
@@ -260,6 +261,12 @@ def runnable(
         names = ", ".join(formats or data_formats())
         raise ValueError(f"{', '.join(precisions)} does not run in {names}: choose another")
     return tuple(pairs)
+
+
+def quickly_written(labels: Sequence[Label]) -> Label:
+    """The one to measure first: it is available in most places, and is quickly written."""
+    preferred: tuple[Label, ...] = ("tensorrt", "fp16"), ("onnx", "fp32"), ("openvino", "fp32")
+    return next((each for each in preferred if each in labels), labels[0])
 
 
 def data_formats() -> list[str]:

@@ -6,7 +6,6 @@ model combines them for a whole network.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -16,10 +15,8 @@ from fullstride.latency.roofline import total_seconds
 from fullstride.latency.spec_operators import Part, halved, parts, stage_parts
 from fullstride.nets.spec import NetSpec, Stage
 from fullstride.search.net_space import NetSpace
+from fullstride.search.settings import Clock
 
-# What the budget bounds: both as they run beside each other, as in an eager runtime; or one alone.
-# A CUDA graph has no host time to speak of, while a small eager network waits for its host only.
-Clock = Literal["both", "device", "host"]
 Counted = list[tuple[Part, int]]
 
 

@@ -14,7 +14,6 @@ from fullstride.autofit.timing.time_estimates import (
     anchors,
     corrected,
     estimate_candidates,
-    profile_here,
 )
 from fullstride.autofit.timing.untrained_times import Conditions, time_one
 from fullstride.deploy.exported import InputKind, Precision
@@ -22,6 +21,7 @@ from fullstride.deploy.select import runnable
 from fullstride.deploy.untrained import UntrainedFiles
 from fullstride.latency.network_times import Estimate
 from fullstride.latency.profiles import Profile
+from fullstride.latency.rough_profiles import profile_here
 from fullstride.measure.budget import Budget
 from fullstride.measure.timing import BUSY
 from fullstride.outputs import json_output

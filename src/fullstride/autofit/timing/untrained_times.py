@@ -7,9 +7,15 @@ from typing import cast
 
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.timing.budget_rule import CandidateTime
-from fullstride.deploy.exported import ExportedModel, InputKind, Precision
+from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.deploy.formats.base import last_line
-from fullstride.deploy.select import measure_files, percentile_ms, percentile_of_rounds
+from fullstride.deploy.select import (
+    Label,
+    measure_files,
+    percentile_ms,
+    percentile_of_rounds,
+    quickly_written,
+)
 from fullstride.deploy.untrained import UntrainedFiles, untrained_files
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE, Measurement, Protocol
@@ -24,7 +30,6 @@ QUICK_RATIO = 4.0
 QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
 ATTEMPTS = 3
 MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough for a median
-Label = tuple[str, Precision]  # format and precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +46,8 @@ class Conditions:
 
     @property
     def quick(self) -> Label:
-        """The first to be measured: it is available in most places, and is quickly written."""
-        preferred: tuple[Label, ...] = ("tensorrt", "fp16"), ("onnx", "fp32"), ("openvino", "fp32")
-        return next((each for each in preferred if each in self.labels), self.labels[0])
+        """The first to be measured."""
+        return quickly_written(self.labels)
 
     @property
     def quick_limit_ms(self) -> float:

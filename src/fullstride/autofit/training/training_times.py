@@ -2,7 +2,6 @@
 
 import math
 import time
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,18 +14,14 @@ from fullstride.search.trials import FAILURES, reason
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.data_bench import endless
-from fullstride.train.distributed import SINGLE_PROCESS
-from fullstride.train.loop import Learner
 from fullstride.train.precise_statistics import MAX_IMAGES
-from fullstride.train.prepare import PreparedRun, prepare
+from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
+from fullstride.train.run_times import time_run
 from fullstride.writing import atomic_write, scratch_folder
 
 BY_CASE = RecipeChoice()  # the default recipe, by weights and number of images
 OUTPUT = json_output("the time of a training", "candidate", "step_s")
-MEASURE_S, MIN_STEPS = 1.5, 2  # that are timed
-WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,69 +142,16 @@ def _measure(
         device=device,
         workers=workers,
     )
-    try:
-        run.net.to(device).train()
-        recipe = replace(run.resolved, freeze_epochs=0.0)  # in which not all parameters train
-        learner = Learner(run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS)
-        build_s = time.perf_counter() - begin
-        step_s, first_s = time_steps(learner, run)
-        begin = time.perf_counter()
-        run_folder.save_checkpoint(folder, learner.state(1, 0, []))
-        run.bundle(run.net, {}).save(folder / run_folder.BEST)
-        save_s = time.perf_counter() - begin
-        image_s = time_scoring(run)
-    finally:
-        run.close()
+    times = time_run(run, time.perf_counter() - begin)
     for_statistics = min(len(data.train), MAX_IMAGES)
     return TrainingTime(
         candidate=candidate.name,
         epochs=epochs_of(named, data),
-        steps=len(run.batches),
-        step_s=step_s,
+        steps=times.steps,
+        step_s=times.step_s,
         score_every=run.resolved.score_every_epochs,
-        minival_s=image_s * len(data.minival),
-        precise_s=image_s * (for_statistics + len(data.minival)),
-        save_s=save_s,
-        start_s=build_s + max(0.0, first_s - step_s),
+        minival_s=times.image_s * len(data.minival),
+        precise_s=times.image_s * (for_statistics + len(data.minival)),
+        save_s=times.save_s,
+        start_s=times.start_s,
     )
-
-
-def time_steps(learner: Learner, run: PreparedRun) -> tuple[float, float]:
-    """Seconds of a step with its wait for images, and of the first one.
-
-    Steps are timed once the batches that workers prepared during their start are used up.
-    """
-    untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
-    begin = start = now = time.perf_counter()
-    first_s, steps = 0.0, 0
-    with closing(endless(run.batches, 0)) as batches:
-        for number, (x, targets, indices) in enumerate(batches):
-            with learner.numerics():
-                learner.step(x, targets, number % total, indices).item()  # waits for the device
-            now = time.perf_counter()
-            first_s = first_s or now - begin
-            if start == begin:
-                start = now if number + 1 >= untimed or now - begin > WARM_UP_S else begin
-                continue
-            steps += 1
-            if steps >= MIN_STEPS and now - start > MEASURE_S:
-                break
-    return (now - start) / steps, first_s
-
-
-@torch.inference_mode()
-def time_scoring(run: PreparedRun) -> float:
-    """Seconds in which an image of the minival is scored, after the first batch if it has more."""
-    assert run.minival is not None
-    run.net.eval()
-    begin, images, batches = time.perf_counter(), 0, run.minival.epoch(0)
-    for number, (x, targets, _) in enumerate(batches):
-        run.task.score().update(run.net(x), targets)
-        if number == 0 and len(run.minival) > 1:
-            begin = time.perf_counter()  # workers have started
-            continue
-        images += len(x)
-        if time.perf_counter() - begin > MEASURE_S / 2:
-            break
-    batches.close()
-    return (time.perf_counter() - begin) / max(1, images)

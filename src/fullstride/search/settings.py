@@ -1,0 +1,170 @@
+"""What does a user ask of a search? The budget, the MasterNet, what may change, how it learns."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
+
+from fullstride.measure.budget import Budget, find_budget
+from fullstride.strict_json import Bounds, check_bounds
+
+HERE = "here"  # the device of this machine, on which times are measured
+PAPER_SIDES = (192, 224, 256)  # pixels, of arXiv:2006.14090
+SMALL_SIDE = 128  # pixels of a MasterNet below which the paper's resolutions are no choices
+Clock = Literal["both", "device", "host"]
+Next = Literal["thompson", "greedy", "none"]
+Positive = Annotated[int, Bounds(ge=1)]
+Share = Annotated[float, Bounds(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Where a search may follow the paper (arXiv:2006.14090, section 4) or not.
+
+    The defaults are ours, each with its reason; `PAPER` is what the paper literally says. A user
+    sets each of them apart by the field of `SearchSettings` with the same name.
+
+    - `regression`: ours is a Bayesian additive model of depth and log width, with a prior and a
+      term for each other type; by the paper's, least squares without an intercept, a change of type
+      alone is worth nothing, and its effect is taken for one of depth or width.
+    - `reference`: a block that is trained again ends below the MasterNet even if nothing was
+      changed, so ours compares with a control of the same place; the paper with the MasterNet.
+    - `design`: ours spreads the samples over the choices, which narrows the slopes' errors; the
+      paper draws them.
+    - `kernels`: ours chooses one kernel for the whole network, like a resolution, as the paper's
+      Table 4 does; its text draws a kernel for each block.
+    - `next`: ours goes on after the first design, four trainings at a time, by Thompson sampling:
+      on a published table of networks that cuts the regret by a third; the paper has one shot.
+    - `winners`: the errors of the regression are as large as the differences at the top, so ours
+      trains the two best of each resolution; the paper one.
+    - `tuning`: ours follows the number of images; the paper's are numbers for a million.
+    - `training`: the recipe of MasterNet and winners; "" for that of the case.
+    - `final`: the recipe of the last training; "" to keep the winner as it is.
+    """
+
+    regression: Literal["bayesian", "paper"] = "bayesian"
+    reference: Literal["control", "master"] = "control"
+    design: Literal["spread", "random"] = "spread"
+    kernels: Literal["network", "block"] = "network"
+    next: Next = "thompson"
+    winners: int = 2
+    tuning: Literal["images", "paper"] = "images"
+    training: str = ""
+    final: str = ""
+
+
+OURS = Method()
+PAPER = Method(
+    regression="paper",
+    reference="master",
+    design="random",
+    kernels="block",
+    next="none",
+    winners=1,
+    tuning="paper",
+    training="genet_nas",
+    final="genet",
+)
+PRESETS = {"ours": OURS, "paper": PAPER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The arguments of a search. One that has begun to train is resumed only with the same ones."""
+
+    # The network to begin with: masternet_1 to masternet_20, another of `fullstride zoo` made of
+    # Basic and Bottleneck stages, or a JSON file of a spec.
+    master: str = "masternet_1"
+    # The time that a call may take, divided by its images, in ms.
+    budget_ms: float | None = None
+    # The budget as a rate instead.
+    images_per_s: float | None = None
+    # Images of a call.
+    batch: int = 1
+    # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
+    # or a file that `calibrate` wrote, by which times are estimated.
+    device: str = HERE
+    # What the budget bounds on a profile's device: both device and host as they run beside each
+    # other, or one alone. A CUDA graph has no host time to speak of.
+    clock: Clock = "both"
+    # What is measured here: module, for PyTorch's modules, or a format; by default the first that
+    # can be written.
+    format: str = ""
+    # Pixels a side to choose from; by default 192, 224 and 256, or the MasterNet's own below 128.
+    resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
+    # Whether the method is ours or literally the paper's; the next nine fields change parts of it.
+    preset: Literal["ours", "paper"] = "ours"
+    # Regression: bayesian, or the paper's without an intercept and with linear widths.
+    regression: Literal["bayesian", "paper"] | None = None
+    # What trained-again blocks are compared with: a control of the same place, or the MasterNet.
+    reference: Literal["control", "master"] | None = None
+    # Samples of a place: spread over its choices, or random.
+    design: Literal["spread", "random"] | None = None
+    # Kernels 3 and 5 for the whole network, or for each block.
+    kernels: Literal["network", "block"] | None = None
+    # Structures after the first design: by Thompson sampling, the best predicted, or none.
+    next: Next | None = None
+    # Structures of each resolution and kernel that are trained to the end.
+    winners: Positive | None = None
+    # Recipe of tuning: by the number of images, or the paper's.
+    tuning: Literal["images", "paper"] | None = None
+    # Recipe of the last training; by default the winner stays as it is.
+    final: str | None = None
+    # Samples of each place and class of block, the control included.
+    samples: Annotated[int, Bounds(ge=2)] = 9
+    # Tunings in all, of which those after the first design are chosen by what is known; by default
+    # 16 after it.
+    trainings: Positive | None = None
+    # Blocks that a stage may have more or fewer.
+    depth_steps: Annotated[int, Bounds(ge=0)] = 2
+    # Widths from the first to the second number times the MasterNet's.
+    width_range: tuple[Share, Share] = (0.5, 2.0)
+    # Widths to choose from at each place, at most.
+    most_widths: Annotated[int, Bounds(ge=3)] = 24
+    # Kernels to choose from; one that the MasterNet has is always among them.
+    kernel_sizes: tuple[Positive, ...] = (3, 5)
+    # Let stages change their class (XX, BL, DW) as well.
+    switch_blocks: bool = False
+    # What trains when a block is exchanged: it and the layers that read it, or everything.
+    tune: Literal["block", "full"] = "block"
+    # Epochs of a tuning; by default those of its recipe.
+    tune_epochs: Share | None = None
+    # Epochs of the MasterNet and of the winners; by default those of the recipe.
+    epochs: Share | None = None
+    # Epochs of the last training; by default those of its recipe.
+    final_epochs: Share | None = None
+    # Structures that each selection compares, and how many of the best are measured.
+    count: Positive = 1_000_000
+    top: Positive = 10
+    # Networks that are measured here before the search, to which a profile is fitted.
+    measured: Annotated[int, Bounds(ge=6)] = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "--")
+        find_budget(self.budget_ms, self.images_per_s)
+
+    def budget(self) -> Budget:
+        """The limit of the time of a call. Raises ValueError if there is none."""
+        budget = find_budget(self.budget_ms, self.images_per_s, self.batch)
+        if budget is None:
+            raise ValueError(
+                "no budget: say by --budget-ms how long an image may take, or by --images-per-s"
+            )
+        return budget
+
+    @property
+    def method(self) -> Method:
+        """The preset with the fields that were set."""
+        names = {each.name for each in fields(Method)} & {each.name for each in fields(self)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        own = {name: value for name, value in values.items() if value is not None}
+        return replace(PRESETS[self.preset], **own)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether times are measured on this machine."""
+        return self.device == HERE
+
+    def sides(self, own: int) -> tuple[int, ...]:
+        """The resolutions to choose from, for a MasterNet of so many pixels a side."""
+        default = (own,) if own < SMALL_SIDE else PAPER_SIDES
+        return tuple(sorted(set(self.resolutions))) or default
