@@ -1,5 +1,6 @@
 """How good is a structure? One trial for each, that tunes exchanged blocks or trains a network."""
 
+import json
 import time
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -230,7 +231,7 @@ def _trained(
         run.close()
     yield f"{folder.name}: minival {run.metric.text(scores[run.metric.name])}"
     return TunedScore(
-        spec=run.config.spec,
+        spec=json.loads(spec.to_json()),
         seed=seed,
         score=scores[run.metric.name],
         loss=scores["loss"],

@@ -1,0 +1,196 @@
+"""Tuning changes what is new and nothing else, goes on after a stop, and sees no test image."""
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullstride.nets import zoo
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.spec import NetSpec
+from fullstride.search import block_tuning
+from fullstride.search.block_tuning import (
+    PAPER_TUNING,
+    RUN,
+    TRAINING,
+    TUNING,
+    TunedScore,
+    train_trial,
+    tune_trial,
+    tuning_recipe,
+)
+from fullstride.search.trials import Failure, run_trials
+from fullstride.train import run_folder
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.defaults import DIGITS
+
+SMALL = RecipeChoice("digits", dict(epochs=2, batch=16, resolution=16, lr=0.05))
+QUICK = RecipeChoice("", dict(epochs=2, batch=16, lr=0.01))
+SPEC = replace(zoo.spec("genet_tiny"), in_channels=1)
+# stage 1 is deeper, so that only the input layers of stage 2 learn with it
+DEEPER = replace(SPEC, stages=(SPEC.stages[0], replace(SPEC.stages[1], depth=2), *SPEC.stages[2:]))
+TRAINED = ("stages.1.", "stages.2.0.branch.conv1.", "stages.2.0.shortcut.")
+
+
+def finished(study, trial) -> TunedScore:
+    steps = run_trials(study, [trial])
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            (result,) = end.value
+            assert not isinstance(result, Failure), result
+            return result
+
+
+@pytest.fixture(scope="module")
+def master(few_digits, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("master")
+    finished(TRAINING, train_trial(folder, spec=SPEC, data=few_digits, recipe=SMALL))
+    return folder / RUN
+
+
+def state_of(path: Path) -> dict[str, torch.Tensor]:
+    return dict(Bundle.load(path).net.state_dict())
+
+
+@pytest.mark.parametrize("efficiency", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
+def test_only_the_new_block_and_the_layers_that_read_it_learn(
+    efficiency, master, few_digits, tmp_path
+):
+    recipe = replace(QUICK, changes={**QUICK.changes, "efficiency": efficiency})
+    trial = tune_trial(tmp_path / "t", master=master, spec=DEEPER, data=few_digits, recipe=recipe)
+    result = finished(TUNING, trial)
+    before, start, after = (
+        state_of(path)
+        for path in (master / "bundle", tmp_path / "t" / "start", tmp_path / "t" / RUN / "bundle")
+    )
+    for name, value in after.items():
+        learns = name.startswith(TRAINED)
+        assert torch.equal(value, start[name]) != learns, name
+        if not learns:
+            assert torch.equal(value, before[name]), name
+    assert NetSpec.from_json(result.spec) == DEEPER
+    assert (result.seed, result.epochs) == (0, 2)
+
+
+def test_a_tuned_network_is_the_plain_network_of_its_spec_and_scores_as_it_does(
+    master, few_digits, tmp_path
+):
+    trial = tune_trial(tmp_path / "t", master=master, spec=DEEPER, data=few_digits, recipe=QUICK)
+    result = finished(TUNING, trial)
+    bundle = Bundle.load(tmp_path / "t" / RUN / "bundle")
+    net = zoo.create(str(tmp_path / "t" / "spec.json")).eval()
+    net.load_state_dict(bundle.net.state_dict())
+    images = few_digits.minival
+    pictures = [images.picture(index) for index in range(len(images))]
+    predictions = replace(bundle, net=net).predict(pictures, top=1)
+    names = [few_digits.classes[target] for target in images.targets]
+    right = [each.guesses[0].label == name for each, name in zip(predictions, names, strict=True)]
+    assert result.correct == "".join(str(int(each)) for each in right)
+    assert result.score == pytest.approx(100 * sum(right) / len(right))
+    assert bundle.preprocessing.resolution == 16  # the views are the MasterNet's
+
+
+def test_everything_learns_where_every_part_is_new_or_the_method_is_full(
+    master, few_digits, tmp_path
+):
+    wide = SPEC.scaled(width=0.5)
+    for name, spec, method in (("wide", wide, "block"), ("full", DEEPER, "full")):
+        trial = tune_trial(
+            tmp_path / name, master=master, spec=spec, data=few_digits, recipe=QUICK, method=method
+        )
+        finished(TUNING, trial)
+        start = state_of(tmp_path / name / "start")
+        after = state_of(tmp_path / name / RUN / "bundle")
+        assert not [key for key, value in after.items() if torch.equal(value, start[key])]
+        config = json.loads((tmp_path / name / RUN / "run.json").read_text())
+        assert (config["recipe"]["frozen"], config["recipe"]["teacher_share"]) == ([], 0.5)
+        assert Path(config["recipe"]["teacher"]) == master
+
+
+class Stop:
+    """Raises KeyboardInterrupt at a call of `module.name`, or after it."""
+
+    def __init__(self, monkeypatch, module, name: str, call: int, *, is_after: bool):
+        self.function, self.left, self.is_after = getattr(module, name), call, is_after
+        monkeypatch.setattr(module, name, self)
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if not self.left and not self.is_after:
+            raise KeyboardInterrupt
+        result = self.function(*args, **kwargs)
+        if not self.left:
+            raise KeyboardInterrupt
+        return result
+
+
+STOPS = {
+    "before the run": (block_tuning, "train", 1, False),
+    "in an epoch": (run_folder, "save_checkpoint", 1, True),
+    "in the next epoch": (run_folder, "save_checkpoint", 2, True),
+    "before the score": (block_tuning, "score_run", 1, False),
+    "before the result": (block_tuning, "score_run", 1, True),
+}
+
+
+def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, monkeypatch):
+    how = dict(master=master, spec=DEEPER, data=few_digits, recipe=QUICK, checkpoint_every_steps=2)
+    whole = finished(TUNING, tune_trial(tmp_path / "whole", **how))
+    weights = state_of(tmp_path / "whole" / RUN / "bundle")
+    trial = tune_trial(tmp_path / "stopped", **how)
+    for module, name, call, is_after in STOPS.values():  # of one trial, one after the other
+        with monkeypatch.context() as patch:
+            Stop(patch, module, name, call, is_after=is_after)
+            with pytest.raises(KeyboardInterrupt):
+                finished(TUNING, trial)
+    result = finished(TUNING, trial)
+    assert replace(result, seconds=0.0) == replace(whole, seconds=0.0)
+    after = state_of(tmp_path / "stopped" / RUN / "bundle")
+    assert all(torch.equal(value, weights[name]) for name, value in after.items())
+    stamp = trial.result.stat().st_mtime_ns
+    finished(TUNING, trial)
+    assert trial.result.stat().st_mtime_ns == stamp
+
+
+def test_the_test_images_are_never_read(master, few_digits, tmp_path):
+    def fail(name: str):
+        raise AssertionError(name)
+
+    data = replace(few_digits, test=replace(few_digits.test, read=fail, file=None))
+    for study, trial in (
+        (TRAINING, train_trial(tmp_path / "a", spec=SPEC, data=data, recipe=SMALL, epochs=1)),
+        (TUNING, tune_trial(tmp_path / "b", master=master, spec=DEEPER, data=data, recipe=QUICK)),
+    ):
+        result = finished(study, trial)
+        scores = json.loads((trial.folder / RUN / "scores.json").read_text())
+        assert [*scores["splits"]] == ["minival"]
+        assert result.epochs == {TRAINING: 1, TUNING: 2}[study]
+
+
+def test_trials_are_sent_to_other_processes(master, few_digits, tmp_path):
+    trial = tune_trial(tmp_path / "t", master=master, spec=DEEPER, data=few_digits)
+    assert pickle.loads(pickle.dumps(trial)).arguments["spec"] == DEEPER
+
+
+def test_a_trial_that_cannot_be_is_a_failure_in_one_line(master, few_digits, tmp_path):
+    trial = tune_trial(tmp_path / "t", master=master, spec=SPEC, data=few_digits)
+    with pytest.raises(AssertionError, match="itself"):
+        finished(TUNING, trial)
+
+
+def test_the_recipe_is_the_papers_for_its_images_and_has_the_masternets_views():
+    paper, ours = PAPER_TUNING, tuning_recipe(1_231_167)
+    assert (paper.lr, paper.batch, paper.epochs) == (0.01, 256, 30)
+    assert ours.batch == 256
+    assert ours.epochs <= 30
+    few = tuning_recipe(1000, like=DIGITS)
+    for name in ("resolution", "crop", "scale", "rotation_degrees", "hflip_prob"):
+        assert getattr(few, name) == getattr(DIGITS, name)
+    assert (few.optimizer, few.nesterov, few.momentum, few.weight_decay) == ("sgd", True, 0.9, 4e-5)
+    assert few.precise_bn
+    assert few.label_smoothing == 0
