@@ -44,6 +44,11 @@ def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
             assert choice == RecipeChoice("", {switch: "no-" not in flag})
 
 
+def test_frozen_layers_are_words_after_their_flag():
+    choice, *_ = cli.chosen_recipe(["train", "photos", "--recipe.frozen", "stem", "stages.0"])
+    assert choice == RecipeChoice("", {"frozen": ("stem", "stages.0")})
+
+
 def test_the_digits_recipe_is_for_the_data_digits_alone():
     for words in (["--epochs", "3", "digits"], ["--epochs=3", "--lr", ".1", "digits"]):
         assert cli.chosen_recipe(["train", *words])[1].recipe == RECIPES["digits"]

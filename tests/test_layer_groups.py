@@ -118,6 +118,53 @@ def test_frozen_stages_keep_their_weights_and_statistics_and_the_others_learn(
     assert held == sum(number > most for number in numbers.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "efficiency", "paths"),
+    [
+        ("genet_tiny", "plain", ("stem", "stages.3", "head")),
+        ("resnet_rs_tiny", "fused", ("stages.1", "stages.2.0.branch.conv2", "head.fc.bias")),
+        ("timm/resnet10t", "plain", ("net.layer2",)),
+    ],
+)
+def test_layers_that_are_frozen_by_path_stay_and_all_others_learn(
+    name, efficiency, paths, few_digits
+):
+    net = network(name)
+    randomise(net)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    recipe = replace(SHORT, epochs=1, efficiency=efficiency, frozen=paths, weight_decay=0.1)
+    batches = training_batches(few_digits, Classify(), GRAY, recipe)
+    (epoch,) = train_epochs(net, Classify(), batches, recipe)
+    for state in (net.state_dict(), epoch.average.state_dict()):
+        for key, value in state.items():
+            is_frozen = any(f"{key}.".startswith(f"{path}.") for path in paths)
+            assert torch.equal(value, before[key]) == is_frozen, key
+
+
+@pytest.mark.fused
+def test_gradients_pass_frozen_layers_of_fused_modules_as_they_pass_plain_ones():
+    """Behind a stage that learns, and around it: its last norm is frozen, or its first."""
+    paths = ("stages.1", "stages.2.0.branch.conv3", "stages.3.0.branch.conv1", "head")
+    nets = {each: network("resnet_rs_tiny") for each in ("plain", "fused")}
+    x = torch.rand(8, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    for efficiency, net in nets.items():
+        randomise(net)
+        recipe = replace(SHORT, frozen=paths, efficiency=efficiency, momentum=0.0)
+        learner_of(net, recipe).step(x, torch.arange(8), 8)
+    plain, fused = (net.state_dict() for net in nets.values())
+    for key, value in plain.items():
+        assert torch.allclose(value, fused[key], atol=2e-5), key
+
+
+def randomise(net) -> None:
+    """Every tensor, so that no gain is zero and no statistic is initial."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in net.state_dict().values():
+            if value.is_floating_point():
+                value.add_(0.1 * torch.rand(value.shape, generator=generator))
+
+
 def test_frozen_stages_save_no_tensors_for_the_backward_pass():
     x, labels, sizes = torch.rand(4, 1, 32, 32), torch.arange(4), []
     for stages in (0, 2, -1):
@@ -208,6 +255,15 @@ def test_impossible_layers_are_refused_in_one_line(few_digits, tmp_path):
         learner_of(network(), replace(SHORT, freeze_stages=9))
     with pytest.raises(ValueError, match="layer_decay"):
         replace(SHORT, layer_decay=0.0)
-    frozen = replace(SHORT, freeze_stages=-1)
-    with pytest.raises(ValueError, match="--weights"):
-        next(run.train(tmp_path / "run", "genet_tiny", few_digits, frozen))
+    for paths, epochs, match in (
+        (("stem", "stages.5"), 0, "'stages.5'.*stem.conv, stages.0, .*head.fc"),
+        (("stage",), 0, "'stage'"),
+        (("stem", "stages", "head"), 0, "nothing to train"),
+        (("head",), 1, "freeze_epochs"),
+    ):
+        with pytest.raises(ValueError, match=match) as error:
+            learner_of(network(), replace(SHORT, frozen=paths, freeze_epochs=epochs))
+        assert "\n" not in str(error.value)
+    for recipe in (replace(SHORT, freeze_stages=-1), replace(SHORT, frozen=("stem",))):
+        with pytest.raises(ValueError, match="--weights"):
+            next(run.train(tmp_path / "run", "genet_tiny", few_digits, recipe))

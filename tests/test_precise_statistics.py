@@ -85,6 +85,11 @@ def test_statistics_of_frozen_stages_stay(few_digits, tmp_path):
     assert names
     assert all(name.startswith(("stem.", "stages.0.", "stages.1.")) for name in names)
     assert not any(name.startswith(("stages.2.", "stages.3.")) for name in names)
+    tail = frozen_names(start.net, replace(SHORT, frozen=("stages.2", "head")))
+    after = statistics(precise_of(start, start.net, frozen=tail))
+    for name, value in after.items():
+        is_frozen = name.startswith(("stages.2.", "head."))
+        assert torch.equal(value, before[name]) == is_frozen, name
 
 
 def test_a_run_ends_with_precise_statistics_where_they_are_better(few_digits, tmp_path, capfd):
