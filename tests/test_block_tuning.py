@@ -22,6 +22,8 @@ from fullstride.search.block_tuning import (
     tune_trial,
     tuning_recipe,
 )
+from fullstride.search.exchange import exchanged
+from fullstride.search.feature_matching import maps_at, matched
 from fullstride.search.trials import Failure, run_trials
 from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
@@ -99,7 +101,7 @@ def test_everything_learns_where_every_part_is_new_or_the_method_is_full(
     master, few_digits, tmp_path
 ):
     wide = SPEC.scaled(width=0.5)
-    for name, spec, method in (("wide", wide, "block"), ("full", DEEPER, "full")):
+    for name, spec, method in (("wide", wide, "feature"), ("full", DEEPER, "full")):
         trial = tune_trial(
             tmp_path / name, master=master, spec=spec, data=few_digits, recipe=QUICK, method=method
         )
@@ -194,3 +196,38 @@ def test_the_recipe_is_the_papers_for_its_images_and_has_the_masternets_views():
     assert (few.optimizer, few.nesterov, few.momentum, few.weight_decay) == ("sgd", True, 0.9, 4e-5)
     assert few.precise_bn
     assert few.label_smoothing == 0
+
+
+@pytest.mark.parametrize(("changes", "falls_to"), [(dict(depth=2), 0.7), (dict(width=72), None)])
+def test_a_new_block_learns_the_masternets_maps_and_nothing_else_changes(
+    changes, falls_to, master, few_digits
+):
+    """Maps of another width are compared by what an adapter makes of them, which is not kept."""
+    bundle = zoo.load(master)
+    stages = (SPEC.stages[0], replace(SPEC.stages[1], **changes), *SPEC.stages[2:])
+    exchange = exchanged(bundle, replace(SPEC, stages=stages), seed=0)
+    start = {name: value.clone() for name, value in exchange.net.state_dict().items()}
+    x = torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+
+    def distance(net) -> float:
+        with torch.no_grad():
+            ours, theirs = (maps_at(each, ["stages.1"], x)[0] for each in (net, bundle.net))
+        return torch.nn.functional.mse_loss(ours, theirs).item()
+
+    before = distance(exchange.net) if falls_to else 0.0
+    recipe = replace(tuning_recipe(64), epochs=16, batch=16, resolution=16)
+    after = matched(exchange, bundle, few_digits, recipe)
+    if falls_to:
+        assert distance(after.net) < falls_to * before
+    for name, value in after.net.state_dict().items():
+        assert torch.equal(value, start[name]) != name.startswith("stages.1."), name
+    assert after.net.task_head is None
+    assert after.frozen == exchange.frozen
+
+
+def test_a_block_of_another_stride_has_no_maps_to_learn(master, few_digits):
+    stages = (SPEC.stages[0], replace(SPEC.stages[1], stride=1), *SPEC.stages[2:])
+    bundle = zoo.load(master)
+    exchange = exchanged(bundle, replace(SPEC, stages=stages), seed=0)
+    with pytest.raises(ValueError, match=r"stages\.1 .*stride"):
+        matched(exchange, bundle, few_digits, tuning_recipe(64))

@@ -15,12 +15,13 @@ from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
 from fullstride.outputs import json_output
 from fullstride.search.exchange import exchanged
+from fullstride.search.feature_matching import matched
 from fullstride.search.run_scores import score_run, train_to
 from fullstride.search.trials import Study, Trial
 from fullstride.train import run_folder
 from fullstride.train.prepare import prepare
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, case_of
 from fullstride.train.recipes.defaults import batch_for, following, scratch
 from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.run import train
@@ -34,7 +35,7 @@ VIEW_FIELDS = tuple(field.name for field in fields(Augmentation))
 VIEW_FIELDS += ("decoder", "draft", "resolution", "crop", "fit", "score", "deterministic")
 VIEW_FIELDS += ("class_weights", "balanced_sampling", "precision", "channels_last")
 
-Method = Literal["block", "full"]
+Method = Literal["block", "full", "feature"]
 BY_DEFAULT = RecipeChoice()
 
 # The paper's numbers (arXiv:2006.14090, section 4.2), for a million images.
@@ -79,7 +80,8 @@ def tune_trial(
         again: Places whose weights are new although the design is the same, such as `stages.2`.
         recipe: Without a source, `tuning_recipe` with the changes.
         seed: Of the new weights, and of the run.
-        method: What trains: `block` is what `exchanged` says, `full` is everything.
+        method: What trains: `block` is what `exchanged` says, `full` is everything. `feature` is
+            `block` after `matched`, which brings new parts close to the MasterNet's maps.
         workers: Processes that decode images; None: chosen.
         checkpoint_every_steps: For epochs that are long.
     """
@@ -152,11 +154,16 @@ def tune(
     teacher = zoo.load(master)
     exchange = exchanged(teacher, spec, seed, again=again)
     start = folder.resolve() / START
-    exchange.bundle(teacher).save(start)
-    frozen = exchange.frozen if method == "block" else ()
     like = saved_recipe(dict(teacher.recipe), teacher.name) if teacher.recipe else None
-    source = recipe.source or tuning_recipe(len(data.train), like)
+    frozen = () if method == "full" else exchange.frozen
     changes = dict(recipe.changes, teacher=str(master.resolve()), frozen=frozen)
+    choice = RecipeChoice(recipe.source or tuning_recipe(len(data.train), like), changes)
+    if not (start.exists() and run_folder.resumable_config(folder / RUN)):
+        if method == "feature":
+            named = choice.resolve(case_of(data, str(start)))
+            short = replace(named.recipe, seed=seed)
+            exchange = matched(exchange, teacher, data, short, device, workers or 0)
+        exchange.bundle(teacher).save(start)
     return (
         yield from _trained(
             folder,
@@ -164,7 +171,7 @@ def tune(
             spec=spec,
             weights=str(start),
             data=data,
-            recipe=RecipeChoice(source, changes),
+            recipe=choice,
             seed=seed,
             workers=workers,
             checkpoint_every_steps=checkpoint_every_steps,
