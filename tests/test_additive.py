@@ -52,7 +52,8 @@ def test_intervals_of_95_percent_cover_the_planted_gradient_in_95_percent(space,
         0.95,
     )
     counts = np.sum(hits, axis=0)
-    assert (counts >= least).all() and (counts <= most).all(), (counts, least, most)
+    assert (counts >= least).all(), (counts, least)
+    assert (counts <= most).all(), (counts, most)
 
 
 def test_the_posterior_is_that_of_a_gaussian_process_with_the_same_covariance(space, planted):
@@ -128,8 +129,10 @@ def test_what_no_training_has_shown_keeps_the_prior(space):
 def test_a_few_equal_trainings_still_give_a_model(space):
     for n in (1, 3):
         model = fit(space, np.repeat(space.start[None], n, axis=0), np.full(n, 91.0))
-        assert model.reference == pytest.approx(91) and not model.mean.any()
-        assert np.isfinite(model.joint).all() and model.noise > 0
+        assert model.reference == pytest.approx(91)
+        assert not model.mean.any()
+        assert np.isfinite(model.joint).all()
+        assert model.noise > 0
 
 
 def test_draws_have_the_posteriors_mean_and_covariance(space, planted):
@@ -178,7 +181,8 @@ def test_the_papers_fit_is_one_least_squares_fit_for_each_place_and_type():
     assert rows["stem", "width"].value == pytest.approx(slope)
     error = rows["stem", "width"].standard_error
     assert error == pytest.approx(model.noise / np.sqrt((x**2).sum()))
-    assert model.noise == pytest.approx(np.std(scores), rel=0.2) and spare > 0
+    assert model.noise == pytest.approx(np.std(scores), rel=0.2)
+    assert spare > 0
 
 
 def test_the_papers_fit_knows_its_limits():
@@ -187,7 +191,8 @@ def test_the_papers_fit_knows_its_limits():
     structures[1, 0] = 0
     model = fit_paper(space, structures, np.array([90.0, 89.0]), 90.0)
     assert model.gains()[0][0] == pytest.approx(-1)
-    assert not model.gains()[1].any() and model.noise == np.inf
+    assert not model.gains()[1].any()
+    assert model.noise == np.inf
     structures[1, 1] = 0
     with pytest.raises(ValueError, match="one place only"):
         fit_paper(space, structures, np.array([90.0, 89.0]), 90.0)

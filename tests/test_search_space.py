@@ -86,8 +86,11 @@ def test_widths_span_the_range_in_about_equal_ratios(own, most):
     master = replace(zoo.find_spec("genet_tiny"), stem_width=own)
     widths = sorted({choice.width for choice in net_space(master, most_widths=most).options[0]})
     every = [width for width in range(8, 8 * own, 8) if own / 2 <= width <= 2 * own]
-    assert own in widths and widths[0] == min(*every, own) and widths[-1] == max(*every, own)
-    assert set(widths) <= {*every, own} and len(widths) <= most
+    assert own in widths
+    assert widths[0] == min(*every, own)
+    assert widths[-1] == max(*every, own)
+    assert set(widths) <= {*every, own}
+    assert len(widths) <= most
     if len(every) > 4 * most:
         ratios = np.array(widths[1:]) / widths[:-1]
         assert ratios.max() < 1.5 * 4 ** (1 / (most - 1)), "a gap of more than half a step"
@@ -116,7 +119,8 @@ def test_in_the_papers_form_a_change_of_type_alone_is_worth_nothing():
     named = {term: value for term, value in zip(place.terms, values, strict=True) if value}
     assert named == {"DW k3 r6 depth": 1, "DW k3 r6 width": 512}
     alone = [i for i, choice in enumerate(options) if (choice.depth, choice.width) == (8, 512)]
-    assert len(alone) == 12 and not place.features[alone].any()
+    assert len(alone) == 12
+    assert not place.features[alone].any()
 
 
 def test_one_kernel_for_the_whole_network_leaves_structures_and_features():
@@ -136,7 +140,8 @@ def test_active_bounds_are_depths_and_widths_at_the_end_of_their_range():
     wide = replace(zoo.find_spec("genet_tiny"), head_width=512)
     wide = replace(wide, stages=(*wide.stages[:4], replace(wide.stages[4], depth=3)))
     bounds = space.active_bounds(space.structure_of(wide))
-    assert "head width 512 (most)" in bounds and "stages.4 depth 3 (most)" in bounds
+    assert "head width 512 (most)" in bounds
+    assert "stages.4 depth 3 (most)" in bounds
     assert "stages.0 depth 1 (least)" in bounds, "fewer than its one block is impossible"
     assert not any(bound.startswith(("stem", "stages.1")) for bound in bounds)
 
@@ -186,7 +191,8 @@ def test_unfit_ranges_are_refused(options):
 
 def test_a_place_that_nothing_changes_has_one_choice():
     space = own_space("resnet18", width_range=(1, 1), depth_steps=0)
-    assert space.size == 1 and (space.all() == 0).all()
+    assert space.size == 1
+    assert (space.all() == 0).all()
     assert space.features(space.all()).shape == (1, 0)
 
 
