@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -148,7 +149,7 @@ def search(
     rng: np.random.Generator,
     *,
     master: str = MASTER,
-    method: str = "thompson",
+    method: Literal["thompson", "greedy"] = "thompson",
     refit: int = REFIT,
 ) -> Trainings:
     """One at a time around `master`, then what the additive model proposes."""

@@ -74,6 +74,33 @@ def test_changes_of_two_places_reach_an_optimum_that_single_ones_miss(seed):
         assert selection.values[0] == pytest.approx(value[ms <= budget].max())
 
 
+def test_regression_and_selection_reach_the_optimum_of_a_planted_linear_accuracy():
+    space = net_space(zoo.find_spec("resnet18"), depth_steps=1, most_widths=3)
+    assert space.size == 3 * 9**4
+    rng = np.random.default_rng(0)
+    planted = rng.uniform(-0.2, 1, len(space.terms))
+    structures = first_design(space, rng, per_place=5).structures
+    noises = 0.01 * rng.standard_normal(len(structures))
+    model = fit(space, structures, 90 + space.features(structures) @ planted + noises)
+    costs, every = Chain(space.sizes.tolist(), rng), space.all()
+    ms, accuracy = costs(every), space.features(every) @ planted
+    for share in (0.1, 0.3, 0.7):
+        budget = float(np.quantile(ms, share))
+        selection = select(space, model.gains(), costs, budget, count=2000, rng=rng)
+        best = every[ms <= budget][accuracy[ms <= budget].argmax()]
+        assert selection.structures[0].tolist() == best.tolist()
+
+
+def test_a_space_of_one_structure_is_that_structure():
+    space = net_space(zoo.find_spec("resnet18"), depth_steps=0, width_range=(1, 1))
+    gains = [np.zeros(1)] * len(space.places)
+    rng = np.random.default_rng(0)
+    selection = select(space, gains, lambda rows: np.full(len(rows), 2.0), 2.0, rng=rng)
+    assert (selection.structures == space.start).all()
+    with pytest.raises(ValueError, match="2 ms"):
+        select(space, gains, lambda rows: np.full(len(rows), 2.0), 1.0, rng=rng)
+
+
 def test_the_top_are_distinct_within_the_budget_and_in_order():
     rng = np.random.default_rng(0)
     space, costs = small_space(), Chain(CHOICES, rng)

@@ -87,6 +87,8 @@ class Best:
         value = values(self.gains, structures)
         if len(self.values) == self.size:  # times of the others would change nothing
             structures = structures[value > self.values[-1]]
+            if not len(structures):
+                return
         structures = structures[self.costs(structures) <= self.budget]
         if len(structures) > COPIES * self.size:
             value = values(self.gains, structures)
@@ -103,8 +105,8 @@ def fastest(space: Space, costs: Costs) -> np.ndarray:
     row, shortest = space.start, costs(space.start[None])[0]
     while True:
         near = space.neighbours(row)
-        ms = costs(near)
-        if not len(near) or ms.min() >= shortest:
+        ms = costs(near) if len(near) else np.array([shortest])
+        if ms.min() >= shortest:
             return row
         row, shortest = near[ms.argmin()], ms.min()
 
