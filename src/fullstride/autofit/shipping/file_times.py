@@ -1,5 +1,6 @@
 """How fast are the files of the finalists? They are measured in turn, or estimated."""
 
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from fullstride.autofit.shipping.finalist_files import (
     ShippedFile,
     remote_precision,
 )
-from fullstride.autofit.timing.budget_rule import CandidateTime
+from fullstride.autofit.timing.budget_rule import CandidateTime, within_budget
 from fullstride.deploy import select
 from fullstride.deploy.formats import open_file
 from fullstride.latency.profiles import Profile
@@ -22,6 +23,9 @@ from fullstride.outputs import json_output
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.writing import atomic_write
 
+MEASUREMENTS = 5  # of a file at most
+NOISE = 1.5  # a single measurement is seldom longer by more
+PAUSE_S = 2.0  # before one that is repeated: right after a training a file takes up to 1.2x as long
 TIMES = "times.json"  # in the folder of the files
 TIMES_OUTPUT = json_output("the times of exported files", "times", "measurements")
 
@@ -31,32 +35,39 @@ class FileTimes:
     """The times of all files, measured in turn."""
 
     times: Mapping[str, tuple[float, float, float]]  # path -> ms per image, and those of the rounds
-    measurements: int  # how often all of them were measured
+    measurements: int  # how often those in doubt were measured
     environment: Mapping[str, Any]
 
 
 def measured(
     folder: Path,
     records: Sequence[FileRecord],
+    times: Sequence[CandidateTime],
     budget: Budget,
     percentile: float,
     threads: int | None,
 ) -> Generator[str, None, tuple[list[FileRecord], Mapping[str, Any]]]:
     """The records with the times of their files, and where these were measured.
 
-    If no file is within the budget, or one is not though its quiet rounds were, all are measured
-    once more, and each keeps its shorter time.
+    Files of which noise may decide that they are not within the budget, see `in_doubt`, are
+    measured again, up to `MEASUREMENTS` times, and each keeps its shortest time. `times` are those
+    of the candidates, untrained.
     """
     path, paths = folder / SHIP / TIMES, [each.file.path for each in records]
     stored = from_json(FileTimes, read_json(path), str(path)) if path.exists() else None
     if stored is not None and set(stored.times) != set(paths):
         stored = None
-    while stored is None or (stored.measurements < 2 and in_doubt(stored, budget)):
-        again = "" if stored is None else "once more, as the budget may have been missed by noise: "
-        yield f"{again}measuring {len(paths)} files in turn, batch {budget.batch}"
-        stored = combine(stored, measure_files(folder, records, budget, percentile, threads))
+    again = paths if stored is None else in_doubt(stored, records, times, budget)
+    while again and (stored is None or stored.measurements < MEASUREMENTS):
+        if stored is not None:
+            yield "once more, as the budget may have been missed by noise:"
+            time.sleep(PAUSE_S)
+        yield f"measuring {len(again)} files in turn, batch {budget.batch}"
+        stored = combine(stored, measure_files(folder, again, budget, percentile, threads))
         with atomic_write(path, TIMES_OUTPUT) as beside:
             beside.write_text(to_json(stored))
+        again = in_doubt(stored, records, times, budget)
+    assert stored is not None
     timed = []
     for each in records:
         ms, low, high = stored.times[each.file.path]
@@ -67,26 +78,38 @@ def measured(
     return timed, stored.environment
 
 
-def in_doubt(times: FileTimes, budget: Budget) -> bool:
-    """Whether noise may decide which files are within the budget."""
+def in_doubt(
+    measured: FileTimes,
+    records: Sequence[FileRecord],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+) -> list[str]:
+    """The paths of files beyond the budget that may be within it.
+
+    Their quiet rounds are, or their candidates were before the training and they are near it.
+    """
     limit = budget.ms_per_image
-    return all(ms > limit for ms, _, _ in times.times.values()) or any(
-        low <= limit < ms for ms, low, _ in times.times.values()
-    )
+    within = {
+        (each.candidate, each.format, each.precision) for each in within_budget(times, budget)
+    }
+
+    def may_fit(file: ShippedFile) -> bool:
+        ms, low, _ = measured.times[file.path]
+        was = (file.candidate, file.format, file.precision) in within
+        return ms > limit and (low <= limit or (was and ms <= NOISE * limit))
+
+    return [each.file.path for each in records if may_fit(each.file)]
 
 
 def measure_files(
     folder: Path,
-    records: Sequence[FileRecord],
+    paths: Sequence[str],
     budget: Budget,
     percentile: float,
     threads: int | None,
 ) -> FileTimes:
-    """All files in turn, by the online protocol at the batch of the budget."""
-    models = {
-        each.file.path: open_file(folder / each.file.path, threads=threads, trust=True)
-        for each in records
-    }
+    """Files of the folder in turn, by the online protocol at the batch of the budget."""
+    models = {path: open_file(folder / path, threads=threads, trust=True) for path in paths}
     rows = select.measure_files(models, replace(ONLINE, batch=budget.batch), threads)
     return FileTimes(
         times={row.name: time_of(row, percentile) for row in rows},
@@ -104,9 +127,10 @@ def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:
     """Of each file the shorter time: what disturbs a measurement makes it longer."""
     if earlier is None:
         return later
+    shorter = {name: min(ms, earlier.times[name]) for name, ms in later.times.items()}
     return replace(
         later,
-        times={name: min(time, earlier.times[name]) for name, time in later.times.items()},
+        times={**earlier.times, **shorter},
         measurements=earlier.measurements + later.measurements,
     )
 

@@ -97,7 +97,7 @@ def ship(
 
     That is the file with the highest minival score among those that are within the budget when
     measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
-    budget, all are measured once more. If none is then, the fastest ships, and a note says so. Only
+    budget, files are measured again. If none is then, the fastest ships, and a note says so. Only
     the file that ships is scored on the test images of `data`, after the choice. Its copy in
     `folder` is called model.
 
@@ -137,7 +137,7 @@ def ship(
     if not ready:
         raise ValueError(no_file(records, outcome.finalists))
     if profile is None:
-        timed, environment = yield from measured(folder, ready, budget, percentile, threads)
+        timed, environment = yield from measured(folder, ready, times, budget, percentile, threads)
     else:
         timed, environment = estimated(ready, times, budget, maybe), device_of(profile)
     metric = tasks.common_metric([tasks.load(str(folder / bundle_of(outcome.finalists[0])))])
