@@ -13,6 +13,7 @@ from PIL import Image
 
 from fullstride import cli
 from fullstride.commands.flags import with_current_names
+from fullstride.cores import cores
 from fullstride.data.dataset import open_data
 from fullstride.measure import environment
 from fullstride.measure.memory.activation_bytes import activation_bytes
@@ -180,10 +181,10 @@ def test_cores_are_those_that_this_process_may_use():
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, [min(before)])
-        assert environment.cores() == 1
+        assert cores() == 1
     finally:
         os.sched_setaffinity(0, before)
-    assert environment.cores() == len(before)
+    assert cores() == len(before)
 
 
 @dataclass(frozen=True)

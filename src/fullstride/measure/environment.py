@@ -92,11 +92,6 @@ def has_bf16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def cores() -> int:
-    """The cores that this process may use. A container's limit on CPU time is not visible."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @cache
 def cpu_name() -> str:
     try:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
-from fullstride.measure.environment import cores
+from fullstride.cores import cores
 
 Lines = Generator[str, None, Any]
 
@@ -35,7 +34,9 @@ class DeviceProcess:
         """
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         lines, sender = context.Pipe(duplex=False)
-        threads = max(1, min(torch.get_num_threads(), cores() // processes))
+        torch = sys.modules.get("torch")  # it takes seconds to import, and need not be there
+        limit = torch.get_num_threads() if torch else cores()
+        threads = max(1, min(limit, cores() // processes))
         settings = (sender, work, tuple(arguments), device, threads, processes)
         process = context.Process(target=_run, args=settings)  # its loaders have processes too
         process.start()
@@ -63,6 +64,15 @@ def wait_for(processes: Sequence[DeviceProcess], timeout_s: float) -> None:
     )
 
 
+def share_cores(threads: int, processes: int) -> None:
+    """Let this process compute with so many threads, as one of so many on its machine."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # if PyTorch is imported later
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)
+    # By this the processes that decode images are chosen, as among those of torchrun.
+    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
+
+
 def _run(
     sender: Connection,
     work: Callable[..., Lines],
@@ -73,9 +83,10 @@ def _run(
 ) -> None:
     """The body of the process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    os.environ["LOCAL_WORLD_SIZE"] = str(processes)  # by which workers are chosen
+    share_cores(threads, processes)
     if device.startswith("cuda"):
+        import torch
+
         torch.cuda.set_device(device)
     try:
         for line in work(*arguments):

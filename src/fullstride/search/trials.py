@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
-from fullstride.measure.environment import choose_device, cores
+from fullstride.cores import cores
 from fullstride.outputs import Output, has_keys
-from fullstride.search.locks import LockedError, find_holder, hold
+from fullstride.search.locks import Lock, LockedError, LostLockError, find_holder, hold
 from fullstride.search.processes import DeviceProcess, wait_for
 from fullstride.storage import lacks_memory, lost_worker
 from fullstride.strict_json import from_json, read_json, to_json
@@ -200,16 +198,29 @@ def run_trial(study: Study, trial: Trial, device: str) -> Generator[str, None, b
                 return True
             try:
                 with closing(study.work(trial.folder, device, **trial.arguments)) as steps:
-                    result = yield from steps
+                    result = yield from _while_locked(steps, lock)
             except FAILURES as error:
                 result = Failure(failure=reason(error, device))
             if device.startswith("cuda"):
+                import torch
+
                 torch.cuda.empty_cache()  # the next trial is another network
             lock.check()
             study.write(trial, result)
-    except LockedError:
+    except (LockedError, LostLockError):
         return False
     return True
+
+
+def _while_locked(steps: Generator[str, None, Any], lock: Lock) -> Generator[str, None, Any]:
+    """`steps`, which end where another process has taken the trial over."""
+    while True:
+        try:
+            line = next(steps)
+        except StopIteration as stop:
+            return stop.value
+        lock.check()
+        yield line
 
 
 def reason(error: Exception, device: str) -> str:
@@ -230,6 +241,10 @@ def local_devices(name: str = "auto") -> tuple[str, ...]:
 
     A name such as cuda:1 is that device alone. Raises ValueError for one that is not here.
     """
+    import torch
+
+    from fullstride.measure.environment import choose_device
+
     if name in ("auto", "cuda") and torch.cuda.device_count() > 1:
         return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
     device = str(choose_device(name))

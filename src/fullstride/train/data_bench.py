@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
+from fullstride.cores import cores
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batch, Batches
-from fullstride.measure.environment import Environment, cores, find_device
+from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.timing import timed_calls
 from fullstride.nets import fused_form
 from fullstride.outputs import json_output

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import torch
 
+from fullstride.cores import cores
 from fullstride.data.dataset import Images
-from fullstride.measure.environment import cores, has_bf16
+from fullstride.measure.environment import has_bf16
 from fullstride.train.recipe import Recipe
 
 MAX_WORKERS = 16  # each has some hundred MiB

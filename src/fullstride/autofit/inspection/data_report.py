@@ -24,9 +24,9 @@ from fullstride.autofit.inspection.near_copies import MAX_COMPARED, find_matches
 from fullstride.autofit.inspection.perceptual_hash import Pictures
 from fullstride.autofit.inspection.thumbnails import REPORT_S, SPLITS, look_at_images
 from fullstride.console import printable
+from fullstride.cores import cores
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
-from fullstride.measure.environment import cores
 
 T = TypeVar("T")
 MAX_LISTED = 1000  # unreadable images, and pairs of each kind

@@ -1,0 +1,255 @@
+"""Executors: which one a user gets, and what a driver does with the jobs of an engine."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sleeping_trials import STEPS, STUDY, Slept, trials_in
+
+from fullstride.search import trials as trials_module
+from fullstride.search.clusters import cluster_executor
+from fullstride.search.clusters.cluster_executor import (
+    ClusterExecutor,
+    Crash,
+    Report,
+    Task,
+    log_path,
+)
+from fullstride.search.clusters.executors import find_executor
+from fullstride.search.clusters.settings import ExecutorSettings
+from fullstride.search.locks import find_holder, hold
+from fullstride.search.trials import Failure, LocalExecutor, Trial, local_devices, run_trials
+
+
+class FakeEngine:
+    """Runs a task when it is asked for the outcome; `crashes` are outcomes that come before."""
+
+    def __init__(self, *crashes: Report | Crash, runs: bool = True):
+        self.crashes = list(crashes)
+        self.runs = runs
+        self.stopped = list[str]()
+
+    def start(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        return tasks
+
+    def outcome(self, job: Task) -> Report | Crash | None:
+        if self.crashes:
+            return self.crashes.pop(0)
+        return job() if self.runs else None
+
+    def stop(self, job: Task) -> None:
+        self.stopped.append(job.trial.name)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(trials_module, "POLL_S", 0.001)
+    monkeypatch.setattr(cluster_executor, "POLL_S", 0.001)
+
+
+@pytest.fixture
+def trial(tmp_path) -> Trial:
+    (only,) = trials_in(tmp_path, 1, step_s=0)
+    return only
+
+
+def run_on(engine: FakeEngine, trials: Sequence[Trial]):
+    """The lines of a study on an engine, and its results."""
+    lines, steps = [], run_trials(STUDY, trials, executor=ClusterExecutor(engine, "cpu", 1))
+    while True:
+        try:
+            lines.append(next(steps))
+        except StopIteration as stop:
+            return lines, stop.value
+
+
+def test_the_lines_and_results_of_workers_are_read_from_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trials = trials_in(Path("study"), 3, step_s=0)
+    lines, results = run_on(FakeEngine(), trials)
+    assert lines == [f"trial {number} from step 0" for number in range(3)]
+    assert [each.number for each in results] == [0, 1, 2]
+    assert (tmp_path / log_path(trials[1])).read_text() == "trial 1 from step 0\n"
+    assert run_on(FakeEngine(), trials) == ([], results)
+
+
+def test_a_line_is_read_when_it_is_whole(trial):
+    executor = ClusterExecutor(FakeEngine(runs=False), "cpu", 1)
+    log_path(trial).parent.mkdir(parents=True)
+    log_path(trial).write_text("of an earlier start\n")
+    executor.submit(STUDY, [trial])
+    texts = ["", "half", " a line\nand", " another\r\n\xe4", "\xe4\n"]
+    lines = []
+    for text in texts:
+        with log_path(trial).open("a", newline="", encoding="utf-8") as log:
+            log.write(text)
+        lines.append(list(executor.poll()))
+    assert lines == [[], [], ["half a line"], ["and another"], ["\xe4\xe4"]]
+
+
+@pytest.mark.parametrize(
+    ("crashes", "ends"),
+    [
+        ([Crash(how="by a signal")], False),
+        ([Crash(how="by a signal"), Crash(how="by another")], True),
+        ([Crash(how="by another", starts=4)], True),
+    ],
+)
+def test_a_trial_whose_process_is_lost_too_often_has_failed(trial, crashes, ends):
+    (result,) = run_on(FakeEngine(*crashes), [trial])[1]
+    assert isinstance(result, Failure if ends else Slept)
+    if isinstance(result, Failure):
+        assert "by another" in result.failure
+        assert find_holder(trial.lock) is None
+
+
+def test_a_process_that_is_lost_after_its_result_loses_nothing(trial):
+    engine = FakeEngine()
+
+    def outcome(job: Task) -> Crash:
+        assert job().has_result
+        return Crash(how="at the end", starts=4)
+
+    engine.outcome = outcome
+    (result,) = run_on(engine, [trial])[1]
+    assert isinstance(result, Slept)
+
+
+def test_an_error_that_is_no_fault_of_the_trial_is_one_line_and_ends_the_others(tmp_path):
+    trials = trials_in(tmp_path, 3, step_s=0)
+    trials[0].folder.mkdir()
+    (trials[0].folder / "checkpoint").mkdir()  # reading it raises IsADirectoryError
+    engine = FakeEngine()
+    with pytest.raises(OSError, match="0 on .*IsADirectoryError") as caught:
+        run_on(engine, trials)
+    assert "\n" not in str(caught.value)
+    assert engine.stopped == ["1", "2"]
+    assert not any(trial.result.exists() for trial in trials)
+    (trials[0].folder / "checkpoint").rmdir()
+    assert len(run_on(FakeEngine(), trials)[1]) == 3
+
+
+def test_a_result_that_the_driver_cannot_see_is_an_error_after_a_while(trial, monkeypatch):
+    monkeypatch.setattr(cluster_executor, "VISIBLE_S", 0.01)
+    with pytest.raises(OSError, match="share the folder"):
+        run_on(FakeEngine(*[Report(has_result=True)] * 10_000), [trial])
+
+
+def test_a_worker_without_the_folder_of_the_driver_says_so(trial, monkeypatch, tmp_path):
+    folder = tmp_path / "elsewhere"
+    task = Task(study=STUDY, trial=trial, device="cpu", cores=1, folder=folder)
+    report = task()
+    assert not report.has_result
+    assert "elsewhere" in report.error
+
+
+def test_a_trial_that_another_process_runs_is_waited_for(tmp_path):
+    trials = trials_in(tmp_path, 2, step_s=0)
+    steps = run_trials(STUDY, trials, executor=ClusterExecutor(FakeEngine(), "cpu", 1))
+    with hold(trials[0].lock):
+        lines = [next(steps) for _ in range(2)]
+        assert any(line.startswith("0: process ") for line in lines)
+        assert "trial 1 from step 0" in lines
+        assert not trials[0].folder.exists()
+    assert list(steps) == ["trial 0 from step 0"]
+    assert STUDY.read(trials[0]).begin == 0
+
+
+def test_a_trial_that_loses_its_lock_ends_and_stores_nothing(tmp_path, monkeypatch):
+    (trial,) = trials_in(tmp_path, 1, step_s=0)
+    steps = trials_module.run_trial(STUDY, trial, "cpu")
+    assert next(steps) == "trial 0 from step 0"
+    for each in trial.result.parent.iterdir():
+        each.unlink()
+    assert list(steps) == []
+    assert not trial.result.exists()
+    assert (trial.folder / "checkpoint").read_text() == str(STEPS)
+
+
+def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tmp_path):
+    import torch
+
+    monkeypatch.setattr(trials_module, "cores", lambda: 9)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert local_devices() == ("cpu",) * 4
+    executor = find_executor(ExecutorSettings(), tmp_path, "cpu")
+    assert isinstance(executor, LocalExecutor)
+    assert executor.devices == ("cpu",) * 4
+    with pytest.raises(ValueError, match="cuda:1 is not here"):
+        local_devices("cuda:1")
+    monkeypatch.setattr(trials_module, "cores", lambda: 1)
+    assert local_devices("cpu") == ("cpu",)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert local_devices() == local_devices("cuda") == ("cuda:0", "cuda:1", "cuda:2")
+    assert local_devices("cuda:1") == ("cuda:1",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(trial_cores=0), "--trial.cores"),
+        (dict(executor="slurm", slurm_hours=0), "--slurm.hours"),
+        (dict(executor="slurm", slurm_options=("gpu",)), "partition=gpu"),
+        (dict(executor="slurm", slurm_options=("--partition=gpu",)), "partition=gpu"),
+        (dict(slurm_options=("partition=gpu",)), "--executor slurm"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(fields, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        ExecutorSettings(**fields)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("executor", "module", "words"),
+    [("ray", "ray", r"fullstride\[cluster\]"), ("slurm", "submitit", r"fullstride\[slurm\]")],
+)
+def test_an_executor_whose_package_is_missing_names_its_extra(
+    executor, module, words, monkeypatch, tmp_path
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=words):
+        find_executor(ExecutorSettings(executor=executor), tmp_path, "cpu")
+
+
+def test_a_cluster_chooses_the_gpu(tmp_path):
+    with pytest.raises(ValueError, match="cuda or cpu"):
+        find_executor(ExecutorSettings(executor="ray"), tmp_path, "cuda:1")
+
+
+def test_without_slurm_its_executor_is_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="no srun") as caught:
+        find_executor(ExecutorSettings(executor="slurm"), tmp_path / "study")
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_slurm_reach_its_script(tmp_path, monkeypatch):
+    """With a program in the place of sbatch, which stores what it gets."""
+    pytest.importorskip("submitit")
+    for name in ("srun", "sbatch", "scancel", "sacct"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text('#!/bin/sh\nfor last; do :; done\ncp "$last" "$0.sh"\necho job 77\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    settings = ExecutorSettings(
+        executor="slurm", trial_cores=3, slurm_hours=1.5, slurm_options=("partition=gpu", "qos=low")
+    )
+    executor = find_executor(settings, tmp_path / "study", "auto")
+    executor.submit(STUDY, trials_in(tmp_path / "study", 3))
+    script = (tmp_path / "bin" / "sbatch.sh").read_text()
+    lines = {line.removeprefix("#SBATCH ") for line in script.splitlines() if "#SBATCH" in line}
+    assert lines >= {
+        "--array=0-2%3",
+        "--cpus-per-task=3",
+        "--gpus-per-node=1",
+        "--time=90",
+        "--partition=gpu",
+        "--qos=low",
+    }
+    executor.cancel()
