@@ -32,35 +32,42 @@ def ray_cluster(environment, tmp_path_factory) -> Iterator[dict[str, str]]:
     """A Ray cluster of two nodes with a core each; yields the environment of its drivers."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    program = str(Path(sys.executable).with_name("ray"))
     folder = Path(f"/tmp/fsray{os.getpid()}")  # names of sockets have at most 107 characters
-    address = f"127.0.0.1:{20000 + os.getpid() % 10000}"
-    head = ["--head", f"--port={address.partition(':')[2]}", f"--temp-dir={folder}"]
-    head += ["--include-dashboard=false", "--node-ip-address=127.0.0.1"]
-    nodes = []
+    port = 20000 + os.getpid() % 10000
+    head = ["--head", f"--port={port}", f"--temp-dir={folder}", "--node-ip-address=127.0.0.1"]
+    logs, nodes = tmp_path_factory.mktemp("ray"), []
     try:
-        for role in (head, [f"--address={address}"]):
-            log = (tmp_path_factory.mktemp("ray") / "log").open("w+")
-            words = [program, "start", *role, "--block", "--num-cpus=1", "--num-gpus=0"]
-            words += ["--object-store-memory=80000000", "--disable-usage-stats"]
-            node = subprocess.Popen(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            nodes.append((node, log))
-            wait_until(partial(has_begun, log), node, log)
-        yield {**environment, "RAY_ADDRESS": address}
+        for role in ([*head, "--include-dashboard=false"], [f"--address=127.0.0.1:{port}"]):
+            nodes.append(start_ray(role, logs, environment))
+        yield {**environment, "RAY_ADDRESS": f"127.0.0.1:{port}"}
     finally:
-        for node, log in reversed(nodes):
+        for node in reversed(nodes):
             node.terminate()
             node.wait(WAIT_S)
-            log.close()
         subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def start_ray(role: list[str], logs: Path, environment: Mapping[str, str]) -> subprocess.Popen:
+    """A node of a Ray cluster. Ray gives it 30 s to start, too few on a machine that is busy."""
+    words = [str(Path(sys.executable).with_name("ray")), "start", *role, "--block"]
+    words += ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000"]
+    words += ["--disable-usage-stats"]
+    for attempt in range(3):
+        path = logs / f"{role[0].partition('=')[0]}{attempt}"
+        with path.open("w") as log:
+            node = subprocess.Popen(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + WAIT_S
+        while node.poll() is None and time.monotonic() < deadline:
+            if "This command will now block" in path.read_text():
+                return node
+            time.sleep(0.1)
+        node.terminate()
+        node.wait(WAIT_S)
+    raise AssertionError(path.read_text())
 
 
 def read(log) -> str:
     return Path(log.name).read_text()
-
-
-def has_begun(log) -> bool:
-    return "This command will now block" in read(log)
 
 
 def wait_until(condition, process: subprocess.Popen, log) -> None:
