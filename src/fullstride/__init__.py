@@ -23,6 +23,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
 # quick.
 PUBLIC = {
     "fit": "fullstride.autofit.fit",
+    "search_network": "fullstride.search.llr",
     "zoo": "fullstride.nets.zoo",
     "NetSpec": "fullstride.nets.spec",
     "Stage": "fullstride.nets.spec",

@@ -127,8 +127,6 @@ class SearchSettings:
     tune: Literal["block", "full"] = "block"
     # Epochs of a tuning; by default those of its recipe.
     tune_epochs: Share | None = None
-    # Epochs of the MasterNet and of the winners; by default those of the recipe.
-    epochs: Share | None = None
     # Epochs of the last training; by default those of its recipe.
     final_epochs: Share | None = None
     # Structures that each selection compares, and how many of the best are measured.

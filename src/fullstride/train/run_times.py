@@ -21,6 +21,7 @@ class RunTimes:
     """Of one run on its device, in seconds."""
 
     steps: int  # of an epoch
+    score_every: int  # epochs, of which the last one is scored and saved
     step_s: float  # a step with its wait for images
     image_s: float  # an image of the minival
     save_s: float  # a checkpoint and a bundle
@@ -48,7 +49,12 @@ def time_run(run: PreparedRun, build_s: float) -> RunTimes:
         run.close()
     start_s = build_s + max(0.0, first_s - step_s)
     return RunTimes(
-        steps=len(run.batches), step_s=step_s, image_s=image_s, save_s=save_s, start_s=start_s
+        steps=len(run.batches),
+        score_every=run.resolved.score_every_epochs,
+        step_s=step_s,
+        image_s=image_s,
+        save_s=save_s,
+        start_s=start_s,
     )
 
 

@@ -149,7 +149,7 @@ def _measure(
         epochs=epochs_of(named, data),
         steps=times.steps,
         step_s=times.step_s,
-        score_every=run.resolved.score_every_epochs,
+        score_every=times.score_every,
         minival_s=times.image_s * len(data.minival),
         precise_s=times.image_s * (for_statistics + len(data.minival)),
         save_s=times.save_s,

@@ -1,0 +1,60 @@
+"""Which command searches a network for images and a budget?"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from fullstride.commands.flags import Data
+from fullstride.console import console, printable, report_ignored
+from fullstride.search.settings import SearchSettings
+from fullstride.train.recipes.choice import RecipeChoice
+
+Settings = Annotated[SearchSettings, arg(name="")]  # the flags have the names of its fields
+DEFAULTS = SearchSettings()
+
+
+def search(
+    data: Data,
+    out: Path,
+    recipe: RecipeChoice,
+    settings: Settings = DEFAULTS,
+    minival: float | None = None,
+    test: float | None = None,
+    group: str = "",
+    keep_duplicates: bool = False,
+    train_device: str = "auto",
+    workers: int | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Search the most accurate network around a MasterNet that takes a given time per image.
+
+    Example: fullstride search photos --master genet_tiny --budget-ms 0.3 --out runs/searched
+
+    After a stop, the same command goes on where it was. docs/search.md explains the stages.
+
+    Args:
+        out: The folder of the search: its trials, the results of its stages, and search.json.
+        minival: As for `train`: share of the training images that networks are compared on.
+        test: As for `train`: share of the images for the final score.
+        group: As for `train`: what images have in common that must be in one split.
+        keep_duplicates: As for `train`.
+        train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
+        workers: Processes that decode images beside this one; None: by the cores and the images.
+        dry_run: End with the plan and its total cost, before anything is trained.
+    """
+    from fullstride.data.dataset import open_data
+    from fullstride.search.llr import search_events
+    from fullstride.search.search_lines import shown
+
+    settings.budget()  # before the data are read
+    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
+    images = open_data(data, keep_duplicates=keep_duplicates, **splits)
+    report_ignored(images.ignored, images.notes)
+    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    for event in search_events(images, out, settings, recipe, **how):
+        for part in shown(event, out):
+            if isinstance(part, str):
+                print(printable(part), flush=True)
+            else:
+                console().print(part)

@@ -1,0 +1,179 @@
+"""Which network is the best for my images and my budget? LLR-NAS, a search around a MasterNet.
+
+Train a MasterNet, exchange one super-block at a time and tune it, regress the scores on what was
+changed, and select the best predicted structure within the budget; then measure and train the best.
+
+Source: GENet, arXiv:2006.14090, section 4, whose code was never released. What the paper leaves
+open is described in `settings.Method` and docs/search.md.
+"""
+
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fullstride.data.dataset import DataSet, open_data
+from fullstride.latency.profiles import load_profile
+from fullstride.outputs import json_output
+from fullstride.search.block_tuning import TunedScore
+from fullstride.search.locks import lock_study
+from fullstride.search.search_folder import (
+    DeviceTimes,
+    Finalist,
+    Regression,
+    SearchPlan,
+    Tuning,
+    Winner,
+    create_or_resume,
+)
+from fullstride.search.search_job import SearchJob, find_master, find_space, find_variants
+from fullstride.search.search_plan import make_plan, time_networks
+from fullstride.search.settings import SearchSettings
+from fullstride.search.study_folder import Event, read_seconds, run_stage, stage_events
+from fullstride.search.times_here import find_label
+from fullstride.search.trials import Executor, local_devices
+from fullstride.search.tunings import go_on, regress, run_design, train_master
+from fullstride.search.winners import (
+    best_of,
+    measure_finalists,
+    results_of,
+    score_test,
+    select_all,
+    train_final,
+    train_winners,
+)
+from fullstride.strict_json import to_json
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.writing import atomic_write
+
+RESULTS = "search.json"
+OUTPUT = json_output("the results of a search", "best", "minival", "test")
+
+
+def search_network(
+    data: str | Path | DataSet,
+    out: str | Path,
+    *,
+    recipe: str = "",
+    train_device: str = "auto",
+    workers: int | None = None,
+    dry_run: bool = False,
+    **settings: Any,
+) -> Iterator[Event]:
+    """A network for `data` within a budget of time, searched around a MasterNet; yields events.
+
+    The stages are the times of networks, a plan with the total cost, the training of the MasterNet,
+    the tuning of exchanged blocks, the regression, further tunings of what it proposes, the
+    selection, its measurement, the training of the winners, and the test, which is read once. After
+    a stop, the same call goes on: a stage or a training that has ended is read from `out`.
+    docs/search.md describes the files.
+
+    Args:
+        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        out: The folder of the search.
+        recipe: The name, run, bundle or JSON file of the recipe of the MasterNet and the winners;
+            by default that of the case.
+        train_device: Where networks train: cpu, cuda:1, cuda, or auto, for all GPUs if there are.
+        workers: Processes that decode images; None: by the cores and the images.
+        dry_run: End with the plan, before anything is trained.
+        **settings: The fields of `SearchSettings`, such as `budget_ms=0.3`.
+
+    Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
+    search, and if no structure is within the budget.
+    """
+    images = data if isinstance(data, DataSet) else open_data(str(data))
+    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    chosen = SearchSettings(**settings)
+    yield from search_events(images, Path(out), chosen, RecipeChoice(recipe), **how)
+
+
+def search_events(
+    data: DataSet,
+    folder: Path,
+    settings: SearchSettings,
+    recipe: RecipeChoice,
+    *,
+    train_device: str = "auto",
+    workers: int | None = None,
+    dry_run: bool = False,
+    executor: Executor | None = None,
+) -> Iterator[Event]:
+    """`search_network` of an open data set. Trainings run where `executor` says, by default here."""
+    check_input(data, settings, recipe)
+    master = find_master(settings, data)
+    job = SearchJob(
+        folder=folder,
+        data=replace(data, test=data.test.subset([])),  # what chooses cannot have seen them
+        settings=settings,
+        recipe=recipe,
+        space=find_space(master, settings),
+        variants=find_variants(master, settings),
+        devices=local_devices(train_device),
+        workers=workers,
+        executor=executor,
+    )
+    config, note = create_or_resume(folder, data, settings, recipe)
+    if note:
+        yield Event("times", line=note)
+    with lock_study(folder):
+        results = yield from search_stages(job, data, dry_run)
+        if results is None:
+            return
+        results = replace(results, settings=config.to_dict())
+        with atomic_write(folder / RESULTS, OUTPUT) as temporary:
+            temporary.write_text(to_json(results))
+        yield Event("results", result=results)
+
+
+def search_stages(job: SearchJob, data: DataSet, dry_run: bool) -> Generator[Event, None, Any]:
+    """All stages in order; returns the results, or None after the plan of a dry run."""
+    folder = job.folder
+
+    def stage(name: str, kind: Any, work: Generator[str, None, Any]) -> Generator[Event, None, Any]:
+        return stage_events(name, run_stage(folder, name, kind, work))
+
+    times = yield from stage("times", DeviceTimes, time_networks(job))
+    yield from stage("plan", SearchPlan, make_plan(job, times))
+    if dry_run:
+        return None
+    master = yield from stage("master", TunedScore, train_master(job))
+    scores = tuple[Tuning, ...]
+    design = yield from stage("design", scores, run_design(job, master))
+    yield from stage("regression", Regression, regress(job, master, design))
+    further = yield from stage("sequential", scores, go_on(job, master, times, design))
+    tunings = (*design, *further)
+    if further:
+        yield from stage("refitted", Regression, regress(job, master, tunings))
+    rows = tuple[Finalist, ...]
+    chosen = yield from stage("selection", rows, select_all(job, master, times, tunings))
+    inside = yield from stage(
+        "measured", rows, measure_finalists(job, master, times, tunings, chosen)
+    )
+    winners = yield from stage("winners", tuple[Winner, ...], train_winners(job, inside))
+    best = yield from stage("final", Winner, train_final(job, best_of(winners)))
+    test = yield from stage("test", dict[str, float], score_test(job, data.test, best))
+    return results_of(job, best, test, len(data.test), read_seconds(folder))
+
+
+def check_input(data: DataSet, settings: SearchSettings, recipe: RecipeChoice) -> None:
+    """Raises ValueError, in one line, for what no search can do, before anything is written."""
+    settings.budget()
+    if "resolution" in recipe.changes:
+        raise ValueError("recipe.resolution is searched: choose by --resolutions, or leave it out")
+    if "seed" in recipe.changes:
+        raise ValueError("recipe.seed is that of each training: say it by --seed")
+    if len(data.classes) < 2:
+        raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
+    if not len(data.minival):
+        raise ValueError(
+            f"{data.name} has no minival, on which networks are compared: leave --minival 0 out"
+        )
+    if settings.is_here:
+        find_label(settings.format)
+    else:
+        load_profile(settings.device)
+        if settings.format:
+            raise ValueError(
+                f"--format {settings.format} is measured here: leave it out with --device "
+                f"{settings.device}"
+            )

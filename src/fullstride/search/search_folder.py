@@ -1,0 +1,192 @@
+"""What is in the folder of a search? Its settings, and the results of its stages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fullstride.data.dataset import DataSet
+from fullstride.latency.profiles import Profile
+from fullstride.search import study_folder
+from fullstride.search.settings import SearchSettings
+from fullstride.search.study_folder import StudyConfig, StudyKind
+from fullstride.train.recipes.choice import RecipeChoice
+
+TRIALS = "trials"  # with a folder for each training
+PLAN = ("plan.json",)
+TIMES = ("times.json", *PLAN)
+# Arguments that change no time of a network.
+COUNTED = ("budget_ms", "images_per_s", "clock", "preset", "regression", "reference", "design")
+COUNTED += ("next", "winners", "tuning", "final", "samples", "trainings", "tune", "tune_epochs")
+COUNTED += ("final_epochs", "count", "top")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(StudyConfig):
+    """What a search folder is for."""
+
+    settings: SearchSettings
+
+
+SEARCH = StudyKind(
+    noun="search",
+    config=SearchConfig,
+    trained=(TRIALS,),
+    changed_by=dict.fromkeys(COUNTED, PLAN),
+    changed=TIMES,
+)
+
+
+def create_or_resume(
+    folder: Path, data: DataSet, settings: SearchSettings, recipe: RecipeChoice
+) -> tuple[SearchConfig, str]:
+    """The folder of a search, see `study_folder.create_or_resume`."""
+    return study_folder.create_or_resume(SEARCH, folder, data, settings, recipe)
+
+
+class Variant(NamedTuple):
+    """What is chosen outside of the structures: each is searched with the same regression."""
+
+    resolution: int  # pixels a side
+    kernel: int  # of all stages; 0: as each stage has it
+
+    def __str__(self) -> str:
+        kernel = f" with kernel {self.kernel}" if self.kernel else ""
+        return f"{self.resolution} pixels{kernel}"
+
+    @property
+    def name(self) -> str:
+        """For a folder."""
+        return f"{self.resolution}-k{self.kernel}" if self.kernel else f"{self.resolution}"
+
+
+Structure = tuple[int, ...]  # the choice at each place
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStructure:
+    """A time that was measured here."""
+
+    structure: Structure
+    resolution: int
+    kernel: int
+    ms: float  # per image
+    low: float  # of nine in ten rounds
+    high: float
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.resolution, self.kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTimes:
+    """The profile by which structures are timed, and what it was fitted to if it is from here."""
+
+    profile: Profile
+    measured: tuple[MeasuredStructure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrainings:
+    """Trainings of one stage."""
+
+    stage: str
+    trainings: int
+    seconds: float  # of all of them, one after the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """What will be trained, and how long that is expected to take here."""
+
+    structures: float  # in the space
+    master_ms: Mapping[str, float]  # variant -> ms per image of the MasterNet
+    fastest_ms: Mapping[str, float]  # variant -> ms per image of the fastest structure
+    trainings: tuple[PlannedTrainings, ...]
+    devices: int  # trainings at the same time
+
+    @property
+    def total_s(self) -> float:
+        return sum(each.seconds for each in self.trainings) / self.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """A finished tuning, as the regression sees it."""
+
+    trial: str  # its folder
+    structure: Structure
+    place: int  # that was exchanged; -1: all of them
+    score: float | None = None  # in percent, as the recipe's metric
+    # Standard error of the difference to the MasterNet on the same images, by their number alone
+    paired_error: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slope:
+    """A pseudo-gradient: points for one unit of the term, with everything else as it is."""
+
+    place: str
+    term: str
+    value: float
+    standard_error: float | None  # None: not determined
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression:
+    """What each change is worth."""
+
+    slopes: tuple[Slope, ...]
+    reference: float  # score of the MasterNet's structure
+    noise: float | None  # standard deviation of a training, in points
+    tunings: int
+    failures: tuple[str, ...] = ()  # trial: reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finalist:
+    """A structure of the selection."""
+
+    structure: Structure
+    resolution: int
+    kernel: int
+    network: str  # its depths and widths, in words
+    predicted: float  # score
+    low: float  # of the 95 % prediction interval
+    high: float
+    ms: float  # per image
+    ms_low: float
+    ms_high: float
+    measured: bool = False
+    bound: str = ""  # what bounds the time, if it is an estimate
+    at_bounds: tuple[str, ...] = ()  # places at the end of a range
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.resolution, self.kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """A finalist that was trained to the end."""
+
+    trial: str
+    finalist: Finalist
+    score: float | None  # on the minival
+    failure: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResults:
+    """The network of a search."""
+
+    data_name: str
+    settings: Mapping[str, Any]
+    best: Winner
+    bundle: str  # its path in the folder
+    minival: float  # the best of several, and therefore biased upward
+    test: Mapping[str, float]  # scores, read once; empty without test images
+    test_images: int
+    seconds: Mapping[str, float]  # of each stage

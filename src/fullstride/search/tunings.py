@@ -1,0 +1,223 @@
+"""What is each change worth? Blocks are exchanged and tuned, and a model fits the scores."""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+
+import numpy as np
+
+from fullstride.search.additive import AdditiveModel, fit, fit_paper
+from fullstride.search.block_tuning import TRAINING, TUNING, TunedScore, train_trial, tune_trial
+from fullstride.search.proposals import next_structures
+from fullstride.search.search_folder import (
+    DeviceTimes,
+    Regression,
+    Slope,
+    Structure,
+    Tuning,
+    Variant,
+)
+from fullstride.search.search_job import SearchJob
+from fullstride.search.search_plan import (
+    design_of,
+    further_tunings,
+    generator,
+    master_choice,
+    tuning_choice,
+)
+from fullstride.search.select import fastest
+from fullstride.search.study_folder import run_stage
+from fullstride.search.trials import Failure, Trial
+
+AT_ONCE = 4  # trainings between two fits of the model
+PROPOSE = 3  # purpose of random draws, beside those of `search_plan`
+MASTER = "master"
+
+
+def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
+    """Train the MasterNet; its minival score is what everything is compared with."""
+    spec = job.spec(tuple(job.space.start.tolist()), job.home)
+    trial = train_trial(
+        job.trial_folder(MASTER),
+        spec=spec,
+        data=job.data,
+        recipe=master_choice(job),
+        seed=job.settings.seed,
+        workers=job.workers,
+    )
+    results = yield from job.run(TRAINING, {MASTER: trial})
+    score = results[MASTER]
+    if isinstance(score, Failure):
+        raise ValueError(
+            f"the MasterNet was not trained: {score.failure}; delete {trial.result} to try again"
+        )
+    return score
+
+
+def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) -> Trial:
+    """Exchange one place for that of `structure`, or all places for -1, and tune."""
+    return tune_trial(
+        job.trial_folder(name),
+        master=job.trial_folder(MASTER) / "run",
+        spec=job.spec(structure, job.home),
+        again=job.parts(place),
+        data=job.data,
+        recipe=tuning_choice(job),
+        seed=job.settings.seed,
+        method=job.settings.tune,
+        workers=job.workers,
+    )
+
+
+def run_tunings(
+    job: SearchJob, master: TunedScore, rows: Mapping[str, tuple[Structure, int]]
+) -> Generator[str, None, tuple[Tuning, ...]]:
+    """Run the trials of `rows`: name of the trial -> structure and place."""
+    trials = {name: tuning_trial(job, name, *row) for name, row in rows.items()}
+    results = yield from job.run(TUNING, trials)
+    return tuple(
+        tuning_of(name, *row, result=results[name], master=master) for name, row in rows.items()
+    )
+
+
+def tuning_of(
+    name: str, structure: Structure, place: int, *, result: TunedScore | Failure, master: TunedScore
+) -> Tuning:
+    if isinstance(result, Failure):
+        return Tuning(trial=name, structure=structure, place=place, failure=result.failure)
+    error = paired_error(result.correct, master.correct)
+    return Tuning(
+        trial=name, structure=structure, place=place, score=result.score, paired_error=error
+    )
+
+
+def paired_error(one: str, other: str) -> float | None:
+    """Standard error in points of the difference of two accuracies on the same images.
+
+    Each is 1 or 0 for an image. As in McNemar's test, only images on which they differ count.
+    """
+    if not one or len(one) != len(other):
+        return None
+    gained = sum(a > b for a, b in zip(one, other, strict=True))
+    lost = sum(a < b for a, b in zip(one, other, strict=True))
+    count = len(one)
+    return 100 * math.sqrt(max(gained + lost - (gained - lost) ** 2 / count, 0)) / count
+
+
+def run_design(job: SearchJob, master: TunedScore) -> Generator[str, None, tuple[Tuning, ...]]:
+    """The first design, one change at a time."""
+    design = design_of(job)
+    rows = {
+        f"design-{number:03d}": (tuple(structure), place)
+        for number, (structure, place) in enumerate(
+            zip(design.structures.tolist(), design.places.tolist(), strict=True)
+        )
+    }
+    return (yield from run_tunings(job, master, rows))
+
+
+def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> AdditiveModel:
+    """The regression on all tunings that have a score.
+
+    Tunings of one place share a reference, which the control of the place determines, as a block
+    that is trained again stands below the MasterNet even if nothing was changed; so do structures
+    that are tuned whole.
+    """
+    scored = [each for each in tunings if each.score is not None]
+    structures = np.array([each.structure for each in scored], int).reshape(len(scored), -1)
+    scores = np.array([each.score for each in scored], float)
+    if job.method.regression == "paper":
+        if not scored:
+            raise ValueError("no tuning has a score: see the failures of the trials")
+        return fit_paper(job.space, structures, scores, master.score)
+    own = job.space.start[None]
+    structures = np.concatenate([own, structures]) if scored else own
+    scores = np.append(master.score, scores)
+    groups = np.array([0, *(each.place + 2 for each in scored)])
+    if job.method.reference == "master":
+        groups[:] = 0
+    return fit(job.space, structures, scores, groups=groups)
+
+
+def regress(
+    job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]
+) -> Generator[str, None, Regression]:
+    """The pseudo-gradients with their standard errors."""
+    model = model_of(job, master, tunings)
+    yield f"fitted to {len(tunings)} tunings"
+    return Regression(
+        slopes=tuple(
+            Slope(
+                place=each.place,
+                term=each.term,
+                value=each.value,
+                standard_error=each.standard_error if math.isfinite(each.standard_error) else None,
+            )
+            for each in model.coefficients()
+        ),
+        reference=model.reference,
+        noise=model.noise if math.isfinite(model.noise) else None,
+        tunings=len(tunings),
+        failures=tuple(f"{each.trial}: {each.failure}" for each in tunings if each.failure),
+    )
+
+
+def go_on(
+    job: SearchJob, master: TunedScore, times: DeviceTimes, tunings: Sequence[Tuning]
+) -> Generator[str, None, tuple[Tuning, ...]]:
+    """Tune structures within the budget that the model proposes, four between two fits.
+
+    They differ from the MasterNet at several places, so all of their parts are new, and the first
+    one is their control, the MasterNet's own structure. Proposals are stored before they are run,
+    so that a search that was killed goes on with the same ones.
+    """
+    left, further = further_tunings(job, design_of(job)), list[Tuning]()
+    number = 0
+    while left > 0:
+        number += 1
+        control = [tuple(job.space.start.tolist())] if number == 1 else []
+        model = model_of(job, master, (*tunings, *further))
+        tried = [each.structure for each in (*tunings, *further)]
+        count = min(AT_ONCE, left) - len(control)
+        work = propose(job, times, model, tried, number, count)
+        kind = tuple[Structure, ...]
+        rows: kind = yield from run_stage(job.folder, f"proposals_{number}", kind, work)
+        if not rows and not control:
+            yield "all structures within the budget have been tuned"
+            break
+        named = {
+            f"round-{number:02d}-{index}": (row, -1) for index, row in enumerate([*control, *rows])
+        }
+        further += yield from run_tunings(job, master, named)
+        left -= len(named)
+    return tuple(further)
+
+
+def propose(
+    job: SearchJob,
+    times: DeviceTimes,
+    model: AdditiveModel,
+    tried: Sequence[Structure],
+    number: int,
+    count: int,
+) -> Generator[str, None, tuple[Structure, ...]]:
+    """Up to `count` structures within the budget that were not tried."""
+    variant = job.home
+    if not fits(job, times, variant):  # a smaller resolution may
+        variant = next(each for each in job.variants if fits(job, times, each))
+    rows = next_structures(
+        model,
+        job.tables(times.profile, variant),
+        job.budget.ms_per_image,
+        np.array(tried),
+        generator(job, PROPOSE, number),
+        count=count,
+        method="greedy" if job.method.next == "greedy" else "thompson",
+    )
+    yield f"refit {number}: {len(rows)} structures to tune"
+    return tuple(tuple(row) for row in rows.tolist())
+
+
+def fits(job: SearchJob, times: DeviceTimes, variant: Variant) -> bool:
+    """Whether any structure is within the budget."""
+    tables = job.tables(times.profile, variant)
+    return float(tables(fastest(job.space, tables)[None])[0]) <= job.budget.ms_per_image

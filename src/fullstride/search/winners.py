@@ -1,0 +1,249 @@
+"""Which structures are the best within the budget, and which of them when they are trained?"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fullstride.latency.network_times import estimates
+from fullstride.latency.profiles import Profile
+from fullstride.latency.spec_operators import operators_of
+from fullstride.nets import zoo
+from fullstride.search.additive import AdditiveModel
+from fullstride.search.block_tuning import TRAINING, TunedScore, train_trial
+from fullstride.search.search_folder import (
+    DeviceTimes,
+    Finalist,
+    MeasuredStructure,
+    SearchResults,
+    Structure,
+    Tuning,
+    Variant,
+    Winner,
+)
+from fullstride.search.search_job import SearchJob, describe
+from fullstride.search.search_plan import (
+    final_choice,
+    generator,
+    master_choice,
+    measure_structures,
+    profile_of,
+)
+from fullstride.search.select import select
+from fullstride.search.trials import Failure
+from fullstride.search.tunings import fits, model_of
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.scoring import score_bundle
+
+NORMAL_95 = 1.96  # standard deviations
+SELECT = 4  # purpose of random draws, beside those of the other stages
+CORRECTIONS = 3  # selections by times that were measured, at most
+FINAL = "final"
+
+Measured = dict[tuple[Structure, Variant], MeasuredStructure]
+
+
+def select_all(
+    job: SearchJob, master: TunedScore, times: DeviceTimes, tunings: Sequence[Tuning]
+) -> Generator[str, None, tuple[Finalist, ...]]:
+    """The best structures of each variant by the regression, the best predicted first."""
+    model = model_of(job, master, tunings)
+    rows: list[Finalist] = []
+    for variant in job.variants:
+        if not fits(job, times, variant):
+            yield f"{variant}: nothing fits {job.budget}"
+            continue
+        chosen = select_in(job, model, times.profile, variant)
+        rows += chosen
+        yield f"{variant}: the best is predicted at {chosen[0].predicted:.2f} %"
+    return tuple(rows)
+
+
+def select_in(
+    job: SearchJob, model: AdditiveModel, profile: Profile, variant: Variant
+) -> list[Finalist]:
+    """The top of one variant, with intervals of score and time."""
+    tables, budget = job.tables(profile, variant), job.budget
+    number = job.variants.index(variant)
+    selection = select(
+        job.space,
+        model.gains(),
+        tables,
+        budget.ms_per_image,
+        top=job.settings.top,
+        count=job.settings.count,
+        rng=generator(job, SELECT, number),
+    )
+    scores, errors = model.predict(selection.structures)
+    specs = [job.spec(row, variant) for row in selection.structures]
+    rows = estimates([operators_of(each) for each in specs], profile, [budget.batch] * len(specs))
+    finalists: list[Finalist] = []
+    for structure, spec, score, error, ms, time, bounds in zip(
+        selection.structures.tolist(),
+        specs,
+        scores.tolist(),
+        np.nan_to_num(errors, posinf=100.0).tolist(),
+        selection.ms.tolist(),
+        rows,
+        selection.bounds,
+        strict=True,
+    ):
+        reach = NORMAL_95 * error
+        finalists.append(
+            Finalist(
+                structure=tuple(structure),
+                resolution=variant.resolution,
+                kernel=variant.kernel,
+                network=describe(spec),
+                predicted=score,
+                low=score - reach,
+                high=score + reach,
+                ms=ms,
+                ms_low=ms * time.low / time.ms_per_image,
+                ms_high=ms * time.high / time.ms_per_image,
+                bound=time.bound,
+                at_bounds=bounds,
+            )
+        )
+    return finalists
+
+
+def measure_finalists(
+    job: SearchJob,
+    master: TunedScore,
+    times: DeviceTimes,
+    tunings: Sequence[Tuning],
+    finalists: Sequence[Finalist],
+) -> Generator[str, None, tuple[Finalist, ...]]:
+    """The finalists that are within the budget when they are measured here.
+
+    Where too few are, the profile is fitted once more with the new times, and the selection is
+    repeated by it. On another device nothing can be measured: the estimates stay.
+
+    Raises ValueError if nothing measured is within the budget.
+    """
+    if not job.settings.is_here:
+        return tuple(finalists)
+    model, known = model_of(job, master, tunings), dict[tuple[Structure, Variant], Finalist]()
+    every: list[MeasuredStructure] = list(times.measured)
+    for attempt in range(CORRECTIONS):
+        rows = [
+            (each.structure, each.variant)
+            for each in finalists
+            if (each.structure, each.variant) not in known
+        ]
+        measured = yield from measure_structures(job, rows)
+        every += measured
+        by_key = {(each.structure, each.variant): each for each in measured}
+        for each in finalists:
+            time = by_key.get((each.structure, each.variant))
+            if time is not None:
+                ms: dict[str, float] = dict(ms=time.ms, ms_low=time.low, ms_high=time.high)
+                known[each.structure, each.variant] = replace(each, **ms, measured=True, bound="")
+        inside = within_budget(job, known.values())
+        short = [each for each in job.variants if not any(f.variant == each for f in inside)]
+        if not short or attempt + 1 == CORRECTIONS:
+            break
+        yield f"{len(inside)} of {len(known)} are within the budget: the times are corrected"
+        corrected = DeviceTimes(profile=profile_of(job, every), measured=tuple(every))
+        finalists = [
+            finalist
+            for variant in short
+            if fits(job, corrected, variant)
+            for finalist in select_in(job, model, corrected.profile, variant)
+        ]
+    if not inside:
+        fastest = min(each.ms for each in known.values())
+        raise ValueError(
+            f"none of {len(known)} structures fits {job.budget} when it is measured: the fastest "
+            f"took {fastest:.4g} ms; the machine may be busy, or the budget too small"
+        )
+    return tuple(inside)
+
+
+def within_budget(job: SearchJob, finalists) -> list[Finalist]:
+    """By variant, the best predicted first."""
+    rows = [each for each in finalists if each.ms <= job.budget.ms_per_image]
+    return sorted(rows, key=lambda each: (job.variants.index(each.variant), -each.predicted))
+
+
+def train_winners(
+    job: SearchJob, finalists: Sequence[Finalist]
+) -> Generator[str, None, tuple[Winner, ...]]:
+    """Train the best predicted of each variant to the end, by the MasterNet's recipe."""
+    chosen: dict[str, Finalist] = {}
+    for variant in job.variants:
+        rows = [each for each in finalists if each.variant == variant][: job.method.winners]
+        chosen |= {f"winner-{variant.name}-{number}": each for number, each in enumerate(rows)}
+    trials = {
+        name: whole_trial(job, name, each, master_choice(job, each.variant))
+        for name, each in chosen.items()
+    }
+    results = yield from job.run(TRAINING, trials)
+    return tuple(winner_of(name, each, results[name]) for name, each in chosen.items())
+
+
+def whole_trial(job: SearchJob, name: str, finalist: Finalist, recipe: RecipeChoice):
+    """A training of a finalist's network from random weights."""
+    return train_trial(
+        job.trial_folder(name),
+        spec=job.spec(finalist.structure, finalist.variant),
+        data=job.data,
+        recipe=recipe,
+        seed=job.settings.seed,
+        workers=job.workers,
+    )
+
+
+def winner_of(name: str, finalist: Finalist, result: TunedScore | Failure) -> Winner:
+    if isinstance(result, Failure):
+        return Winner(trial=name, finalist=finalist, score=None, failure=result.failure)
+    return Winner(trial=name, finalist=finalist, score=result.score)
+
+
+def best_of(winners: Sequence[Winner]) -> Winner:
+    """The most accurate on the minival; of equal ones the fastest. Raises ValueError for none."""
+    trained = [each for each in winners if each.score is not None]
+    if not trained:
+        reasons = "; ".join(f"{each.trial}: {each.failure}" for each in winners[:2])
+        raise ValueError(f"none of {len(winners)} winners was trained: {reasons}")
+    return max(trained, key=lambda each: (each.score, -each.finalist.ms))
+
+
+def train_final(job: SearchJob, best: Winner) -> Generator[str, None, Winner]:
+    """The network of a search by the last recipe, if there is one; else the winner as it is."""
+    if not job.method.final:
+        return best
+    recipe = final_choice(job, best.finalist.variant)
+    trial = whole_trial(job, FINAL, best.finalist, recipe)
+    results = yield from job.run(TRAINING, {FINAL: trial})
+    return best_of([winner_of(FINAL, best.finalist, results[FINAL])])
+
+
+def score_test(job: SearchJob, images, best: Winner) -> Generator[str, None, dict[str, float]]:
+    """The scores of the network of a search on the test images, which nothing has read before."""
+    if not len(images):
+        return {}
+    yield f"scoring {best.trial} on {len(images):,} test images"
+    bundle = zoo.load(bundle_path(job, best))
+    return dict(score_bundle(bundle, images, job.devices[0]).scores)
+
+
+def bundle_path(job: SearchJob, best: Winner):
+    return job.trial_folder(best.trial) / "run" / "bundle"
+
+
+def results_of(
+    job: SearchJob, best: Winner, test: dict[str, float], images: int, seconds: dict[str, float]
+) -> SearchResults:
+    assert best.score is not None
+    return SearchResults(
+        data_name=job.data.name,
+        settings={},
+        best=best,
+        bundle=str(bundle_path(job, best).relative_to(job.folder)),
+        minival=best.score,
+        test=test,
+        test_images=images,
+        seconds=seconds,
+    )
