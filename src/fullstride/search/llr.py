@@ -98,7 +98,7 @@ def search_events(
     dry_run: bool = False,
     executor: Executor | None = None,
 ) -> Iterator[Event]:
-    """`search_network` of an open data set. Trainings run where `executor` says, by default here."""
+    """`search_network` of open data. Trainings run where `executor` says, by default here."""
     check_input(data, settings, recipe)
     master = find_master(settings, data)
     job = SearchJob(

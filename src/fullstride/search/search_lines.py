@@ -47,10 +47,8 @@ def plan_lines(plan: SearchPlan) -> Shown:
     """The cost of each stage, with the total."""
     lines = [f"space    {plan.structures:.3g} structures"]
     for name, ms in plan.master_ms.items():
-        fastest = three_digits(plan.fastest_ms[name])
-        lines.append(
-            f"{name:8} the MasterNet takes {three_digits(ms)} ms, the fastest structure {fastest} ms"
-        )
+        fastest = f"the fastest structure {three_digits(plan.fastest_ms[name])} ms"
+        lines.append(f"{name:8} the MasterNet takes {three_digits(ms)} ms, {fastest}")
     rows = [[each.stage, str(each.trainings), duration(each.seconds)] for each in plan.trainings]
     at_once = f" on {plan.devices} devices" if plan.devices > 1 else ""
     return [
@@ -86,12 +84,14 @@ def finalist_lines(finalists: Sequence[Finalist]) -> Shown:
             each.variant.name,
             each.network,
             f"{each.predicted:.2f} ({each.low:.2f} to {each.high:.2f})",
-            f"{three_digits(each.ms)} ({three_digits(each.ms_low)} to {three_digits(each.ms_high)})",
+            " ".join(map(three_digits, (each.ms, each.ms_low, each.ms_high))),
             "measured" if each.measured else each.bound,
         ]
         for each in finalists
     ]
-    lines: list[str | Table] = [table(["", "network", "predicted %", "ms", "by"], rows)]
+    lines: list[str | Table] = [
+        table(["", "network", "predicted % (95 %)", "ms, low, high", "time by"], rows)
+    ]
     first: dict[str, Finalist] = {}
     for each in finalists:
         first.setdefault(each.variant.name, each)

@@ -123,8 +123,9 @@ class SearchSettings:
     kernel_sizes: tuple[Positive, ...] = (3, 5)
     # Let stages change their class (XX, BL, DW) as well.
     switch_blocks: bool = False
-    # What trains when a block is exchanged: it and the layers that read it, or everything.
-    tune: Literal["block", "full"] = "block"
+    # What trains when a block is exchanged: it and the layers that read it; these after the block
+    # has matched the MasterNet's maps; or everything.
+    tune: Literal["block", "feature", "full"] = "block"
     # Epochs of a tuning; by default those of its recipe.
     tune_epochs: Share | None = None
     # Epochs of the last training; by default those of its recipe.
