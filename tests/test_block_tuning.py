@@ -28,6 +28,7 @@ from fullstride.search.trials import Failure, run_trials
 from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import Case
 
 SMALL = RecipeChoice("digits", dict(epochs=2, batch=16, resolution=16, lr=0.05))
 QUICK = RecipeChoice("", dict(epochs=2, batch=16, lr=0.01))
@@ -186,8 +187,10 @@ def test_a_trial_that_cannot_be_is_a_failure_in_one_line(master, few_digits, tmp
 
 
 def test_the_recipe_is_the_papers_for_its_images_and_has_the_masternets_views():
-    paper, ours = PAPER_TUNING, tuning_recipe(1_231_167)
-    assert (paper.lr, paper.batch, paper.epochs) == (0.01, 256, 30)
+    case = Case(images=1_231_167, has_weights=True)
+    ours = tuning_recipe(case.images)
+    paper = RecipeChoice(ours, PAPER_TUNING).resolve(case).recipe
+    assert (paper.lr, paper.batch, paper.epochs, paper.weight_decay) == (0.01, 256, 30, 4e-5)
     assert ours.batch == 256
     assert ours.epochs <= 30
     few = tuning_recipe(1000, like=DIGITS)
