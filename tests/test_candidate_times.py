@@ -83,19 +83,30 @@ def fake_times(monkeypatch):
 
 def test_a_stopped_measurement_goes_on_after_the_stored_candidates(tmp_path, fake_times):
     names = fake_times(lambda candidate: candidate.resolution / 64)
-    stage = time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL, **ONE)
+    stage = time_candidates(candidates(32, 64, 128), MS, folder=tmp_path, **SMALL, **ONE)
     next(stage)
     next(stage)
     stage.close()
     assert names == ["genet_tiny-32", "genet_tiny-64"]
-    _, times = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL, **ONE))
-    assert names == ["genet_tiny-32", "genet_tiny-64", "genet_tiny-96"]
-    assert [each.ms for each in times] == [0.5, 1.0, 1.5]
+    _, times = result(time_candidates(candidates(32, 64, 128), MS, folder=tmp_path, **SMALL, **ONE))
+    assert names == ["genet_tiny-32", "genet_tiny-64", "genet_tiny-128"]
+    assert [each.ms for each in times] == [0.5, 1.0, 2.0]
     left = tmp_path / "times" / ".files.scratch.999999999.new"  # by a process that was killed
     left.mkdir()
-    _, again = result(time_candidates(candidates(32, 64, 96), MS, folder=tmp_path, **SMALL, **ONE))
+    _, again = result(time_candidates(candidates(32, 64, 128), MS, folder=tmp_path, **SMALL, **ONE))
     assert again == times
     assert not left.exists()
+
+
+def test_what_noise_may_have_put_beyond_the_budget_is_measured_once_more(tmp_path, fake_times):
+    slow = iter((1.2, 1.4, 1.6, 0.9, 1.5))  # 32, 48 and 64, then the first two again
+    names = fake_times(lambda candidate: next(slow))
+    three = candidates(32, 48, 64)
+    for _ in range(2):
+        _, times = result(time_candidates(three, MS, folder=tmp_path, **SMALL, **ONE))
+        assert names == [each.name for each in (*three, *three[:2])]
+        assert [each.ms for each in times] == [0.9, 1.4, 1.6]
+        assert [each.measurements for each in times] == [2, 2, 1]
 
 
 def test_a_larger_budget_measures_again_only_where_it_asks_for_other_formats(tmp_path, fake_times):
@@ -167,14 +178,17 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
     ]
     names = fake_times(lambda candidate: (candidate.resolution / 128) ** 2)
     lines, times = result(time_candidates(many, MS, folder=tmp_path, **SMALL, **ONE))
-    assert len(names) == len(set(names)) <= MOST_TRIED + 3
+    counts = Counter(names)
+    assert len(counts) <= MOST_TRIED + 3
+    near = {name for name in counts if name.endswith("-144")}  # 1.27 ms, which noise may be
+    assert {name for name in counts if counts[name] > 1} == near
     sides = {each.resolution for each in many if each.name in names}
     assert {96, 112, 128, 144, 160} <= sides
     assert {name.split("_")[0] for name in names} == {"genet", "resnet"}
     assert {each.candidate for each in times if each.ms is not None} == set(names)
     left_out = {each.candidate for each in times if each.left_out}
     assert left_out == {each.name for each in many} - set(names)
-    assert f"{len(names)} of {len(many)}" in " ".join(lines)
+    assert f"{len(counts)} of {len(many)}" in " ".join(lines)
     again, same = result(time_candidates(many, MS, folder=tmp_path, **SMALL, **ONE))
     assert len(names) == len(set(names))
     assert same == times

@@ -12,7 +12,7 @@ from fullstride.autofit.shipping.finalist_files import (
     ShippedFile,
     remote_precision,
 )
-from fullstride.autofit.timing.budget_rule import CandidateTime, within_budget
+from fullstride.autofit.timing.budget_rule import NOISE, CandidateTime, within_budget
 from fullstride.deploy import select
 from fullstride.deploy.formats import open_file
 from fullstride.latency.profiles import Profile
@@ -24,7 +24,6 @@ from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.writing import atomic_write
 
 MEASUREMENTS = 5  # of a file at most
-NOISE = 1.5  # a single measurement is seldom longer by more
 PAUSE_S = 2.0  # before one that is repeated: right after a training a file takes up to 1.2x as long
 TIMES = "times.json"  # in the folder of the files
 TIMES_OUTPUT = json_output("the times of exported files", "times", "measurements")
