@@ -24,6 +24,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
 PUBLIC = {
     "fit": "fullstride.autofit.fit",
     "search_network": "fullstride.search.llr",
+    "scale": "fullstride.search.scale.study",
     "zoo": "fullstride.nets.zoo",
     "NetSpec": "fullstride.nets.spec",
     "Stage": "fullstride.nets.spec",

@@ -50,7 +50,7 @@ DESCRIPTION = (
     "fullstride COMMAND --help explains a command."
 )
 RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message
-RESUMABLE = ("train", "fit", "search")  # commands
+RESUMABLE = ("train", "fit", "search", "scale")  # commands
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
 RecipeName = Annotated[
     str,

@@ -7,6 +7,7 @@ from fullstride.commands.capacity import capacity
 from fullstride.commands.estimating import calibrate, choose, estimate
 from fullstride.commands.fitting import fit
 from fullstride.commands.measuring import bench, cost, zoo
+from fullstride.commands.scaling import analyse_scale, scale
 from fullstride.commands.searching import search
 from fullstride.commands.shipping import export, predict, report
 from fullstride.commands.studying import bench_blocks, figures, rank
@@ -15,6 +16,8 @@ from fullstride.commands.training import bench_data, pack, train, validate
 COMMANDS = {
     "fit": fit,
     "search": search,
+    "scale": scale,
+    "analyse-scale": analyse_scale,
     "zoo": zoo,
     "cost": cost,
     "capacity": capacity,

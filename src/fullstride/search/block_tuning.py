@@ -12,7 +12,9 @@ import torch
 from fullstride.data.dataset import DataSet
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
+from fullstride.nets.backbone import Spec
 from fullstride.nets.spec import NetSpec
+from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.outputs import json_output
 from fullstride.search.exchange import exchanged
 from fullstride.search.feature_matching import matched
@@ -91,7 +93,7 @@ def tune_trial(
 def train_trial(
     folder: Path,
     *,
-    spec: NetSpec,
+    spec: Spec,
     data: DataSet,
     recipe: RecipeChoice = BY_DEFAULT,
     seed: int = 0,
@@ -181,7 +183,7 @@ def train_network(
     folder: Path,
     device: str,
     *,
-    spec: NetSpec,
+    spec: Spec,
     data: DataSet,
     recipe: RecipeChoice,
     seed: int,
@@ -208,7 +210,7 @@ def _trained(
     folder: Path,
     device: str,
     *,
-    spec: NetSpec,
+    spec: Spec,
     weights: str,
     data: DataSet,
     recipe: RecipeChoice,
@@ -218,15 +220,18 @@ def _trained(
 ) -> Generator[str, None, TunedScore]:
     """Train the run of a trial to its end, from where it is, and score it."""
     begin = time.perf_counter()
-    model = folder.resolve() / SPEC  # the run names it, wherever the next call comes from
-    with atomic_write(model, SPEC_OUTPUT) as temporary:
-        temporary.write_text(spec.to_json())
+    if isinstance(spec, TimmSpec):
+        model = f"timm/{spec.name}"
+    else:
+        model = str(folder.resolve() / SPEC)  # the run names it, wherever the next call comes from
+        with atomic_write(Path(model), SPEC_OUTPUT) as temporary:
+            temporary.write_text(spec.to_json())
     changes = dict(recipe.changes, seed=seed)
     if torch.device(device).type == "cuda":
         changes.setdefault("grad_accum_steps", 0)  # the fewest passes that fit
     named = run_folder.resolve(RecipeChoice(recipe.source, changes), folder / RUN, data, weights)
     how: dict[str, Any] = dict(weights=weights, device=device, workers=workers)
-    run_at = folder / RUN, str(model), data, named
+    run_at = folder / RUN, model, data, named
     rows = train(*run_at, **how, checkpoint_every_steps=checkpoint_every_steps)
     epochs = yield from train_to(folder.name, rows)
     run = prepare(*run_at, **how)

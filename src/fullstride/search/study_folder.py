@@ -132,7 +132,12 @@ def differences(saved: StudyConfig, config: StudyConfig) -> dict[str, str]:
     if saved.fingerprint != config.fingerprint:
         return {"data": "its images or labels are others"}
     before, now = (
-        {**plain(each.settings), "recipe": each.recipe, **each.changes} for each in (saved, config)
+        {
+            **plain(each.settings),
+            "recipe": each.recipe,
+            **{f"recipe.{name}": value for name, value in each.changes.items()},
+        }
+        for each in (saved, config)
     )
     return {
         name: f"{name} is {before.get(name)!r} there and {now.get(name)!r} now"

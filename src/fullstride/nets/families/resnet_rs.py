@@ -56,3 +56,12 @@ SPECS = {
         resolution=32,
     ),
 }
+
+# Of the scaling study. Two blocks a stage for 26 layers, as in timm's ResNet-26: the paper prints
+# none. Names of 300 and 400 layers are rounded, see `SPECS`.
+SCALED_LAYERS = (26, 50, 101, 152, 200, 270, 300, 350, 400, 420)
+
+
+def of_layers(layers: int) -> NetSpec:
+    """The ResNet-RS of so many layers, one of `SCALED_LAYERS`."""
+    return resnet_rs(STUDY, 160, 2, 2, 2, 2) if layers == 26 else SPECS[f"resnet_rs_{layers}"]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,7 @@ class Law:
     """A power law of the front in its time."""
 
     floor: float  # per cent
+    constant: float  # of the part above the floor, exp(constant) / ms^exponent
     exponent: float
     rmse: float  # points
     points: int
@@ -98,6 +99,7 @@ class RegimeAnalysis:
     """What the trainings of one length say."""
 
     epochs: float
+    regime: str
     points: tuple[FrontPoint, ...]  # all, the fastest first
     front: tuple[FrontPoint, ...]
     seed_deviation: float | None  # points
@@ -120,6 +122,7 @@ def analyse(
     budget_ms: float | None = None,
     target_epochs: float | None = None,
     candidates: Sequence[Candidate] | None = None,
+    by_time: bool = False,
 ) -> tuple[RegimeAnalysis, ...]:
     """Analyse each regime of epochs by itself, the shortest first.
 
@@ -128,16 +131,16 @@ def analyse(
         budget_ms: Limit of a network's time per image; None: none.
         target_epochs: How long the chosen network will be trained; None: as long as the longest.
         candidates: Networks that may be trained next; None: `neighbours` of the trained ones.
+        by_time: They are not one network scaled, so that only their times are compared.
 
     Raises ValueError if there is no training.
     """
     points = points_of(trainings)
     if not points:
         raise ValueError("no finished training to analyse: train some points first")
-    regimes = sorted({point.epochs for point in points})
-    target = regimes[-1] if target_epochs is None else target_epochs
-    parts = [[point for point in points if point.epochs == epochs] for epochs in regimes]
-    return tuple(analyse_regime(part, budget_ms, target, candidates) for part in parts)
+    target = max(point.epochs for point in points) if target_epochs is None else target_epochs
+    parts = [[*part] for _, part in groupby(points, lambda point: (point.epochs, point.regime))]
+    return tuple(analyse_regime(part, budget_ms, target, candidates, by_time) for part in parts)
 
 
 def analyse_regime(
@@ -145,6 +148,7 @@ def analyse_regime(
     budget_ms: float | None,
     target_epochs: float,
     candidates: Sequence[Candidate] | None,
+    by_time: bool,
 ) -> RegimeAnalysis:
     deviation, epochs = seed_deviation(points), points[0].epochs
     front = front_of(points)
@@ -167,7 +171,7 @@ def analyse_regime(
     if not inside:
         warnings.append(f"no trained network is within {budget_ms:g} ms")
     best = min(inside or points[:1], key=lambda each: (each.error, each.ms))
-    law = law_of_axes(points, deviation)
+    law = None if by_time else law_of_axes(points, deviation)
     by, steps = "", ()
     if law or time_law:
         by = ", ".join(law.axes) if law else "time"
@@ -181,10 +185,11 @@ def analyse_regime(
         warnings.append("the interval of the next step's gain includes no gain")
     return RegimeAnalysis(
         epochs=epochs,
+        regime=points[0].regime,
         points=tuple(shown(each, deviation) for each in points),
         front=with_tests(front, deviation),
         seed_deviation=deviation,
-        gains=tuple(gains_at(points, front, deviation)),
+        gains=() if by_time else tuple(gains_at(points, front, deviation)),
         saturating=saturating,
         pure=pure,
         law_by=by,
@@ -311,6 +316,7 @@ def summary(front: Sequence[FinishedPoint], deviation: float | None, *, saturati
     low, high = interval or (None, None)
     return Law(
         floor=law.floor,
+        constant=law.constant,
         exponent=law.exponents[0],
         rmse=law.rmse,
         points=len(front),

@@ -14,7 +14,9 @@ from fullstride.tables import published, speeds
 from fullstride.tables.names import PRINTED
 
 MAX_BYTES = 10_000_000  # of a CSV file
-COLUMNS = ("name", "width", "depth", "resolution", "epochs", "seed", "error", "ms", "images")
+COLUMNS = (
+    "name", "width", "depth", "resolution", "epochs", "seed", "error", "ms", "images", "regime"
+)  # fmt: skip
 NUMBERS: dict[str, type] = {"resolution": int, "seed": int, "images": int} | dict.fromkeys(
     ("width", "depth", "epochs", "error", "ms"), float
 )
@@ -50,6 +52,7 @@ class Training:
     ms: Positive  # per image
     images: Annotated[int, Bounds(ge=1)]  # that the error was measured on
     correct: str = ""  # 1 or 0 for each of these images
+    regime: str = ""  # the name of its length and recipe
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -66,6 +69,7 @@ class FinishedPoint:
     name: str
     size: Size
     epochs: float
+    regime: str
     ms: float  # per image
     error: float  # per cent, mean of the seeds
     seeds: int
@@ -85,23 +89,24 @@ class FinishedPoint:
 
 def points_of(trainings: Iterable[Training]) -> list[FinishedPoint]:
     """The seeds of each network and regime together, the fastest first."""
-    groups: dict[tuple[str, float, Size], list[Training]] = defaultdict(list)
+    groups: dict[tuple[str, float, str, Size], list[Training]] = defaultdict(list)
     for each in trainings:
-        groups[each.name, each.epochs, each.size].append(each)
+        groups[each.name, each.epochs, each.regime, each.size].append(each)
     points = [
         FinishedPoint(
             name=name,
             size=size,
             epochs=epochs,
+            regime=regime,
             ms=sum(each.ms for each in group) / len(group),
             error=sum(each.error for each in group) / len(group),
             seeds=len(group),
             images=min(each.images for each in group),
             trainings=tuple(sorted(group, key=lambda each: each.seed)),
         )
-        for (name, epochs, size), group in groups.items()
+        for (name, epochs, regime, size), group in groups.items()
     ]
-    return sorted(points, key=lambda point: (point.epochs, point.ms, point.name))
+    return sorted(points, key=lambda point: (point.epochs, point.regime, point.ms))
 
 
 def seed_deviation(points: Sequence[FinishedPoint]) -> float | None:
@@ -155,8 +160,8 @@ def table_7(family: str) -> list[Training]:
 def read_trainings(path: Path) -> list[Training]:
     """Trainings from a CSV file with the columns `COLUMNS`; `error` in per cent.
 
-    The columns seed and images may be missing: 0, and ImageNet's 50,000. Raises ValueError with the
-    line that does not fit.
+    The columns seed, images and regime may be missing: 0, ImageNet's 50,000, and none. Raises
+    ValueError with the line that does not fit.
     """
     rows = csv.DictReader(read_regular(path, MAX_BYTES).decode("utf-8-sig").splitlines())
     trainings: list[Training] = []
@@ -164,7 +169,8 @@ def read_trainings(path: Path) -> list[Training]:
         for row in rows:
             values = {"seed": "0", "images": str(VALIDATION_IMAGES)} | row
             numbers = {name: kind(values[name]) for name, kind in NUMBERS.items()}
-            trainings.append(Training(name=values["name"], **numbers))
+            regime = values.get("regime") or ""
+            trainings.append(Training(name=values["name"], regime=regime, **numbers))
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ValueError(
             f"{path}, line {len(trainings) + 2}: {error}: give the columns {', '.join(COLUMNS)}"

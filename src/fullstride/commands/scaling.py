@@ -1,0 +1,96 @@
+"""Which commands study how networks scale? Trainings over a grid, and their analysis."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from fullstride.commands.flags import Data
+from fullstride.console import console, printable, report_ignored
+from fullstride.search.clusters.settings import ExecutorSettings
+from fullstride.search.scale.settings import ScaleSettings
+from fullstride.train.recipes.choice import RecipeChoice
+
+Settings = Annotated[ScaleSettings, arg(name="")]  # the flags have the names of its fields
+Where = Annotated[ExecutorSettings, arg(name="")]
+Source = Annotated[Positional[str], arg(metavar="SOURCE")]
+DEFAULTS, LOCAL = ScaleSettings(), ExecutorSettings()
+
+
+def scale(
+    data: Data,
+    out: Path,
+    recipe: RecipeChoice,
+    settings: Settings = DEFAULTS,
+    executor: Where = LOCAL,
+    minival: float | None = None,
+    test: float | None = None,
+    group: str = "",
+    keep_duplicates: bool = False,
+    train_device: str = "auto",
+    workers: int | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Train a network at several widths, depths and resolutions, and say what to scale next.
+
+    Example: fullstride scale digits --models genet_tiny --resolutions 16 24 32 --out runs/scale
+
+    After a stop, the same command goes on where it was; with a larger grid it adds trainings.
+
+    Args:
+        out: The folder of the study: its trainings, scale.json, trainings.csv and report.html.
+        minival: As for `train`: share of the training images that networks are compared on.
+        test: As for `train`: share of the images that nothing here sees.
+        group: As for `train`: what images have in common that must be in one split.
+        keep_duplicates: As for `train`.
+        train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
+        workers: Processes that decode images beside this one; None: by the cores and the images.
+        dry_run: End with the plan and its total, before anything is trained.
+    """
+    from fullstride.data.dataset import open_data
+    from fullstride.search.scale.study import scale_data, shown
+
+    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
+    images = open_data(data, keep_duplicates=keep_duplicates, **splits)
+    report_ignored(images.ignored, images.notes)
+    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    for event in scale_data(images, out, settings, recipe, executor, **how):
+        for part in shown(event, out):
+            print(printable(part), flush=True) if isinstance(part, str) else console().print(part)
+
+
+def analyse_scale(
+    source: Source,
+    budget_ms: float | None = None,
+    target_epochs: float | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Analyse finished trainings: the front, gains of each axis, the law, and the next step.
+
+    Example: fullstride analyse-scale resnet_rs
+
+    Args:
+        source: A folder of `scale`, a CSV file as it writes one, or resnet_rs or efficientnet for
+            Table 7 of ResNet-RS.
+        budget_ms: The longest time that an image may take, in ms.
+        target_epochs: Epochs of the training that is to come; by default the longest here.
+        out: A folder for scale.json, trainings.csv, scale.png and report.html.
+        json: Print one JSON object with all numbers instead of lines.
+    """
+    from fullstride.search.scale import results as of_scale
+    from fullstride.search.scale.study_files import find_trainings
+    from fullstride.strict_json import to_json
+
+    if out:
+        of_scale.check_outputs(out)
+    results = of_scale.analyse_trainings(source, *find_trainings(source), budget_ms, target_epochs)
+    if out:
+        of_scale.write_results(out, results)
+    if json:
+        print(to_json(results))
+        return
+    for part in of_scale.console_parts(results):
+        print(printable(part)) if isinstance(part, str) else console().print(part)
+    if out:
+        print(out)

@@ -1,0 +1,136 @@
+"""A whole scaling study on few digits: its folder is its record, and it goes on where it was."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fullstride.cli import run
+from fullstride.search.scale.finished import read_trainings, table_7
+from fullstride.search.scale.results import analyse_trainings, render
+from fullstride.search.scale.settings import ScaleSettings
+from fullstride.search.scale.study import scale, scale_data
+from fullstride.search.scale.study_files import find_trainings
+from fullstride.train.recipes.choice import RecipeChoice
+
+RECIPE = RecipeChoice("digits", {"epochs": 1, "batch": 16})
+SMALL = dict(
+    models=("genet_tiny",), widths=(0.5, 1.0), depths=(1.0,), resolutions=(8, 12, 16, 24),
+    device="rtx3090", seeds=2, band=1,
+)  # fmt: skip
+HOW = dict(train_device="cpu", workers=0)
+
+
+def run_study(data, folder, recipe=RECIPE, dry_run=False, **changes):
+    settings = ScaleSettings(**{**SMALL, **changes})
+    return list(scale_data(data, folder, settings, recipe, dry_run=dry_run, **HOW))
+
+
+@pytest.fixture(scope="module")
+def folder(few_digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scale")
+    run_study(few_digits, folder)
+    return folder
+
+
+def results_in(folder):
+    return sorted((folder / "trials").glob("*/*/result.json"))
+
+
+def test_a_study_trains_the_cross_three_anchors_twice_and_a_point_near_the_front(folder):
+    names = [path.parent.name for path in results_in(folder)]
+    points = {name.rpartition("-seed")[0] for name in names}
+    # the cross of 2 x 1 x 4 has 5 points, of which 3 are anchors; one of the other three follows
+    assert len(points) == 6
+    assert len(names) == 5 + 3 + 1
+
+
+def test_its_json_has_every_training_with_the_error_of_its_images(folder):
+    content = json.loads((folder / "scale.json").read_text())
+    by_path = {path.parent.name: json.loads(path.read_text()) for path in results_in(folder)}
+    assert len(content["trainings"]) == len(by_path)
+    for each in content["trainings"]:
+        score = by_path[f"{each['name']}-seed{each['seed']}"]
+        assert each["error"] == pytest.approx(100 - score["score"])
+    (regime,) = content["regimes"]
+    assert regime["seed_deviation"] is not None
+    assert {each["name"] for each in regime["front"]} <= {each["name"] for each in regime["points"]}
+    assert len(read_trainings(folder / "trainings.csv")) == len(by_path)
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_the_same_call_trains_nothing_again_and_a_larger_grid_adds_trainings(few_digits, folder):
+    before = {path: path.stat().st_mtime_ns for path in results_in(folder)}
+    run_study(few_digits, folder)
+    assert {path: path.stat().st_mtime_ns for path in results_in(folder)} == before
+    (lost, *_) = before
+    content = lost.read_bytes()
+    lost.unlink()
+    run_study(few_digits, folder, full_grid=True)
+    after = {path: path.stat().st_mtime_ns for path in results_in(folder)}
+    assert len(after) == 8 + 3
+    assert all(after[path] == time for path, time in before.items() if path != lost)
+    names = ("score", "loss", "correct", "epochs")
+    again = json.loads(lost.read_text())
+    assert [again[name] for name in names] == [json.loads(content)[name] for name in names]
+
+
+def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
+    with pytest.raises(ValueError, match="batch is 1 there and 2 now"):
+        run_study(few_digits, folder, batch=2)
+    with pytest.raises(ValueError, match="epochs"):
+        run_study(few_digits, folder, RecipeChoice("digits", {"epochs": 2, "batch": 16}))
+    with pytest.raises(ValueError, match="--resolutions"):
+        run_study(few_digits, folder, RecipeChoice("digits", {"resolution": 8}))
+
+
+def test_the_folder_is_analysed_from_its_trainings_alone(folder, capsys):
+    trainings, _ = find_trainings(str(folder))
+    (folder / "scale.json").unlink()
+    assert run(["analyse-scale", str(folder), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert len(content["trainings"]) == len(trainings) >= 8
+
+
+def test_a_dry_run_ends_with_the_plan(few_digits, tmp_path):
+    *_, last = run_study(few_digits, tmp_path / "s", dry_run=True)
+    assert last.stage == "plan"
+    assert last.result.total_s > 0
+    assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_networks_of_timm_are_compared_by_their_times_alone(few_digits, tmp_path):
+    models = ("timm/mobilenetv3_small_050", "timm/mobilenetv3_small_075")
+    axes = dict(widths=(), depths=(), resolutions=(32,), seeds=1)
+    *_, last = run_study(few_digits, tmp_path / "s", models=models, **axes)
+    (regime,) = last.result.regimes
+    assert len(regime.points) == 2
+    assert regime.gains == ()
+
+
+def test_times_here_are_measured_and_other_trainings_are_not(few_digits, tmp_path):
+    axes = dict(widths=(0.5,), resolutions=(8,), device="here")
+    *_, last = scale(
+        few_digits, tmp_path / "s", recipe="digits", dry_run=True, **HOW, **{**SMALL, **axes}
+    )
+    (cost,) = last.result.costs
+    assert cost.by == "measured"
+    assert cost.ms > 0
+    assert cost.training_ms > 0
+
+
+def test_table_7_is_a_source_of_the_command(capsys, tmp_path):
+    assert run(["analyse-scale", "efficientnet", "--budget-ms", "250"]) == 0
+    out = capsys.readouterr().out
+    assert "EfficientNet-B7 at 600" in out
+    assert "15.28" in out  # of its cheaper half, for the largest
+    assert run(["analyse-scale", "nothing-here"]) == 2
+
+
+def test_names_are_escaped_in_the_page():
+    training = replace(table_7("resnet_rs")[0], name="<script>")
+    page = render(analyse_trainings("<b>", [training], "here"))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
