@@ -7,11 +7,13 @@ from tyro.conf import arg
 
 from fullstride.commands.flags import Data
 from fullstride.console import console, printable, report_ignored
+from fullstride.search.clusters.settings import ExecutorSettings
 from fullstride.search.settings import SearchSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[SearchSettings, arg(name="")]  # the flags have the names of its fields
-DEFAULTS = SearchSettings()
+Executor = Annotated[ExecutorSettings, arg(name="")]
+DEFAULTS, LOCAL = SearchSettings(), ExecutorSettings()
 
 
 def search(
@@ -19,6 +21,7 @@ def search(
     out: Path,
     recipe: RecipeChoice,
     settings: Settings = DEFAULTS,
+    executor: Executor = LOCAL,
     minival: float | None = None,
     test: float | None = None,
     group: str = "",
@@ -52,6 +55,7 @@ def search(
     images = open_data(data, keep_duplicates=keep_duplicates, **splits)
     report_ignored(images.ignored, images.notes)
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    how |= dict(executor=executor)
     for event in search_events(images, out, settings, recipe, **how):
         for part in shown(event, out):
             if isinstance(part, str):

@@ -16,6 +16,8 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.latency.profiles import load_profile
 from fullstride.outputs import json_output
 from fullstride.search.block_tuning import TunedScore
+from fullstride.search.clusters.executors import find_executor
+from fullstride.search.clusters.settings import ExecutorSettings
 from fullstride.search.locks import lock_study
 from fullstride.search.search_folder import (
     DeviceTimes,
@@ -31,7 +33,7 @@ from fullstride.search.search_plan import make_plan, time_networks
 from fullstride.search.settings import SearchSettings
 from fullstride.search.study_folder import Event, read_seconds, run_stage, stage_events
 from fullstride.search.times_here import find_label
-from fullstride.search.trials import Executor, local_devices
+from fullstride.search.trials import local_devices
 from fullstride.search.tunings import go_on, regress, run_design, train_master
 from fullstride.search.winners import (
     best_of,
@@ -47,6 +49,7 @@ from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.writing import atomic_write
 
 RESULTS = "search.json"
+LOCAL = ExecutorSettings()
 OUTPUT = json_output("the results of a search", "best", "minival", "test")
 
 
@@ -58,6 +61,7 @@ def search_network(
     train_device: str = "auto",
     workers: int | None = None,
     dry_run: bool = False,
+    executor: ExecutorSettings = LOCAL,
     **settings: Any,
 ) -> Iterator[Event]:
     """A network for `data` within a budget of time, searched around a MasterNet; yields events.
@@ -76,6 +80,7 @@ def search_network(
         train_device: Where networks train: cpu, cuda:1, cuda, or auto, for all GPUs if there are.
         workers: Processes that decode images; None: by the cores and the images.
         dry_run: End with the plan, before anything is trained.
+        executor: Where trainings run: by default here, else on a cluster.
         **settings: The fields of `SearchSettings`, such as `budget_ms=0.3`.
 
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
@@ -83,6 +88,7 @@ def search_network(
     """
     images = data if isinstance(data, DataSet) else open_data(str(data))
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
+    how |= dict(executor=executor)
     chosen = SearchSettings(**settings)
     yield from search_events(images, Path(out), chosen, RecipeChoice(recipe), **how)
 
@@ -96,7 +102,7 @@ def search_events(
     train_device: str = "auto",
     workers: int | None = None,
     dry_run: bool = False,
-    executor: Executor | None = None,
+    executor: ExecutorSettings = LOCAL,
 ) -> Iterator[Event]:
     """`search_network` of open data. Trainings run where `executor` says, by default here."""
     check_input(data, settings, recipe)
@@ -110,7 +116,7 @@ def search_events(
         variants=find_variants(master, settings),
         devices=local_devices(train_device),
         workers=workers,
-        executor=executor,
+        executor=None if dry_run else find_executor(executor, folder, train_device),
     )
     config, note = create_or_resume(folder, data, settings, recipe)
     if note:

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from fullstride.latency.profiles import load_profile
+from fullstride.latency.profiles import Profile, load_profile
 from fullstride.search.block_tuning import SPEC_OUTPUT, tuning_recipe
 from fullstride.search.proposals import Design, first_design
 from fullstride.search.search_folder import (
@@ -76,7 +76,8 @@ def measure_structures(
     ]
 
 
-def profile_of(job: SearchJob, measured: list[MeasuredStructure]):
+def profile_of(job: SearchJob, measured: list[MeasuredStructure]) -> Profile:
+    """Of this machine, by all that was measured."""
     specs = [job.spec(each.structure, each.variant) for each in measured]
     label = find_label(job.settings.format)
     return fit_profile(specs, [each.ms for each in measured], job.budget.batch, label)

@@ -179,8 +179,9 @@ def go_on(
         tried = [each.structure for each in (*tunings, *further)]
         count = min(AT_ONCE, left) - len(control)
         work = propose(job, times, model, tried, number, count)
-        kind = tuple[Structure, ...]
-        rows: kind = yield from run_stage(job.folder, f"proposals_{number}", kind, work)
+        rows: tuple[Structure, ...] = yield from run_stage(
+            job.folder, f"proposals_{number}", tuple[Structure, ...], work
+        )
         if not rows and not control:
             yield "all structures within the budget have been tuned"
             break

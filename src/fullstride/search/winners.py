@@ -1,10 +1,12 @@
 """Which structures are the best within the budget, and which of them when they are trained?"""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from fullstride.data.dataset import Images
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
@@ -14,7 +16,6 @@ from fullstride.search.block_tuning import TRAINING, TunedScore, train_trial
 from fullstride.search.search_folder import (
     DeviceTimes,
     Finalist,
-    MeasuredStructure,
     SearchResults,
     Structure,
     Tuning,
@@ -30,7 +31,7 @@ from fullstride.search.search_plan import (
     profile_of,
 )
 from fullstride.search.select import select
-from fullstride.search.trials import Failure
+from fullstride.search.trials import Failure, Trial
 from fullstride.search.tunings import fits, model_of
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
@@ -39,8 +40,6 @@ NORMAL_95 = 1.96  # standard deviations
 SELECT = 4  # purpose of random draws, beside those of the other stages
 CORRECTIONS = 3  # selections by times that were measured, at most
 FINAL = "final"
-
-Measured = dict[tuple[Structure, Variant], MeasuredStructure]
 
 
 def select_all(
@@ -125,7 +124,7 @@ def measure_finalists(
     if not job.settings.is_here:
         return tuple(finalists)
     model, known = model_of(job, master, tunings), dict[tuple[Structure, Variant], Finalist]()
-    every: list[MeasuredStructure] = list(times.measured)
+    every, inside = list(times.measured), list[Finalist]()
     for attempt in range(CORRECTIONS):
         rows = [
             (each.structure, each.variant)
@@ -161,7 +160,7 @@ def measure_finalists(
     return tuple(inside)
 
 
-def within_budget(job: SearchJob, finalists) -> list[Finalist]:
+def within_budget(job: SearchJob, finalists: Iterable[Finalist]) -> list[Finalist]:
     """By variant, the best predicted first."""
     rows = [each for each in finalists if each.ms <= job.budget.ms_per_image]
     return sorted(rows, key=lambda each: (job.variants.index(each.variant), -each.predicted))
@@ -183,7 +182,7 @@ def train_winners(
     return tuple(winner_of(name, each, results[name]) for name, each in chosen.items())
 
 
-def whole_trial(job: SearchJob, name: str, finalist: Finalist, recipe: RecipeChoice):
+def whole_trial(job: SearchJob, name: str, finalist: Finalist, recipe: RecipeChoice) -> Trial:
     """A training of a finalist's network from random weights."""
     return train_trial(
         job.trial_folder(name),
@@ -220,7 +219,9 @@ def train_final(job: SearchJob, best: Winner) -> Generator[str, None, Winner]:
     return best_of([winner_of(FINAL, best.finalist, results[FINAL])])
 
 
-def score_test(job: SearchJob, images, best: Winner) -> Generator[str, None, dict[str, float]]:
+def score_test(
+    job: SearchJob, images: Images, best: Winner
+) -> Generator[str, None, dict[str, float]]:
     """The scores of the network of a search on the test images, which nothing has read before."""
     if not len(images):
         return {}
@@ -229,7 +230,7 @@ def score_test(job: SearchJob, images, best: Winner) -> Generator[str, None, dic
     return dict(score_bundle(bundle, images, job.devices[0]).scores)
 
 
-def bundle_path(job: SearchJob, best: Winner):
+def bundle_path(job: SearchJob, best: Winner) -> Path:
     return job.trial_folder(best.trial) / "run" / "bundle"
 
 
