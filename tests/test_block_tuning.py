@@ -2,6 +2,9 @@
 
 import json
 import pickle
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,6 +161,43 @@ def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, 
     stamp = trial.result.stat().st_mtime_ns
     finished(TUNING, trial)
     assert trial.result.stat().st_mtime_ns == stamp
+
+
+KILLED = """
+import os, pickle, signal, sys
+from fullstride.search.block_tuning import TUNING
+from fullstride.search.trials import run_trials
+from fullstride.train import run_folder
+
+save, left = run_folder.save_checkpoint, [int(sys.argv[2])]
+
+def save_and_kill(folder, state):
+    save(folder, state)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run_folder.save_checkpoint = save_and_kill
+trial = pickle.load(open(sys.argv[1], "rb"))
+list(run_trials(TUNING, [trial]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["block", "feature"])
+def test_a_killed_trial_goes_on_to_the_same_bits(method, master, few_digits, tmp_path):
+    how = dict(master=master, spec=DEEPER, data=few_digits, recipe=QUICK, checkpoint_every_steps=2)
+    whole = finished(TUNING, tune_trial(tmp_path / "whole", method=method, **how))
+    trial = tune_trial(tmp_path / "killed", method=method, **how)
+    (tmp_path / "trial").write_bytes(pickle.dumps(trial))
+    for saves in ("1", "2"):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "trial"), saves]
+        assert subprocess.run(command).returncode == -signal.SIGKILL
+        assert (tmp_path / "killed" / RUN / "checkpoint.pt").exists()
+    result = finished(TUNING, trial)
+    assert replace(result, seconds=0.0) == replace(whole, seconds=0.0)
+    ours, theirs = (state_of(tmp_path / name / RUN / "bundle") for name in ("killed", "whole"))
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
 
 
 def test_the_test_images_are_never_read(master, few_digits, tmp_path):
