@@ -64,9 +64,13 @@ def test_the_posterior_is_that_of_a_gaussian_process_with_the_same_covariance(sp
     model = fit(space, structures, scores, noise=0.2, prior=0.7)
     largest = np.concatenate([np.abs(place.features).max(axis=0) for place in space.places])
 
+    names = [term for _, term in space.terms]
+    prior = np.array([[0.5 * (a == b) for a in names] for b in names]) + 0.5 * np.eye(len(names))
+    prior *= np.outer(0.7 / largest, 0.7 / largest)
+
     def kernel(a, b):
-        products = (space.features(a) * (0.7 / largest) ** 2) @ space.features(b).T
-        return products + 1e4  # of the reference, which is as good as flat
+        # The last number is the variance of the reference, which is as good as flat.
+        return space.features(a) @ prior @ space.features(b).T + 1e4
 
     inverse = np.linalg.inv(kernel(structures, structures) + 0.2**2 * np.eye(30))
     cross = kernel(new, structures)
@@ -118,12 +122,31 @@ def test_groups_have_references_of_their_own(space, planted):
 
 def test_what_no_training_has_shown_keeps_the_prior(space):
     structures = np.repeat(space.start[None], 6, axis=0)
-    structures[3:, 1] = np.arange(3)
+    structures[3:, 1] = [0, 3, 6]
     model = fit(space, structures, 90 + np.arange(6.0), noise=0.5, prior=2.0)
-    elsewhere = space.columns[4]
-    largest = np.abs(space.places[4].features).max(axis=0)
-    assert not model.mean[elsewhere].any()
-    assert np.sqrt(np.diag(model.covariance))[elsewhere] * largest == pytest.approx(2.0)
+    names = np.array([term for _, term in space.terms])
+    shown = space.features(structures).any(axis=0)
+    hidden = ~np.isin(names, names[shown])
+    largest = np.concatenate([np.abs(place.features).max(axis=0) for place in space.places])
+    errors = np.sqrt(np.diag(model.covariance)) * largest
+    assert hidden.sum() > 5
+    assert model.mean[hidden] == pytest.approx(0)
+    assert errors[hidden] == pytest.approx(2.0)
+    assert (errors[~hidden] < 2.0 - 1e-6).all(), "terms of the same name at other places too"
+
+
+def test_a_term_at_one_place_says_something_of_the_same_term_at_others():
+    terms = ("depth", "width")
+    corners = np.array([[0, 0], [1, 0], [0, 1], [1, 1.0]])
+    space = Space(tuple(Place(f"place {i}", 4, 0, corners, terms) for i in range(4)))
+    structures = np.zeros((7, 4), int)
+    for i in range(3):
+        structures[1 + i, i], structures[4 + i, i] = 1, 2
+    scores = 90 + np.array([0, 1, 1, 1, -1, -1, -1.0])
+    model = fit(space, structures, scores, noise=0.05, prior=2.0)
+    depth, width = model.mean[space.columns[3]]
+    assert depth == pytest.approx(0.75, abs=0.02), "3 r / (1 + 2 r) of the others, with r = 1/2"
+    assert width == pytest.approx(-0.75, abs=0.02)
 
 
 def test_a_few_equal_trainings_still_give_a_model(space):

@@ -3,8 +3,9 @@
 score = reference + sum of coefficients x features + noise. Trainings of another kind, as those of
 one exchanged super-block, may form groups with references of their own: a network with a block that
 was trained again stands below the MasterNet even if nothing was changed. The effect of each term at
-its largest feature has a normal prior with mean 0, and references have flat ones. With that the
-posterior is exact, and what no training has shown keeps the uncertainty of the prior.
+its largest feature has a normal prior with mean 0, and those of one term at several places are
+correlated; references have flat priors. With that the posterior is exact, and what no training has
+shown keeps the uncertainty of the prior.
 
 Source: the regression of GENet, arXiv:2006.14090, section 4, which is `fit_paper`; here with a
 prior, hence a posterior for Thompson sampling and intervals.
@@ -21,6 +22,8 @@ GRID, DECADES = 40, (-3.0, 1.0)
 # The noise is expected to be this share of the scores' deviation, within a factor of e**SPREAD:
 # one training for each choice leaves nothing that would tell noise from effects.
 NOISE_SHARE, SPREAD = 0.1, 1.0
+# Between the effects of one term at two places: if more depth helps one stage, it may help others.
+CORRELATION = 0.5
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ def fit(
     `groups`, (n,): trainings with equal numbers share a reference; the model's is that of group 0,
     by default the only one. `noise`: standard deviation of a training; `prior`: of a term's effect
     at its largest feature; both in points. What is not given is estimated, as the maximum of the
-    restricted likelihood times a weak prior of the noise.
+    restricted likelihood times a weak prior of the noise. With one control and one training of each
+    choice, noise and effects can hardly be told apart: repeat the control, or give `noise`.
 
     Raises ValueError for scores that are not finite, and where group 0 has no training.
     """
@@ -102,11 +106,15 @@ def fit(
     scale = np.concatenate([np.abs(place.features).max(axis=0) for place in space.places])
     features = space.features(structures) / scale
     centre = scores.mean()
+    related = correlations(space)
     if noise is None or prior is None:
-        noise, prior = estimate_scales(members, features, scores - centre, noise, prior)
+        spread = features @ related @ features.T
+        noise, prior = estimate_scales(members, spread, scores - centre, noise, prior)
     design = np.concatenate([members, features], axis=1)
-    precision = np.concatenate([np.zeros(members.shape[1]), np.full(len(scale), prior**-2.0)])
-    covariance = np.linalg.inv(design.T @ design / noise**2 + np.diag(precision))
+    precision = design.T @ design / noise**2
+    effects = slice(members.shape[1], None)
+    precision[effects, effects] += np.linalg.inv(related) / prior**2
+    covariance = np.linalg.inv(precision)
     mean = covariance @ design.T @ (scores - centre) / noise**2
     rows = np.append(0, np.arange(members.shape[1], design.shape[1]))
     per_unit = np.append(1.0, 1 / scale)
@@ -117,6 +125,13 @@ def fit(
         joint=covariance[np.ix_(rows, rows)] * np.outer(per_unit, per_unit),
         noise=float(noise),
     )
+
+
+def correlations(space: Space) -> np.ndarray:
+    """(P, P) of the prior: effects of one term at two places are related."""
+    terms = np.array([term for _, term in space.terms])
+    same = (terms[:, None] == terms).astype(float)
+    return CORRELATION * same + (1 - CORRELATION) * np.eye(len(terms))
 
 
 def check_trainings(structures: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> None:
@@ -133,13 +148,14 @@ def check_trainings(structures: np.ndarray, scores: np.ndarray, groups: np.ndarr
 
 def estimate_scales(
     members: np.ndarray,
-    features: np.ndarray,
+    spread: np.ndarray,
     scores: np.ndarray,
     noise: float | None,
     prior: float | None,
 ) -> tuple[float, float]:
     """The standard deviations of a training and of the effects, of which one may be given.
 
+    `spread`, (n, n): the covariance of the effects' part of the scores, where `prior` is 1.
     The restricted likelihood is that of the contrasts that no reference changes. In the basis where
     their covariance is diagonal, it costs a sum for each point of the grid.
     """
@@ -148,12 +164,12 @@ def estimate_scales(
     contrasts = free.T @ scores
     deviation = float(np.sqrt(np.mean(contrasts**2))) if len(contrasts) else 0.0
     deviation = deviation or 1.0  # one training, or equal scores
-    spread, vectors = np.linalg.eigh(free.T @ features @ features.T @ free)
-    spread, squares = np.maximum(spread, 0), (vectors.T @ contrasts) ** 2
+    own, vectors = np.linalg.eigh(free.T @ spread @ free)
+    own, squares = np.maximum(own, 0), (vectors.T @ contrasts) ** 2
     grid = deviation * np.logspace(*DECADES, GRID)
     noises = grid if noise is None else np.array([noise])
     priors = grid if prior is None else np.array([prior])
-    variance = spread * priors[:, None, None] ** 2 + noises[:, None] ** 2
+    variance = own * priors[:, None, None] ** 2 + noises[:, None] ** 2
     fitness = -0.5 * (np.log(variance) + squares / variance).sum(axis=2)
     if noise is None:
         fitness -= 0.5 * (np.log(noises / (NOISE_SHARE * deviation)) / SPREAD) ** 2
