@@ -14,7 +14,7 @@ from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.cost.operators import Operators
 from fullstride.measure.memory.max_batch import FLOAT_BYTES, WORKSPACE_BYTES
 from fullstride.measure.timing import timed_each
-from fullstride.measure.workload import Step
+from fullstride.measure.workload import Precision, Step, Work
 from fullstride.nets.bundle import build
 from fullstride.search.scale.grid import ScalePoint
 from fullstride.search.scale.settings import HERE, ScaleSettings
@@ -147,8 +147,9 @@ def network_times(
         resolution=spec.resolution, device=device, in_channels=spec.in_channels
     )
     net, results = build(spec), []
-    for work, images in (("inference", batch), ("training", step_images)):
-        precision = "float32" if device.type == "cpu" else "bfloat16"
+    works: tuple[tuple[Work, int], ...] = ("inference", batch), ("training", step_images)
+    for work, images in works:
+        precision: Precision = "float32" if device.type == "cpu" else "bfloat16"
         step = Step(net, work, images, precision=precision, **size)
         step()  # the first call chooses kernels
         seconds, _ = timed_each(step, CALLS, device)

@@ -41,6 +41,7 @@ class ScalePlan:
     """What will be trained."""
 
     costs: tuple[PointCost, ...]  # of the points that fit
+    beyond: tuple[PointCost, ...]  # that only the hours leave out
     left_out: dict[str, str]  # name -> why
     trainings: tuple[PlannedTraining, ...]  # those that begin
     band: int  # points of each regime that may follow
@@ -109,6 +110,7 @@ def make_plan(
     if not fitting:
         name, reason = min(left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"no point is left: {name}: {reason}; give more, or smaller networks")
+    every = fitting
     limit = math.inf if settings.hours is None else 3600 * settings.hours
     trainings = trainings_of(fitting, regimes, data, settings)
     while sum(each.seconds for each in trainings) > limit:
@@ -131,6 +133,7 @@ def make_plan(
         band_s += sum(sorted(each_s, reverse=True)[:count])
     return ScalePlan(
         costs=tuple(fitting),
+        beyond=tuple(cost for cost in every if cost not in fitting),
         left_out=left_out,
         trainings=tuple(trainings),
         band=count,

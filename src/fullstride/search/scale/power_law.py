@@ -90,8 +90,10 @@ class PowerLaw:
             end, step = middle, 0.05
             while excess(end) < 0 < end and step < FAR:
                 end, step = max(0.0, end + sign * step), 2 * step
-            is_between = excess(middle) < 0 < excess(end)
-            ends.append(float(brentq(excess, middle, end)) if is_between else end)
+            if excess(middle) < 0 < excess(end):
+                root: Any = brentq(excess, middle, end)
+                end = float(root)
+            ends.append(end)
         return ends[0], ends[1]
 
     def _profile(self, error: float, size: float) -> float:
@@ -180,8 +182,8 @@ def fit_power_law(
     low = np.array([0.0, -30.0, *[0.0] * count])
     high = np.array([y.max() + 1e-6 if saturating else 1e-12, 30.0, *[MOST_EXPONENT] * count])
     inner = [np.clip(start, low + 1e-13, high - 1e-13) for start in starts]
-    options: Any = dict(bounds=(low, high), max_nfev=200, x_scale="jac")
-    fits = [least_squares(residuals, start, jacobian, **options) for start in inner]
+    options: Any = dict(jac=jacobian, bounds=(low, high), max_nfev=200, x_scale="jac")
+    fits = [least_squares(residuals, start, **options) for start in inner]
     floor, constant, *exponents = min(fits, key=lambda each: each.cost).x
     return PowerLaw(
         floor=float(floor) if saturating else 0.0,

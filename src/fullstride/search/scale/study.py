@@ -243,7 +243,7 @@ def study_results(
     names = {each.name for each in trainings}
     candidates = [
         Candidate(cost.name, cost.point.size, cost.ms)
-        for cost in plan.costs
+        for cost in (*plan.costs, *plan.beyond)
         if cost.name not in names
     ]
     regimes = analyse(
