@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from fullstride.latency.profiles import Profile, load_profile
-from fullstride.search.block_tuning import SPEC_OUTPUT, tuning_recipe
+from fullstride.search.block_tuning import PAPER_TUNING, SPEC_OUTPUT, tuning_recipe
 from fullstride.search.proposals import Design, first_design
 from fullstride.search.search_folder import (
     DeviceTimes,
@@ -122,7 +122,7 @@ def tuning_choice(job: SearchJob) -> RecipeChoice:
     """Changes of the recipe by which exchanged blocks are tuned."""
     changes: dict[str, object] = {}
     if job.method.tuning == "paper":
-        changes = dict(epochs=30.0, batch=256, lr=0.01, weight_decay=4e-5)
+        changes = dict(PAPER_TUNING)
     if job.settings.tune_epochs is not None:
         changes["epochs"] = job.settings.tune_epochs
     return RecipeChoice("", changes)

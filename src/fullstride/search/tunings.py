@@ -123,7 +123,9 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
     that are tuned whole.
     """
     scored = [each for each in tunings if each.score is not None]
-    structures = np.array([each.structure for each in scored], int).reshape(len(scored), -1)
+    structures = np.array([each.structure for each in scored], int).reshape(
+        -1, len(job.space.places)
+    )
     scores = np.array([each.score for each in scored], float)
     if job.method.regression == "paper":
         if not scored:

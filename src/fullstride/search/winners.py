@@ -123,13 +123,13 @@ def measure_finalists(
     """
     if not job.settings.is_here:
         return tuple(finalists)
-    model, known = model_of(job, master, tunings), dict[tuple[Structure, Variant], Finalist]()
+    model, results = model_of(job, master, tunings), dict[tuple[Structure, Variant], Finalist]()
     every, inside = list(times.measured), list[Finalist]()
     for attempt in range(CORRECTIONS):
         rows = [
             (each.structure, each.variant)
             for each in finalists
-            if (each.structure, each.variant) not in known
+            if (each.structure, each.variant) not in results
         ]
         measured = yield from measure_structures(job, rows)
         every += measured
@@ -138,12 +138,12 @@ def measure_finalists(
             time = by_key.get((each.structure, each.variant))
             if time is not None:
                 ms: dict[str, float] = dict(ms=time.ms, ms_low=time.low, ms_high=time.high)
-                known[each.structure, each.variant] = replace(each, **ms, measured=True, bound="")
-        inside = within_budget(job, known.values())
+                results[each.structure, each.variant] = replace(each, **ms, measured=True, bound="")
+        inside = within_budget(job, results.values())
         short = [each for each in job.variants if not any(f.variant == each for f in inside)]
         if not short or attempt + 1 == CORRECTIONS:
             break
-        yield f"{len(inside)} of {len(known)} are within the budget: the times are corrected"
+        yield f"{len(inside)} of {len(results)} are within the budget: the times are corrected"
         corrected = DeviceTimes(profile=profile_of(job, every), measured=tuple(every))
         finalists = [
             finalist
@@ -152,9 +152,9 @@ def measure_finalists(
             for finalist in select_in(job, model, corrected.profile, variant)
         ]
     if not inside:
-        fastest = min(each.ms for each in known.values())
+        fastest = min(each.ms for each in results.values())
         raise ValueError(
-            f"none of {len(known)} structures fits {job.budget} when it is measured: the fastest "
+            f"none of {len(results)} structures fits {job.budget} when it is measured: the fastest "
             f"took {fastest:.4g} ms; the machine may be busy, or the budget too small"
         )
     return tuple(inside)

@@ -1,0 +1,322 @@
+"""Is a searched network better than simple choices, when all are trained for real?
+
+    python benchmarks/search.py digits --work WORK --out benchmarks/search_digits.json
+    python benchmarks/search.py fashion --data DATA --work WORK --out benchmarks/search_fashion.json
+
+A search around genet_tiny with few training images, so that accuracy does not saturate, and a
+budget of a share of the MasterNet's time measured here. Then, each fully trained by the same recipe
+with so many seeds, and scored on the test images, which no choice has seen:
+
+- the network of the search
+- the MasterNet scaled by width to the same measured time
+- random within the budget: another structure for each seed
+- the largest that fits: the most multiply-adds of 20,000 random structures within the budget
+- random among the largest: of the hundredth of them with the most multiply-adds
+
+The Spearman correlation is that of the regression's prediction with the minival of random
+structures of the space that are trained fully, once each. Times are measured here, on a quiet
+machine; `--device PROFILE` estimates them instead. `--quick` is a short version, whose
+numbers say little. WORK has all runs, so that a stopped benchmark goes on. DATA has Fashion-MNIST's
+four IDX files, as for defaults.py; the digits are in the package.
+"""
+
+import argparse
+import json
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+from defaults import find_file
+from scipy.stats import spearmanr
+
+from fullstride.data.dataset import DataSet, open_data
+from fullstride.latency.estimator import Estimator
+from fullstride.latency.profiles import load_profile
+from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.environment import Environment
+from fullstride.nets import zoo
+from fullstride.nets.spec import NetSpec
+from fullstride.outputs import json_output
+from fullstride.search.block_tuning import TRAINING, TunedScore, train_trial
+from fullstride.search.llr import search_events
+from fullstride.search.search_folder import DeviceTimes, Tuning
+from fullstride.search.search_job import SearchJob, describe, find_master, find_space, find_variants
+from fullstride.search.search_lines import shown
+from fullstride.search.search_plan import master_choice
+from fullstride.search.settings import HERE, SearchSettings
+from fullstride.search.study_folder import plain, read_seconds, run_stage, saved_stage
+from fullstride.search.times_here import find_label, measure_specs
+from fullstride.search.trials import local_devices, run_trials
+from fullstride.search.tunings import model_of
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.scoring import score_bundle
+from fullstride.writing import atomic_write
+
+OUTPUT = json_output("results of a benchmark", "environment", "networks", "spearman")
+POOL, LARGEST = 20_000, 0.01  # random structures, and the share of them that are the largest
+SHARE = 0.7  # of the MasterNet's measured time: the budget
+WIDTHS = tuple(0.4 + 0.05 * step for step in range(15))  # multiples of the MasterNet's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    train: int  # images
+    minival: int
+    side: int
+    epochs: float
+    batch: int
+
+
+CASES = {
+    "digits": Case(train=200, minival=800, side=16, epochs=20, batch=32),
+    "fashion": Case(train=1000, minival=2000, side=28, epochs=8, batch=64),
+}
+QUICK = {
+    "digits": Case(train=100, minival=300, side=16, epochs=6, batch=32),
+    "fashion": Case(train=200, minival=500, side=28, epochs=3, batch=64),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A choice of a network, trained with several seeds."""
+
+    choice: str
+    networks: tuple[str, ...]
+    ms: tuple[float, ...]  # per image, measured here in turn with the others
+    test: tuple[float, ...]  # top-1 of each seed
+
+
+def open_case(name: str, case: Case, source: Path | None) -> DataSet:
+    """Few images to train on; more than usual of the rest to choose by."""
+    if name == "digits":
+        data = open_data("digits")
+    elif source is None:
+        raise ValueError(f"{name} needs --data FOLDER, see --help")
+    else:
+        file = find_file(source, "train-images-idx3-ubyte*", "Debian's dataset-fashion-mnist")
+        data = open_data(str(file.parent))
+    order = np.random.default_rng(0).permutation(len(data.train)).tolist()
+    train, rest = order[: case.train], order[case.train : case.train + case.minival]
+    return replace(data, train=data.train.subset(train), minival=data.train.subset(rest))
+
+
+def run(generator: Generator[str, None, Any]) -> Any:
+    """The result of a stage, whose lines are printed."""
+    while True:
+        try:
+            print(next(generator), flush=True)
+        except StopIteration as stop:
+            return stop.value
+
+
+def time_all(
+    specs: Sequence[NetSpec], settings: SearchSettings, work: Path
+) -> Generator[str, None, list[float]]:
+    """ms per image of each: measured here, or by the profile."""
+    if not settings.is_here:
+        return Estimator(load_profile(settings.device), 1).many(specs).tolist()
+    label = find_label(settings.format)
+    times = yield from measure_specs(specs, 1, label, work / "scratch")
+    return [time.ms for time in times]
+
+
+def master_ms(data: DataSet, settings: SearchSettings, work: Path) -> float:
+    """The time of the MasterNet, measured once."""
+    spec = replace(find_master(settings, data), resolution=settings.resolutions[0])
+
+    def first() -> Generator[str, None, float]:
+        return (yield from time_all([spec], settings, work))[0]
+
+    return run(run_stage(work, "master_ms", float, first()))
+
+
+def scaled_by_width(job: SearchJob, ms: float) -> NetSpec:
+    """The MasterNet with the largest multiple of its widths that takes at most `ms` here."""
+    master = replace(job.space.master, resolution=job.home.resolution)
+    specs = [master.scaled(width=width) for width in WIDTHS]
+    times = run(time_all(specs, job.settings, job.folder))
+    fits = [spec for spec, time in zip(specs, times, strict=True) if time <= ms]
+    return fits[-1] if fits else specs[0]
+
+
+def choices(job: SearchJob, best: NetSpec, ms: float, seeds: int) -> dict[str, list[NetSpec]]:
+    """The network of each choice for each seed."""
+    rng = np.random.default_rng(1)
+    times: DeviceTimes = saved_stage(job.folder, "times", DeviceTimes)
+    pool = job.space.random(rng, POOL)
+    pool = pool[job.tables(times.profile, job.home)(pool) <= ms]
+    specs = [job.spec(row, job.home) for row in pool[: POOL // 10]]
+    macs = np.array([operators_of(spec).macs.sum() for spec in specs])
+    order = np.argsort(-macs)
+    top = order[: max(seeds, round(LARGEST * len(specs)))]
+    return {
+        "searched": [best] * seeds,
+        "MasterNet scaled by width": [scaled_by_width(job, ms)] * seeds,
+        "random within the budget": [specs[i] for i in rng.choice(len(specs), seeds)],
+        "the largest that fits": [specs[order[0]]] * seeds,
+        "random among the largest": [specs[i] for i in rng.choice(top, seeds)],
+    }
+
+
+def train_all(job: SearchJob, networks: Mapping[str, tuple[NetSpec, int]]) -> dict[str, TunedScore]:
+    """Train each network from its seed; by name."""
+    trials = [
+        train_trial(
+            job.folder / "baselines" / name,
+            spec=spec,
+            data=job.data,
+            recipe=master_choice(job),
+            seed=seed,
+            workers=job.workers,
+        )
+        for name, (spec, seed) in networks.items()
+    ]
+    return dict(zip(networks, run(run_trials(TRAINING, trials, job.devices)), strict=True))
+
+
+def compare(job: SearchJob, data: DataSet, best: NetSpec, ms: float, seeds: int) -> list[Row]:
+    """All choices, trained with the same seeds and scored on the test images."""
+    table = choices(job, best, ms, seeds)
+    trials = {
+        f"{choice.replace(' ', '-')}-{seed}": (spec, seed)
+        for choice, specs in table.items()
+        for seed, spec in enumerate(specs)
+    }
+    train_all(job, trials)
+    unique = list({spec.to_json(): spec for specs in table.values() for spec in specs}.values())
+    times = run(time_all(unique, job.settings, job.folder))
+    ms_of = {spec.to_json(): time for spec, time in zip(unique, times, strict=True)}
+
+    def test(name: str) -> float:
+        bundle = zoo.load(job.folder / "baselines" / name / "run" / "bundle")
+        return score_bundle(bundle, data.test, job.devices[0]).scores["top1"]
+
+    return [
+        Row(
+            choice=choice,
+            networks=tuple(dict.fromkeys(map(describe, specs))),
+            ms=tuple(dict.fromkeys(ms_of[spec.to_json()] for spec in specs)),
+            test=tuple(test(f"{choice.replace(' ', '-')}-{seed}") for seed, _ in enumerate(specs)),
+        )
+        for choice, specs in table.items()
+    ]
+
+
+def correlation(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning], count: int) -> Any:
+    """Spearman's correlation of prediction and minival of random structures, trained fully."""
+    rows = job.space.random(np.random.default_rng(2), count)
+    trials = {f"random-{n:02d}": (job.spec(row, job.home), 0) for n, row in enumerate(rows)}
+    scores = [each.score for each in train_all(job, trials).values()]
+    predicted, _ = model_of(job, master, tunings).predict(rows)
+    return float(spearmanr(predicted, scores)[0]), list(
+        zip(predicted.tolist(), scores, strict=True)
+    )
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    lines = ["| network | ms | test top-1 | seeds |", "|---|---|---|---|"]
+    for row in result["networks"]:
+        spread = f" ± {stdev(row['test']):.2f}" if len(row["test"]) > 1 else ""
+        ms = f"{min(row['ms']):.3f}" + (f" to {max(row['ms']):.3f}" if len(row["ms"]) > 1 else "")
+        score = f"{mean(row['test']):.2f}{spread}"
+        lines.append(f"| {row['choice']} | {ms} | {score} | {len(row['test'])} |")
+    return "\n".join(
+        [
+            f"# Search of {result['data']}, measured for real",
+            "",
+            f"`python benchmarks/search.py`; {result['environment']['device']}, "
+            f"{result['environment']['date'][:10]}{', the short version' * result['quick']}.",
+            "",
+            "Times are " + ("measured." if result["device"] == HERE else "estimates by a profile."),
+            "",
+            f"The MasterNet has {result['master_minival']:.2f} % on the minival and takes "
+            f"{result['master_ms']:.3f} ms; the budget is {result['budget_ms']:.3f} ms. Spearman "
+            f"of predictions and {len(result['random'])} random structures, trained fully: "
+            f"{result['spearman']:.2f}.",
+            "",
+            *lines,
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("case", choices=[*CASES])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--format", default="", help="what is measured, as for `search`")
+    parser.add_argument("--device", default=HERE, help="estimate by a profile: for a busy machine")
+    parser.add_argument("--quick", action="store_true")
+    words = parser.parse_args()
+    case = (QUICK if words.quick else CASES)[words.case]
+    seeds, count = (1, 8) if words.quick else (3, 20)
+    data = open_case(words.case, case, words.data)
+    settings = SearchSettings(
+        master="genet_tiny",
+        budget_ms=1.0,
+        format=words.format,
+        device=words.device,
+        resolutions=(case.side,),
+        kernel_sizes=(),
+        most_widths=12,
+        samples=3 if words.quick else 9,
+        trainings=25 if words.quick else None,
+        measured=8 if words.quick else 16,
+        top=3 if words.quick else 5,
+    )
+    recipe = RecipeChoice("scratch", {"epochs": case.epochs, "batch": case.batch})
+    own_ms = master_ms(data, settings, words.work)
+    settings = replace(settings, budget_ms=SHARE * own_ms)
+    folder = words.work / "search"
+    how: dict[str, Any] = dict(train_device="cpu", workers=0)
+    for event in search_events(data, folder, settings, recipe, **how):
+        for part in shown(event, folder):
+            print(part, flush=True)
+        results = event.result
+    job = SearchJob(
+        folder=words.work / "search",
+        data=replace(data, test=data.test.subset([])),
+        settings=settings,
+        recipe=recipe,
+        space=find_space(find_master(settings, data), settings),
+        variants=find_variants(find_master(settings, data), settings),
+        devices=local_devices("cpu"),
+        workers=0,
+    )
+    best = results.best.finalist
+    master = saved_stage(folder, "master", TunedScore)
+    tunings = [
+        tuning
+        for name in ("design", "sequential")
+        for tuning in saved_stage(folder, name, tuple[Tuning, ...])
+    ]
+    networks = compare(job, data, job.spec(best.structure, best.variant), SHARE * own_ms, seeds)
+    spearman, random = correlation(job, master, tunings, count)
+    result = dict(
+        environment=asdict(Environment.here()),
+        data=words.case,
+        quick=words.quick,
+        device=words.device,
+        case=asdict(case),
+        master_ms=own_ms,
+        master_minival=master.score,
+        budget_ms=SHARE * own_ms,
+        networks=plain(networks),
+        spearman=spearman,
+        random=random,
+        seconds=read_seconds(folder),
+    )
+    with atomic_write(words.out, OUTPUT) as temporary:
+        temporary.write_text(json.dumps(result, indent=1))
+    words.out.with_suffix(".md").write_text(markdown(result))
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()

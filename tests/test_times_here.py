@@ -1,0 +1,119 @@
+"""Times on this machine: a profile fitted to a few measured networks, and selections by it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fullstride.data.dataset import open_data
+from fullstride.latency.estimator import Estimator
+from fullstride.latency.rough_profiles import CPU
+from fullstride.nets import zoo
+from fullstride.search import winners
+from fullstride.search.block_tuning import TunedScore
+from fullstride.search.net_space import net_space
+from fullstride.search.search_folder import DeviceTimes, MeasuredStructure
+from fullstride.search.search_job import SearchJob, find_master, find_space, find_variants
+from fullstride.search.settings import SearchSettings
+from fullstride.search.times_here import MODULE, find_label, fit_profile, measure_specs
+from fullstride.train.recipes.choice import RecipeChoice
+
+FILE = ("onnx", "fp32")
+# A machine that differs from the rough profile: slow depthwise convolutions, quick launches.
+NUMBERS = {**CPU.inference.numbers, "depthwise": 0.08, "convolution": 0.4, "launch_us": 0.5}
+MACHINE = replace(CPU, inference=replace(CPU.inference, numbers={**NUMBERS, "start_us": 20.0}))
+
+
+def result_of(generator):
+    while True:
+        try:
+            next(generator)
+        except StopIteration as stop:
+            return stop.value
+
+
+def test_a_profile_fitted_to_sixteen_networks_estimates_others_within_a_tenth():
+    space, rng = net_space(zoo.spec("genet_tiny")), np.random.default_rng(0)
+    true = Estimator(MACHINE, 1)
+    specs = [space.spec(row) for row in space.random(rng, 16)]
+    noise = np.exp(0.03 * rng.standard_normal(len(specs)))
+    profile = fit_profile(specs, true.many(specs) * noise, 1, FILE)
+    others = [space.spec(row) for row in space.random(rng, 50)]
+    ratio = Estimator(profile, 1).many(others) / true.many(others)
+    rough = Estimator(CPU, 1).many(others) / true.many(others)
+    assert np.abs(np.log(ratio)).max() < np.log(1.15)
+    assert np.abs(np.log(ratio)).mean() < np.abs(np.log(rough)).mean() / 2
+    assert profile.inference.networks == 16
+
+
+def test_modules_are_measured_where_no_format_is_named_so(tmp_path):
+    assert find_label(MODULE) is None
+    spec = replace(zoo.spec("genet_tiny"), resolution=16)
+    large = replace(spec.scaled(width=2), resolution=64)
+    small_ms, large_ms = (
+        each.ms for each in result_of(measure_specs([spec, large], 1, None, tmp_path / "scratch"))
+    )
+    assert 0 < small_ms < large_ms
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def job():
+    data = open_data("digits")
+    settings = SearchSettings(
+        master="genet_tiny",
+        budget_ms=1.0,
+        resolutions=(32,),
+        kernel_sizes=(),
+        most_widths=4,
+        count=20_000,
+        top=3,
+        format="onnx",
+    )
+    master = find_master(settings, data)
+    return SearchJob(
+        folder=Path("unused"),
+        data=data,
+        settings=settings,
+        recipe=RecipeChoice(),
+        space=find_space(master, settings),
+        variants=find_variants(master, settings),
+        devices=("cpu",),
+        workers=0,
+    )
+
+
+def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, monkeypatch):
+    (variant,) = job.variants
+    true, structures = Estimator(MACHINE, 1), job.space.random(np.random.default_rng(0), 12)
+
+    def measured(job, rows):
+        yield "measuring"
+        return [
+            MeasuredStructure(
+                structure=tuple(structure), resolution=32, kernel=0, ms=ms, low=ms, high=ms
+            )
+            for structure, ms in ((row, true(job.spec(row, variant))) for row, variant in rows)
+        ]
+
+    monkeypatch.setattr(winners, "measure_structures", measured)
+    # The rough profile believes that everything is quick.
+    slow = {**CPU.inference.numbers, "dense": 1.3, "1x1": 1.3, "depthwise": 1.0}
+    wrong = replace(CPU, inference=replace(CPU.inference, numbers=slow))
+    own_ms = float(job.tables(wrong, variant)(job.space.start[None])[0])
+    job = replace(job, settings=replace(job.settings, budget_ms=own_ms))
+    rows = result_of(measured(job, [(tuple(row), variant) for row in structures.tolist()]))
+    times = DeviceTimes(profile=wrong, measured=tuple(rows))
+    master = TunedScore(spec={}, seed=0, score=80.0, loss=1, correct="", epochs=1, seconds=1)
+    chosen = result_of(winners.select_all(job, master, times, ()))
+    assert all(true(job.spec(each.structure, variant)) > own_ms for each in chosen)
+    inside = result_of(winners.measure_finalists(job, master, times, (), chosen))
+    assert inside
+    for each in inside:
+        assert each.measured
+        assert each.ms == pytest.approx(true(job.spec(each.structure, variant)))
+        assert each.ms <= own_ms
+    tiny = replace(job, settings=replace(job.settings, budget_ms=own_ms / 1e3))
+    with pytest.raises(ValueError, match="when it is measured"):
+        result_of(winners.measure_finalists(tiny, master, times, (), chosen))
