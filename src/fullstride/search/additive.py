@@ -93,7 +93,7 @@ def fit(
     by default the only one. `noise`: standard deviation of a training; `prior`: of a term's effect
     at its largest feature; both in points. What is not given is estimated, as the maximum of the
     restricted likelihood times a weak prior of the noise. With one control and one training of each
-    choice, noise and effects can hardly be told apart: repeat the control, or give `noise`.
+    choice the noise is uncertain: repeat the control, or give `noise`.
 
     Raises ValueError for scores that are not finite, and where group 0 has no training.
     """
