@@ -241,6 +241,7 @@ def test_options_of_slurm_reach_its_script(tmp_path, monkeypatch):
         executor="slurm", trial_cores=3, slurm_hours=1.5, slurm_options=("partition=gpu", "qos=low")
     )
     executor = find_executor(settings, tmp_path / "study", "auto")
+    assert not (tmp_path / "study").exists(), "the study creates its folder"
     executor.submit(STUDY, trials_in(tmp_path / "study", 3))
     script = (tmp_path / "bin" / "sbatch.sh").read_text()
     lines = {line.removeprefix("#SBATCH ") for line in script.splitlines() if "#SBATCH" in line}
