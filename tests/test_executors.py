@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sleeping_trials import STEPS, STUDY, Slept, trials_in
@@ -213,6 +214,14 @@ def test_an_executor_whose_package_is_missing_names_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=words):
         find_executor(ExecutorSettings(executor=executor), tmp_path, "cpu")
+
+
+def test_a_ray_cluster_that_does_not_answer_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # the port that discards, where nobody listens
+    with pytest.raises(ValueError, match="ray start --head.*refused") as caught:
+        find_executor(ExecutorSettings(executor="ray"), tmp_path, "cpu")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_cluster_chooses_the_gpu(tmp_path):

@@ -1,12 +1,15 @@
 """How do trials run on a Ray cluster? As its core tasks; Ray chooses machines and GPUs."""
 
 import logging
+import os
+import socket
 from collections.abc import Sequence
 from typing import Any
 
 from fullstride.search.clusters.cluster_executor import Crash, Report, Task
 
 RETRIES = 3  # of a task whose process or machine is lost
+CONNECT_S = 10.0
 
 
 class RayEngine:
@@ -27,8 +30,9 @@ class RayEngine:
             ) from None
         if not ray.is_initialized():
             try:
+                _check_address(os.environ.get("RAY_ADDRESS", ""))
                 ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise ValueError(
                     "no Ray cluster could be reached: start one by `ray start --head`, and name "
@@ -57,6 +61,13 @@ class RayEngine:
 
     def stop(self, job: Any) -> None:
         self._ray.cancel(job, force=True)
+
+
+def _check_address(address: str) -> None:
+    """Raise OSError for the address of a machine that does not answer: Ray tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 def _run(task: Task) -> Report:
