@@ -51,7 +51,7 @@ def start_ray(role: list[str], logs: Path, environment: Mapping[str, str]) -> su
     """A node of a Ray cluster. Ray gives it 30 s to start, too few on a machine that is busy."""
     words = [str(Path(sys.executable).with_name("ray")), "start", *role, "--block"]
     words += ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000"]
-    words += ["--disable-usage-stats"]
+    words += ["--disable-usage-stats", "--include-log-monitor=false"]
     for attempt in range(3):
         path = logs / f"{role[0].partition('=')[0]}{attempt}"
         with path.open("w") as log:

@@ -41,12 +41,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        return self.result.stem
+        return self.folder.name
 
     @property
     def lock(self) -> Path:
         """The name of the lock of the process that runs it."""
-        return self.result.with_name(f".{self.name}.lock")
+        return self.result.with_name(f".{self.result.stem}.lock")
 
 
 @dataclass(frozen=True, kw_only=True)
