@@ -39,12 +39,12 @@ class RayEngine:
                     f"that of another machine by RAY_ADDRESS=HOST:6379 ({reason})"
                 ) from None
         self._ray = ray
-        self._start = ray.remote(_run).options(
+        self._remote = ray.remote(
             num_gpus=gpus, num_cpus=cores, max_retries=RETRIES, scheduling_strategy="SPREAD"
-        )
+        )(_run)
 
     def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
-        return [self._start.options(name=task.trial.name).remote(task) for task in tasks]
+        return [self._remote.options(name=task.trial.name).remote(task) for task in tasks]
 
     def outcome(self, job: Any) -> Report | Crash | None:
         ready, _ = self._ray.wait([job], timeout=0)
