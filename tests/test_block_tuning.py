@@ -70,10 +70,8 @@ def test_only_the_new_block_and_the_layers_that_read_it_learn(
     recipe = replace(QUICK, changes={**QUICK.changes, "efficiency": efficiency})
     trial = tune_trial(tmp_path / "t", master=master, spec=DEEPER, data=few_digits, recipe=recipe)
     result = finished(TUNING, trial)
-    before, start, after = (
-        state_of(path)
-        for path in (master / "bundle", tmp_path / "t" / "start", tmp_path / "t" / RUN / "bundle")
-    )
+    before, after = state_of(master / "bundle"), state_of(tmp_path / "t" / RUN / "bundle")
+    start = exchanged(zoo.load(master), DEEPER, seed=0).net.state_dict()
     for name, value in after.items():
         learns = name.startswith(TRAINED)
         assert torch.equal(value, start[name]) != learns, name
@@ -110,7 +108,7 @@ def test_everything_learns_where_every_part_is_new_or_the_method_is_full(
             tmp_path / name, master=master, spec=spec, data=few_digits, recipe=QUICK, method=method
         )
         finished(TUNING, trial)
-        start = state_of(tmp_path / name / "start")
+        start = exchanged(zoo.load(master), spec, seed=0).net.state_dict()
         after = state_of(tmp_path / name / RUN / "bundle")
         assert not [key for key, value in after.items() if torch.equal(value, start[key])]
         config = json.loads((tmp_path / name / RUN / "run.json").read_text())
@@ -140,7 +138,9 @@ STOPS = {
     "in an epoch": (run_folder, "save_checkpoint", 1, True),
     "in the next epoch": (run_folder, "save_checkpoint", 2, True),
     "before the score": (block_tuning, "score_run", 1, False),
-    "before the result": (block_tuning, "score_run", 1, True),
+    "before weights are deleted": (block_tuning, "score_run", 1, True),
+    "while weights are deleted": (block_tuning, "remove", 4, True),
+    "before the result": (block_tuning, "delete_weights", 1, True),
 }
 
 
@@ -158,6 +158,9 @@ def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, 
     assert replace(result, seconds=0.0) == replace(whole, seconds=0.0)
     after = state_of(tmp_path / "stopped" / RUN / "bundle")
     assert all(torch.equal(value, weights[name]) for name, value in after.items())
+    files = {path.relative_to(trial.folder).as_posix() for path in trial.folder.rglob("*")}
+    assert "run/bundle/weights.safetensors" in files
+    assert not files & {"start", "run/best", "run/checkpoint.pt"}
     stamp = trial.result.stat().st_mtime_ns
     finished(TUNING, trial)
     assert trial.result.stat().st_mtime_ns == stamp

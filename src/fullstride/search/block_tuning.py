@@ -13,6 +13,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Spec
+from fullstride.nets.bundle import WEIGHTS
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.outputs import json_output
@@ -20,6 +21,7 @@ from fullstride.search.exchange import exchanged
 from fullstride.search.feature_matching import matched
 from fullstride.search.run_scores import score_run, train_to
 from fullstride.search.trials import Study, Trial
+from fullstride.storage import remove
 from fullstride.train import run_folder
 from fullstride.train.prepare import prepare
 from fullstride.train.recipe import Recipe
@@ -73,7 +75,7 @@ def tune_trial(
     """The trial of `tune`: the network of `spec` made of the MasterNet, and tuned.
 
     Args:
-        folder: Of the trial; `run` in it is the run.
+        folder: Of the trial; `run` in it is the run, which keeps its bundle only.
         master: The bundle or the finished run of the MasterNet.
         spec: The structure, see `exchanged`.
         data: Its test split is not used.
@@ -158,25 +160,36 @@ def tune(
     frozen = () if method == "full" else exchange.frozen
     changes = dict(recipe.changes, teacher=str(master.resolve()), frozen=frozen)
     choice = RecipeChoice(recipe.source or tuning_recipe(len(data.train), like), changes)
-    if not (start.exists() and run_folder.resumable_config(folder / RUN)):
+    if not (start.exists() and (folder / RUN / run_folder.CHECKPOINT).exists()):
         if method == "feature":
             named = choice.resolve(case_of(data, str(start)))
             short = replace(named.recipe, seed=seed)
             exchange = matched(exchange, teacher, data, short, device, workers or 0)
         exchange.bundle(teacher).save(start)
-    return (
-        yield from _trained(
-            folder,
-            device,
-            spec=spec,
-            weights=str(start),
-            data=data,
-            recipe=choice,
-            seed=seed,
-            workers=workers,
-            checkpoint_every_steps=checkpoint_every_steps,
-        )
+    score = yield from _trained(
+        folder,
+        device,
+        spec=spec,
+        weights=str(start),
+        data=data,
+        recipe=choice,
+        seed=seed,
+        workers=workers,
+        checkpoint_every_steps=checkpoint_every_steps,
     )
+    delete_weights(folder)
+    return score
+
+
+def delete_weights(folder: Path) -> None:
+    """Delete all weights of a tuned network but its bundle: a search has hundreds of such folders.
+
+    A trial that was stopped before its result was written is scored again without them.
+    """
+    remove(folder / RUN / run_folder.CHECKPOINT)
+    for bundle in (folder / RUN / run_folder.BEST, folder / START):
+        remove(bundle / WEIGHTS)  # first, as a bundle is recognised by its other file
+        remove(bundle)
 
 
 def train_network(
@@ -233,7 +246,7 @@ def _trained(
     how: dict[str, Any] = dict(weights=weights, device=device, workers=workers)
     run_at = folder / RUN, model, data, named
     rows = train(*run_at, **how, checkpoint_every_steps=checkpoint_every_steps)
-    epochs = yield from train_to(folder.name, rows)
+    yield from train_to(folder.name, rows)
     run = prepare(*run_at, **how)
     try:
         scores, correct = score_run(run)
@@ -246,7 +259,7 @@ def _trained(
         score=scores[run.metric.name],
         loss=scores["loss"],
         correct=correct,
-        epochs=epochs,
+        epochs=len(run_folder.read_log(run.folder, run.metric)),
         seconds=time.perf_counter() - begin,
     )
 
