@@ -1,7 +1,8 @@
 """Which structures are trained next? First one change at a time, then what the model proposes.
 
-On a published table of trained networks one change at a time was the best first design, and a
-refit after every four trainings cut the regret by a third (benchmarks/search_table.md).
+On a published table of trained networks, 40 trainings by one change at a time and then the best
+predicted end 0.09 points below the best; with a refit after every four it is 0.05
+(benchmarks/search_table.md).
 """
 
 from dataclasses import dataclass
