@@ -75,7 +75,7 @@ CASES = {
     "fashion": Case(train=1000, minival=2000, side=28, epochs=8, batch=64),
 }
 QUICK = {
-    "digits": Case(train=100, minival=300, side=16, epochs=6, batch=32),
+    "digits": Case(train=100, minival=300, side=16, epochs=12, batch=32),
     "fashion": Case(train=200, minival=500, side=28, epochs=3, batch=64),
 }
 

@@ -32,6 +32,7 @@ from fullstride.writing import atomic_write, scratch_folder
 FURTHER = 16  # tunings after the first design, by default: four refits
 # Of a step, with that of the same network without a teacher, whose forward pass is a third.
 TEACHER = 4 / 3
+TUNING_SHARE = 0.25  # of the MasterNet's epochs
 MEASURE, SAMPLE = 1, 2  # purposes of random draws, apart from each other
 
 
@@ -119,8 +120,12 @@ def master_choice(job: SearchJob, variant: Variant | None = None) -> RecipeChoic
 
 
 def tuning_choice(job: SearchJob) -> RecipeChoice:
-    """Changes of the recipe by which exchanged blocks are tuned."""
-    changes: dict[str, object] = {}
+    """Changes of the recipe by which exchanged blocks are tuned.
+
+    By default a quarter of the MasterNet's epochs, as the paper's 30 of 120.
+    """
+    whole = recipe_in_epochs(job.data, training_recipe(job)).epochs
+    changes: dict[str, object] = dict(epochs=TUNING_SHARE * whole)
     if job.method.tuning == "paper":
         changes = dict(PAPER_TUNING)
     if job.settings.tune_epochs is not None:

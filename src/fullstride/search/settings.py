@@ -35,7 +35,8 @@ class Method:
       on a published table of networks that cuts the regret by a third; the paper has one shot.
     - `winners`: the errors of the regression are as large as the differences at the top, so ours
       trains the two best of each resolution; the paper one.
-    - `tuning`: ours follows the number of images; the paper's are numbers for a million.
+    - `tuning`: ours follows the number of images, for a quarter of the MasterNet's epochs; the
+      paper's are numbers for a million.
     - `training`: the recipe of MasterNet and winners; "" for that of the case.
     - `final`: the recipe of the last training; "" to keep the winner as it is.
     """
@@ -126,7 +127,7 @@ class SearchSettings:
     # What trains when a block is exchanged: it and the layers that read it; these after the block
     # has matched the MasterNet's maps; or everything.
     tune: Literal["block", "feature", "full"] = "block"
-    # Epochs of a tuning; by default those of its recipe.
+    # Epochs of a tuning; by default a quarter of the MasterNet's.
     tune_epochs: Share | None = None
     # Epochs of the last training; by default those of its recipe.
     final_epochs: Share | None = None
