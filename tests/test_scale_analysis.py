@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -174,3 +175,12 @@ def test_a_line_of_a_csv_file_that_does_not_fit_is_named(tmp_path, line, message
     path.write_text(f"name,width,depth,resolution,epochs,seed,error,ms,images\n{line}\n")
     with pytest.raises(ValueError, match=message):
         read_trainings(path)
+
+
+def test_equal_times_give_no_law_of_the_time_and_no_gain_per_time():
+    rng = np.random.default_rng(0)
+    same = [replace(each, ms=1 + 1e-3 * rng.random()) for each in planted()]
+    (regime,) = analyse(same)
+    assert regime.saturating is None
+    assert regime.gains == ()
+    assert any("no law of the time" in each for each in regime.warnings)

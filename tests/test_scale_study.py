@@ -87,7 +87,7 @@ def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
 
 
 def test_the_folder_is_analysed_from_its_trainings_alone(folder, capsys):
-    trainings, _ = find_trainings(str(folder))
+    trainings = find_trainings(str(folder)).trainings
     (folder / "scale.json").unlink()
     assert run(["analyse-scale", str(folder), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

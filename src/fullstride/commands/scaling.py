@@ -82,9 +82,10 @@ def analyse_scale(
     from fullstride.search.scale.study_files import find_trainings
     from fullstride.strict_json import to_json
 
+    limits: dict[str, Any] = dict(budget_ms=budget_ms, target_epochs=target_epochs)
     if out:
         of_scale.check_outputs(out)
-    results = of_scale.analyse_trainings(source, *find_trainings(source), budget_ms, target_epochs)
+    results = of_scale.analyse_trainings(source, *find_trainings(source), **limits)
     if out:
         of_scale.write_results(out, results)
     if json:

@@ -22,6 +22,9 @@ from fullstride.search.scale.power_law import PowerLaw, fit_power_law
 LAW_POINTS = 4  # on the front, below which no law is fitted
 # A step of less than this share of the time counts as this share, or noise would be the best step.
 LEAST_STEP = 0.05
+# Times of a smaller ratio say nothing of a gain per time: those of tiny networks on a GPU are the
+# launches of their operators, whatever their size.
+LEAST_RATIO = 1.1
 FAR = 3.0  # candidate's time / the longest of the trainings, above which a step is warned of
 MOST_CONDITION = 30.0  # of the axes' logarithms, above which they changed together
 ALTERNATIVES = 5  # steps that are listed
@@ -161,12 +164,16 @@ def analyse_regime(
     if deviation is None:
         warnings.append("no network was trained with two seeds: gains have no noise to compare to")
     saturating = pure = time_law = None
-    if len(front) >= LAW_POINTS:
+    ratio = front[-1].ms / front[0].ms
+    if len(front) >= LAW_POINTS and ratio >= LEAST_RATIO:
         time_law = law_of_times(front, deviation)
         saturating = summary(front, deviation, saturating=True)
         pure = summary(front, deviation, saturating=False)
     else:
-        warnings.append(f"{len(front)} points on the front: a law needs {LAW_POINTS}")
+        warnings.append(
+            f"no law of the time: it needs {LAW_POINTS} points on the front, with times of a ratio "
+            f"of at least {LEAST_RATIO:g}; there are {len(front)}, with {ratio:.2g}"
+        )
     inside = [each for each in points if budget_ms is None or each.ms <= budget_ms]
     if not inside:
         warnings.append(f"no trained network is within {budget_ms:g} ms")
@@ -176,7 +183,7 @@ def analyse_regime(
     if law or time_law:
         by = ", ".join(law.axes) if law else "time"
         if candidates is None:
-            candidates = neighbours(points)
+            candidates = longer(points) if by_time else neighbours(points)
         within = [each for each in candidates if budget_ms is None or each.ms <= budget_ms]
         steps = next_steps(best, within, law, time_law)
     if steps and steps[0].ms > FAR * points[-1].ms:
@@ -242,11 +249,11 @@ def gains_at(
         pairs = [
             pair
             for pair in neighbouring_pairs(points, axis)
-            if {each.name for each in pair} & on_front
+            if {each.name for each in pair} & on_front and pair[1].ms >= LEAST_RATIO * pair[0].ms
         ]
         falls = np.array([small.error - large.error for small, large in pairs])
         doublings = np.array([math.log2(large.ms / small.ms) for small, large in pairs])
-        if not pairs or doublings.sum() <= 0:
+        if not pairs:
             continue
         gain = falls.sum() / doublings.sum()
         half = None
@@ -366,8 +373,7 @@ def neighbours(points: Sequence[FinishedPoint]) -> list[Candidate]:
     """
     axes = varying_axes(points)
     if not axes or len(points) < len(axes) + 2:
-        most = points[-1].ms
-        return [Candidate(f"{ms:.3g} ms", None, ms) for ms in (f * most for f in (1.25, 1.5, 2, 3))]
+        return longer(points)
     values = {axis: sorted({getattr(each.size, axis) for each in points}) for axis in Size._fields}
     for axis in axes:
         step = values[axis][-1] / values[axis][-2]
@@ -387,6 +393,12 @@ def neighbours(points: Sequence[FinishedPoint]) -> list[Candidate]:
         for size in sizes
         if size not in done
     ]
+
+
+def longer(points: Sequence[FinishedPoint]) -> list[Candidate]:
+    """Unknown networks of 1.25 to 3 times the longest time."""
+    times = (factor * points[-1].ms for factor in (1.25, 1.5, 2, 3))
+    return [Candidate(f"a network of {ms:.3g} ms", None, ms) for ms in times]
 
 
 def log_sizes(size: Size, axes: Sequence[str]) -> list[float]:

@@ -193,11 +193,14 @@ def analyse_trainings(
     source: str,
     trainings: Sequence[Training],
     device: str,
+    by_time: bool = False,
+    *,
     budget_ms: float | None = None,
     target_epochs: float | None = None,
 ) -> ScaleResults:
     """The results of finished trainings alone; candidates follow from them."""
-    regimes = analyse(trainings, budget_ms=budget_ms, target_epochs=target_epochs)
+    limits: dict[str, Any] = dict(budget_ms=budget_ms, target_epochs=target_epochs)
+    regimes = analyse(trainings, by_time=by_time, **limits)
     return ScaleResults(
         data_name=source,
         device=device,

@@ -1,6 +1,7 @@
 """Which trainings of a study are in its folder, and which failed?"""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from fullstride.search.block_tuning import TRAINING
 from fullstride.search.scale.costs import PointCost
@@ -59,15 +60,25 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
     return trainings, failures
 
 
-def find_trainings(source: str) -> tuple[list[Training], str]:
-    """Trainings of a folder, a CSV file or a family of Table 7, and where their times are from."""
+class Source(NamedTuple):
+    """Finished trainings."""
+
+    trainings: list[Training]
+    device: str  # where their times are from
+    by_time: bool = False  # whether they are not one network scaled
+
+
+def find_trainings(source: str) -> Source:
+    """Trainings of a folder, a CSV file or a family of Table 7. Raises ValueError for others."""
     if source in ("resnet_rs", "efficientnet"):
-        return table_7(source), TABLE_7
+        return Source(table_7(source), TABLE_7)
     path = Path(source)
     if path.is_dir():
-        return read_study(path)[0], str(path)
+        trainings, _ = read_study(path)
+        costs = saved_stage(path, COSTS, tuple[PointCost, ...])
+        return Source(trainings, str(path), len({cost.point.model for cost in costs}) > 1)
     if path.suffix == ".csv":
-        return read_trainings(path), path.name
+        return Source(read_trainings(path), path.name)
     raise ValueError(
         f"no trainings in {source!r}: give a folder of `fullstride scale`, a .csv file, or "
         "resnet_rs or efficientnet"
