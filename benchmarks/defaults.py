@@ -59,10 +59,10 @@ from fullstride.tasks.classify import Classify
 from fullstride.train import loop
 from fullstride.train.batches import training_batches
 from fullstride.train.precise_statistics import with_precise_statistics
-from fullstride.train.prepare import initial_network
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.defaults import FINETUNE, finetune, scratch
 from fullstride.train.scoring import score_images
+from fullstride.train.starting_network import initial_network
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "cells")

@@ -22,9 +22,9 @@ from fullstride.nets.weights.reader import read, read_shapes
 from fullstride.strict_json import from_json, to_json
 from fullstride.tables import PERMISSIVE, pretrained_networks
 from fullstride.tasks import find_task
-from fullstride.train.prepare import initial_network, initial_weights
 from fullstride.train.recipe import Recipe
 from fullstride.train.run import train
+from fullstride.train.starting_network import initial_network, initial_weights
 
 PHOTOS = dict(classes=10, channels=3, side=300)
 TIMM = "mobilenetv3_small_050"  # the smallest one

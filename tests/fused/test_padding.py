@@ -22,7 +22,7 @@ from fullstride.nets.fused.padding import ONES, corner, padded, padded_spec, unp
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
 from fullstride.tasks import find_task
-from fullstride.train import prepare, run, run_folder
+from fullstride.train import run, run_folder, starting_network
 from fullstride.train.optimizer import build_optimizer
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.defaults import DIGITS
@@ -330,8 +330,8 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
     ]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-3)
     tuned = replace(SHORT, pad_channels=True, epochs=1)
-    start = prepare.initial_weights("tresnet_tiny", str(tmp_path / "padded"))
-    net, _ = prepare.initial_network("tresnet_tiny", find_task(), few_digits, tuned, start)
+    start = starting_network.initial_weights("tresnet_tiny", str(tmp_path / "padded"))
+    net, _ = starting_network.initial_network("tresnet_tiny", find_task(), few_digits, tuned, start)
     assert (
         apart(
             unpadded(padded(net), net.spec),

@@ -25,8 +25,8 @@ from fullstride.train.batches import measurement_batches, repeat, training_batch
 from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.prepare import initial_network
 from fullstride.train.recipe import Recipe
+from fullstride.train.starting_network import initial_network
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")

@@ -11,14 +11,12 @@ import torch
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.measure.environment import Environment
-from fullstride.nets import fused_form, zoo
+from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, Spec
-from fullstride.nets.bundle import Bundle, copy_weights, reorder_outputs
-from fullstride.nets.class_names import permutation
-from fullstride.nets.load_options import LoadOptions, WeightsKind
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.timm_wrapper import TimmNetwork
-from fullstride.tasks import build_head, find_task
+from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Metric, Task
 from fullstride.tasks.temperature import MAX_LOGITS
@@ -40,6 +38,7 @@ from fullstride.train.scoring import (
     score_images,
     scoring_batches,
 )
+from fullstride.train.starting_network import initial_weights, network_to_train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,55 +170,27 @@ def prepare(
     case = case_of(data, weights, width)
     named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe, case=case)
     recipe = named.recipe
-    for name in ("soup", "early_stop_patience"):
-        if getattr(recipe, name) and not data.minival:
-            raise ValueError(
-                f"recipe.{name} {getattr(recipe, name)} needs a minival to compare epochs on: set "
-                "it to 0, or leave --minival 0 out"
-            )
+    check_recipe(recipe, data, weights)
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
     task = (task or find_task()).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
-    if not weights and (recipe.freeze_stages or recipe.freeze_epochs or recipe.frozen):
-        raise ValueError(
-            "recipe.freeze_stages, recipe.freeze_epochs and recipe.frozen would leave random "
-            "weights as they are: give --weights, or leave them out"
-        )
     start = initial_weights(model, weights, weights_kind)
-    # runs of earlier versions have the resolution of the network, not that of the weights
-    side = saved.preprocessing["resolution"] if saved else None
-    net, pre = initial_network(model, task, data, recipe, start, side, width, depth)
-    if saved and recipe.draft is None:
-        pre = replace(pre, draft=saved.preprocessing["draft"])
-    net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    spec, net = net.spec, fused_form.padded(net, model) if recipe.pad_channels else net
+    spec, net, pre = network_to_train(model, task, data, recipe, start, saved, width, depth)
     if workers is None:
         per_epoch = len(data.train) // recipe.batch
         workers = choose_workers(data.train, per_epoch, device)
     batches = training_batches(data, task, pre, recipe, device, workers, context)
     scored = bool(len(data.minival))
     minival = scoring_batches(task, data.minival, pre, device, workers, context) if scored else None
-    resolved = recipe_in_epochs(data, recipe)
-    every = recipe.scored_every(resolved.epochs, len(batches))
-    if saved:
-        resolved = replace(resolved, precision=saved.precision, channels_last=saved.channels_last)
-        every = recipe.score_every_epochs or saved.score_every_epochs
-    resolved = replace(resolved, score_every_epochs=every)
-    resolved = on_device(resolved, device)
+    resolved = recipe_here(recipe, data, len(batches), device, saved)
     teacher = build_teacher(data, pre, resolved, device, teacher_cache)
-    if saved and not resolved.grad_accum_steps:
-        resolved = replace(resolved, grad_accum_steps=saved.grad_accum_steps)
-    resolved = choose_passes(resolved, net, len(data.train), device, context)
+    resolved = with_passes(resolved, net, len(data.train), device, saved, context)
     if resolved.efficiency == "auto":
-        efficiency = saved.efficiency if saved else ""
-        if not efficiency:
-            few = measurement_batches(data, task, pre, recipe, device, batch=8)
-            efficiency = choose_efficiency(
-                resolved, task, net, next(few.epoch(0)), device, context.world_size
-            ).efficiency
-        resolved = resolved.with_efficiency(context.gather(efficiency)[0])
+        few = measurement_batches(data, task, pre, recipe, device, batch=8)
+        efficiency = efficiency_here(resolved, task, net, few, device, saved, context)
+        resolved = resolved.with_efficiency(efficiency)
     config = run_folder.RunConfig(
         model=model,
         weights=weights,
@@ -262,68 +233,67 @@ def prepare(
     )
 
 
-def initial_weights(
-    model: str, weights: str, weights_kind: WeightsKind = "averaged"
-) -> Bundle | None:
-    """The bundle whose weights training of `model` begins with; None for random ones."""
-    if not weights:
-        return None
-    options = LoadOptions(weights_kind=weights_kind)
-    return zoo.load(model if weights == "hub" else weights, model, build_head, options)
-
-
-def initial_network(
-    model: str,
-    task: Task,
-    data: DataSet,
-    recipe: Recipe,
-    start: Bundle | None = None,
-    resolution: int | None = None,
-    width: float = 1.0,
-    depth: float = 1.0,
-) -> tuple[Backbone, Preprocessing]:
-    """The network before training, with random weights or those of `start`, and its preprocessing.
-
-    A classifier for the same classes in another order is put in the order of the data. The
-    resolution is that of the recipe, or else `resolution`, that of `start` or the network's own.
-    `width` and `depth` multiply those of `model`. Gray images are read as RGB, with three equal
-    channels, where the weights of `start` take RGB.
-    """
-    resolution = recipe.resolution or resolution or (start and start.preprocessing.resolution)
-    channels = max(data.channels, start.preprocessing.channels) if start else data.channels
-    torch.manual_seed(recipe.seed)
-    net = zoo.create(
-        model,
-        classes=len(data.classes),
-        in_channels=channels,
-        width=width,
-        depth=depth,
-        resolution=resolution,
-    )
-    if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
-        net.check_size(net.spec.resolution, net.spec.resolution)
-    net.task_head = task.head(net)
-    if net.task_head is not None and recipe.pad_channels:
-        raise ValueError(
-            f"recipe.pad_channels: the head of the task {task.name} cannot be padded: leave it out"
-        )
-    pre = zoo.family_preprocessing(net.spec)
-    if start:
-        outputs = permutation(start.classes, data.classes) if task.single_label else None
-        left = copy_weights(start.net, net)
-        other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
-        if other:
+def check_recipe(recipe: Recipe, data: DataSet, weights: str) -> None:
+    """Raises ValueError, in one line, for what needs a minival or weights that are not there."""
+    for name in ("soup", "early_stop_patience"):
+        if getattr(recipe, name) and not data.minival:
             raise ValueError(
-                f"{start.name} does not begin {model} with {channels} input channels: "
-                f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
+                f"recipe.{name} {getattr(recipe, name)} needs a minival to compare epochs on: set "
+                "it to 0, or leave --minival 0 out"
             )
-        if outputs:
-            reorder_outputs(net, outputs)
-        pre = start.preprocessing
-    return net, replace(
-        pre,
-        resolution=net.spec.resolution,
-        crop=pre.crop if recipe.crop is None else recipe.crop,
-        fit=recipe.fit or pre.fit,
-        draft=recipe.draft is not False,
-    )
+    if not weights and (recipe.freeze_stages or recipe.freeze_epochs or recipe.frozen):
+        raise ValueError(
+            "recipe.freeze_stages, recipe.freeze_epochs and recipe.frozen would leave random "
+            "weights as they are: give --weights, or leave them out"
+        )
+
+
+def recipe_here(
+    recipe: Recipe,
+    data: DataSet,
+    steps_per_epoch: int,
+    device: torch.device | str,
+    saved: run_folder.RunConfig | None,
+) -> Recipe:
+    """The recipe with its length in epochs, and with the numbers that the device decides.
+
+    A run that is resumed has those of `saved`.
+    """
+    resolved = recipe_in_epochs(data, recipe)
+    every = recipe.scored_every(resolved.epochs, steps_per_epoch)
+    if saved:
+        resolved = replace(resolved, precision=saved.precision, channels_last=saved.channels_last)
+        every = recipe.score_every_epochs or saved.score_every_epochs
+    return on_device(replace(resolved, score_every_epochs=every), device)
+
+
+def with_passes(
+    resolved: Recipe,
+    net: Backbone,
+    images: int,
+    device: torch.device | str,
+    saved: run_folder.RunConfig | None,
+    context: DistributedContext,
+) -> Recipe:
+    """The recipe with the passes that a batch is divided into: those of `saved`, or that fit."""
+    if saved and not resolved.grad_accum_steps:
+        resolved = replace(resolved, grad_accum_steps=saved.grad_accum_steps)
+    return choose_passes(resolved, net, images, device, context)
+
+
+def efficiency_here(
+    resolved: Recipe,
+    task: Task,
+    net: Backbone,
+    few: Batches,
+    device: torch.device | str,
+    saved: run_folder.RunConfig | None,
+    context: DistributedContext,
+) -> str:
+    """The fastest form of `net` on the device by batches of `few` images, or that of `saved`."""
+    efficiency = saved.efficiency if saved else ""
+    if not efficiency:
+        batch = next(few.epoch(0))
+        chosen = choose_efficiency(resolved, task, net, batch, device, context.world_size)
+        efficiency = chosen.efficiency
+    return context.gather(efficiency)[0]

@@ -1,0 +1,109 @@
+"""Which network does training begin with? A new one, or one with the weights of another run."""
+
+from dataclasses import replace
+
+import torch
+
+from fullstride.data.dataset import DataSet
+from fullstride.nets import fused_form, zoo
+from fullstride.nets.backbone import Backbone, Spec
+from fullstride.nets.bundle import Bundle, copy_weights, reorder_outputs
+from fullstride.nets.class_names import permutation
+from fullstride.nets.load_options import LoadOptions, WeightsKind
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.tasks import build_head
+from fullstride.tasks.task import Task
+from fullstride.train.recipe import Recipe
+from fullstride.train.run_folder import RunConfig
+
+
+def network_to_train(
+    model: str,
+    task: Task,
+    data: DataSet,
+    recipe: Recipe,
+    start: Bundle | None,
+    saved: RunConfig | None,
+    width: float = 1.0,
+    depth: float = 1.0,
+) -> tuple[Spec, Backbone, Preprocessing]:
+    """The spec of `initial_network` as it is saved, the network as it trains, and the pixels.
+
+    The network has the regularisation of the recipe and, where it says so, padded channels. A run
+    that is resumed keeps the resolution and the decoding of `saved`.
+    """
+    # runs of earlier versions have the resolution of the network, not that of the weights
+    side = saved.preprocessing["resolution"] if saved else None
+    net, pre = initial_network(model, task, data, recipe, start, side, width, depth)
+    if saved and recipe.draft is None:
+        pre = replace(pre, draft=saved.preprocessing["draft"])
+    net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
+    return net.spec, fused_form.padded(net, model) if recipe.pad_channels else net, pre
+
+
+def initial_weights(
+    model: str, weights: str, weights_kind: WeightsKind = "averaged"
+) -> Bundle | None:
+    """The bundle whose weights training of `model` begins with; None for random ones."""
+    if not weights:
+        return None
+    options = LoadOptions(weights_kind=weights_kind)
+    return zoo.load(model if weights == "hub" else weights, model, build_head, options)
+
+
+def initial_network(
+    model: str,
+    task: Task,
+    data: DataSet,
+    recipe: Recipe,
+    start: Bundle | None = None,
+    resolution: int | None = None,
+    width: float = 1.0,
+    depth: float = 1.0,
+) -> tuple[Backbone, Preprocessing]:
+    """The network before training, with random weights or those of `start`, and its preprocessing.
+
+    A classifier for the same classes in another order is put in the order of the data. The
+    resolution is that of the recipe, or else `resolution`, that of `start` or the network's own.
+    `width` and `depth` multiply those of `model`. Gray images are read as RGB, with three equal
+    channels, where the weights of `start` take RGB.
+    """
+    resolution = recipe.resolution or resolution or (start and start.preprocessing.resolution)
+    channels = max(data.channels, start.preprocessing.channels) if start else data.channels
+    torch.manual_seed(recipe.seed)
+    net = zoo.create(
+        model,
+        classes=len(data.classes),
+        in_channels=channels,
+        width=width,
+        depth=depth,
+        resolution=resolution,
+    )
+    if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
+        net.check_size(net.spec.resolution, net.spec.resolution)
+    net.task_head = task.head(net)
+    if net.task_head is not None and recipe.pad_channels:
+        raise ValueError(
+            f"recipe.pad_channels: the head of the task {task.name} cannot be padded: leave it out"
+        )
+    pre = zoo.family_preprocessing(net.spec)
+    if start:
+        outputs = permutation(start.classes, data.classes) if task.single_label else None
+        left = copy_weights(start.net, net)
+        other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
+        if other:
+            raise ValueError(
+                f"{start.name} does not begin {model} with {channels} input channels: "
+                f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
+            )
+        if outputs:
+            reorder_outputs(net, outputs)
+        pre = start.preprocessing
+    return net, replace(
+        pre,
+        resolution=net.spec.resolution,
+        crop=pre.crop if recipe.crop is None else recipe.crop,
+        fit=recipe.fit or pre.fit,
+        draft=recipe.draft is not False,
+    )
