@@ -1,6 +1,7 @@
 """Does a fit that is killed at random moments end as one that was left alone?
 
     python benchmarks/fit_survives.py --out benchmarks/fit_survives.json
+    python benchmarks/fit_survives.py --teacher --kills 6 --out benchmarks/fit_survives_teacher.json
 
 A first fit of the digits shows when each file is complete. A second one is killed by SIGKILL at
 random moments, uniform over the time of the first one: as soon as it has as many complete files as
@@ -9,6 +10,10 @@ third fit, left alone, has the measured times of the second one, which decide be
 and differ from run to run. The second and the third must have the same plan, scores, finalists and
 files, bit for bit, and no file that was complete may be written again. The JSON has each kill with
 the files that were complete, and the comparisons.
+
+With `--teacher` the fit has hours, and of its two networks the better one is beyond the budget, so
+that it trains as a teacher, and the other once more as its student. The moments are uniform over
+these two trainings and what follows.
 """
 
 import argparse
@@ -21,18 +26,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fullstride import zoo
 from fullstride.measure.environment import Environment
 from fullstride.outputs import json_output
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "kills", "same")
-COMMAND = ["fit", "digits", "--budget-ms", "50", "--weights", "none", "--epochs", "6"]
+FIT = ["fit", "digits", "--weights", "none", "--formats", "onnx", "--train-device", "cpu"]
+COMMAND = [*FIT, "--budget-ms", "50", "--epochs", "6", "--precisions", "fp32", "int8"]
 COMMAND += ["--candidates", "genet_tiny", "resnet_rs_tiny", "--resolutions", "16", "24"]
-COMMAND += ["--formats", "onnx", "--precisions", "fp32", "int8", "--train-device", "cpu"]
+# Of a network of 0.06 ms here and one of 1 ms.
+TEACHING = [*FIT, "--budget-ms", "0.25", "--hours", "10", "--epochs", "4", "--precisions", "fp32"]
 # What is complete once it is there. ship/times.json has a second measurement where the first one
 # is in doubt, and seconds.json grows.
 ONCE = ("*.json", "times/*.json", "training_times/*.json", "rungs/*/*.json", "ship/*.json")
@@ -40,7 +48,8 @@ ONCE += ("trials/*/run.json", "trials/*/scores.json", "trials/*/bundle/*", "mode
 GROWING = ("seconds.json", "ship/times.json", "fit.json")
 # Times that are measured, the settings, and their results as they are compared.
 MEASURED = ("fit_config.json", "times", "training_times", "ship/times.json")
-RESULTS = ("times.json", "plan.json", "training.json", "shipping.json", "rungs/*/*.json")
+RESULTS = ("times.json", "plan.json", "training.json", "teaching.json", "shipping.json")
+RESULTS += ("rungs/*/*.json",)
 RESULTS += ("trials/*/bundle/weights.safetensors", "ship/*.onnx", "ship/test.json", "model.onnx")
 VARYING = ("seconds", "environment")  # fields of results
 POLL_S = 0.02
@@ -49,6 +58,16 @@ POLL_S = 0.02
 def start(folder: Path, command: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "fullstride", *command, "--out", str(folder)]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def with_teacher(folder: Path) -> list[str]:
+    """The command of a fit with a teacher; its networks are written to `folder`."""
+    spec, words = zoo.spec("genet_tiny"), [*TEACHING, "--candidates"]
+    for name, width, side in (("small", 0.25, 12), ("large", 2.0, 32)):
+        path = folder / f"{name}.json"
+        path.write_text(replace(spec.scaled(width=width), resolution=side).to_json())
+        words.append(str(path))
+    return words
 
 
 def complete_files(folder: Path) -> dict[str, int]:
@@ -70,6 +89,12 @@ def left_alone(folder: Path, command: Sequence[str] = COMMAND) -> list[float]:
         time.sleep(POLL_S)
     fail_on_error(process)
     return [moment - moments[0] for moment in moments]
+
+
+def seconds_until(folder: Path, name: str) -> float:
+    """Seconds after the first file at which a file was complete."""
+    times = complete_files(folder)
+    return (times[name] - min(times.values())) / 1e9
 
 
 def fail_on_error(process: subprocess.Popen[str]) -> None:
@@ -110,24 +135,27 @@ def kill_at(
 
 def stage_of(folder: Path) -> str:
     """The first stage without a result."""
-    stages = ("data", "candidates", "times", "plan", "training", "shipping")
+    stages = ["data", "candidates", "times", "plan", "training", "shipping"]
+    if json.loads((folder / "fit_config.json").read_text())["settings"]["hours"]:
+        stages.insert(-1, "teaching")
     return next((name for name in stages if not (folder / f"{name}.json").exists()), "results")
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Hashes of all results, of JSON without what varies from run to run."""
+    """Hashes of all results, of JSON without what varies from run to run or by the folder."""
     return {
-        path.relative_to(folder).as_posix(): digest(path)
+        path.relative_to(folder).as_posix(): digest(path, folder)
         for pattern in RESULTS
         for path in sorted(folder.glob(pattern))
         if path.relative_to(folder).as_posix() not in GROWING
     }
 
 
-def digest(path: Path) -> str:
+def digest(path: Path, folder: Path) -> str:
     content = path.read_bytes()
     if path.suffix == ".json":
         content = json.dumps(without_varying(json.loads(content))).encode()
+        content = content.replace(str(folder.resolve()).encode(), b"FOLDER")  # of a teacher
     return hashlib.sha256(content).hexdigest()
 
 
@@ -152,27 +180,30 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSON to write")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--teacher", action="store_true", help="a fit that trains a teacher")
     args = parser.parse_args(words)
     draw = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
         first, second, third = (Path(temporary) / name for name in ("first", "second", "third"))
-        moments = left_alone(first)
+        command = with_teacher(Path(temporary)) if args.teacher else COMMAND
+        moments = left_alone(first, command)
         print(f"alone: {len(moments)} files in {moments[-1]:.1f} s", flush=True)
         kills = []
-        for moment in sorted(draw.uniform(0, moments[-1]) for _ in range(args.kills)):
-            kills.append(kill_at(second, moment, moments))
+        begin = seconds_until(first, "training.json") if args.teacher else 0.0
+        for moment in sorted(draw.uniform(begin, moments[-1]) for _ in range(args.kills)):
+            kills.append(kill_at(second, moment, moments, command))
             print(kills[-1], flush=True)
         before = complete_files(second)
-        fail_on_error(start(second))
+        fail_on_error(start(second, command))
         after = complete_files(second)
         copy_measured(second, third)
-        fail_on_error(start(third))
+        fail_on_error(start(third, command))
         killed, alone = digests(second), digests(third)
     different = sorted(name for name in {*killed, *alone} if killed.get(name) != alone.get(name))
     again = [name for name in before if after[name] != before[name]]
     result = {
         "environment": asdict(Environment.here()),
-        "command": " ".join(COMMAND),
+        "command": " ".join(command),
         "seconds": round(moments[-1], 1),
         "kills": kills,
         "written_again": [name for kill in kills for name in kill["written_again"]] + again,

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -362,6 +363,23 @@ def test_what_the_budget_buys_is_a_table_and_a_picture():
     assert "genet_tiny-160" not in picture
     with pytest.raises(ValueError, match="time"):
         budget_figure(fits(many, times[-1:]))
+
+
+@pytest.mark.parametrize("budget_ms", [1e3, 1e6, 1e9, 1e15])
+def test_the_picture_of_a_loose_budget_has_an_axis_that_can_be_read(budget_ms):
+    times = [fixed(0.08, "genet_tiny-32"), fixed(0.1, "genet_tiny-64")]
+    budget = Budget(ms_per_image=budget_ms)
+    figure = budget_figure(fits(candidates(32, 64), times, budget))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    boxes = [
+        label.get_window_extent()
+        for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        if low <= tick <= high
+    ]
+    assert len(boxes) >= 3
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_of_hundreds_of_candidates_those_near_the_budget_have_a_line():

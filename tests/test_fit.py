@@ -1,7 +1,9 @@
 """`fit`: from images and a budget to a file that ships, its events, and its errors."""
 
 import json
+import re
 import resource
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -98,6 +100,29 @@ def test_the_same_fit_again_runs_nothing_and_ends_in_the_same_results(whole, dig
 
 
 @pytest.mark.slow
+def test_what_is_left_of_the_training_of_losers_is_deleted_once_a_file_ships(
+    whole, digits, tmp_path
+):
+    """As if the outcome had one finalist: the other candidate's checkpoints go, the runs stay."""
+    folder = shutil.copytree(whole[0], tmp_path / "mine")
+    training = json.loads((folder / "training.json").read_text())
+    winner, loser = training["result"]["finalists"]
+    training["result"]["finalists"] = [winner]
+    (folder / "training.json").write_text(json.dumps(training))
+
+    def lines() -> list[str]:
+        events = fit_data(digits, folder, SETTINGS, SHORT, train_device="cpu", workers=0)
+        return [event.line for event in events if event.stage == "results" and event.line]
+
+    (line,) = lines()
+    assert re.fullmatch(r"deleted [1-9]\d* MiB: .*", line)
+    left = {each.name for each in (folder / "trials" / loser).iterdir()}
+    assert left & {"checkpoint.pt", "best"} == set()
+    assert {"log.jsonl", "scores.json", "bundle"} <= left
+    assert (folder / "trials" / winner / "checkpoint.pt").exists()
+    assert lines() == []
+
+
 def test_every_result_of_a_stage_is_shown_as_lines_and_tables(whole):
     folder, events, _ = whole
     parts = {event.stage: shown(event, folder) for event in events if not event.line}

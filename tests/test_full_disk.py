@@ -12,12 +12,16 @@ import pytest
 import torch
 
 from fullstride import cli, writing
+from fullstride.autofit.fit import fit_data
+from fullstride.autofit.settings import FitSettings
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.search.study_folder import Event
 from fullstride.train import run, run_folder
 from fullstride.train.distill import CachedTeacher, Teacher, allocate
+from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.defaults import DIGITS
 from fullstride.train.tensorboard import open_board
 
@@ -70,6 +74,65 @@ def test_wherever_the_disk_is_full_the_same_run_goes_on(few_digits, tmp_path, mo
     monkeypatch.setattr(writing, "_sync", sync)
     again = [row["loss"] for row in run.train(folder, "genet_tiny", few_digits, SHORT)]
     assert again == whole
+
+
+# Files of a fit in the order in which they are written: some of every stage.
+OF_FIT = (
+    "fit_config.json",
+    "seconds.json",
+    "data.json",
+    "candidates.json",
+    "times/genet_tiny-16.json",
+    "times.json",
+    "budget.png",
+    "training_times/genet_tiny-16.json",
+    "plan.json",
+    "trials/genet_tiny-16/run.json",
+    "trials/genet_tiny-16/checkpoint.pt",
+    "trials/genet_tiny-16/bundle",
+    "rungs/1/genet_tiny-16.json",
+    "training.json",
+    "ship/times.json",
+    "shipping.json",
+    "fit.json",
+    "report.html",
+    "files.png",
+)
+
+
+@pytest.mark.slow
+def test_wherever_the_disk_is_full_the_same_fit_goes_on(few_digits, tmp_path, monkeypatch):
+    settings = FitSettings(
+        budget_ms=1000,
+        weights="none",
+        candidates=("genet_tiny",),
+        resolutions=(16,),
+        formats=("onnx",),
+        precisions=("fp32",),
+    )
+    recipe = RecipeChoice(changes={"epochs": 1.0, "batch": 32})
+    folder, sync, full_at = tmp_path / "fit", writing._sync, list[str]()
+
+    def full(path: Path) -> None:
+        place = path.relative_to(folder).parent / path.name.split(".new")[0].lstrip(".")
+        if any(place.as_posix().startswith(f"{name}.") for name in full_at):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(path)
+
+    def events() -> list[Event]:
+        return [*fit_data(few_digits, folder, settings, recipe, train_device="cpu", workers=0)]
+
+    monkeypatch.setattr(writing, "_sync", full)
+    for name in OF_FIT:
+        full_at[:] = [name]
+        with pytest.raises(OSError, match="No space") as caught:
+            events()
+        assert caught.value.filename == str(folder / name)
+        assert not (folder / name).exists() or name == "seconds.json"
+    full_at.clear()
+    result = events()[-1].result
+    assert (folder / result.shipment.model).exists()
+    assert [score.epochs for score in result.outcome.scores] == [1]
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56a4d9")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
 WIDE_RANGE = 4.0  # slowest / fastest above which the latency axis is logarithmic
+MOST_DECADES = 4  # of a logarithmic axis with three labels in each
 STRIP = 0.2  # share of the height, below the accuracies, for networks that were not trained
 LABEL_OFFSETS = [
     (across * far, up * far)
@@ -153,8 +154,13 @@ def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Label 1, 2 and 5 of every decade of a logarithmic axis with plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """Label 1, 2 and 5 of every decade of a logarithmic axis with plain numbers.
+
+    Of an axis with limits more than `MOST_DECADES` apart, powers of ten alone have room.
+    """
+    low, high = axis.get_view_interval()
+    is_wide = 0 < low * 10**MOST_DECADES < high
+    axis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
