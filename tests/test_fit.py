@@ -1,9 +1,12 @@
 """`fit`: from images and a budget to a file that ships, its events, and its errors."""
 
 import json
+import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -188,6 +191,21 @@ def test_what_cannot_be_fitted_is_one_line(digits, tmp_path, changes, recipe, hi
     with pytest.raises(ValueError, match=hint) as error:
         [*fit_data(digits, tmp_path / "fit", settings, RecipeChoice(changes=recipe))]
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_folder_that_may_not_be_written_to_is_one_line(tmp_path):
+    tmp_path.chmod(0o555)
+    words = [sys.executable, "-m", "fullstride", "fit", "digits", "--budget-ms", "5"]
+    if os.geteuid() == 0:  # who may write everywhere, unless the capability is dropped
+        if not shutil.which("setpriv"):
+            pytest.skip("root may write everywhere")
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *words]
+    ended = subprocess.run([*words, "--out", tmp_path / "mine"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert str(tmp_path) in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_class_and_no_minival_are_refused_before_anything_is_written(digits, tmp_path):
