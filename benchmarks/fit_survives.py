@@ -44,7 +44,7 @@ TEACHING = [*FIT, "--budget-ms", "0.25", "--hours", "10", "--epochs", "4", "--pr
 # What is complete once it is there. ship/times.json has a second measurement where the first one
 # is in doubt, and seconds.json grows.
 ONCE = ("*.json", "times/*.json", "training_times/*.json", "rungs/*/*.json", "ship/*.json")
-ONCE += ("trials/*/run.json", "trials/*/scores.json", "trials/*/bundle/*", "model.onnx")
+ONCE += ("trials/*/scores.json", "trials/*/bundle/*", "model.onnx")
 GROWING = ("seconds.json", "ship/times.json", "fit.json")
 # Times that are measured, the settings, and their results as they are compared.
 MEASURED = ("fit_config.json", "times", "training_times", "ship/times.json")
