@@ -186,3 +186,20 @@ def test_two_drivers_of_one_folder_share_the_trials(environment, tmp_path):
     assert [starts(trial) for trial in trials] == [[0]] * TRIALS
     for trial in trials:
         check_steps(trial)
+
+
+@pytest.mark.slow
+def test_a_job_whose_time_is_over_is_requeued_and_goes_on(environment, tmp_path):
+    """By the signal that Slurm sends then."""
+    folder = tmp_path / "study"
+    trials = trials_in(folder)
+    driver, log = drive("slurm", folder, environment)
+    with log:
+        wait_until((trials[0].folder / "steps").exists, driver, log)
+        process = (trials[0].folder / "starts").read_text().split()[-1]
+        os.kill(int(process), signal.SIGUSR2)
+        assert driver.wait(WAIT_S) == 0, read(log)
+    begin, again = starts(trials[0])
+    assert begin == 0 < again
+    check_steps(trials[0])
+    assert len(list(folder.glob("slurm/*_submitted.pkl"))) == TRIALS, "the same jobs"
