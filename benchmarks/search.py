@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from defaults import find_file
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.latency.estimator import Estimator
@@ -71,8 +71,8 @@ class Case:
 
 
 CASES = {
-    "digits": Case(train=200, minival=800, side=16, epochs=20, batch=32),
-    "fashion": Case(train=1000, minival=2000, side=28, epochs=8, batch=64),
+    "digits": Case(train=400, minival=700, side=16, epochs=60, batch=32),
+    "fashion": Case(train=1000, minival=2000, side=28, epochs=30, batch=64),
 }
 QUICK = {
     "digits": Case(train=100, minival=300, side=16, epochs=12, batch=32),
@@ -212,9 +212,9 @@ def correlation(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning], c
     trials = {f"random-{n:02d}": (job.spec(row, job.home), 0) for n, row in enumerate(rows)}
     scores = [each.score for each in train_all(job, trials).values()]
     predicted, _ = model_of(job, master, tunings).predict(rows)
-    return float(spearmanr(predicted, scores)[0]), list(
-        zip(predicted.tolist(), scores, strict=True)
-    )
+    # Spearman's is Pearson's correlation of the ranks.
+    spearman = np.corrcoef(rankdata(predicted), rankdata(scores))[0, 1]
+    return float(spearman), list(zip(predicted.tolist(), scores, strict=True))
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -245,7 +245,9 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case", choices=[*CASES])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, required=True)
@@ -275,10 +277,11 @@ def main() -> None:
     settings = replace(settings, budget_ms=SHARE * own_ms)
     folder = words.work / "search"
     how: dict[str, Any] = dict(train_device="cpu", workers=0)
-    for event in search_events(data, folder, settings, recipe, **how):
-        for part in shown(event, folder):
+    last = None
+    for last in search_events(data, folder, settings, recipe, **how):
+        for part in shown(last, folder):
             print(part, flush=True)
-        results = event.result
+    assert last is not None
     job = SearchJob(
         folder=words.work / "search",
         data=replace(data, test=data.test.subset([])),
@@ -289,7 +292,7 @@ def main() -> None:
         devices=local_devices("cpu"),
         workers=0,
     )
-    best = results.best.finalist
+    best = last.result.best.finalist
     master = saved_stage(folder, "master", TunedScore)
     tunings = [
         tuning
