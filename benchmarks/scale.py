@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fullstride.console import console
 from fullstride.data.dataset import open_data
 from fullstride.measure.environment import Environment
 from fullstride.outputs import json_output
@@ -28,7 +29,7 @@ from fullstride.writing import atomic_write, check_output
 
 OUTPUT = json_output("results of a benchmark", "environment", "digits", "table_7")
 GRID: dict[str, Any] = dict(models=("genet_tiny",), widths=(0.5, 1.0), depths=(1.0,))
-GRID |= dict(resolutions=(8, 12, 16), regimes=("3", "10"), band=1)
+GRID |= dict(resolutions=(8, 12, 16, 24), regimes=("3", "10"), band=1)
 
 
 def main() -> None:
@@ -42,7 +43,8 @@ def main() -> None:
     for name, changes in (("part", {}), ("whole", dict(full_grid=True))):
         settings = ScaleSettings(**GRID, **changes)
         for event in scale_data(data, arguments.work, settings, recipe, train_device="cpu"):
-            print(*(line for line in shown(event, arguments.work)), sep="\n", flush=True)
+            for part in shown(event, arguments.work):
+                print(part) if isinstance(part, str) else console().print(part)
         parts[name] = event.result
     results = dict(
         environment=asdict(Environment.here("cpu")),
