@@ -71,7 +71,7 @@ class Case:
 
 
 CASES = {
-    "digits": Case(train=400, minival=700, side=16, epochs=60, batch=32),
+    "digits": Case(train=200, minival=800, side=16, epochs=40, batch=32),
     "fashion": Case(train=1000, minival=2000, side=28, epochs=30, batch=64),
 }
 QUICK = {
