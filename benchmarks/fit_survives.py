@@ -203,7 +203,7 @@ def main(words: Sequence[str] | None = None) -> None:
     again = [name for name in before if after[name] != before[name]]
     result = {
         "environment": asdict(Environment.here()),
-        "command": " ".join(command),
+        "command": " ".join(command).replace(f"{temporary}/", ""),
         "seconds": round(moments[-1], 1),
         "kills": kills,
         "written_again": [name for kill in kills for name in kill["written_again"]] + again,
