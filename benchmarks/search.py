@@ -40,17 +40,23 @@ from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
 from fullstride.outputs import json_output
-from fullstride.search.block_tuning import TRAINING, TunedScore, train_trial
-from fullstride.search.llr import search_events
-from fullstride.search.search_folder import DeviceTimes, Tuning
-from fullstride.search.search_job import SearchJob, describe, find_master, find_space, find_variants
-from fullstride.search.search_lines import shown
-from fullstride.search.search_plan import master_choice
-from fullstride.search.settings import HERE, SearchSettings
+from fullstride.search.llr.lines import shown
+from fullstride.search.llr.plan import master_choice
+from fullstride.search.llr.search_folder import DeviceTimes, Tuning
+from fullstride.search.llr.search_job import (
+    SearchJob,
+    describe,
+    find_master,
+    find_space,
+    find_variants,
+)
+from fullstride.search.llr.settings import HERE, SearchSettings
+from fullstride.search.llr.study import search_events
+from fullstride.search.llr.times_here import find_label, measure_specs
+from fullstride.search.llr.tunings import model_of
 from fullstride.search.study_folder import plain, read_seconds, run_stage, saved_stage
-from fullstride.search.times_here import find_label, measure_specs
 from fullstride.search.trials import local_devices, run_trials
-from fullstride.search.tunings import model_of
+from fullstride.search.tuning.block_tuning import TRAINING, TunedScore, train_trial
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
 from fullstride.writing import atomic_write

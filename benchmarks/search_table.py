@@ -27,9 +27,9 @@ import numpy as np
 
 from fullstride.measure.environment import Environment
 from fullstride.outputs import json_output
-from fullstride.search.additive import fit
-from fullstride.search.proposals import first_design, next_structures
-from fullstride.search.space import Place, Space
+from fullstride.search.structures.additive import fit
+from fullstride.search.structures.proposals import first_design, next_structures
+from fullstride.search.structures.space import Place, Space
 from fullstride.storage import read_regular
 from fullstride.writing import atomic_write
 

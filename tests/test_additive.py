@@ -1,4 +1,4 @@
-"""search/additive.py: the posterior is the textbook's, and its intervals cover what is true."""
+"""structures/additive.py: the posterior is the textbook's, and its intervals cover what is true."""
 
 from functools import partial
 
@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from fullstride.nets import zoo
-from fullstride.search.additive import AdditiveModel, fit, fit_paper
-from fullstride.search.net_space import NetSpace, net_space
-from fullstride.search.proposals import first_design
-from fullstride.search.space import Place, Space
+from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
+from fullstride.search.structures.net_space import NetSpace, net_space
+from fullstride.search.structures.proposals import first_design
+from fullstride.search.structures.space import Place, Space
 
 REPETITIONS = 200
 

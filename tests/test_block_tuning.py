@@ -14,8 +14,9 @@ import torch
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.spec import NetSpec
-from fullstride.search import block_tuning
-from fullstride.search.block_tuning import (
+from fullstride.search.trials import Failure, run_trials
+from fullstride.search.tuning import block_tuning
+from fullstride.search.tuning.block_tuning import (
     PAPER_TUNING,
     RUN,
     TRAINING,
@@ -25,9 +26,8 @@ from fullstride.search.block_tuning import (
     tune_trial,
     tuning_recipe,
 )
-from fullstride.search.exchange import exchanged
-from fullstride.search.feature_matching import maps_at, matched
-from fullstride.search.trials import Failure, run_trials
+from fullstride.search.tuning.exchange import exchanged
+from fullstride.search.tuning.feature_matching import maps_at, matched
 from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.defaults import DIGITS
@@ -168,7 +168,7 @@ def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, 
 
 KILLED = """
 import os, pickle, signal, sys
-from fullstride.search.block_tuning import TUNING
+from fullstride.search.tuning.block_tuning import TUNING
 from fullstride.search.trials import run_trials
 from fullstride.train import run_folder
 

@@ -11,9 +11,9 @@ from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import load_profile
 from fullstride.nets import zoo
 from fullstride.nets.blocks import SE, SpaceToDepthStem, Style
-from fullstride.search.latency_tables import LatencyTables
-from fullstride.search.net_space import net_space
-from fullstride.search.select import select
+from fullstride.search.llr.latency_tables import LatencyTables
+from fullstride.search.structures.net_space import net_space
+from fullstride.search.structures.select import select
 
 GENET = zoo.spec("genet_light")
 STYLED = replace(

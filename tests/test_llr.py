@@ -15,15 +15,15 @@ from fullstride.data.dataset import open_data
 from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import load_profile
 from fullstride.nets import zoo
-from fullstride.search.block_tuning import TunedScore
-from fullstride.search.llr import search_events
-from fullstride.search.net_space import net_space
-from fullstride.search.search_folder import Tuning, Variant
-from fullstride.search.search_job import SearchJob, find_master, find_space, find_variants
-from fullstride.search.search_lines import shown
-from fullstride.search.search_plan import design_of
-from fullstride.search.settings import PAPER, SearchSettings
-from fullstride.search.tunings import model_of, paired_error
+from fullstride.search.llr.lines import shown
+from fullstride.search.llr.plan import design_of
+from fullstride.search.llr.search_folder import Tuning, Variant
+from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
+from fullstride.search.llr.settings import PAPER, SearchSettings
+from fullstride.search.llr.study import search_events
+from fullstride.search.llr.tunings import model_of, paired_error
+from fullstride.search.structures.net_space import net_space
+from fullstride.search.tuning.block_tuning import TunedScore
 from fullstride.train.recipes.choice import RecipeChoice
 
 PROFILE = "rtx4090-compiled"
@@ -239,7 +239,7 @@ sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from test_llr import HOW, SETTINGS, SHORT
 from fullstride.data.dataset import open_data
-from fullstride.search.llr import search_events
+from fullstride.search.llr.study import search_events
 if __name__ == "__main__":
     digits = open_data("digits")
     data = replace(digits, train=digits.train.subset(range(32)),

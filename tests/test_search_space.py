@@ -1,4 +1,4 @@
-"""search/space.py and net_space.py: structures are networks, and features what they say."""
+"""structures/net_space.py: structures are networks, and features what they say of these."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from fullstride.nets import zoo
 from fullstride.nets.blocks import SE, Basic, Bottleneck, ConvStem
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
-from fullstride.search.net_space import Choice, net_space
-from fullstride.search.space import Place, Space
+from fullstride.search.structures.net_space import Choice, net_space
+from fullstride.search.structures.space import Place, Space
 
 MASTERS = ("genet_tiny", "genet_light", "masternet_1", "resnet18", "resnet_rs_50", "tresnet_m")
 CASES = pairwise_cover(MASTERS, (False, True), (False, True), (False, True))

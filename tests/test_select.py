@@ -1,4 +1,4 @@
-"""search/select.py and proposals.py: the best within a budget, against exhaustive search."""
+"""structures/select.py, proposals.py: the best within a budget, against exhaustive search."""
 
 import time
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fullstride.nets import zoo
-from fullstride.search.additive import fit
-from fullstride.search.net_space import net_space
-from fullstride.search.proposals import first_design, next_structures
-from fullstride.search.select import select
-from fullstride.search.space import Place, Space, values
+from fullstride.search.structures.additive import fit
+from fullstride.search.structures.net_space import net_space
+from fullstride.search.structures.proposals import first_design, next_structures
+from fullstride.search.structures.select import select
+from fullstride.search.structures.space import Place, Space, values
 
 CHOICES = (6, 9, 8, 7, 5)
 

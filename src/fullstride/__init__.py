@@ -23,7 +23,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
 # quick.
 PUBLIC = {
     "fit": "fullstride.autofit.fit",
-    "search_network": "fullstride.search.llr",
+    "search_network": "fullstride.search.llr.study",
     "scale": "fullstride.search.scale.study",
     "zoo": "fullstride.nets.zoo",
     "NetSpec": "fullstride.nets.spec",

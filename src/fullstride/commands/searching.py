@@ -8,7 +8,7 @@ from tyro.conf import arg
 from fullstride.commands.flags import Data
 from fullstride.console import console, printable, report_ignored
 from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.settings import SearchSettings
+from fullstride.search.llr.settings import SearchSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[SearchSettings, arg(name="")]  # the flags have the names of its fields
@@ -47,8 +47,8 @@ def search(
         dry_run: End with the plan and its total cost, before anything is trained.
     """
     from fullstride.data.dataset import open_data
-    from fullstride.search.llr import search_events
-    from fullstride.search.search_lines import shown
+    from fullstride.search.llr.lines import shown
+    from fullstride.search.llr.study import search_events
 
     settings.budget()  # before the data are read
     splits: dict[str, Any] = dict(minival=minival, test=test, group=group)

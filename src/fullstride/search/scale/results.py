@@ -16,8 +16,9 @@ from fullstride.report import plots
 from fullstride.report.console_tables import table
 from fullstride.report.page import render_template, write
 from fullstride.report.scaling_plot import ScalingPanel, ScalingPoint, scaling_figure
-from fullstride.search.scale.analysis import AxisGain, Law, NextStep, RegimeAnalysis, analyse
+from fullstride.search.scale.analysis import AxisGain, Law, RegimeAnalysis, analyse
 from fullstride.search.scale.finished import COLUMNS, Training, write_trainings
+from fullstride.search.scale.next_steps import NextStep
 from fullstride.strict_json import to_json
 from fullstride.writing import atomic_write, check_output
 

@@ -10,14 +10,14 @@ from rich.table import Table
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.measure.environment import choose_device
 from fullstride.measure.memory.limits import budget_bytes
-from fullstride.search.block_tuning import TRAINING, train_trial
 from fullstride.search.clusters.executors import find_executor
 from fullstride.search.clusters.settings import ExecutorSettings
 from fullstride.search.locks import lock_study
-from fullstride.search.scale.analysis import Candidate, analyse, law_of_axes
+from fullstride.search.scale.analysis import analyse
 from fullstride.search.scale.costs import PointCost, point_costs
 from fullstride.search.scale.finished import points_of, seed_deviation
 from fullstride.search.scale.grid import ScalePoint, band, grid
+from fullstride.search.scale.next_steps import Candidate, law_of_axes
 from fullstride.search.scale.plan import (
     PlannedTraining,
     Regime,
@@ -41,6 +41,7 @@ from fullstride.search.study_folder import (
     stage_events,
 )
 from fullstride.search.trials import Executor, run_trials
+from fullstride.search.tuning.block_tuning import TRAINING, train_trial
 from fullstride.train.recipes.choice import RecipeChoice
 
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from fullstride.search.block_tuning import TRAINING
 from fullstride.search.scale.costs import PointCost
 from fullstride.search.scale.finished import TABLE_7, Training, read_trainings, table_7
 from fullstride.search.scale.plan import PlannedTraining
 from fullstride.search.study_folder import saved_stage
 from fullstride.search.trials import Failure, Trial
+from fullstride.search.tuning.block_tuning import TRAINING
 
 TRIALS, COSTS = "trials", "costs"
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from fullstride.search.additive import AdditiveModel
-from fullstride.search.select import Costs, select
-from fullstride.search.space import Place, Space
+from fullstride.search.structures.additive import AdditiveModel
+from fullstride.search.structures.select import Costs, select
+from fullstride.search.structures.space import Place, Space
 
 PER_PLACE = 9  # samples of a place and class, as in the paper
 CANDIDATES = 100_000  # random structures for each proposal

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fullstride.data.dataset import DataSet
 from fullstride.latency.profiles import Profile
 from fullstride.search import study_folder
-from fullstride.search.settings import SearchSettings
+from fullstride.search.llr.settings import SearchSettings
 from fullstride.search.study_folder import StudyConfig, StudyKind
 from fullstride.train.recipes.choice import RecipeChoice
 

@@ -14,8 +14,8 @@ from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import total_seconds
 from fullstride.latency.spec_operators import Part, halved, parts, stage_parts
 from fullstride.nets.spec import NetSpec, Stage
-from fullstride.search.net_space import NetSpace
-from fullstride.search.settings import Clock
+from fullstride.search.llr.settings import Clock
+from fullstride.search.structures.net_space import NetSpace
 
 Counted = list[tuple[Part, int]]
 

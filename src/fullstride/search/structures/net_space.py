@@ -11,7 +11,7 @@ import numpy as np
 
 from fullstride.nets.blocks import Basic, Bottleneck
 from fullstride.nets.spec import NetSpec, Stage
-from fullstride.search.space import Place, Space
+from fullstride.search.structures.space import Place, Space
 
 WIDTH_STEP = 8  # channels, for tensor cores
 KERNELS = (3, 5)

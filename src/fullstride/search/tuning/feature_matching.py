@@ -12,7 +12,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.nets.backbone import Backbone, Masks
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
-from fullstride.search.exchange import Exchange, is_below, parts_of
+from fullstride.search.tuning.exchange import Exchange, is_below, parts_of
 from fullstride.tasks.classify import Classify
 from fullstride.train.batches import recipe_in_epochs, training_batches
 from fullstride.train.loop import Epoch, train_epochs

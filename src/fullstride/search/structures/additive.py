@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullstride.search.space import Space
+from fullstride.search.structures.space import Space
 
 # Of what is estimated: points of the grids, and the decades below and above the scores' deviation.
 GRID, DECADES = 40, (-3.0, 1.0)

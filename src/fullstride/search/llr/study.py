@@ -15,11 +15,10 @@ from typing import Any
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.latency.profiles import load_profile
 from fullstride.outputs import json_output
-from fullstride.search.block_tuning import TunedScore
 from fullstride.search.clusters.executors import find_executor
 from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.locks import lock_study
-from fullstride.search.search_folder import (
+from fullstride.search.llr.plan import make_plan, time_networks
+from fullstride.search.llr.search_folder import (
     DeviceTimes,
     Finalist,
     Regression,
@@ -28,14 +27,11 @@ from fullstride.search.search_folder import (
     Winner,
     create_or_resume,
 )
-from fullstride.search.search_job import SearchJob, find_master, find_space, find_variants
-from fullstride.search.search_plan import make_plan, time_networks
-from fullstride.search.settings import SearchSettings
-from fullstride.search.study_folder import Event, read_seconds, run_stage, stage_events
-from fullstride.search.times_here import find_label
-from fullstride.search.trials import local_devices
-from fullstride.search.tunings import go_on, regress, run_design, train_master
-from fullstride.search.winners import (
+from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
+from fullstride.search.llr.settings import SearchSettings
+from fullstride.search.llr.times_here import find_label
+from fullstride.search.llr.tunings import go_on, regress, run_design, train_master
+from fullstride.search.llr.winners import (
     best_of,
     measure_finalists,
     results_of,
@@ -44,6 +40,10 @@ from fullstride.search.winners import (
     train_final,
     train_winners,
 )
+from fullstride.search.locks import lock_study
+from fullstride.search.study_folder import Event, read_seconds, run_stage, stage_events
+from fullstride.search.trials import local_devices
+from fullstride.search.tuning.block_tuning import TunedScore
 from fullstride.strict_json import to_json
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.writing import atomic_write

@@ -8,9 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from fullstride.latency.profiles import Profile, load_profile
-from fullstride.search.block_tuning import PAPER_TUNING, SPEC_OUTPUT, tuning_recipe
-from fullstride.search.proposals import Design, first_design
-from fullstride.search.search_folder import (
+from fullstride.search.llr.search_folder import (
     DeviceTimes,
     MeasuredStructure,
     PlannedTrainings,
@@ -18,9 +16,11 @@ from fullstride.search.search_folder import (
     Structure,
     Variant,
 )
-from fullstride.search.search_job import SearchJob
-from fullstride.search.select import fastest
-from fullstride.search.times_here import find_label, fit_profile, measure_specs
+from fullstride.search.llr.search_job import SearchJob
+from fullstride.search.llr.times_here import find_label, fit_profile, measure_specs
+from fullstride.search.structures.proposals import Design, first_design
+from fullstride.search.structures.select import fastest
+from fullstride.search.tuning.block_tuning import PAPER_TUNING, SPEC_OUTPUT, tuning_recipe
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.precise_statistics import MAX_IMAGES
 from fullstride.train.prepare import prepare

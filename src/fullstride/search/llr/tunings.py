@@ -5,10 +5,14 @@ from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 
-from fullstride.search.additive import AdditiveModel, fit, fit_paper
-from fullstride.search.block_tuning import TRAINING, TUNING, TunedScore, train_trial, tune_trial
-from fullstride.search.proposals import next_structures
-from fullstride.search.search_folder import (
+from fullstride.search.llr.plan import (
+    design_of,
+    further_tunings,
+    generator,
+    master_choice,
+    tuning_choice,
+)
+from fullstride.search.llr.search_folder import (
     DeviceTimes,
     Regression,
     Slope,
@@ -16,17 +20,19 @@ from fullstride.search.search_folder import (
     Tuning,
     Variant,
 )
-from fullstride.search.search_job import SearchJob
-from fullstride.search.search_plan import (
-    design_of,
-    further_tunings,
-    generator,
-    master_choice,
-    tuning_choice,
-)
-from fullstride.search.select import fastest
+from fullstride.search.llr.search_job import SearchJob
+from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
+from fullstride.search.structures.proposals import next_structures
+from fullstride.search.structures.select import fastest
 from fullstride.search.study_folder import run_stage
 from fullstride.search.trials import Failure, Trial
+from fullstride.search.tuning.block_tuning import (
+    TRAINING,
+    TUNING,
+    TunedScore,
+    train_trial,
+    tune_trial,
+)
 
 AT_ONCE = 4  # trainings between two fits of the model
 PROPOSE = 3  # purpose of random draws, beside those of `search_plan`

@@ -11,9 +11,14 @@ from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
 from fullstride.nets import zoo
-from fullstride.search.additive import AdditiveModel
-from fullstride.search.block_tuning import TRAINING, TunedScore, train_trial
-from fullstride.search.search_folder import (
+from fullstride.search.llr.plan import (
+    final_choice,
+    generator,
+    master_choice,
+    measure_structures,
+    profile_of,
+)
+from fullstride.search.llr.search_folder import (
     DeviceTimes,
     Finalist,
     SearchResults,
@@ -22,17 +27,12 @@ from fullstride.search.search_folder import (
     Variant,
     Winner,
 )
-from fullstride.search.search_job import SearchJob, describe
-from fullstride.search.search_plan import (
-    final_choice,
-    generator,
-    master_choice,
-    measure_structures,
-    profile_of,
-)
-from fullstride.search.select import select
+from fullstride.search.llr.search_job import SearchJob, describe
+from fullstride.search.llr.tunings import fits, model_of
+from fullstride.search.structures.additive import AdditiveModel
+from fullstride.search.structures.select import select
 from fullstride.search.trials import Failure, Trial
-from fullstride.search.tunings import fits, model_of
+from fullstride.search.tuning.block_tuning import TRAINING, TunedScore, train_trial
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
 

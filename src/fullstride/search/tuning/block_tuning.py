@@ -17,10 +17,10 @@ from fullstride.nets.bundle import WEIGHTS
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.outputs import json_output
-from fullstride.search.exchange import exchanged
-from fullstride.search.feature_matching import matched
 from fullstride.search.run_scores import score_run, train_to
 from fullstride.search.trials import Study, Trial
+from fullstride.search.tuning.exchange import exchanged
+from fullstride.search.tuning.feature_matching import matched
 from fullstride.storage import remove
 from fullstride.train import run_folder
 from fullstride.train.prepare import prepare

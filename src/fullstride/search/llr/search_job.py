@@ -12,10 +12,10 @@ from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
-from fullstride.search.latency_tables import LatencyTables
-from fullstride.search.net_space import NetSpace, net_space
-from fullstride.search.search_folder import TRIALS, Structure, Variant
-from fullstride.search.settings import Method, SearchSettings
+from fullstride.search.llr.latency_tables import LatencyTables
+from fullstride.search.llr.search_folder import TRIALS, Structure, Variant
+from fullstride.search.llr.settings import Method, SearchSettings
+from fullstride.search.structures.net_space import NetSpace, net_space
 from fullstride.search.trials import Executor, Study, Trial, run_trials
 from fullstride.train.recipes.choice import RecipeChoice
 

@@ -9,8 +9,7 @@ from rich.table import Table
 from fullstride.report.console_tables import table
 from fullstride.report.format import three_digits
 from fullstride.report.training_progress import duration
-from fullstride.search.llr import RESULTS
-from fullstride.search.search_folder import (
+from fullstride.search.llr.search_folder import (
     DeviceTimes,
     Finalist,
     Regression,
@@ -18,6 +17,7 @@ from fullstride.search.search_folder import (
     SearchResults,
     Winner,
 )
+from fullstride.search.llr.study import RESULTS
 from fullstride.search.study_folder import Event
 
 Shown = Sequence[str | Table]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullstride.search.space import Space, distinct, values
+from fullstride.search.structures.space import Space, distinct, values
 
 Costs = Callable[[np.ndarray], np.ndarray]  # (n, M) structures -> (n,) ms per image
 
