@@ -25,8 +25,9 @@ class Method:
     - `regression`: ours is a Bayesian additive model of depth and log width, with a prior and a
       term for each other type; by the paper's, least squares without an intercept, a change of type
       alone is worth nothing, and its effect is taken for one of depth or width.
-    - `reference`: a block that is trained again ends below the MasterNet even if nothing was
-      changed, so ours compares with a control of the same place; the paper with the MasterNet.
+    - `reference`: a block that is trained again has another score than the MasterNet even if
+      nothing was changed, lower or higher by the length of the tuning, so ours compares with a
+      control of the same place; the paper with the MasterNet.
     - `design`: ours spreads the samples over the choices, which narrows the slopes' errors; the
       paper draws them.
     - `kernels`: ours chooses one kernel for the whole network, like a resolution, as the paper's

@@ -125,8 +125,8 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
     """The regression on all tunings that have a score.
 
     Tunings of one place share a reference, which the control of the place determines, as a block
-    that is trained again stands below the MasterNet even if nothing was changed; so do structures
-    that are tuned whole.
+    that is trained again has another score than the MasterNet even if nothing was changed; so have
+    structures that are tuned whole.
     """
     scored = [each for each in tunings if each.score is not None]
     structures = np.array([each.structure for each in scored], int).reshape(

@@ -1,11 +1,11 @@
 """What is each change of a structure worth? A Bayesian linear model of the accuracy.
 
 score = reference + sum of coefficients x features + noise. Trainings of another kind, as those of
-one exchanged super-block, may form groups with references of their own: a network with a block that
-was trained again stands below the MasterNet even if nothing was changed. The effect of each term at
-its largest feature has a normal prior with mean 0, and those of one term at several places are
-correlated; references have flat priors. With that the posterior is exact, and what no training has
-shown keeps the uncertainty of the prior.
+one exchanged super-block, may form groups with references of their own: a network with a block
+that was trained again has another score than the MasterNet even if nothing was changed. The effect
+of each term at its largest feature has a normal prior with mean 0, and those of one term at several
+places are correlated; references have flat priors. With that the posterior is exact, and what no
+training has shown keeps the uncertainty of the prior.
 
 Source: the regression of GENet, arXiv:2006.14090, section 4, which is `fit_paper`; here with a
 prior, hence a posterior for Thompson sampling and intervals.
