@@ -81,6 +81,8 @@ def measure_specs(
     rows: list[TimeHere] = []
     for begin in range(0, len(specs), GROUP):
         group = specs[begin : begin + GROUP]
+        form = " ".join(label) if label else "modules"
+        yield f"measuring networks {begin + 1} to {begin + len(group)} of {len(specs)} as {form}"
         with scratch_folder(scratch) as folder:
             best: dict[str, TimeHere] = {}
             measure = prepared(group, batch, label, folder)
