@@ -39,6 +39,9 @@ WORDS = {
     ("export", "out", ".onnx"): "export RUN --out",
     ("export", "out", ".pt2"): "export RUN --force --format auto --precision bf16 --out",
     ("export", "out", ""): "export RUN --force --out",
+    ("search", "out", ""): "search digits --master genet_tiny --budget-ms 9 --device t4 --out",
+    ("scale", "out", ""): "scale digits --models genet_tiny --device t4 --train-device cpu --out",
+    ("analyse-scale", "out", ""): "analyse-scale resnet_rs --out",
     ("report", "out", ".html"): "report RUN --out",
     ("report", "picture", ".png"): "report RUN --picture",
 }
@@ -53,6 +56,9 @@ WRONG = {
     "bench-data": "bench-data digits --model gone --out",
     "calibrate": "calibrate --device cpu --batches 0 --out",
     "fit": "fit digits --budget-ms 9 --device gone --out",
+    "search": "search digits --master gone --budget-ms 9 --out",
+    "scale": "scale digits --models gone --out",
+    "analyse-scale": "analyse-scale gone --out",
     "choose": "choose --device gone --budget-ms 1 --out",
     "rank": "rank gone --out",
     "bench-blocks": "bench-blocks --device cpu --resolution 0 --out",
@@ -66,6 +72,9 @@ MEMBERS = {
     "train": {"run.json": '{"model": "theirs"}', "log.jsonl": "{}\n", "best/photo.txt": "mine"},
     "bench": {"results.md": "# Mine\n"},
     "fit": {"fit_config.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
+    "search": {"search_config.json": '{"author": "me"}'},
+    "scale": {"scale_config.json": '{"author": "me"}'},
+    "analyse-scale": {"scale.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
     "bench-blocks": {"blocks.json": '{"rows": []}'},
     "figures": {"figures.html": "<!DOCTYPE html><title>Mine</title>"},
     "export": {"model.xml": "<net><rt_info/></net>", "model.bin": "weights"},
@@ -171,7 +180,8 @@ def test_a_folder_with_files_of_others_is_refused_and_stays_as_it_is(key, tmp_pa
     path.unlink()
     path.mkdir()
     (path / "photo.jpg").write_bytes(photo())
-    shared = key[0] in ("bench", "bench-blocks", "figures") or key[1] == "teacher_cache"
+    beside = ("bench", "bench-blocks", "figures", "analyse-scale")
+    shared = key[0] in beside or key[1] == "teacher_cache"
     if not shared:  # these write beside what is there
         before = content(tmp_path)
         assert str(path) in refused(WORDS[key], path, capsys)

@@ -204,6 +204,8 @@ OPENERS = {
     "measure/environment.py": "/proc and the checkout of the package",
     "measure/memory/limits.py": "/proc",
     "nets/weights/reader.py": "checks before it reads",
+    "search/clusters/cluster_executor.py": "the log of a trial, which it writes",
+    "search/locks.py": "/proc, and a lock that it makes",
     "tables/__init__.py": "tables of the package",
     "train/distill.py": "writes the cache",
     "train/run_folder.py": "writes the checkpoint",

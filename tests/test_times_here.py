@@ -10,10 +10,10 @@ from fullstride.data.dataset import open_data
 from fullstride.latency.estimator import Estimator
 from fullstride.latency.rough_profiles import CPU
 from fullstride.nets import zoo
+from fullstride.search.llr import winners
 from fullstride.search.llr.search_folder import DeviceTimes, MeasuredStructure
 from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
 from fullstride.search.llr.settings import SearchSettings
-from fullstride.search.llr.study import winners
 from fullstride.search.llr.times_here import MODULE, find_label, fit_profile, measure_specs
 from fullstride.search.structures.net_space import net_space
 from fullstride.search.tuning.block_tuning import TunedScore
