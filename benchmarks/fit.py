@@ -43,7 +43,8 @@ from fullstride.autofit.training.plan import FitPlan, Rung
 from fullstride.data.dataset import DataSet
 from fullstride.deploy.file_scores import score_model
 from fullstride.deploy.formats import open_file
-from fullstride.deploy.select import measure_files, percentile_ms
+from fullstride.deploy.select import measure_files
+from fullstride.measure.call_times import call_time
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE
 from fullstride.outputs import json_output
@@ -213,7 +214,7 @@ def measured_again(path: Path) -> Generator[str, None, Check]:
 def file_ms(path: Path) -> float:
     """ms an image by the online protocol, one image at a time."""
     (row,) = measure_files({path.name: open_file(path, trust=True)}, ONLINE)
-    return percentile_ms(row)
+    return call_time(row).ms
 
 
 def write(out: Path, head: dict[str, Any], reference: Reference, rows: Sequence[FitRow]) -> str:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sleeping_trials import STEPS, STUDY, Slept, trials_in
@@ -43,6 +44,16 @@ class FakeEngine:
         self.stopped.append(job.trial.name)
 
 
+class QuickEngine(FakeEngine):
+    """Its jobs end before `start` returns."""
+
+    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
+        return [task() for task in tasks]
+
+    def outcome(self, job: Any) -> Report:
+        return job
+
+
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
     monkeypatch.setattr(trials_module, "POLL_S", 0.001)
@@ -65,10 +76,11 @@ def run_on(engine: FakeEngine, trials: Sequence[Trial]):
             return lines, stop.value
 
 
-def test_the_lines_and_results_of_workers_are_read_from_files(tmp_path, monkeypatch):
+@pytest.mark.parametrize("engine", [FakeEngine, QuickEngine])
+def test_the_lines_and_results_of_workers_are_read_from_files(engine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trials = trials_in(Path("study"), 3, step_s=0)
-    lines, results = run_on(FakeEngine(), trials)
+    lines, results = run_on(engine(), trials)
     assert lines == [f"trial {number} from step 0" for number in range(3)]
     assert [each.number for each in results] == [0, 1, 2]
     assert (tmp_path / log_path(trials[1])).read_text() == "trial 1 from step 0\n"

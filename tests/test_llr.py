@@ -21,7 +21,7 @@ from fullstride.search.llr.search_folder import Tuning, Variant
 from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
 from fullstride.search.llr.settings import PAPER, SearchSettings
 from fullstride.search.llr.study import search_events
-from fullstride.search.llr.tunings import model_of, paired_error
+from fullstride.search.llr.tunings import model_of
 from fullstride.search.structures.net_space import net_space
 from fullstride.search.tuning.block_tuning import TunedScore
 from fullstride.train.recipes.choice import RecipeChoice
@@ -132,15 +132,6 @@ def test_the_paper_is_one_shot_with_one_winner_and_no_control(data):
     tunings = planted_tunings(job, 2.0, 0.0, 0.0, rng)
     model = model_of(job, master_score(80.0), tunings)
     assert model.reference == 80.0
-
-
-def test_paired_errors_count_only_the_images_on_which_two_networks_differ():
-    assert paired_error("1100", "1100") == 0
-    assert paired_error("1" * 100, "1" * 100) == 0
-    one, other = "1" * 50 + "0" * 50, "1" * 40 + "0" * 10 + "1" * 10 + "0" * 40
-    differences = np.array([int(a) - int(b) for a, b in zip(one, other, strict=True)])
-    expected = 100 * differences.std() / np.sqrt(len(differences))
-    assert paired_error(one, other) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

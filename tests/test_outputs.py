@@ -398,7 +398,6 @@ EXCEPT = {
     "train/tensorboard.py": "appends to a log of its own",
     "search/clusters/cluster_executor.py": "appends to the log of a trial",
     "search/locks.py": "a lock is made by a name that must not exist",
-    "search/scale/study.py": "deletes the costs of a study that other arguments change",
     "search/study_folder.py": "deletes results of a study that other arguments change",
     "autofit/training/halving.py": "deletes checkpoints of trials that do not ship",
     "train/distill.py": "maps files in a folder that its key recognises",

@@ -8,12 +8,15 @@ import unicodedata
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fullstride.storage import DISK_FULL
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MAX_SKIPPED_SHOWN = 10
 REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
@@ -194,6 +197,15 @@ def console() -> Console:
     width = None if sys.stdout.isatty() else DEFAULT_WIDTH
     file = cast(TextIO, _Styled(sys.stdout)) if isinstance(sys.stdout, Output) else None
     return Console(file=file, width=width, highlight=False)
+
+
+def print_parts(parts: "Iterable[str | Table]") -> None:
+    """Print lines and tables at once."""
+    for part in parts:
+        if isinstance(part, str):
+            print(printable(part), flush=True)
+        else:
+            console().print(part)
 
 
 class Bar:

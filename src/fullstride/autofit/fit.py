@@ -1,11 +1,9 @@
 """Which network is the most accurate within my budget? `fit` tries, trains, measures and ships."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from fullstride.autofit.fit_folder import create_or_resume
 from fullstride.autofit.inspection.data_report import DataReport, look_at, without_duplicates
@@ -28,15 +26,21 @@ from fullstride.autofit.timing.budget_rule import (
 from fullstride.autofit.timing.budget_table import WhatFits, budget_figure
 from fullstride.autofit.timing.candidate_times import time_candidates
 from fullstride.autofit.training.halving import Outcome, delete_losers, run_halving
-from fullstride.autofit.training.plan import FitPlan, check_minival, make_plan
+from fullstride.autofit.training.plan import FitPlan, make_plan
 from fullstride.autofit.training.teaching import Teaching, teach, with_student
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.exported import InputKind
 from fullstride.deploy.select import runnable
 from fullstride.latency.profiles import load_profile
-from fullstride.measure.environment import choose_device
 from fullstride.report.plots import save_png
-from fullstride.search.study_folder import Event, read_seconds, run_stage, stage_events
+from fullstride.search.study_folder import (
+    Event,
+    check_images,
+    read_seconds,
+    run_stage,
+    stage_events,
+)
+from fullstride.search.trials import local_devices
 from fullstride.train.recipes.choice import RecipeChoice
 
 Stage = Literal[
@@ -106,7 +110,7 @@ def fit_data(
     Raises ValueError, in one line.
     """
     check_input(data, recipe)
-    budget, devices = settings.budget(), training_devices(train_device)
+    budget, devices = settings.budget(), local_devices(train_device, cores_per_trial=None)
     profile = None if settings.is_here else load_profile(settings.device)
     check_settings(settings)
     config, note = create_or_resume(folder, data, settings, recipe)
@@ -194,9 +198,7 @@ def check_input(data: DataSet, recipe: RecipeChoice) -> None:
             raise ValueError(
                 f"recipe.{name} is that of each candidate: choose by --resolutions, or leave it out"
             )
-    if len(data.classes) < 2:
-        raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
-    check_minival(data)
+    check_images(data)
 
 
 def check_settings(settings: FitSettings) -> None:
@@ -214,10 +216,3 @@ def spent_s(folder: Path, stages: Iterable[str]) -> float:
     """Seconds that stages took which have ended, which no later call changes."""
     seconds = read_seconds(folder)
     return sum(seconds.get(name, 0.0) for name in stages)
-
-
-def training_devices(name: str) -> Sequence[str]:
-    """Where trials run at the same time: for auto all GPUs, if there are."""
-    if name == "auto" and torch.cuda.device_count() > 1:
-        return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-    return (str(choose_device(name)),)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fullstride.measure.budget import Budget, find_budget
+from fullstride.measure.budget import HERE, Budget, find_budget, required_budget
 from fullstride.nets.precision import Precision
 from fullstride.strict_json import Bounds, check_bounds
 
-HERE = "here"  # the device of this machine, on which times are measured
 NO_WEIGHTS = "none"
 Percentile = Literal[50, 90, 95, 99]
 Licence = Literal["permissive", "any"]
@@ -56,12 +55,7 @@ class FitSettings:
 
     def budget(self) -> Budget:
         """The limit of the time of a call. Raises ValueError if there is none."""
-        budget = find_budget(self.budget_ms, self.images_per_s, self.batch)
-        if budget is None:
-            raise ValueError(
-                "no budget: say by --budget-ms how long an image may take, or by --images-per-s"
-            )
-        return budget
+        return required_budget(self.budget_ms, self.images_per_s, self.batch)
 
     @property
     def source_of_weights(self) -> str:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from fullstride.autofit.settings import FitSettings
-from fullstride.commands.flags import Data
-from fullstride.console import console, printable, report_ignored
+from fullstride.commands.flags import SPLITS, Data, Splits
+from fullstride.console import print_parts
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[FitSettings, arg(name="")]  # the flags have the names of its fields
@@ -19,10 +19,7 @@ def fit(
     out: Path,
     recipe: RecipeChoice,
     settings: Settings = DEFAULTS,
-    minival: float | None = None,
-    test: float | None = None,
-    group: str = "",
-    keep_duplicates: bool = False,
+    splits: Splits = SPLITS,
     train_device: str = "auto",
     workers: int | None = None,
     dry_run: bool = False,
@@ -35,26 +32,15 @@ def fit(
 
     Args:
         out: The folder of the fit: its trials, the file that ships, fit.json and report.html.
-        minival: As for `train`: share of the training images that networks are compared on.
-        test: As for `train`: share of the images for the final score.
-        group: As for `train`: what images have in common that must be in one split.
-        keep_duplicates: As for `train`.
         train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
         workers: Processes that decode images beside this one; None: by the cores and the images.
         dry_run: End with the plan, before anything is trained.
     """
     from fullstride.autofit.fit import fit_data
     from fullstride.autofit.progress import shown
-    from fullstride.data.dataset import open_data
 
     settings.budget()  # before the data are read
-    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
-    images = open_data(data, keep_duplicates=keep_duplicates, **splits)
-    report_ignored(images.ignored, images.notes)
+    images = splits.open(data)
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
     for event in fit_data(images, out, settings, recipe, **how):
-        for part in shown(event, out):
-            if isinstance(part, str):
-                print(printable(part), flush=True)
-            else:
-                console().print(part)
+        print_parts(shown(event, out))

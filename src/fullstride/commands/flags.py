@@ -1,13 +1,17 @@
 """Which arguments do several commands share, and which old names are still read?"""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.console import print_error
+from fullstride.console import print_error, report_ignored
 from fullstride.nets.load_options import LoadOptions
 from fullstride.train.recipes.reading import with_current_flags
+
+if TYPE_CHECKING:
+    from fullstride.data.dataset import DataSet
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
 Model = Annotated[Positional[str], arg(metavar="MODEL")]
@@ -38,6 +42,32 @@ Efficiency = Annotated[
 ]
 Layout = Literal["nchw", "nhwc"]
 Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of its fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFlags:
+    """How the splits of the images are taken, as for `train`."""
+
+    # As for `train`: share of the training images that networks are compared on.
+    minival: float | None = None
+    # As for `train`: share of the images for the final score.
+    test: float | None = None
+    # As for `train`: what images have in common that must be in one split.
+    group: str = ""
+    # As for `train`: leave copies of an image in several splits.
+    keep_duplicates: bool = False
+
+    def open(self, data: str) -> "DataSet":
+        """The images, with a note on what was ignored."""
+        from fullstride.data.dataset import open_data
+
+        images = open_data(data, **asdict(self))
+        report_ignored(images.ignored, images.notes)
+        return images
+
+
+Splits = Annotated[SplitFlags, arg(name="")]  # the flags have the names of its fields
+SPLITS = SplitFlags()
 
 # Flags that had another name in version 0.1, and are still read: old name -> name.
 RENAMED = {"--engines": "--runtimes", "--mark-every": "--checkpoint-every-steps"}

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import Data
-from fullstride.console import console, printable, report_ignored
+from fullstride.commands.flags import SPLITS, Data, Splits
+from fullstride.console import print_parts
 from fullstride.search.clusters.settings import ExecutorSettings
 from fullstride.search.scale.settings import ScaleSettings
 from fullstride.train.recipes.choice import RecipeChoice
@@ -23,10 +23,7 @@ def scale(
     recipe: RecipeChoice,
     settings: Settings = DEFAULTS,
     executor: Where = LOCAL,
-    minival: float | None = None,
-    test: float | None = None,
-    group: str = "",
-    keep_duplicates: bool = False,
+    splits: Splits = SPLITS,
     train_device: str = "auto",
     workers: int | None = None,
     dry_run: bool = False,
@@ -39,24 +36,16 @@ def scale(
 
     Args:
         out: The folder of the study: its trainings, scale.json, trainings.csv and report.html.
-        minival: As for `train`: share of the training images that networks are compared on.
-        test: As for `train`: share of the images that nothing here sees.
-        group: As for `train`: what images have in common that must be in one split.
-        keep_duplicates: As for `train`.
         train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
         workers: Processes that decode images beside this one; None: by the cores and the images.
         dry_run: End with the plan and its total, before anything is trained.
     """
-    from fullstride.data.dataset import open_data
     from fullstride.search.scale.study import scale_data, shown
 
-    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
-    images = open_data(data, keep_duplicates=keep_duplicates, **splits)
-    report_ignored(images.ignored, images.notes)
+    images = splits.open(data)
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
     for event in scale_data(images, out, settings, recipe, executor, **how):
-        for part in shown(event, out):
-            print(printable(part), flush=True) if isinstance(part, str) else console().print(part)
+        print_parts(shown(event, out))
 
 
 def analyse_scale(
@@ -91,7 +80,6 @@ def analyse_scale(
     if json:
         print(to_json(results))
         return
-    for part in of_scale.console_parts(results):
-        print(printable(part)) if isinstance(part, str) else console().print(part)
+    print_parts(of_scale.console_parts(results))
     if out:
         print(out)

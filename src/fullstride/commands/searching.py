@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from fullstride.commands.flags import Data
-from fullstride.console import console, printable, report_ignored
+from fullstride.commands.flags import SPLITS, Data, Splits
+from fullstride.console import print_parts
 from fullstride.search.clusters.settings import ExecutorSettings
 from fullstride.search.llr.settings import SearchSettings
 from fullstride.train.recipes.choice import RecipeChoice
@@ -22,10 +22,7 @@ def search(
     recipe: RecipeChoice,
     settings: Settings = DEFAULTS,
     executor: Executor = LOCAL,
-    minival: float | None = None,
-    test: float | None = None,
-    group: str = "",
-    keep_duplicates: bool = False,
+    splits: Splits = SPLITS,
     train_device: str = "auto",
     workers: int | None = None,
     dry_run: bool = False,
@@ -38,27 +35,16 @@ def search(
 
     Args:
         out: The folder of the search: its trials, the results of its stages, and search.json.
-        minival: As for `train`: share of the training images that networks are compared on.
-        test: As for `train`: share of the images for the final score.
-        group: As for `train`: what images have in common that must be in one split.
-        keep_duplicates: As for `train`.
         train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
         workers: Processes that decode images beside this one; None: by the cores and the images.
         dry_run: End with the plan and its total cost, before anything is trained.
     """
-    from fullstride.data.dataset import open_data
     from fullstride.search.llr.lines import shown
     from fullstride.search.llr.study import search_events
 
     settings.budget()  # before the data are read
-    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
-    images = open_data(data, keep_duplicates=keep_duplicates, **splits)
-    report_ignored(images.ignored, images.notes)
+    images = splits.open(data)
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
     how |= dict(executor=executor)
     for event in search_events(images, out, settings, recipe, **how):
-        for part in shown(event, out):
-            if isinstance(part, str):
-                print(printable(part), flush=True)
-            else:
-                console().print(part)
+        print_parts(shown(event, out))

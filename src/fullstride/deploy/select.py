@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import torch
 
 from fullstride.deploy.comparison import ComparisonImages
@@ -24,6 +23,7 @@ from fullstride.deploy.exported import ExportedModel, ExportedModule, InputKind,
 from fullstride.deploy.formats import FORMATS, open_file, output, tensorrt
 from fullstride.measure.bench import bench
 from fullstride.measure.budget import Budget, conditions
+from fullstride.measure.call_times import call_time
 from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import (
     ONLINE,
@@ -297,7 +297,7 @@ def latencies(
     """
     models = {label: open_file(path, trust=True) for label, path in paths.items()}
     protocol = replace(protocol or ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
-    return {row.name: percentile_ms(row, percentile) for row in measure_files(models, protocol)}
+    return {row.name: call_time(row, percentile).ms for row in measure_files(models, protocol)}
 
 
 def measure_files(
@@ -311,16 +311,3 @@ def measure_files(
     modules = {label: ExportedModule(model) for label, model in models.items()}
     sides = {label: model.preprocessing.resolution for label, model in models.items()}
     return bench(modules, protocol, in_channels=channels, threads=threads, resolutions=sides)
-
-
-def percentile_ms(row: Measurement, percentile: float = 50) -> float:
-    """Of the times of a call of the online protocol / its images."""
-    return float(np.percentile(row.samples, percentile)) / row.protocol.batch
-
-
-def percentile_of_rounds(row: Measurement, percentile: float = 50) -> tuple[float, float]:
-    """What encloses nine in ten of the rounds' `percentile_ms`."""
-    rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
-    ms = [np.percentile(each, percentile) / row.protocol.batch for each in rounds]
-    low, high = np.percentile(ms, (5, 95))
-    return float(low), float(high)

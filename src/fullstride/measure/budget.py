@@ -7,6 +7,7 @@ from typing import Any
 from fullstride.strict_json import check_range
 
 MOST_IMAGES = 65_536  # of a call
+HERE = "here"  # the name of the device of this machine, on which times are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +76,13 @@ def find_budget(
             )
         return None
     return Budget(ms_per_image=budget_ms, batch=batch)
+
+
+def required_budget(budget_ms: float | None, images_per_s: float | None, batch: int = 1) -> Budget:
+    """`find_budget` where there must be one. Raises ValueError for neither time nor rate."""
+    budget = find_budget(budget_ms, images_per_s, batch)
+    if budget is None:
+        raise ValueError(
+            "no budget: say by --budget-ms how long an image may take, or by --images-per-s"
+        )
+    return budget

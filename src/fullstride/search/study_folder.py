@@ -80,6 +80,16 @@ def config_of(
     )
 
 
+def check_images(data: DataSet) -> None:
+    """Raises ValueError, in one line, for data on which networks cannot be compared."""
+    if len(data.classes) < 2:
+        raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
+    if not len(data.minival):
+        raise ValueError(
+            f"{data.name} has no minival, on which networks are compared: leave --minival 0 out"
+        )
+
+
 def create_or_resume(
     kind: StudyKind, folder: Path, data: DataSet, settings: Any, recipe: RecipeChoice
 ) -> tuple[Any, str]:
@@ -179,9 +189,13 @@ def run_stage(
         result = yield from work
     finally:
         add_seconds(folder, name, perf_counter() - began)
+    write_stage(folder, name, result)
+    return from_json(kind, plain(result), name)  # as a study that is resumed reads it
+
+
+def write_stage(folder: Path, name: str, result: Any) -> None:
     with atomic_write(folder / f"{name}.json", STAGE_OUTPUT) as temporary:
         temporary.write_text(json.dumps({"stage": name, "result": plain(result)}, indent=1))
-    return from_json(kind, plain(result), name)  # as a study that is resumed reads it
 
 
 def stage_events(stage: str, work: Generator[str, None, Any]) -> Generator[Event, None, Any]:

@@ -236,10 +236,13 @@ def reason(error: Exception, device: str) -> str:
     return f"{memory}{text or type(error).__name__}"
 
 
-def local_devices(name: str = "auto") -> tuple[str, ...]:
-    """The devices of this machine that each run a trial: all GPUs, or "cpu" for each two cores.
+def local_devices(
+    name: str = "auto", cores_per_trial: int | None = CORES_PER_TRIAL
+) -> tuple[str, ...]:
+    """The devices of this machine that each run a trial: all GPUs, or "cpu" for each so many cores.
 
-    A name such as cuda:1 is that device alone. Raises ValueError for one that is not here.
+    A name such as cuda:1 is that device alone, and None as many cores as there are. Raises
+    ValueError for a device that is not here.
     """
     import torch
 
@@ -248,7 +251,9 @@ def local_devices(name: str = "auto") -> tuple[str, ...]:
     if name in ("auto", "cuda") and torch.cuda.device_count() > 1:
         return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
     device = str(choose_device(name))
-    return (device,) * (1 if device != "cpu" else max(1, cores() // CORES_PER_TRIAL))
+    if device != "cpu" or cores_per_trial is None:
+        return (device,)
+    return (device,) * max(1, cores() // cores_per_trial)
 
 
 class LocalExecutor:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from fullstride.deploy import select
 from fullstride.deploy.formats import open_file
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
+from fullstride.measure.call_times import call_time
 from fullstride.measure.environment import Environment, choose_device
-from fullstride.measure.protocols import ONLINE, Measurement
+from fullstride.measure.protocols import ONLINE
 from fullstride.outputs import json_output
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.writing import atomic_write
@@ -33,7 +34,7 @@ TIMES_OUTPUT = json_output("the times of exported files", "times", "measurements
 class FileTimes:
     """The times of all files, measured in turn."""
 
-    times: Mapping[str, tuple[float, float, float]]  # path -> ms per image, and those of the rounds
+    times: Mapping[str, tuple[float, float, float]]  # path -> `CallTime`: ms, low, high
     measurements: int  # how often those in doubt were measured
     environment: Mapping[str, Any]
 
@@ -111,15 +112,10 @@ def measure_files(
     models = {path: open_file(folder / path, threads=threads, trust=True) for path in paths}
     rows = select.measure_files(models, replace(ONLINE, batch=budget.batch), threads)
     return FileTimes(
-        times={row.name: time_of(row, percentile) for row in rows},
+        times={row.name: astuple(call_time(row, percentile)) for row in rows},
         measurements=1,
         environment=asdict(Environment.here(choose_device("auto"))),
     )
-
-
-def time_of(row: Measurement, percentile: float) -> tuple[float, float, float]:
-    """The percentile of the calls in ms per image, and what encloses that of nine of ten rounds."""
-    return select.percentile_ms(row, percentile), *select.percentile_of_rounds(row, percentile)
 
 
 def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:

@@ -1,7 +1,8 @@
 """How long do a candidate's files take here? They are written untrained, timed, and removed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -12,14 +13,12 @@ from fullstride.deploy.formats.base import last_line
 from fullstride.deploy.select import (
     Label,
     measure_files,
-    percentile_ms,
-    percentile_of_rounds,
     quickly_written,
 )
 from fullstride.deploy.untrained import UntrainedFiles, untrained_files
 from fullstride.measure.budget import Budget
-from fullstride.measure.protocols import ONLINE, Measurement, Protocol
-from fullstride.measure.timing import BUSY, spread_of_rounds
+from fullstride.measure.call_times import MEDIANS, quiet_times
+from fullstride.measure.protocols import ONLINE, Protocol
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import remove
@@ -28,8 +27,6 @@ from fullstride.storage import remove
 # to 3.4 times as fast as fp32 on a processor with the instructions for it.
 QUICK_RATIO = 4.0
 QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
-ATTEMPTS = 3
-MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough for a median
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,41 +132,20 @@ def timed(
     conditions: Conditions,
     protocol: Protocol,
 ) -> dict[Label, CandidateTime]:
-    """The times of opened files, in turn inside every round; none where there are no files.
-
-    Where the rounds of the fastest spread by more than `BUSY`, all are measured again, up to
-    `ATTEMPTS` times. Each keeps its shortest time, as what disturbs a measurement makes it longer.
-    """
+    """The times of opened files, in turn inside every round; none where there are no files."""
     if not models:
         return {}
     side, batch = candidate.resolution, conditions.budget.batch
     protocol = replace(protocol, resolution=side, batch=batch)
-    names: dict[str, Label] = {" ".join(label): label for label in models}
-    by_name = {name: models[label] for name, label in names.items()}
-
-    times: dict[Label, CandidateTime] = {}
-    for _ in range(ATTEMPTS):
-        rows = measure_files(by_name, protocol, conditions.threads)
-        for row in rows:
-            label = names[row.name]
-            time = time_of(candidate, label, row, conditions.percentile)
-            times[label] = min(times.get(label, time), time, key=lambda each: cast(float, each.ms))
-        if spread_of_rounds(max(rows, key=lambda row: row.images_per_s)) <= BUSY:
-            break
-    return times
-
-
-def time_of(
-    candidate: Candidate, label: Label, row: Measurement, percentile: float
-) -> CandidateTime:
-    """The percentile of all calls, and those of the rounds, of which nine in ten are inside."""
-    format, precision = label
-    low, high = percentile_of_rounds(row, percentile)
-    return CandidateTime(
-        candidate=candidate.name,
-        format=format,
-        precision=precision,
-        ms=percentile_ms(row, percentile),
-        low=low,
-        high=high,
-    )
+    by_name = {" ".join(label): model for label, model in models.items()}
+    measure = partial(measure_files, by_name, protocol, conditions.threads)
+    times = quiet_times(measure, conditions.percentile)
+    return {
+        (format, precision): CandidateTime(
+            candidate=candidate.name,
+            format=format,
+            precision=precision,
+            **asdict(times[f"{format} {precision}"]),
+        )
+        for format, precision in models
+    }

@@ -16,6 +16,7 @@ from fullstride.autofit.training.training_times import (
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
 from fullstride.report.training_progress import duration
+from fullstride.search.study_folder import check_images
 from fullstride.train.recipes.choice import RecipeChoice
 
 ETA = 3  # one of so many candidates goes on, and trains for so many times the epochs
@@ -99,7 +100,7 @@ def make_plan(
     Raises ValueError, in one line, if there is no minival, nothing that can train, or too little
     time for even one candidate.
     """
-    check_minival(data)
+    check_images(data)
     if hours is not None and not 0 < hours < math.inf:
         raise ValueError(f"--hours {hours:g}: give a number of hours above 0")
     order = by_promise([each for each in candidates if each.name in ms], ms)
@@ -137,14 +138,6 @@ def make_plan(
     ]
     plan = plan_within(costs, left_s - measured_s, hours, len(devices))
     return replace(plan, left_out={**left_out, **plan.left_out})
-
-
-def check_minival(data: DataSet) -> None:
-    """Raises ValueError, in one line, for data on which networks cannot be compared."""
-    if not len(data.minival):
-        raise ValueError(
-            f"{data.name} has no minival, on which networks are compared: leave --minival 0 out"
-        )
 
 
 def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:

@@ -119,10 +119,9 @@ class ClusterExecutor:
             Task(study=study, trial=trial, device=self.device, cores=self.cores, folder=folder)
             for trial in trials
         ]
-        for trial, job in zip(trials, self.engine.start(tasks), strict=True):
-            path = log_path(trial)
-            size = path.stat().st_size if path.exists() else 0
-            self._running.append(_Running(trial, job, size))
+        sizes = [log_size(trial) for trial in trials]  # before a job writes its first line
+        jobs = self.engine.start(tasks)
+        self._running += (_Running(*each) for each in zip(trials, jobs, sizes, strict=True))
 
     def poll(self) -> Generator[str | Ended, None, None]:
         time.sleep(POLL_S if self._running else 0)
@@ -164,3 +163,9 @@ def is_complete(outcome: Report | Crash) -> bool:
 def log_path(trial: Trial) -> Path:
     """Where the lines of a trial on a cluster are."""
     return trial.result.with_suffix(".log")
+
+
+def log_size(trial: Trial) -> int:
+    """Bytes of the log of a trial; 0 before its first line."""
+    path = log_path(trial)
+    return path.stat().st_size if path.exists() else 0

@@ -119,8 +119,6 @@ class Tuning:
     structure: Structure
     place: int  # that was exchanged; -1: all of them
     score: float | None = None  # in percent, as the recipe's metric
-    # Standard error of the difference to the MasterNet on the same images, by their number alone
-    paired_error: float | None = None
     failure: str = ""
 
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
-from fullstride.measure.budget import Budget, find_budget
+from fullstride.measure.budget import HERE, Budget, find_budget, required_budget
 from fullstride.strict_json import Bounds, check_bounds
 
-HERE = "here"  # the device of this machine, on which times are measured
 PAPER_SIDES = (192, 224, 256)  # pixels, of arXiv:2006.14090
 SMALL_SIDE = 128  # pixels of a MasterNet below which the paper's resolutions are no choices
 Clock = Literal["both", "device", "host"]
@@ -145,12 +144,7 @@ class SearchSettings:
 
     def budget(self) -> Budget:
         """The limit of the time of a call. Raises ValueError if there is none."""
-        budget = find_budget(self.budget_ms, self.images_per_s, self.batch)
-        if budget is None:
-            raise ValueError(
-                "no budget: say by --budget-ms how long an image may take, or by --images-per-s"
-            )
-        return budget
+        return required_budget(self.budget_ms, self.images_per_s, self.batch)
 
     @property
     def method(self) -> Method:

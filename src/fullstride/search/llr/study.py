@@ -23,6 +23,7 @@ from fullstride.search.llr.search_folder import (
     Finalist,
     Regression,
     SearchPlan,
+    SearchResults,
     Tuning,
     Winner,
     create_or_resume,
@@ -33,15 +34,21 @@ from fullstride.search.llr.times_here import find_label
 from fullstride.search.llr.tunings import go_on, regress, run_design, train_master
 from fullstride.search.llr.winners import (
     best_of,
+    bundle_path,
     measure_finalists,
-    results_of,
     score_test,
     select_all,
     train_final,
     train_winners,
 )
 from fullstride.search.locks import lock_study
-from fullstride.search.study_folder import Event, read_seconds, run_stage, stage_events
+from fullstride.search.study_folder import (
+    Event,
+    check_images,
+    read_seconds,
+    run_stage,
+    stage_events,
+)
 from fullstride.search.trials import local_devices
 from fullstride.search.tuning.block_tuning import TunedScore
 from fullstride.strict_json import to_json
@@ -122,17 +129,29 @@ def search_events(
     if note:
         yield Event("times", line=note)
     with lock_study(folder):
-        results = yield from search_stages(job, data, dry_run)
-        if results is None:
+        best = yield from search_stages(job, dry_run)
+        if best is None:
             return
-        results = replace(results, settings=config.to_dict())
+        testing = run_stage(folder, "test", dict[str, float], score_test(job, data.test, best))
+        test = yield from stage_events("test", testing)
+        assert best.score is not None  # it was trained
+        results = SearchResults(
+            data_name=data.name,
+            settings=config.to_dict(),
+            best=best,
+            bundle=str(bundle_path(job, best).relative_to(folder)),
+            minival=best.score,
+            test=test,
+            test_images=len(data.test),
+            seconds=read_seconds(folder),
+        )
         with atomic_write(folder / RESULTS, OUTPUT) as temporary:
             temporary.write_text(to_json(results))
         yield Event("results", result=results)
 
 
-def search_stages(job: SearchJob, data: DataSet, dry_run: bool) -> Generator[Event, None, Any]:
-    """All stages in order; returns the results, or None after the plan of a dry run."""
+def search_stages(job: SearchJob, dry_run: bool) -> Generator[Event, None, Winner | None]:
+    """The stages before the test; returns the network, or None after the plan of a dry run."""
     folder = job.folder
 
     def stage(name: str, kind: Any, work: Generator[str, None, Any]) -> Generator[Event, None, Any]:
@@ -144,7 +163,7 @@ def search_stages(job: SearchJob, data: DataSet, dry_run: bool) -> Generator[Eve
         return None
     master = yield from stage("master", TunedScore, train_master(job))
     scores = tuple[Tuning, ...]
-    design = yield from stage("design", scores, run_design(job, master))
+    design = yield from stage("design", scores, run_design(job))
     yield from stage("regression", Regression, regress(job, master, design))
     further = yield from stage("sequential", scores, go_on(job, master, times, design))
     tunings = (*design, *further)
@@ -156,9 +175,7 @@ def search_stages(job: SearchJob, data: DataSet, dry_run: bool) -> Generator[Eve
         "measured", rows, measure_finalists(job, master, times, tunings, chosen)
     )
     winners = yield from stage("winners", tuple[Winner, ...], train_winners(job, inside))
-    best = yield from stage("final", Winner, train_final(job, best_of(winners)))
-    test = yield from stage("test", dict[str, float], score_test(job, data.test, best))
-    return results_of(job, best, test, len(data.test), read_seconds(folder))
+    return (yield from stage("final", Winner, train_final(job, best_of(winners))))
 
 
 def check_input(data: DataSet, settings: SearchSettings, recipe: RecipeChoice) -> None:
@@ -168,12 +185,7 @@ def check_input(data: DataSet, settings: SearchSettings, recipe: RecipeChoice) -
         raise ValueError("recipe.resolution is searched: choose by --resolutions, or leave it out")
     if "seed" in recipe.changes:
         raise ValueError("recipe.seed is that of each training: say it by --seed")
-    if len(data.classes) < 2:
-        raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
-    if not len(data.minival):
-        raise ValueError(
-            f"{data.name} has no minival, on which networks are compared: leave --minival 0 out"
-        )
+    check_images(data)
     if settings.is_here:
         find_label(settings.format)
     else:

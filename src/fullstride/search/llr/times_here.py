@@ -5,7 +5,7 @@ microbenchmarks; estimates by it then follow what the runtime does with these ve
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,6 @@ from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.select import (
     Label,
     measure_files,
-    percentile_ms,
-    percentile_of_rounds,
     quickly_written,
     runnable,
 )
@@ -26,31 +24,20 @@ from fullstride.latency.roofline import Machine, Runtime, prepare, times
 from fullstride.latency.rough_profiles import profile_here
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.bench import bench
+from fullstride.measure.call_times import MEDIANS, CallTime, quiet_times
 from fullstride.measure.environment import Environment, choose_device
-from fullstride.measure.protocols import ONLINE, Measurement
-from fullstride.measure.timing import BUSY, spread_of_rounds
+from fullstride.measure.protocols import Measurement
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.writing import scratch_folder
 
 MODULE = "module"  # PyTorch's eager modules, in place of files of a format
-MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough for a median
-ATTEMPTS = 3  # while the machine is busy
 GROUP = 8  # networks that are open at once, and measured in turn
 FOLDS = 4  # of which each is estimated by the others
 # Medians of a fit are those of a rough profile of such machines, within a factor of e**SPREAD.
 SPREAD = {"launch_us": 1.0, "host_us": 1.0, "start_us": 1.5}
 OTHER_SPREAD = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeHere:
-    """The measured time of a network."""
-
-    ms: float  # per image, the median of the calls
-    low: float  # of nine in ten rounds
-    high: float
 
 
 def find_label(format: str = "") -> Label | None:
@@ -71,31 +58,20 @@ def find_label(format: str = "") -> Label | None:
 
 def measure_specs(
     specs: Sequence[NetSpec], batch: int, label: Label | None, scratch: Path
-) -> Generator[str, None, list[TimeHere]]:
+) -> Generator[str, None, list[CallTime]]:
     """The times of untrained networks at their resolutions; weights do not change the time.
 
-    Up to eight at once are measured in turn inside of every round, and again, up to three times,
-    where the rounds of the fastest spread by more than a busy machine's: each keeps its shortest
-    time. `scratch` is a path for a temporary folder.
+    Up to eight at once are measured in turn inside of every round, by `quiet_times`. `scratch` is
+    a path for a temporary folder.
     """
-    rows: list[TimeHere] = []
+    rows: list[CallTime] = []
     for begin in range(0, len(specs), GROUP):
         group = specs[begin : begin + GROUP]
         form = " ".join(label) if label else "modules"
         yield f"measuring networks {begin + 1} to {begin + len(group)} of {len(specs)} as {form}"
         with scratch_folder(scratch) as folder:
-            best: dict[str, TimeHere] = {}
-            measure = prepared(group, batch, label, folder)
-            for _ in range(ATTEMPTS):
-                measurements = measure()
-                for row in measurements:
-                    low, high = percentile_of_rounds(row, 50)
-                    time = TimeHere(ms=percentile_ms(row), low=low, high=high)
-                    best[row.name] = min(best.get(row.name, time), time, key=lambda t: t.ms)
-                fastest = max(measurements, key=lambda row: row.images_per_s)
-                if spread_of_rounds(fastest) <= BUSY:
-                    break
-        rows += [best[str(number)] for number in range(len(group))]
+            times = quiet_times(prepared(group, batch, label, folder))
+        rows += [times[str(number)] for number in range(len(group))]
         yield f"measured {len(rows)} of {len(specs)} networks, the last one {rows[-1].ms:.3g} ms"
     return rows
 

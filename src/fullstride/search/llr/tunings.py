@@ -75,41 +75,21 @@ def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) ->
 
 
 def run_tunings(
-    job: SearchJob, master: TunedScore, rows: Mapping[str, tuple[Structure, int]]
+    job: SearchJob, rows: Mapping[str, tuple[Structure, int]]
 ) -> Generator[str, None, tuple[Tuning, ...]]:
     """Run the trials of `rows`: name of the trial -> structure and place."""
     trials = {name: tuning_trial(job, name, *row) for name, row in rows.items()}
     results = yield from job.run(TUNING, trials)
-    return tuple(
-        tuning_of(name, *row, result=results[name], master=master) for name, row in rows.items()
-    )
+    return tuple(tuning_of(name, *row, result=results[name]) for name, row in rows.items())
 
 
-def tuning_of(
-    name: str, structure: Structure, place: int, *, result: TunedScore | Failure, master: TunedScore
-) -> Tuning:
+def tuning_of(name: str, structure: Structure, place: int, result: TunedScore | Failure) -> Tuning:
     if isinstance(result, Failure):
         return Tuning(trial=name, structure=structure, place=place, failure=result.failure)
-    error = paired_error(result.correct, master.correct)
-    return Tuning(
-        trial=name, structure=structure, place=place, score=result.score, paired_error=error
-    )
+    return Tuning(trial=name, structure=structure, place=place, score=result.score)
 
 
-def paired_error(one: str, other: str) -> float | None:
-    """Standard error in points of the difference of two accuracies on the same images.
-
-    Each is 1 or 0 for an image. As in McNemar's test, only images on which they differ count.
-    """
-    if not one or len(one) != len(other):
-        return None
-    gained = sum(a > b for a, b in zip(one, other, strict=True))
-    lost = sum(a < b for a, b in zip(one, other, strict=True))
-    count = len(one)
-    return 100 * math.sqrt(max(gained + lost - (gained - lost) ** 2 / count, 0)) / count
-
-
-def run_design(job: SearchJob, master: TunedScore) -> Generator[str, None, tuple[Tuning, ...]]:
+def run_design(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
     """The first design, one change at a time."""
     design = design_of(job)
     rows = {
@@ -118,7 +98,7 @@ def run_design(job: SearchJob, master: TunedScore) -> Generator[str, None, tuple
             zip(design.structures.tolist(), design.places.tolist(), strict=True)
         )
     }
-    return (yield from run_tunings(job, master, rows))
+    return (yield from run_tunings(job, rows))
 
 
 def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> AdditiveModel:
@@ -196,7 +176,7 @@ def go_on(
         named = {
             f"round-{number:02d}-{index}": (row, -1) for index, row in enumerate([*control, *rows])
         }
-        further += yield from run_tunings(job, master, named)
+        further += yield from run_tunings(job, named)
         left -= len(named)
     return tuple(further)
 

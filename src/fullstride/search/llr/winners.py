@@ -21,7 +21,6 @@ from fullstride.search.llr.plan import (
 from fullstride.search.llr.search_folder import (
     DeviceTimes,
     Finalist,
-    SearchResults,
     Structure,
     Tuning,
     Variant,
@@ -232,19 +231,3 @@ def score_test(
 
 def bundle_path(job: SearchJob, best: Winner) -> Path:
     return job.trial_folder(best.trial) / "run" / "bundle"
-
-
-def results_of(
-    job: SearchJob, best: Winner, test: dict[str, float], images: int, seconds: dict[str, float]
-) -> SearchResults:
-    assert best.score is not None
-    return SearchResults(
-        data_name=job.data.name,
-        settings={},
-        best=best,
-        bundle=str(bundle_path(job, best).relative_to(job.folder)),
-        minival=best.score,
-        test=test,
-        test_images=images,
-        seconds=seconds,
-    )

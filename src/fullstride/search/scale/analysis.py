@@ -70,7 +70,9 @@ class Law:
     exponent: float
     rmse: float  # points
     points: int
-    # Fitted on the cheaper half, the median included: the largest network's error by it.
+    # Fitted on the cheaper half, the middle one included: how many these are, and the largest
+    # network's error by them.
+    half: int = 0
     largest: float | None = None
     largest_low: float | None = None
     largest_high: float | None = None
@@ -298,6 +300,7 @@ def summary(front: Sequence[FinishedPoint], deviation: float | None, *, saturati
         exponent=law.exponents[0],
         rmse=law.rmse,
         points=len(front),
+        half=len(half),
         largest=largest,
         largest_low=low,
         largest_high=high,

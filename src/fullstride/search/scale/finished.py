@@ -1,6 +1,7 @@
 """Which trainings have ended, and how good were they? From results, a CSV file, or Table 7."""
 
 import csv
+import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -182,7 +183,8 @@ def read_trainings(path: Path) -> list[Training]:
 
 def write_trainings(trainings: Iterable[Training]) -> str:
     """The CSV text that `read_trainings` reads."""
-    lines = [",".join(COLUMNS)]
-    for each in trainings:
-        lines.append(",".join(str(getattr(each, name)) for name in COLUMNS))
-    return "\n".join(lines) + "\n"
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([getattr(each, name) for name in COLUMNS] for each in trainings)
+    return text.getvalue()

@@ -116,7 +116,8 @@ def law_line(name: str, law: Law) -> str:
     half = ""
     if law.largest is not None:
         half = (
-            f"; of the cheaper half, the largest network's error is {law.largest:.2f} %"
+            f"; by the cheapest {law.half} of {law.points}, the largest network's error is "
+            f"{law.largest:.2f} %"
             f"{span(law.largest_low, law.largest_high)}"
         )
     return (

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from fullstride.measure.budget import MOST_IMAGES
+from fullstride.measure.budget import HERE, MOST_IMAGES
 from fullstride.strict_json import Bounds, check_bounds
 
-HERE = "here"  # the device of this machine, on which times are measured
 Multiplier = Annotated[float, Bounds(gt=0, le=64)]
 Depth = Annotated[float, Bounds(gt=0, le=1_024)]
 

@@ -35,10 +35,11 @@ from fullstride.search.study_folder import (
     Event,
     StudyConfig,
     StudyKind,
+    check_images,
     create_or_resume,
-    run_stage,
     saved_stage,
     stage_events,
+    write_stage,
 )
 from fullstride.search.trials import Executor, run_trials
 from fullstride.search.tuning.block_tuning import TRAINING, train_trial
@@ -145,16 +146,10 @@ def costs_of(
     """The costs of `points`, of which those in the folder are not measured again."""
     kind = tuple[PointCost, ...]
     saved = {each.name: each for each in saved_stage(folder, COSTS, kind) or ()}
-    missing = [point for point in points if point.name not in saved]
-
-    def all_costs() -> Generator[str, None, tuple[PointCost, ...]]:
+    if missing := [point for point in points if point.name not in saved]:
         new = yield from point_costs(missing, **how)
-        return (*saved.values(), *new)
-
-    if missing:
-        (folder / f"{COSTS}.json").unlink(missing_ok=True)
-        costs = yield from run_stage(folder, COSTS, kind, all_costs())
-        saved = {each.name: each for each in costs}
+        saved |= {each.name: each for each in new}
+        write_stage(folder, COSTS, tuple(saved.values()))
     return [saved[point.name] for point in points]
 
 
@@ -162,10 +157,7 @@ def check_input(data: DataSet, recipe: RecipeChoice) -> None:
     """Raise ValueError, in one line, for what no point can train on or by."""
     if "resolution" in recipe.changes:
         raise ValueError("recipe.resolution is that of each point: choose by --resolutions")
-    if not len(data.minival):
-        raise ValueError(
-            f"{data.name} has no minival, on which networks are compared: leave --minival 0 out"
-        )
+    check_images(data)
 
 
 def train(
