@@ -38,7 +38,14 @@ OLD = (  # names of version 0.1, the names of today, and a value that is no defa
 )
 
 # Together these have every pair of features that any named recipe has.
-SAMPLE = ("tresnet_timm", "tresnet_448", "resnet_rs_200_256", "tresnet_triplet", "genet", "digits")
+SAMPLE = (
+    "tresnet_timm",
+    "tresnet_448",
+    "resnet_rs_200_256",
+    "tresnet_finegrained",
+    "genet",
+    "digits",
+)
 SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600")
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}

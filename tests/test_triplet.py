@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullstride.tasks.metric_learning import weighted_triplet
+from fullstride.tasks.classify import Classify
+from fullstride.tasks.metric_learning import batch_hard_triplet, weighted_triplet
 
 ODD = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3])  # 3 has no positive
 
@@ -64,11 +65,12 @@ def test_a_step_down_the_gradient_draws_classes_together_and_apart_from_others()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_where_all_embeddings_coincide_the_loss_is_ln_2_and_gradients_are_finite(dtype):
+@pytest.mark.parametrize("triplet", [weighted_triplet, batch_hard_triplet])
+def test_where_all_embeddings_coincide_the_loss_is_ln_2_and_gradients_are_finite(dtype, triplet):
     x = torch.full(
         (40, 3), 7.3, dtype=dtype, requires_grad=True
     )  # PyTorch's own choice changes above 25 rows
-    loss = weighted_triplet(x, torch.arange(40) % 4)
+    loss = triplet(x, torch.arange(40) % 4)
     loss.backward()
     assert loss.item() == pytest.approx(math.log(2))
     assert x.grad is not None
@@ -76,9 +78,10 @@ def test_where_all_embeddings_coincide_the_loss_is_ln_2_and_gradients_are_finite
 
 
 @pytest.mark.parametrize("labels", [[5, 5, 5, 5], [0, 1, 2, 3], [8]], ids=str)
-def test_without_an_image_that_has_both_kinds_the_loss_and_its_gradient_are_0(labels):
+@pytest.mark.parametrize("triplet", [weighted_triplet, batch_hard_triplet])
+def test_without_an_image_that_has_both_kinds_the_loss_and_its_gradient_are_0(labels, triplet):
     x = embeddings(count=len(labels)).requires_grad_()
-    loss = weighted_triplet(x, torch.tensor(labels))
+    loss = triplet(x, torch.tensor(labels))
     loss.backward()
     assert loss.item() == 0
     assert x.grad is not None
@@ -110,3 +113,44 @@ def test_embeddings_far_from_the_origin_lose_no_digits_to_each_other():
     assert weighted_triplet(moved, ODD).item() == pytest.approx(
         weighted_triplet((moved - 64).double(), ODD).item(), rel=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "labels", [ODD, ODD.flip(0), torch.arange(10) % 5, torch.arange(10) % 2], ids=str
+)
+def test_the_batch_hard_form_is_that_of_pytorch_metric_learning(labels):
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    from pytorch_metric_learning.distances import LpDistance
+    from pytorch_metric_learning.miners import BatchHardMiner
+    from pytorch_metric_learning.reducers import MeanReducer
+
+    distance = LpDistance(normalize_embeddings=False)
+    theirs = losses.TripletMarginLoss(
+        margin=0, smooth_loss=True, distance=distance, reducer=MeanReducer()
+    )
+    gradients, values = [], []
+    for loss in (
+        batch_hard_triplet,
+        lambda x, y: theirs(x, y, BatchHardMiner(distance=distance)(x, y)),
+    ):
+        x = embeddings().requires_grad_()
+        value = loss(x, labels)
+        value.backward()
+        values.append(value.item())
+        gradients.append(x.grad)
+    assert values[0] == pytest.approx(values[1], abs=1e-6)
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e6])
+def test_for_large_embeddings_both_forms_are_the_same(scale):
+    x = embeddings(scale)
+    assert batch_hard_triplet(x, ODD).item() == pytest.approx(weighted_triplet(x, ODD).item())
+
+
+def test_a_recipe_chooses_the_form():
+    x, logits = embeddings(), torch.zeros(len(ODD), 4, dtype=torch.float64)
+    plain = Classify().loss(logits, ODD)
+    for form, loss in (("weighted", weighted_triplet), ("batch_hard", batch_hard_triplet)):
+        task = Classify(triplet=0.5, triplet_form=form)
+        assert torch.equal(task.loss((logits, x), ODD), plain + 0.5 * loss(x, ODD))

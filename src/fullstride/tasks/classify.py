@@ -18,7 +18,7 @@ from fullstride.tasks.losses import (
     focal_loss,
     weight_tensor,
 )
-from fullstride.tasks.metric_learning import WithEmbedding, weighted_triplet
+from fullstride.tasks.metric_learning import TRIPLET_FORMS, TripletForm, WithEmbedding
 from fullstride.tasks.task import Metric, Score, Task, full_precision
 
 
@@ -37,12 +37,13 @@ class Guess:
 class Classify(Task):
     """One of the losses of `tasks.losses`; compared by top-1 accuracy in percent.
 
-    With `triplet`, `tasks.metric_learning.weighted_triplet` on the embeddings is added.
+    With `triplet`, the loss of `tasks.metric_learning.TRIPLET_FORMS` on the embeddings is added.
     """
 
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
     teacher_share: float = 0.5  # weight of the cross-entropy with a teacher's probabilities
     triplet: float = 0.0  # weight of the triplet loss; 0: off
+    triplet_form: TripletForm = "weighted"
     objective: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"  # a recipe's `loss`
     bce_reduction: Literal["sum", "mean"] = "sum"
     bce_threshold: float = 0.0
@@ -94,7 +95,7 @@ class Classify(Task):
             taught = cross_entropy(logits, teacher, weights_k=weights)
             loss = torch.lerp(loss, taught, self.teacher_share)
         if embeddings is not None:
-            loss = loss + self.triplet * weighted_triplet(embeddings, targets)
+            loss = loss + self.triplet * TRIPLET_FORMS[self.triplet_form](embeddings, targets)
         return loss
 
     def weights(self, logits: Tensor) -> Tensor | None:

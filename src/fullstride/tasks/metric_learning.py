@@ -1,5 +1,8 @@
 """Are embeddings of one class nearer to each other than to others? The triplet loss."""
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,12 +37,44 @@ def weighted_triplet(embeddings_nd: Tensor, labels_n: Tensor) -> Tensor:
     that an image is not among its own positives. TResNet's authors did not publish theirs
     (Alibaba-MIIL/TResNet#27).
     """
+    d_nn, positive_nn, negative_nn = _pairs(embeddings_nd, labels_n)
+    margin_n = _softmax_mean(d_nn, d_nn, positive_nn) - _softmax_mean(d_nn, -d_nn, negative_nn)
+    return _soft_margin(margin_n, positive_nn, negative_nn)
+
+
+def batch_hard_triplet(embeddings_nd: Tensor, labels_n: Tensor) -> Tensor:
+    """Triplet loss with soft margin on the hardest pairs: (N, D), (N,) -> a scalar.
+
+    The limit of `weighted_triplet` for large embeddings, the mean over the same images of
+
+        log(1 + exp(largest d over positives - smallest d over negatives))
+
+    Source: arXiv:1703.07737.
+    """
+    d_nn, positive_nn, negative_nn = _pairs(embeddings_nd, labels_n)
+    far_n = d_nn.masked_fill(~positive_nn, 0).amax(1)
+    near_n = d_nn.masked_fill(~negative_nn, torch.finfo(d_nn.dtype).max).amin(1)
+    return _soft_margin(far_n - near_n, positive_nn, negative_nn)
+
+
+TripletForm = Literal["weighted", "batch_hard"]
+TRIPLET_FORMS: dict[TripletForm, Callable[[Tensor, Tensor], Tensor]] = {
+    "weighted": weighted_triplet,
+    "batch_hard": batch_hard_triplet,
+}
+
+
+def _pairs(embeddings_nd: Tensor, labels_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The distances (N, N), and which pairs are positive and negative; no image is with itself."""
     x_nd = embeddings_nd if embeddings_nd.dtype == torch.float64 else embeddings_nd.float()
     # by differences: a matrix product would cancel digits between near embeddings
     d_nn = torch.cdist(x_nd, x_nd, compute_mode="donot_use_mm_for_euclid_dist")
     same_nn = labels_n[:, None] == labels_n
-    positive_nn, negative_nn = same_nn.clone().fill_diagonal_(False), ~same_nn
-    margin_n = _softmax_mean(d_nn, d_nn, positive_nn) - _softmax_mean(d_nn, -d_nn, negative_nn)
+    return d_nn, same_nn.clone().fill_diagonal_(False), ~same_nn
+
+
+def _soft_margin(margin_n: Tensor, positive_nn: Tensor, negative_nn: Tensor) -> Tensor:
+    """The mean of log(1 + exp(margin)) over images that have both kinds of pairs."""
     both_n = positive_nn.any(1) & negative_nn.any(1)
     return torch.where(both_n, F.softplus(margin_n), 0).sum() / both_n.sum().clamp(min=1)
 

@@ -136,6 +136,8 @@ class Recipe:
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
     triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
+    # pairs of an image that it compares: all, weighted by their hardness, or the hardest two
+    triplet_form: Literal["weighted", "batch_hard"] = "weighted"
     per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
 
     # pixels per side; None: the network's default

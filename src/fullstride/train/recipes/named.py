@@ -47,7 +47,8 @@ RECIPES = {
     "tresnet_timm": papers.TRESNET_TIMM,
     "tresnet_448": papers.TRESNET_448,
     "tresnet_transfer": papers.TRESNET_TRANSFER,
-    "tresnet_triplet": papers.TRESNET_TRIPLET,
+    "tresnet_finegrained": papers.TRESNET_FINEGRAINED,
+    "tresnet_triplet": papers.TRESNET_FINEGRAINED,  # its earlier name
     "resnet": papers.RESNET,
     "study_cosine": papers.STUDY_COSINE,
     "study_longer": papers.STUDY_LONGER,

@@ -52,16 +52,18 @@ TRESNET_448 = replace(
     TRESNET, epochs=10, batch=256, lr=0.02, resolution=448, fit="squish", crop=1.0
 )
 
-# Transfer to smaller data sets (arXiv:2003.13630 section 4): 80 epochs, 1-cycle. All other numbers
-# are ours.
+# Transfer to smaller data sets (arXiv:2003.13630 section 4, Table 7): 80 epochs, 1-cycle; CIFAR is
+# resized to 224 pixels. Claims, from ImageNet's weights: CIFAR-10 99.0 %, CIFAR-100 91.5 %. Batch,
+# learning rate, the average and the augmentation are not stated and are ours.
 TRESNET_TRANSFER = replace(
     TRESNET, epochs=80, batch=128, lr=0.05, auto_augment=False, cutout=0.0, ema_decay=0.999
 )
 
-# Transfer to Cars and Flowers: weighted triplet loss with soft margin, 368 pixels. Images are
-# squished to a square, by the authors' reply in issue 42 of their repository. The weight of the
-# loss and the images per class are ours.
-TRESNET_TRIPLET = replace(
+# Transfer to Stanford Cars and Oxford Flowers, in the same section: weighted triplet loss with soft
+# margin beside cross-entropy, 368 pixels. Claims: 96.0 % and 99.1 %. Images are squished to a
+# square, by the authors' reply in issue 42 of their repository. The weight of the loss, the images
+# per class and the layer of the embedding are not stated: ours, and the pooled features.
+TRESNET_FINEGRAINED = replace(
     TRESNET_TRANSFER, triplet=1.0, per_class=4, resolution=368, fit="squish", crop=1.0
 )
 
