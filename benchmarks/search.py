@@ -32,6 +32,7 @@ import numpy as np
 from defaults import find_file
 from scipy.stats import rankdata
 
+from fullstride.console import print_parts
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import load_profile
@@ -285,8 +286,7 @@ def main() -> None:
     how: dict[str, Any] = dict(train_device="cpu", workers=0)
     last = None
     for last in search_events(data, folder, settings, recipe, **how):
-        for part in shown(last, folder):
-            print(part, flush=True)
+        print_parts(shown(last, folder))
     assert last is not None
     job = SearchJob(
         folder=words.work / "search",

@@ -130,6 +130,8 @@ def measure_finalists(
             for each in finalists
             if (each.structure, each.variant) not in results
         ]
+        if not rows:
+            break
         measured = yield from measure_structures(job, rows)
         every += measured
         by_key = {(each.structure, each.variant): each for each in measured}
