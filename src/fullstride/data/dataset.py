@@ -1,9 +1,4 @@
-"""Where do images come from? `open_data` opens a folder, table, shards, Hugging Face data, digits.
-
-The digits are part of the package: 1,797 gray handwritten digits of 8 x 8 pixels, the test set of
-"Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning
-repository, CC BY 4.0), unchanged from scikit-learn, which redistributes it.
-"""
+"""Where do images come from? A folder, table, shards, Hugging Face data or the digits."""
 
 import hashlib
 import json
@@ -11,30 +6,26 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-import numpy as np
 from PIL import Image
 
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.csv_table import find_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
+from fullstride.data.readers.digits import DIGIT_CLASSES, DIGITS, read_digit, split_digits
 from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
 from fullstride.data.readers.idx import holds_idx, read_idx_folder
-from fullstride.data.readers.listing import Listing, Sample
+from fullstride.data.readers.listing import Listing
 from fullstride.data.readers.splits import LATEST_SPLITS, SplitRule, Splits, take_splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
 from fullstride.data.readers.unused import count_unused
 
-DIGITS = "digits"  # the name of the data set in the package
-
-__all__ = ["DataSet", "Images", "UnreadableImage", "decode", "open_data"]
+__all__ = ["DIGITS", "DataSet", "Images", "UnreadableImage", "decode", "open_data"]
 
 
 @dataclass(frozen=True)
@@ -114,11 +105,14 @@ class DataSet:
         return "test" if len(self.test) else "minival"
 
     def missing_classes(self, split: str) -> tuple[str, ...]:
-        """The classes that no image of a split has; none where targets are no class indices."""
+        """The classes that no image of a split has; none where targets are no classes."""
         targets = getattr(self, split).targets
-        if not all(type(target) is int and target < len(self.classes) for target in targets):
-            return ()
-        present = set(targets)
+        present: set[int] = set()
+        for target in targets:
+            labels = target if isinstance(target, tuple) else (target,)
+            if not all(type(label) is int and label < len(self.classes) for label in labels):
+                return ()
+            present.update(labels)
         return tuple(name for index, name in enumerate(self.classes) if index not in present)
 
     def without(self, names: Iterable[str]) -> "DataSet":
@@ -206,11 +200,12 @@ def open_data(
     Raises ValueError in one line.
     """
     rule = SplitRule(minival, splits, test, group, keep_duplicates, copies)
-    data = _open(where, rule)
+    data = open_place(where, rule)
     return data.without(left_out) if left_out else data
 
 
-def _open(where: str, rule: SplitRule) -> DataSet:
+def open_place(where: str, rule: SplitRule) -> DataSet:
+    """`open_data` by a rule."""
     if where == DIGITS:
         return _digits(rule)
     folder, choice = choice_in(where)
@@ -219,7 +214,7 @@ def _open(where: str, rule: SplitRule) -> DataSet:
     path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
     if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(where)
-        return _of_files(table.stem, table, read_table(table, rule.group), rule)
+        return from_listing(table.stem, table, read_table(table, rule.group), rule)
     if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
         return _of_shards(find_folder(str(path.parent)), path.name, rule)
     root = find_folder(where)
@@ -229,13 +224,13 @@ def _open(where: str, rule: SplitRule) -> DataSet:
         return _of_dataset(root, {}, rule)
     if holds_idx(root):
         listing, reader = read_idx_folder(root)
-        return _of_files(root.name, root, listing, rule, 1, mirror=False, read=reader.picture)
+        return from_listing(root.name, root, listing, rule, 1, mirror=False, read=reader.picture)
     listing = read_folder(root)
     used = {sample.name for sample in listing.samples}
-    return replace(_of_files(root.name, root, listing, rule), ignored=count_unused(root, used))
+    return replace(from_listing(root.name, root, listing, rule), ignored=count_unused(root, used))
 
 
-def _of_files(
+def from_listing(
     name: str,
     where: Path | str,
     listing: Listing,
@@ -244,6 +239,7 @@ def _of_files(
     mirror: bool = True,
     read: Callable[[str], Image.Image] | None = None,  # of images that are no files
 ) -> DataSet:
+    """The data set of a listing, with the splits of `rule`."""
     taken, file = take_splits(listing, rule), None if read else listing.file
     read = read or _Decoded(listing.file, channels)
     train, minival, test = _images(taken.splits, read, file)
@@ -259,13 +255,13 @@ def _of_files(
         _fingerprint(listing.classes, taken.splits),
         taken.rule,
         taken.own,
-        taken.notes,
+        (*listing.notes, *taken.notes),
     )
 
 
 def _of_shards(folder: Path, pattern: str, rule: SplitRule) -> DataSet:
     index, listing = read_shards(folder, pattern)
-    data = _of_files(folder.name, folder / pattern, listing, rule, index.channels, index.mirror)
+    data = from_listing(folder.name, folder / pattern, listing, rule, index.channels, index.mirror)
     ignored: Counter[str] = Counter()
     for shard in index.shards.values():
         ignored.update(shard.ignored)
@@ -274,7 +270,7 @@ def _of_shards(folder: Path, pattern: str, rule: SplitRule) -> DataSet:
 
 def _of_dataset(folder: Path, choice: dict[str, str], rule: SplitRule) -> DataSet:
     where = f"{folder}?{urlencode(choice)}" if choice else folder
-    return _of_files(folder.name, where, read_dataset(folder, choice, rule.group), rule)
+    return from_listing(folder.name, where, read_dataset(folder, choice, rule.group), rule)
 
 
 def _images(
@@ -306,44 +302,18 @@ class _Decoded:
 
 
 def _digits(rule: SplitRule) -> DataSet:
-    """Split by position: the last 500 were written by other people."""
-    if rule.group:
-        raise ValueError(f"group {rule.group!r}: the digits have none; leave it out")
-    if rule.test:
-        raise ValueError(f"test {rule.test}: the digits have a test already; leave the share out")
-    classes, labels = tuple("0123456789"), _digit_arrays()[1]
-    samples = [Sample(f"digits/{i:04}", int(label), 64) for i, label in enumerate(labels)]
-    pool, test = samples[:1297], samples[1297:]
-    count = 260 if rule.minival is None else round(rule.minival * len(pool))
-    if rule.minival:
-        count = min(max(1, count), len(pool) - 1)
-    train, minival = pool[: len(pool) - count], pool[len(pool) - count :]
-    splits = Splits(train + test, minival, []) if rule.test == 0 else Splits(train, minival, test)
-    parts, fingerprint = _images(splits, _read_digit), _fingerprint(classes, splits)
-    images = dict(zip(("train", "minival", "test"), parts, strict=True))
+    splits = split_digits(rule)
+    train, minival, test = _images(splits, read_digit)
     return DataSet(
         DIGITS,
         DIGITS,
-        classes,
-        **images,
+        DIGIT_CLASSES,
+        train,
+        minival,
+        test,
         channels=1,
         mirror=False,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint(DIGIT_CLASSES, splits),
         rule=rule,
         own_splits=("minival", "test"),
     )
-
-
-def _read_digit(name: str) -> Image.Image:
-    images, _ = _digit_arrays()
-    return Image.fromarray(
-        np.rint(images[int(name.removeprefix("digits/"))] * (255 / 16)).astype(np.uint8)
-    )
-
-
-@cache
-def _digit_arrays() -> tuple[np.ndarray, np.ndarray]:
-    """Images (1797, 8, 8) of 0..16 and their labels, in scikit-learn's order."""
-    with (resources.files("fullstride.data") / "digits.npz").open("rb") as file:
-        arrays = np.load(file, allow_pickle=False)
-        return arrays["images"], arrays["labels"]

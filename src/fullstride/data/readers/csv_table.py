@@ -2,6 +2,7 @@
 
 import csv
 import stat
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path, PurePath
@@ -29,6 +30,16 @@ COLUMNS = {  # purpose of a column -> the names that its header may have
 SPLITS = {name: names[0] for names in (TRAIN, VAL, TEST) for name in names}
 
 
+class Header(NamedTuple):
+    titles: tuple[str, ...]  # of all columns
+    columns: dict[str, int]  # purpose -> index of the column
+    delimiter: str
+
+    @property
+    def lower(self) -> tuple[str, ...]:
+        return tuple(title.lower() for title in self.titles)
+
+
 class Row(NamedTuple):
     line: int  # of the file, from 1
     name: str  # POSIX path below the table's folder, or absolute
@@ -53,7 +64,10 @@ def read_table(table: Path, group: str = "") -> Listing:
     Paths are relative to the table's folder, or absolute. The values of the column `group` are the
     groups, if there is such a column.
     """
-    titles, rows = _rows(table, group)
+    text = table_text(table)
+    header = find_header(table, text, COLUMNS, group)
+    check_columns(table, header, ("path", "label"))
+    rows = [_row(table, *row, header.columns) for row in read_rows(table, text, header.delimiter)]
     rows = _distinct(table, rows)
     classes = sorted_classes(row.label for row in rows if row.split == "train")
     if not classes:
@@ -67,32 +81,33 @@ def read_table(table: Path, group: str = "") -> Listing:
     for row in rows:
         if row.label not in labels:
             raise ValueError(
-                f"{_at(table, row.line)} has the label {row.label!r}, which no training row has: "
-                "add or remove it"
+                f"{at_line(table, row.line)} has the label {row.label!r}, which no training row "
+                "has: add or remove it"
             )
     splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
-    for row, size in zip(rows, _sizes(table, rows), strict=True):
+    sizes = file_sizes(table, [(row.line, row.name) for row in rows])
+    for row, size in zip(rows, sizes, strict=True):
         splits[row.split].append(Sample(row.name, labels[row.label], size))
     return Listing(
         classes,
         {name: split for name, split in splits.items() if split},
         Below(table.parent),
-        columns=titles,
-        groups={row.name: row.group for row in rows} if group.lower() in titles else None,
+        columns=header.lower,
+        groups={row.name: row.group for row in rows} if "group" in header.columns else None,
     )
 
 
-def _at(table: Path, line: int) -> str:
+def at_line(table: Path, line: int) -> str:
     return f"{str(table)!r} line {line}"
 
 
-def _text(table: Path) -> str:
+def table_text(table: Path) -> str:
     data = read_regular(table, MAX_TABLE_BYTES)
     try:
         text = data.decode("utf-8-sig")  # with or without a byte order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{_at(table, line)} is not UTF-8: save the table as UTF-8") from None
+        raise ValueError(f"{at_line(table, line)} is not UTF-8: save the table as UTF-8") from None
     if not text.strip():
         raise ValueError(
             f"{str(table)!r} is empty: give a header with path and label, and a row for each image"
@@ -100,74 +115,91 @@ def _text(table: Path) -> str:
     return text
 
 
-def _rows(table: Path, group: str) -> tuple[tuple[str, ...], list[Row]]:
-    """The titles of the columns, in lower case, and the rows."""
-    text, line = _text(table), 1
-    try:
-        titles, columns, delimiter = _header(table, text)
-        if group.lower() in titles:
-            columns["group"] = titles.index(group.lower())
-        reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        width, rows = len(next(reader)), []
-        line = reader.line_num + 1
-        for fields in reader:
-            if any(field.strip() for field in fields):
-                rows.append(_row(table, line, fields, columns, width))
-            line = reader.line_num + 1  # a quoted field may hold line breaks
-    except csv.Error as error:
-        raise ValueError(f"{_at(table, line)} is not CSV ({error}): check its quotes") from None
-    if not rows:
-        raise ValueError(f"{str(table)!r} has a header and no rows: add one for each image")
-    return titles, rows
+def find_header(
+    table: Path, text: str, names: Mapping[str, Sequence[str]], group: str = ""
+) -> Header:
+    """The header, by the delimiter that gives the most columns with one of `names`.
 
-
-def _header(table: Path, text: str) -> tuple[tuple[str, ...], dict[str, int], str]:
-    """All titles and the index of each column, by the delimiter that gives the most of them."""
+    `names` has the titles that a column of each purpose may have; `group` is one more column.
+    """
     candidates = []
     for delimiter in DELIMITERS:
-        header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter))
+        try:
+            header = next(csv.reader(StringIO(text, newline=""), delimiter=delimiter))
+        except csv.Error as error:
+            raise _not_csv(table, 1, error) from None
         titles = [field.strip().lower() for field in header]
         columns = {}
-        for column, names in COLUMNS.items():
-            indices = [titles.index(name) for name in names if name in titles]
+        for column, each in names.items():
+            indices = [titles.index(name) for name in each if name in titles]
             if indices:
                 columns[column] = indices[0]
-        candidates.append((columns, delimiter, titles))
-    columns, delimiter, titles = max(candidates, key=lambda each: (len(each[0]), len(each[2])))
-    for column in ("path", "label"):
-        if column not in columns:
+        if group and group.lower() in titles:
+            columns["group"] = titles.index(group.lower())
+        titles = tuple(field.strip() for field in header)
+        candidates.append(Header(titles, columns, delimiter))
+    return max(candidates, key=lambda each: (len(each.columns), len(each.titles)))
+
+
+def check_columns(table: Path, header: Header, columns: Sequence[str]) -> None:
+    for column in columns:
+        if column not in header.columns:
             names = ", ".join(COLUMNS[column])
             raise ValueError(
-                f"{_at(table, 1)} has no column {column!r}, but {titles}: name one of {names}"
+                f"{at_line(table, 1)} has no column {column!r}, but {list(header.lower)}: name one "
+                f"of {names}"
             )
-    return tuple(titles), columns, delimiter
 
 
-def _row(table: Path, line: int, fields: list[str], columns: dict[str, int], width: int) -> Row:
-    if len(fields) > width:
-        raise ValueError(
-            f"{_at(table, line)} has {len(fields)} fields, the header {width}: quote fields with a "
-            "delimiter"
-        )
+def read_rows(table: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """The line and the fields of each row that is not blank. Raises ValueError if there is none."""
+    rows, line = [], 1
+    reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        width = len(next(reader))
+        line = reader.line_num + 1
+        for fields in reader:
+            if len(fields) > width:
+                raise ValueError(
+                    f"{at_line(table, line)} has {len(fields)} fields, the header {width}: quote "
+                    "fields with a delimiter"
+                )
+            if any(field.strip() for field in fields):
+                rows.append((line, [field.strip() for field in fields]))
+            line = reader.line_num + 1  # a quoted field may hold line breaks
+    except csv.Error as error:
+        raise _not_csv(table, line, error) from None
+    if not rows:
+        raise ValueError(f"{str(table)!r} has a header and no rows: add one for each image")
+    return rows
+
+
+def _not_csv(table: Path, line: int, error: csv.Error) -> ValueError:
+    return ValueError(f"{at_line(table, line)} is not CSV ({error}): check its quotes")
+
+
+def row_values(
+    table: Path, line: int, fields: Sequence[str], columns: Mapping[str, int]
+) -> dict[str, str]:
+    """The values of a row by the purpose of their column; "path" is a name, "split" is known."""
     values = {
-        column: fields[index].strip() if index < len(fields) else None
-        for column, index in columns.items()
+        column: fields[index] if index < len(fields) else None for column, index in columns.items()
     }
-    group = values.pop("group", None) or ""
+    texts = {"split": "train", "group": values.pop("group", None) or ""}
     for column, value in values.items():
         if not value:
             problem = f"no {column}" if value is None else f"an empty {column}"
-            raise ValueError(f"{_at(table, line)} has {problem}: fill it in or remove the row")
-    split = values.get("split") or "train"
+            raise ValueError(f"{at_line(table, line)} has {problem}: fill it in or remove the row")
+        texts[column] = value
+    split = texts["split"]
     if split.lower() not in SPLITS:
-        raise ValueError(f"{_at(table, line)} has the split {split!r}: use train, val or test")
-    return Row(
-        line,
-        _name(table.parent, values["path"] or ""),
-        values["label"] or "",
-        SPLITS[split.lower()],
-        group,
-    )
+        raise ValueError(f"{at_line(table, line)} has the split {split!r}: use train, val or test")
+    return texts | {"path": _name(table.parent, texts["path"]), "split": SPLITS[split.lower()]}
+
+
+def _row(table: Path, line: int, fields: Sequence[str], columns: Mapping[str, int]) -> Row:
+    values = row_values(table, line, fields, columns)
+    return Row(line, *(values[column] for column in ("path", "label", "split", "group")))
 
 
 def _name(root: Path, path: str) -> str:
@@ -187,27 +219,28 @@ def _distinct(table: Path, rows: list[Row]) -> list[Row]:
         ):
             if new != old:
                 raise ValueError(
-                    f"{_at(table, row.line)}: {row.name!r} has two {word}, {old!r} on line "
+                    f"{at_line(table, row.line)}: {row.name!r} has two {word}, {old!r} on line "
                     f"{earlier.line} and {new!r} here: keep one"
                 )
     return list(first.values())
 
 
-def _sizes(table: Path, rows: list[Row]) -> list[int]:
+def file_sizes(table: Path, names: Sequence[tuple[int, str]]) -> list[int]:
+    """The bytes of the files on these lines. Raises ValueError if some are missing."""
     sizes, missing = [], []
-    for row in rows:
+    for line, name in names:
         try:
-            status = (table.parent / row.name).stat()
+            status = (table.parent / name).stat()
         except (OSError, ValueError):  # ValueError: a NUL in the path
             status = None
         if status is None or not stat.S_ISREG(status.st_mode):
-            missing.append(row)
+            missing.append((line, name))
         else:
             sizes.append(status.st_size)
     if missing:
+        line, name = missing[0]
         raise ValueError(
-            f"{len(missing)} of the {len(rows)} files in {str(table)!r} are missing, the first is "
-            f"{missing[0].name!r} on line {missing[0].line}: paths are relative to the table's "
-            "folder, or absolute"
+            f"{len(missing)} of the {len(names)} files in {str(table)!r} are missing, the first is "
+            f"{name!r} on line {line}: paths are relative to the table's folder, or absolute"
         )
     return sizes

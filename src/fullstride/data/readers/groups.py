@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from fullstride.data.readers.listing import (
+    NO_LABEL,
     TEST,
     TRAIN,
     VAL,
     Listing,
     Sample,
     fraction,
+    labels_of,
     quote_names,
 )
 
@@ -33,13 +35,19 @@ class Unit:
     @property
     def images(self) -> Counter[int]:
         """Their number by class."""
-        return Counter(sample.target for sample in self.samples)
+        return Counter(label for sample in self.samples for label in labels_of(sample.target))
 
-    @property
-    def target(self) -> int:
-        """The class of most of them."""
+    def stratum(self, images_of: Mapping[int, int]) -> int:
+        """The class that the unit counts for: that of most of its images.
+
+        Of several labels it is the rarest one, by the number of images of each: a frequent label is
+        in every split anyhow, and only images of rare ones must be shared out.
+        """
+        target = self.samples[0].target
+        if isinstance(target, tuple):
+            return min(self.images, key=lambda label: (images_of[label], label))
         if len(self.samples) == 1:
-            return self.samples[0].target
+            return target
         images = self.images
         return max(images, key=lambda target: (images[target], -target))
 
@@ -105,10 +113,11 @@ def _class_folders(listing: Listing) -> Callable[[Sample], int]:
     splits = {*TRAIN, *VAL, *TEST}
 
     def depth(sample: Sample) -> int:
-        parts, name = sample.name.split("/"), listing.classes[sample.target]
-        if parts[0].lower() in splits and parts[1:2] == [name] and len(parts) > 2:
+        parts = sample.name.split("/")
+        names = [listing.classes[label] for label in labels_of(sample.target) if label != NO_LABEL]
+        if parts[0].lower() in splits and len(parts) > 2 and parts[1] in names:
             return 2
-        return int(parts[0] == name and len(parts) > 1)
+        return int(parts[0] in names and len(parts) > 1)
 
     return depth if all(map(depth, listing.samples)) else lambda sample: 0
 

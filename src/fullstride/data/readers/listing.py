@@ -1,10 +1,12 @@
 """What does a reader return? The names, classes and sizes of images, by the splits of the data."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+NO_LABEL = -1  # the class that an image without labels counts for where splits are taken
 
 # Names of splits in folders, tables, shards and datasets.
 TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
@@ -12,7 +14,7 @@ TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation"), ("test
 
 class Sample(NamedTuple):
     name: str  # POSIX path below the data folder
-    target: int
+    target: Any  # a class index, or the sorted indices of all its labels, which may be none
     size: int  # bytes; -1 for a broken link
 
 
@@ -37,6 +39,7 @@ class Listing:
     columns: tuple[str, ...] = ()  # of the data, where they have columns
     # name -> value in the column that the rule names as the group, if there is such a column
     groups: Mapping[str, str] | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()  # what a user should know of the data, a line each
 
     @property
     def samples(self) -> list[Sample]:
@@ -50,6 +53,17 @@ def sorted_classes(classes: Iterable[str]) -> tuple[str, ...]:
     if all(name.removeprefix("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
+
+
+def labels_of(target: Any) -> tuple[int, ...]:
+    """The classes that a sample counts for: one, all its labels, or `NO_LABEL`."""
+    return (target or (NO_LABEL,)) if isinstance(target, tuple) else (target,)
+
+
+def target_text(classes: Sequence[str], target: Any) -> str:
+    """The class names of a sample, for a line."""
+    names = [repr(classes[label]) for label in labels_of(target) if label != NO_LABEL]
+    return " with ".join(names) or "no class"
 
 
 def quote_names(names: list[str]) -> str:

@@ -11,7 +11,14 @@ from typing import Annotated, NamedTuple
 
 from fullstride.data.readers.duplicates import TooManyImagesError, find_copies
 from fullstride.data.readers.groups import ENOUGH, Unit, group_keys, join_units, take_groups
-from fullstride.data.readers.listing import Listing, Sample, quote_names
+from fullstride.data.readers.listing import (
+    NO_LABEL,
+    Listing,
+    Sample,
+    labels_of,
+    quote_names,
+    target_text,
+)
 from fullstride.strict_json import Bounds
 
 TEST_SHARE = 0.1
@@ -155,8 +162,8 @@ def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
     first, second = next((a, b) for a in mixed[0] for b in mixed[0] if a.target < b.target)
     return copies, [
         f"{len(mixed):,} pictures are in several classes, for example {first.name!r} in "
-        f"{listing.classes[first.target]!r} and {second.name!r} in "
-        f"{listing.classes[second.target]!r}: remove the wrong ones"
+        f"{target_text(listing.classes, first.target)} and {second.name!r} in "
+        f"{target_text(listing.classes, second.target)}: remove the wrong ones"
     ]
 
 
@@ -182,7 +189,7 @@ def _without_copies(
             left_out[split] |= {s.name: originals[split] for s in same if s.name not in split_of}
     gone = {name for each in left_out.values() for name in each}
     train = [sample for sample in listing.splits["train"] if sample.name not in gone]
-    if lost := {s.target for s in listing.splits["train"]} - {s.target for s in train}:
+    if lost := _classes_in(listing.splits["train"]) - _classes_in(train):
         name = listing.classes[min(lost)]
         raise OnlyCopiesError(
             f"all training images of {name!r} are copies of images in other splits: remove the "
@@ -200,6 +207,10 @@ def _without_copies(
             f"so chosen by: {quote_names(list(in_both))}"
         )
     return train, notes
+
+
+def _classes_in(samples: Iterable[Sample]) -> set[int]:
+    return {label for sample in samples for label in labels_of(sample.target)} - {NO_LABEL}
 
 
 def _label(split: str) -> str:
@@ -229,10 +240,11 @@ def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> 
 
 def _forced_out(classes: Sequence[str], splits: Splits, derived: Iterable[str]) -> list[str]:
     """The classes with images enough for a split, whose groups are too few or too large for it."""
-    images = Counter(sample.target for samples in splits for sample in samples)
+    images = Counter(t for samples in splits for s in samples for t in labels_of(s.target))
+    images.pop(NO_LABEL, None)
     notes = []
     for split in derived:
-        present = {sample.target for sample in getattr(splits, split)}
+        present = _classes_in(getattr(splits, split))
         absent = [t for t in sorted(images) if t not in present and images[t] >= ENOUGH + 2]
         if absent:
             notes.append(
@@ -284,8 +296,9 @@ def _take_by_class(ordered: Sequence[Unit], below: float, leave: int) -> set[Uni
     nothing would be taken, it is the unit with the lowest fraction of the classes that have enough.
     """
     by_class: dict[int, list[Unit]] = {}
+    images = Counter(t for unit in ordered for s in unit.samples for t in labels_of(s.target))
     for unit in ordered:
-        by_class.setdefault(unit.target, []).append(unit)
+        by_class.setdefault(unit.stratum(images), []).append(unit)
     taken: set[Unit] = set()
     for units in by_class.values():
         count = sum(unit.fraction < below for unit in units)
