@@ -106,8 +106,8 @@ def test_the_minival_decides(better, few_digits, tmp_path, monkeypatch, capsys, 
     """The score of every network but the saved epochs is set: averages are better, or worse."""
     score = PreparedRun.score
 
-    def biased(self, net, images, temperature=1.0):
-        result = score(self, net, images, temperature)
+    def biased(self, net, images, task=None):
+        result = score(self, net, images, task)
         if images is not self.data.minival:
             return result
         state = net.state_dict()

@@ -13,10 +13,10 @@ from fullstride import tasks
 from fullstride.nets.bundle import Bundle, read_metadata
 from fullstride.report.training_progress import calibration_line
 from fullstride.tasks.classify import Classify
-from fullstride.tasks.temperature import LIMITS, TemperatureScore, fit_temperature
+from fullstride.tasks.temperature import LIMITS, fit_temperature
 from fullstride.train import run
 from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.scoring import score_images
+from fullstride.train.scoring import HeldOutputs, score_images
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
 
@@ -70,17 +70,17 @@ def test_images_that_are_all_right_or_all_wrong_have_a_temperature_too():
 
 def test_logits_of_two_processes_have_the_temperature_of_all():
     values, labels = logits()
-    parts = [TemperatureScore() for _ in range(2)]
+    parts = [HeldOutputs() for _ in range(2)]
     for rank, part in enumerate(parts):
         part.update(values[rank::2], labels[rank::2])
     parts[0].merge(parts[1])
-    fitted = parts[0].compute()["temperature"]
+    fitted = parts[0].fit(Classify()).temperature
     assert fitted == pytest.approx(fit_temperature(values, labels), rel=1e-9)
 
 
 def test_activated_outputs_are_divided_and_keep_their_order():
     values, _ = logits()
-    task = Classify().calibrated(2.5)
+    task = Classify(temperature=2.5)
     np.testing.assert_allclose(task.activate(values), (values / 2.5).softmax(1), rtol=1e-12)
     assert torch.equal(task.activate(values).argsort(1), values.argsort(1))
 
@@ -89,7 +89,7 @@ def test_a_run_stores_its_temperature_with_the_error_before_and_after(few_digits
     list(run.train(tmp_path / "run", "genet_tiny", few_digits, SHORT))
     bundle = tasks.load(tmp_path / "run")
     plain = score_images(bundle.net, Classify(), few_digits.test, bundle.preprocessing, "cpu")
-    task = Classify().calibrated(bundle.temperature)
+    task = tasks.task_of(bundle)
     scaled = score_images(bundle.net, task, few_digits.test, bundle.preprocessing, "cpu")
     saved = bundle.scores["test"]
     assert bundle.temperature != 1

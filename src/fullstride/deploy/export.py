@@ -117,6 +117,7 @@ def export(
         licence=bundle.licence,
         task=bundle.task,
         temperature=bundle.temperature,
+        task_state=bundle.task_state,
         mirror=bundle.may_mirror,
         precision=precision,
         input_kind=input_kind,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Literal
@@ -21,6 +21,7 @@ Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, K
 
 # Fields of Metadata that are JSON in a file; all others are text.
 JSON_FIELDS = ("classes", "preprocessing", "scores", "float_layers", "temperature", "mirror")
+JSON_FIELDS += ("task_state",)
 # Fields of Metadata whose key in a file is another; all others are written by their own name.
 FILE_KEYS = {"input_kind": "input", "float_layers": "kept_float"}
 
@@ -39,6 +40,7 @@ class Metadata:
     # that logits are divided by before softmax; where the file computes probabilities, it does so
     temperature: Temperature = 1.0
     mirror: bool = True  # whether the mirror image of a picture is of the same class
+    task_state: Mapping[str, Any] = field(default_factory=dict)  # see `Bundle`
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
     # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
@@ -65,7 +67,8 @@ class Metadata:
             if sum(map(len, strings.values())) > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
             # of earlier files
-            strings = {"task": "classify", "temperature": "1.0", "mirror": "true", **strings}
+            earlier = {"task": "classify", "temperature": "1.0", "mirror": "true"}
+            strings = {**earlier, "task_state": "{}", **strings}
             values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
             for name in JSON_FIELDS:
                 values[name] = parse_json(values[name], name)
@@ -136,6 +139,10 @@ class ExportedModel:
     @property
     def temperature(self) -> float:
         return self.metadata.temperature
+
+    @property
+    def task_state(self) -> Mapping[str, Any]:
+        return self.metadata.task_state
 
 
 class ExportedModule(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullstride.data.transforms.crop import to_input
 from fullstride.deploy.exported import Metadata
 from fullstride.deploy.resize import resize_and_crop
-from fullstride.tasks import find_task
+from fullstride.tasks import task_of
 
 Backend = Literal["onnx", "openvino", "tensorrt"]
 STRIDE = 32  # pixels: sides of images of any size are multiples of it, at least two
@@ -73,7 +73,7 @@ class ExportWrapper(nn.Module):
         super().__init__()
         self.net, self.pre, self.dtype = net, metadata.preprocessing, dtype
         self.input_kind = metadata.input_kind
-        self.task = find_task(metadata.task, metadata.temperature)
+        self.task = task_of(metadata)
 
     def forward(self, images: Tensor) -> Tensor:
         x = images

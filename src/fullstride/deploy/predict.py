@@ -18,7 +18,7 @@ from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks import find_task
+from fullstride.tasks import find_task, task_of
 
 Tta = Literal["none", "flip"]  # test-time augmentation
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -68,7 +68,7 @@ def predict(
     for start in range(0, len(pictures), batch):
         group, reasons = pictures[start : start + batch], {}
         rows = probabilities(model, _readable(group, model, reasons), device, batch, tta)
-        guesses = iter(find_task(model.task).decode(torch.from_numpy(rows), model.classes, top))
+        guesses = iter(task_of(model).decode(torch.from_numpy(rows), model.classes, top))
         for index, picture in enumerate(group):
             path = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else ""
             if index in reasons:
@@ -264,4 +264,4 @@ class FullSizeInputs(Sequence[np.ndarray]):
 
 
 def activate(model: Bundle | ExportedModel, rows: np.ndarray) -> np.ndarray:
-    return find_task(model.task, model.temperature).activate(torch.from_numpy(rows)).numpy()
+    return task_of(model).activate(torch.from_numpy(rows)).numpy()

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +58,7 @@ class Metadata:
     environment: Mapping[str, Any]
     temperature: Temperature = 1.0
     mirror: bool = True
+    task_state: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_scores(self.scores)
@@ -117,6 +118,8 @@ class Bundle:
     task: str = "classify"  # name of the task that the network was trained for
     temperature: float = 1.0  # that probabilities are calibrated by, see `tasks.temperature`
     mirror: bool = True  # whether the mirror image of a picture is of the same class
+    # what else was fitted on the minival, see `Task.fit`; the task checks it
+    task_state: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes):,}: {shortened(self.classes)}"
@@ -166,7 +169,10 @@ class Bundle:
                 for name, value in self.net.state_dict().items()
             }
             save_file(state, temporary / WEIGHTS)
-            (temporary / METADATA).write_text(strict_json.to_json(metadata))
+            content = asdict(metadata)
+            if not self.task_state:  # readable by versions before it
+                del content["task_state"]
+            (temporary / METADATA).write_text(json.dumps(content, indent=1))
 
     @staticmethod
     def load(

@@ -11,7 +11,7 @@ from fullstride.measure.environment import Environment
 from fullstride.nets.bundle import Metadata, read_metadata
 from fullstride.report.console_lines import test_line
 from fullstride.report.format import count, three_digits
-from fullstride.tasks import find_task
+from fullstride.tasks import task_of
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.plan import TimedBatches, TrainingPlan
@@ -79,14 +79,12 @@ class TrainingProgress:
 
 
 def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
-    """What the temperature of a run's bundle changes, or why there is none though it was wanted."""
+    """What the fitted state of a bundle changes, or why there is none though it was wanted."""
     scores = bundle.scores.get("minival")
-    if bundle.temperature != 1 and scores:
-        return (
-            f"calibration by a temperature of {bundle.temperature:.3g}: ECE of the minival "
-            f"{scores['ece_uncalibrated']:.1f} % before, {scores['ece']:.1f} % with it"
-        )
-    if recipe.calibrate and not scores and find_task(bundle.task).single_label:
+    task = task_of(bundle)
+    if scores:
+        return task.fit_note(scores)
+    if recipe.calibrate and task.state_fields:
         return "no calibration of probabilities, as there is no minival"
     return ""
 

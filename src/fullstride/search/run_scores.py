@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fullstride.nets.bundle import Bundle
-from fullstride.tasks import build_head
+from fullstride.tasks import build_head, task_of
 from fullstride.tasks.task import Score
 from fullstride.train import run_folder
 from fullstride.train.distributed import SINGLE_PROCESS
@@ -49,7 +49,7 @@ def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
     path = run.folder / run_folder.BUNDLE
     if path.is_dir():
         bundle = Bundle.load(path, build_head)
-        task = run.task.calibrated(bundle.temperature)
+        task = task_of(bundle)
         return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
     nets = [final_network(run).net.to(run.device)]
     # Running statistics of few steps are far off, whether the recipe ends with precise ones or not.

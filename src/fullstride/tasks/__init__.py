@@ -1,8 +1,8 @@
 """Which tasks are there? `TASKS` by name, the name that a run and a bundle record."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -16,14 +16,37 @@ from fullstride.tasks.task import Metric, Task
 TASKS: dict[str, type[Task]] = {"classify": Classify}
 
 
-def find_task(name: str = "classify", temperature: float = 1.0) -> Task:
-    """The task `name` with its default options, for a network of a `temperature`.
+class TrainedModel(Protocol):
+    """What bundles, exported files and their metadata say of their task."""
 
-    Raises ValueError if it is not in `TASKS`.
-    """
+    @property
+    def task(self) -> str: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def task_state(self) -> Mapping[str, Any]: ...
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+
+def find_task(name: str = "classify") -> Task:
+    """The task `name` with its default options. Raises ValueError if it is not in `TASKS`."""
     if name not in TASKS:
         raise ValueError(f"no task named {name!r}: choose from {', '.join(TASKS)}")
-    return TASKS[name]().calibrated(temperature)
+    return TASKS[name]()
+
+
+def task_of(model: TrainedModel) -> Task:
+    """The task of a bundle or an exported file, for its classes and with its fitted state.
+
+    Raises ValueError where the state does not fit the task.
+    """
+    state = {"temperature": model.temperature} if model.temperature != 1 else {}
+    task = find_task(model.task).for_classes(model.classes)
+    return task.with_state({**state, **model.task_state})
 
 
 def common_metric(models: Iterable[Any]) -> Metric:

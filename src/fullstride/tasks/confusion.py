@@ -78,9 +78,9 @@ class ConfusionMatrix:
                 name=name,
                 images=images,
                 predicted=predicted,
-                precision=_percent(hits, predicted),
-                recall=_percent(hits, images),
-                f1=_percent(2 * hits, images + predicted),
+                precision=percent(hits, predicted),
+                recall=percent(hits, images),
+                f1=percent(2 * hits, images + predicted),
             )
             for name, hits, images, predicted in zip(names, *columns, strict=True)
         ]
@@ -98,5 +98,5 @@ class ConfusionMatrix:
         return matrix_kk
 
 
-def _percent(part: int, whole: int) -> float | None:
+def percent(part: int, whole: int) -> float | None:
     return 100 * part / whole if whole else None

@@ -1,9 +1,10 @@
 """What is a task? The targets of samples, the head, the loss, the scores and the predictions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from fullstride.data.loader import TestView, TrainView, View, class_indices
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.strict_json import from_json
+from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ class Task(ABC):
     # whether a target is the index of one class, which mixup, CutMix, teachers, batches by class
     # and int8 files require
     single_label: ClassVar[bool] = False
+    # fields of a recipe that not every task has a use for, and this one has
+    recipe_fields: ClassVar[frozenset[str]] = frozenset()
+    # fields of the task that are fitted on the minival after training, and stored with the weights
+    state_fields: ClassVar[tuple[str, ...]] = ()
 
     def with_options(self, recipe: Any) -> Self:
         """The task with the options that `recipe` has."""
@@ -96,9 +102,34 @@ class Task(ABC):
         """The task with what its loss takes from the training images, such as class counts."""
         return self
 
-    def calibrated(self, temperature: float) -> Self:
-        """The task for a network whose outputs `activate` divides by `temperature`."""
+    def for_classes(self, classes: Sequence[str]) -> Self:
+        """The task for a network with these outputs; `for_data` in the use of a trained network."""
         return self
+
+    def fit(self, outputs: Tensor, targets: Any) -> Self:
+        """The task with its `state_fields` fitted to the outputs of the minival, on the CPU."""
+        return self
+
+    def fit_note(self, scores: Mapping[str, float]) -> str:
+        """One line on what the fitted state changes, by the `scores` of the minival, or ""."""
+        return ""
+
+    def state(self) -> dict[str, Any]:
+        """The `state_fields` that differ from their defaults, as values of JSON."""
+        defaults = type(self)()
+        values = {name: getattr(self, name) for name in self.state_fields}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value != getattr(defaults, name)
+        }
+
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        """The task with the fields that `state` returned. Raises ValueError for other values."""
+        if others := state.keys() - set(self.state_fields):
+            raise ValueError(f"the task {self.name} has no state {', '.join(sorted(others))}")
+        values = from_json(state_type(type(self)), dict(state), f"state of the task {self.name}")
+        return replace(self, **{name: getattr(values, name) for name in state})
 
     def open_data(self, where: str, **how: Any) -> DataSet:
         """The data set at `where` with the task's targets; `classes` has a name for each output.
@@ -151,6 +182,15 @@ class Task(ABC):
         """What `score` counted by classes; None for a task without."""
         return None
 
+    def by_class(self, score: Score, classes: Sequence[str]) -> Sequence[ClassScore]:
+        """A row of scores for each class, in their order; none for a task without."""
+        matrix = self.confusion(score)
+        return matrix.by_class(classes) if matrix else ()
+
+    def interval(self, score: Score) -> tuple[float, float] | None:
+        """The 95 % interval of `metric`, unless that is a percentage of the images or has none."""
+        return None
+
     def activate(self, outputs: Tensor) -> Tensor:
         """What `decode` gets of the network's outputs; exported files compute it too."""
         return outputs
@@ -162,6 +202,16 @@ class Task(ABC):
         `outputs` are activated, float32 on the CPU. A prediction is a dataclass of JSON values,
         whose `str` is what the command `predict` prints.
         """
+
+
+@cache
+def state_type(task: type[Task]) -> type:
+    """A dataclass of the `state_fields` of a task, with their types and defaults."""
+    hints, default = get_type_hints(task, include_extras=True), task()
+    columns = [
+        (name, hints[name], field(default=getattr(default, name))) for name in task.state_fields
+    ]
+    return make_dataclass("State", columns, frozen=True)
 
 
 def full_precision(values: Tensor) -> Tensor:

@@ -1,32 +1,12 @@
 """How sure should a network be? The temperature that its logits are divided by before softmax."""
 
-from math import exp, isfinite, log, nan
+from math import exp, log
 from typing import cast
 
 import torch
 from torch import Tensor
 
 LIMITS = (0.05, 20.0)  # of a temperature
-MAX_LOGITS = 2**24  # that one is fitted to: 128 MiB
-
-
-class TemperatureScore:
-    """The temperature that fits a network, as a `Score`; it holds the logits."""
-
-    def __init__(self) -> None:
-        self.logits: list[Tensor] = []
-        self.labels: list[Tensor] = []
-
-    def update(self, logits_nk: Tensor, labels_n: Tensor) -> None:
-        self.logits.append(logits_nk.cpu())
-        self.labels.append(labels_n.cpu())
-
-    def merge(self, other: "TemperatureScore") -> None:
-        self.logits += other.logits
-        self.labels += other.labels
-
-    def compute(self) -> dict[str, float]:
-        return {"temperature": fit_temperature(torch.cat(self.logits), torch.cat(self.labels))}
 
 
 def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
@@ -35,8 +15,7 @@ def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
     The target is a probability of (N + 1) / (N + 2) for the label, and the rest for the other
     classes alike, as in Platt's scaling: without it T would be 0 where all images are classified
     correctly. The derivative by 1 / T only grows, so that its root is the exact minimum; the result
-    is within `LIMITS`. Dividing by T keeps the order of the classes. NaN for logits that are not
-    finite.
+    is within `LIMITS`. Dividing by T keeps the order of the classes.
     """
     from scipy.optimize import brentq  # takes most of a second to import
 
@@ -46,9 +25,6 @@ def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
     true_n = z.gather(1, labels_n[:, None])[:, 0]
     others_n = (z.sum(1) - true_n) / max(1, k - 1)
     target = torch.lerp(true_n, others_n, rest).mean().item()
-
-    if not isfinite(target):
-        return nan
 
     def derivative(log_scale: float) -> float:
         return ((exp(log_scale) * z).softmax(1) * z).sum(1).mean().item() - target

@@ -11,8 +11,8 @@ from fullstride.train.prepare import PreparedRun
 def finish(run: PreparedRun) -> None:
     """Score the final weights on the minival and the test images, and save them as the bundle.
 
-    Scores that the log has are not computed again. The temperature of the bundle is fitted on the
-    minival before. Raises FloatingPointError if the final scores are not finite.
+    Scores that the log has are not computed again. The state of the task, such as a temperature, is
+    fitted on the minival before. Raises FloatingPointError if the final scores are not finite.
     """
     final, results = final_network(run), {}
     if run.recipe.precise_bn:
@@ -20,11 +20,11 @@ def finish(run: PreparedRun) -> None:
     if run.recipe.soup:
         final = soup.better_average(run, final)
     try:
-        temperature, minival = run.calibrate(final.net)
+        task, minival = run.calibrate(final.net)
         if minival:
-            results["minival"] = minival
+            results["minival"] = minival.with_interval()
         if len(run.data.test):  # data with a minival of their own may have none
-            results["test"] = run.score(final.net, run.data.test, temperature)
+            results["test"] = run.score(final.net, run.data.test, task).with_interval()
     except FloatingPointError as error:
         raise FloatingPointError(
             f"{error} at the end of training: lower recipe.lr ({run.recipe.lr:g}), such as "
@@ -36,7 +36,7 @@ def finish(run: PreparedRun) -> None:
         split: result.scores | ({"skipped": result.skipped} if result.skipped else {})
         for split, result in results.items()
     }
-    bundle = run.bundle(final.net, scores, temperature, final.epochs)
+    bundle = run.bundle(final.net, scores, task, final.epochs)
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.BUNDLE)
 
 

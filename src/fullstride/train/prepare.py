@@ -17,9 +17,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
-from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Metric, Task
-from fullstride.tasks.temperature import MAX_LOGITS
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency, choose_passes
 from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
@@ -31,10 +29,11 @@ from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import NamedRecipe, case_of
 from fullstride.train.recipes.named import Case
 from fullstride.train.scoring import (
+    MAX_OUTPUTS,
     Evaluation,
-    fit_temperature_on,
+    fit_and_score,
+    fit_on,
     score_batches,
-    score_calibrated,
     score_images,
     scoring_batches,
 )
@@ -84,9 +83,9 @@ class PreparedRun:
             start=start,
         )
 
-    def score(self, net: Backbone, images: Images, temperature: float = 1.0) -> Evaluation:
-        """What `net` achieves on `images`."""
-        task = self.task.calibrated(temperature)
+    def score(self, net: Backbone, images: Images, task: Task | None = None) -> Evaluation:
+        """What `net` achieves on `images` by `task`, by default that of the run."""
+        task = task or self.task
         if images is self.data.minival and self.minival:
             return score_batches(net, task, self.minival, self.context)
         return score_images(net, task, images, self.pre, self.device, self.workers, self.context)
@@ -98,21 +97,22 @@ class PreparedRun:
         except FloatingPointError:
             return {}
 
-    def calibrate(self, net: Backbone) -> tuple[float, Evaluation | None]:
-        """The temperature by which `net` fits the minival, and what it achieves there with it.
+    def calibrate(self, net: Backbone) -> tuple[Task, Evaluation | None]:
+        """The task fitted to the outputs of `net` on the minival, and what `net` achieves there.
 
-        The temperature is 1 where the recipe or the task has none, or where there is no minival.
+        It is the run's where it fits nothing or the recipe does not want it, and without a minival.
         """
         images, how = self.data.minival, (self.pre, self.device, self.workers, self.context)
         if not self.minival:
-            return 1.0, None
-        if not (self.recipe.calibrate and isinstance(self.task, Classify)):
-            return 1.0, self.score(net, images)
+            return self.task, None
+        if not (self.recipe.calibrate and self.task.state_fields):
+            return self.task, self.score(net, images)
         classes = len(self.data.classes)
-        if len(images) * classes <= MAX_LOGITS:
-            return score_calibrated(net, self.task, self.minival, self.context)
-        temperature = fit_temperature_on(net, self.task, images, *how, classes=classes)
-        return temperature, self.score(net, images, temperature)
+        if len(images) * classes <= MAX_OUTPUTS:
+            result = fit_and_score(net, self.task, self.minival, self.context)
+            return result.task, result
+        task = fit_on(net, self.task, images, *how, classes=classes)
+        return task, self.score(net, images, task)
 
     def close(self) -> None:
         """End the processes that decode images."""
@@ -123,13 +123,14 @@ class PreparedRun:
         self,
         net: Backbone,
         scores: Mapping[str, Any],
-        temperature: float = 1.0,
+        task: Task | None = None,
         epochs: Sequence[int] = (),
     ) -> Bundle:
-        """The bundle of `net`, without padding, with `scores` by split.
+        """The bundle of `net`, without padding, with `scores` by split and the state of `task`.
 
         `epochs` are those of which it is the average, if of several.
         """
+        state = (task or self.task).state()
         average = f", the average of epochs {', '.join(map(str, epochs))}" if epochs else ""
         return Bundle(
             net=fused_form.unpadded(net, self.spec),
@@ -141,7 +142,8 @@ class PreparedRun:
             environment=asdict(Environment.here(self.device)),
             source=f"trained on {self.data.name}{average}",
             task=self.task.name,
-            temperature=temperature,
+            temperature=state.pop("temperature", 1.0),
+            task_state=state,
             mirror=self.data.mirror,
         )
 

@@ -159,12 +159,13 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
     """
     row = rows[-1]
     try:
-        scores, unread, _ = run.score(epoch.average, run.data.minival)
+        result = run.score(epoch.average, run.data.minival)
     except FloatingPointError as error:
         row["unscored"] = str(error)
         return
+    scores = result.scores
     row |= {f"minival/{key}": value for key, value in scores.items() if key != "images"}
-    row["skipped"] |= not_logged(unread, rows)
+    row["skipped"] |= not_logged(result.skipped, rows)
     if run_folder.best_row(rows, run.metric) is row:
         best = run.bundle(epoch.average, {"minival": scores})
         run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)

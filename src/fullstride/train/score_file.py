@@ -37,7 +37,7 @@ def save(
         split: SplitScores(
             result.scores,
             result.skipped,
-            tuple(result.confusion.by_class(classes) if result.confusion else ()),
+            tuple(result.by_class(classes)),
             result.confusion,
         )
         for split, result in results.items()

@@ -1,7 +1,8 @@
 """How good is a network? Its scores on images."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +11,15 @@ from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks import find_task
-from fullstride.tasks.confusion import ConfusionMatrix
-from fullstride.tasks.task import Score, Task
-from fullstride.tasks.temperature import MAX_LOGITS, TemperatureScore
+from fullstride.tasks import find_task, task_of
+from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
+from fullstride.tasks.task import Score, Task, full_precision
 from fullstride.train.compute import numerics
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import BatchSource
 
 BATCH = 128  # images, over all processes
+MAX_OUTPUTS = 2**24  # numbers that a task is fitted to: 64 MiB
 
 
 class Evaluation(NamedTuple):
@@ -26,7 +27,49 @@ class Evaluation(NamedTuple):
 
     scores: dict[str, float]  # with `images`, the number of readable ones
     skipped: dict[str, str]  # the reason for each image that cannot be read
-    confusion: ConfusionMatrix | None  # for a task with classes
+    task: Task
+    score: Score  # of the task, that counted the images
+
+    @property
+    def confusion(self) -> ConfusionMatrix | None:
+        """For a task with one class for each image."""
+        return self.task.confusion(self.score)
+
+    def by_class(self, classes: Sequence[str]) -> Sequence[ClassScore]:
+        return self.task.by_class(self.score, classes)
+
+    def with_interval(self) -> "Evaluation":
+        """With the 95 % interval of the task's metric, as scores, where the task computes one."""
+        limits = self.task.interval(self.score)
+        if not limits:
+            return self
+        names = (f"{self.task.metric.name}_{end}" for end in ("low", "high"))
+        return self._replace(scores={**self.scores, **dict(zip(names, limits, strict=True))})
+
+
+class HeldOutputs:
+    """The outputs and targets of all images, as a `Score`, for what is fitted to them."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Tensor, Any]] = []
+
+    def update(self, outputs: Tensor, targets: Any) -> None:
+        self.batches.append((outputs.cpu(), targets.cpu()))
+
+    def merge(self, other: "HeldOutputs") -> None:
+        self.batches += other.batches
+
+    def compute(self) -> dict[str, float]:
+        return {}
+
+    def fit(self, task: Task) -> Task:
+        """`task` fitted to them. Raises FloatingPointError where an output is not finite."""
+        if not self.batches:
+            raise ValueError("none of the images to score on can be read: give others")
+        outputs, targets = (torch.cat(each) for each in zip(*self.batches, strict=True))
+        if not outputs.isfinite().all():
+            raise FloatingPointError("the network's outputs are not finite")
+        return task.fit(full_precision(outputs), targets)
 
 
 def evaluate(
@@ -94,10 +137,10 @@ def score_bundle(
     bundle: Bundle, images: Images, device: torch.device | str, *, mirrored: bool = False
 ) -> Evaluation:
     """What `bundle` achieves on `images`; with `mirrored` by the mean with their mirror images."""
-    net, task = bundle.net.to(device), find_task(bundle.task, bundle.temperature)
+    net, task = bundle.net.to(device), task_of(bundle)
     if mirrored:
-        net, task = MirrorAverage(net, task), task.calibrated(1.0)
-    return score_images(net, task, images, bundle.preprocessing, device)
+        net, task = MirrorAverage(net, task), find_task(bundle.task)
+    return score_images(net, task, images, bundle.preprocessing, device).with_interval()
 
 
 class MirrorAverage(nn.Module):
@@ -122,28 +165,27 @@ def score_batches(
     """What `net` achieves on the images of `batches`."""
     score, images = count(net, task.score(), batches, context)
     scores = finite_scores(score, images)
-    return Evaluation(scores, all_skipped(batches, context), task.confusion(score))
+    return Evaluation(scores, all_skipped(batches, context), task, score)
 
 
-def score_calibrated(
+def fit_and_score(
     net: nn.Module, task: Task, batches: Batches, context: DistributedContext
-) -> tuple[float, Evaluation]:
-    """The temperature by which `net` fits the images of `batches`, and what it achieves with it.
+) -> Evaluation:
+    """What `net` achieves on the images of `batches` with `task` fitted to them.
 
     The outputs are computed once, and held in memory.
     """
-    outputs, images = count(net, TemperatureScore(), batches, context)
-    assert isinstance(outputs, TemperatureScore)
-    temperature = finite_scores(outputs, images)["temperature"]
-    task = task.calibrated(temperature)
+    held, images = count(net, HeldOutputs(), batches, context)
+    assert isinstance(held, HeldOutputs)
+    task = held.fit(task)
     score = task.score()
-    for logits, labels in zip(outputs.logits, outputs.labels, strict=True):
-        score.update(logits, labels)
+    for outputs, targets in held.batches:
+        score.update(outputs, targets)
     scores = finite_scores(score, images)
-    return temperature, Evaluation(scores, all_skipped(batches, context), task.confusion(score))
+    return Evaluation(scores, all_skipped(batches, context), task, score)
 
 
-def fit_temperature_on(
+def fit_on(
     net: nn.Module,
     task: Task,
     images: Images,
@@ -153,13 +195,15 @@ def fit_temperature_on(
     context: DistributedContext = SINGLE_PROCESS,
     *,
     classes: int,
-) -> float:
-    """The temperature by which `net` fits `images`, or as many as `MAX_LOGITS` permits."""
-    number = min(len(images), max(1, MAX_LOGITS // classes))
+) -> Task:
+    """`task` fitted to the outputs of `net` for `images`, or as many as `MAX_OUTPUTS` permits."""
+    number = min(len(images), max(1, MAX_OUTPUTS // classes))
     some = images.subset([index * len(images) // number for index in range(number)])
     batches = scoring_batches(task, some, pre, device, workers, context)
     try:
-        return finite_scores(*count(net, TemperatureScore(), batches, context))["temperature"]
+        held, _ = count(net, HeldOutputs(), batches, context)
+        assert isinstance(held, HeldOutputs)
+        return held.fit(task)
     finally:
         batches.close()
 

@@ -32,7 +32,8 @@ class Exchange:
     def bundle(self, master: Bundle) -> Bundle:
         """The network as a start for training, with what else `master` has."""
         source = f"{master.name} with new weights in {', '.join(self.fresh)}"
-        return replace(master, net=self.net, source=source, scores={}, recipe={}, temperature=1.0)
+        untrained: dict[str, Any] = dict(scores={}, recipe={}, temperature=1.0, task_state={})
+        return replace(master, net=self.net, source=source, **untrained)
 
 
 class Part(NamedTuple):
