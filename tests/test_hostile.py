@@ -194,7 +194,7 @@ OPENERS = {
     "storage.py": "the checks themselves",
     "writing.py": "opens what it wrote",
     "console.py": "opens the null device",
-    "data/dataset.py": "the digits of the package",
+    "data/readers/digits.py": "the digits of the package",
     "data/pack.py": "writes a shard",
     "data/readers/tar_headers.py": "checks before it opens",
     "data/readers/tar_shards.py": "checks before it opens",

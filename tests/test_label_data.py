@@ -1,5 +1,8 @@
 """Data with several labels: what is read, how it is split, and one line for what is wrong."""
 
+import json
+import os
+import tracemalloc
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +12,8 @@ import pytest
 from PIL import Image
 
 from fullstride.data.label_data import open_labels
+from fullstride.data.readers import json_lists
+from fullstride.data.readers.json_lists import read_lists
 from fullstride.data.readers.listing import fraction
 
 
@@ -176,3 +181,172 @@ def test_images_may_be_left_out(tmp_path):
     data = open_labels(where)
     name = data.train.names[0]
     assert name not in open_labels(where, left_out=(name,)).train.names
+
+
+# ---- COCO
+
+
+def coco(images: list, annotations: list, names: tuple[str, ...] = ("cat", "dog", "cow")) -> dict:
+    """The content of a file; an annotation is (image, category)."""
+    boxes = {"bbox": [0, 0, 2, 2], "segmentation": [[0, 0, 2, 0, 2, 2]], "iscrowd": 0}
+    return {
+        "info": {"year": 2026, "images": [1, 2]},
+        "annotations": [
+            {"id": 100 + number, "image_id": image, "category_id": category, **boxes}
+            for number, (image, category) in enumerate(annotations)
+        ],
+        "images": [{"id": key, "file_name": name, "width": 5, "height": 4} for key, name in images],
+        "categories": [{"id": 10 * (i + 1), "name": name} for i, name in enumerate(names)],
+    }
+
+
+TRAIN = coco(
+    [(0, "a.png"), (7, "b.png"), (8, "c.png")], [(0, 20), (0, 10), (0, 20), (7, 20)], ("cat", "dog")
+)
+VAL = coco([(1, "d.png")], [(1, 10)], ("dog", "cat"))  # other ids: matched by name
+
+
+@pytest.mark.parametrize(
+    ("images", "annotations"),
+    [
+        (("train2017", "val2017"), "annotations/instances_{}2017.json"),
+        (("images/train", "images/val"), "annotations/instances_{}.json"),
+        (("images", "images"), "annotations/instances_{}.json"),
+        ((".", "."), "annotations/instances_{}.json"),
+        (("train", "valid"), "{}/_annotations.coco.json"),
+    ],
+)
+def test_coco_files_are_read_from_the_usual_folders(tmp_path, images, annotations):
+    write_images(tmp_path / images[0], "a.png b.png c.png")
+    Image.new("L", (9, 9)).save(tmp_path / "new.png")
+    (tmp_path / images[1]).mkdir(exist_ok=True)
+    (tmp_path / "new.png").rename(tmp_path / images[1] / "d.png")
+    for split, content in (("train", TRAIN), ("valid" if "coco" in annotations else "val", VAL)):
+        path = tmp_path / annotations.format(split)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+    data = open_labels(str(tmp_path))
+    short = {Path(name).name: each for name, each in labels(data).items()}
+    assert short == {"a.png": {"cat", "dog"}, "b.png": {"dog"}, "c.png": set(), "d.png": {"dog"}}
+    assert [Path(name).name for name in data.minival.names] == ["d.png"]
+    assert not len(data.test)
+    assert data.classes == ("cat", "dog")
+    assert all(data.train.picture(index).size == (5, 4) for index in range(3))
+    assert open_labels(data.where, **asdict(data.rule)).fingerprint == data.fingerprint
+
+
+def write_coco(folder: Path, content: object, name: str = "labels.json") -> str:
+    write_images(folder, "a.png b.png c.png d.png")
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_a_coco_file_beside_its_images_has_its_splits_taken(tmp_path):
+    names = [f"{number:02}.png" for number in range(30)]
+    write_images(tmp_path, " ".join(names))
+    content = coco([*enumerate(names)], [(number, 10 + 10 * (number % 2)) for number in range(28)])
+    where = write_coco(tmp_path, content)
+    data = open_labels(where)
+    assert len(data.train) + len(data.minival) + len(data.test) == 30
+    assert all(data.missing_classes(split) == ("cow",) for split in ("train", "minival", "test"))
+    assert any("'cow'" in note for note in data.notes)
+    assert any("2 images have no label" in note for note in data.notes)
+
+
+def changed(content: dict, kind: str, **changes: object) -> dict:
+    """`content` with another first entry of a kind."""
+    return {**content, kind: [{**content[kind][0], **changes}, *content[kind][1:]]}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (changed(TRAIN, "annotations", category_id=99), ["annotation 100", "category 99"]),
+        (changed(TRAIN, "annotations", category_id=0), ["annotation 100", "category 0"]),
+        (changed(TRAIN, "annotations", image_id=55), ["annotation 100", "image 55"]),
+        (changed(TRAIN, "annotations", category_id="10"), ["annotation 100", "category_id"]),
+        (changed(TRAIN, "annotations", category_id=True), ["annotation 100", "category_id"]),
+        (changed(TRAIN, "categories", name="dog"), ["category 20", "'dog'"]),
+        (changed(TRAIN, "categories", id=20), ["category 20", "'dog'"]),
+        (changed(TRAIN, "images", file_name="gone.png"), ["image 0", "'gone.png'"]),
+        (changed(TRAIN, "images", file_name="../a.png"), ["image 0", "'../a.png'"]),
+        (changed(TRAIN, "images", file_name="/etc/passwd"), ["image 0", "'/etc/passwd'"]),
+        (changed(TRAIN, "images", file_name="a\n\x1b[2J.png"), ["image 0", r"\x1b"]),
+        (changed(TRAIN, "images", file_name="a\0.png"), ["image 0", r"\x00"]),
+        (changed(TRAIN, "images", id=7), ["image 7", "'a.png'", "'b.png'"]),
+        (changed(TRAIN, "images", id=None), ["image None"]),
+        ({**TRAIN, "images": [3]}, ["image None"]),
+        ({**TRAIN, "annotations": []}, ["no annotation"]),
+        ({**TRAIN, "images": [], "annotations": []}, ["no images"]),
+        ({**TRAIN, "images": {}}, ["'['"]),
+        ([1], ["'{'"]),
+        ("", ["its end"]),
+        (json.dumps(TRAIN)[:-1], ["its end"]),
+        (json.dumps(TRAIN)[:300], ["annotations[2]"]),
+        (json.dumps(TRAIN) + "x", ["behind its end"]),
+        ('{"images": ' + "[" * 100_000, ["images[0]"]),
+        ('{"n": ' + "1" * 5000 + "}", ["'n'"]),
+    ],
+)
+def test_bad_coco_files_are_one_line_with_file_and_entry(tmp_path, content, words):
+    with pytest.raises(ValueError, match=r"labels\.json") as raised:
+        open_labels(write_coco(tmp_path, content))
+    message = str(raised.value)
+    assert all(word in message for word in words), message
+    assert message.isprintable()
+    assert len(message) < 400 + 2 * len(str(tmp_path))
+
+
+def test_a_label_that_only_the_validation_has_is_refused(tmp_path):
+    (tmp_path / "annotations").mkdir()
+    write_coco(tmp_path, TRAIN, "annotations/instances_train.json")
+    write_coco(tmp_path, coco([(1, "d.png")], [(1, 30)]), "annotations/instances_val.json")
+    with pytest.raises(ValueError, match="annotation 100.*'cow'"):
+        open_labels(str(tmp_path))
+    # a category without annotations does no harm; an image in both files does
+    write_coco(tmp_path, coco([(1, "a.png")], [(1, 10)]), "annotations/instances_val.json")
+    with pytest.raises(ValueError, match=r"a\.png.* val .*train"):
+        open_labels(str(tmp_path))
+
+
+def test_lists_are_read_in_pieces_of_any_size(tmp_path, monkeypatch):
+    content = {"é": [1, {"a": None}], "images": [1234567, "x,]", [], {"b": [1.5e3]}], "c": -12}
+    path = tmp_path / "lists.json"
+    for indent in (None, 2):
+        path.write_text(json.dumps(content, indent=indent, ensure_ascii=False))
+        for characters in (1, 2, 3, 7, 1000):
+            monkeypatch.setattr(json_lists, "CHARACTERS", characters)
+            for name in ("images", "é"):
+                assert [value for _, value in read_lists(path, (name,))] == content[name]
+
+
+def test_reading_a_large_file_takes_the_memory_of_a_piece(tmp_path):
+    entry = json.dumps({"id": 1, "segmentation": [[0.5] * 100] * 20})
+    path = tmp_path / "large.json"
+    path.write_text('{"annotations": [' + ",".join([entry] * 2000) + "]}")
+    tracemalloc.start()
+    assert sum(1 for _ in read_lists(path, ("annotations",))) == 2000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * 2**20 < path.stat().st_size / 2
+
+
+# ---- folders
+
+
+def test_an_image_in_several_class_folders_has_all_their_labels(tmp_path):
+    write_images(tmp_path, " ".join(f"{k}/{i}.png" for k in ("cat", "dog") for i in range(8)))
+    for copy in ("dog/both.png", "dog/again.png"):
+        (tmp_path / copy).write_bytes((tmp_path / "cat/0.png").read_bytes())
+    data = open_labels(str(tmp_path))
+    names = labels(data)
+    assert names["cat/0.png"] == {"cat", "dog"}
+    assert len(names) == 16
+    assert Counter(map(len, names.values())) == {1: 15, 2: 1}
+    for name in ("cat/1.png", "dog/3.png"):
+        os.truncate(tmp_path / name, 0)  # with the copies of the rule no file is compared again
+    again = open_labels(data.where, **asdict(data.rule))
+    assert labels(again) == names
+    everything = open_labels(str(tmp_path), minival=0, test=0, keep_duplicates=True)
+    assert labels(everything) == names

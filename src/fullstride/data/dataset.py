@@ -200,77 +200,83 @@ def open_data(
     Raises ValueError in one line.
     """
     rule = SplitRule(minival, splits, test, group, keep_duplicates, copies)
-    data = open_place(where, rule)
+    data = digits(rule) if where == DIGITS else from_source(open_source(where, group), rule)
     return data.without(left_out) if left_out else data
 
 
-def open_place(where: str, rule: SplitRule) -> DataSet:
-    """`open_data` by a rule."""
-    if where == DIGITS:
-        return _digits(rule)
+@dataclass(frozen=True)
+class Source:
+    """The images of a data set before splits are taken."""
+
+    name: str
+    where: str
+    listing: Listing
+    channels: int = 3
+    mirror: bool = True
+    read: Callable[[str], Image.Image] | None = None  # of images that are no files
+    ignored: Mapping[str, int] = field(default_factory=dict)
+
+
+def open_source(where: str, group: str) -> Source:
+    """What `open_data` reads, but for the digits. `group` may be a column of the data."""
     folder, choice = choice_in(where)
     if choice:
-        return _of_dataset(find_folder(folder), choice, rule)
+        return _dataset_source(find_folder(folder), choice, group)
     path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
     if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(where)
-        return from_listing(table.stem, table, read_table(table, rule.group), rule)
+        return Source(table.stem, str(table), read_table(table, group))
     if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
-        return _of_shards(find_folder(str(path.parent)), path.name, rule)
+        return _shards_source(find_folder(str(path.parent)), path.name)
     root = find_folder(where)
     if holds_shards(root):
-        return _of_shards(root, "", rule)
+        return _shards_source(root, "")
     if holds_dataset(root):
-        return _of_dataset(root, {}, rule)
+        return _dataset_source(root, {}, group)
     if holds_idx(root):
         listing, reader = read_idx_folder(root)
-        return from_listing(root.name, root, listing, rule, 1, mirror=False, read=reader.picture)
+        return Source(root.name, str(root), listing, 1, False, reader.picture)
     listing = read_folder(root)
     used = {sample.name for sample in listing.samples}
-    return replace(from_listing(root.name, root, listing, rule), ignored=count_unused(root, used))
+    return Source(root.name, str(root), listing, ignored=count_unused(root, used))
 
 
-def from_listing(
-    name: str,
-    where: Path | str,
-    listing: Listing,
-    rule: SplitRule,
-    channels: int = 3,
-    mirror: bool = True,
-    read: Callable[[str], Image.Image] | None = None,  # of images that are no files
-) -> DataSet:
-    """The data set of a listing, with the splits of `rule`."""
-    taken, file = take_splits(listing, rule), None if read else listing.file
-    read = read or _Decoded(listing.file, channels)
-    train, minival, test = _images(taken.splits, read, file)
+def _shards_source(folder: Path, pattern: str) -> Source:
+    index, listing = read_shards(folder, pattern)
+    ignored: Counter[str] = Counter()
+    for shard in index.shards.values():
+        ignored.update(shard.ignored)
+    where, counts = str(folder / pattern), dict(ignored.most_common())
+    return Source(folder.name, where, listing, index.channels, index.mirror, ignored=counts)
+
+
+def _dataset_source(folder: Path, choice: dict[str, str], group: str) -> Source:
+    where = f"{folder}?{urlencode(choice)}" if choice else str(folder)
+    return Source(folder.name, where, read_dataset(folder, choice, group))
+
+
+def from_source(source: Source, rule: SplitRule) -> DataSet:
+    """The images with the splits of `rule`."""
+    listing, channels = source.listing, source.channels
+    taken, file = take_splits(listing, rule), None if source.read else listing.file
+    train, minival, test = _images(
+        taken.splits, source.read or _Decoded(listing.file, channels), file
+    )
     return DataSet(
-        name,
-        str(where),
+        source.name,
+        source.where,
         listing.classes,
         train,
         minival,
         test,
         channels,
-        mirror,
+        source.mirror,
         _fingerprint(listing.classes, taken.splits),
         taken.rule,
         taken.own,
         (*listing.notes, *taken.notes),
+        source.ignored,
     )
-
-
-def _of_shards(folder: Path, pattern: str, rule: SplitRule) -> DataSet:
-    index, listing = read_shards(folder, pattern)
-    data = from_listing(folder.name, folder / pattern, listing, rule, index.channels, index.mirror)
-    ignored: Counter[str] = Counter()
-    for shard in index.shards.values():
-        ignored.update(shard.ignored)
-    return replace(data, ignored=dict(ignored.most_common()))
-
-
-def _of_dataset(folder: Path, choice: dict[str, str], rule: SplitRule) -> DataSet:
-    where = f"{folder}?{urlencode(choice)}" if choice else folder
-    return from_listing(folder.name, where, read_dataset(folder, choice, rule.group), rule)
 
 
 def _images(
@@ -301,7 +307,8 @@ class _Decoded:
             raise UnreadableImage(name, error.reason) from error
 
 
-def _digits(rule: SplitRule) -> DataSet:
+def digits(rule: SplitRule) -> DataSet:
+    """The digits of the package."""
     splits = split_digits(rule)
     train, minival, test = _images(splits, read_digit)
     return DataSet(

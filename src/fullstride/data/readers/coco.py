@@ -1,0 +1,230 @@
+"""Which labels do images have by COCO's annotation files? The categories of their annotations."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from fullstride.data.readers.json_lists import read_lists
+from fullstride.data.readers.listing import TEST, TRAIN, VAL, Below, Listing, Sample, quote_names
+
+BESIDE = "_annotations.coco.json"  # in the folder of a split, as some tools export it
+SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "minival"), TEST) for name in names}
+
+
+class CocoImage(NamedTuple):
+    id: int | str
+    name: str  # of the file, as the annotations have it
+    categories: frozenset[int]  # of its annotations
+
+
+@dataclass(frozen=True)
+class CocoFile:
+    """What one file of annotations says about whole images."""
+
+    path: Path
+    categories: Mapping[int, str]  # by id
+    images: tuple[CocoImage, ...]
+    annotation: Mapping[int, Any]  # category -> the id of one of its annotations
+
+
+def coco_files(where: Path) -> dict[str, Path]:
+    """The annotation file of each split; none if `where` is no such data set.
+
+    `where` is a .json file, or a folder with `annotations/instances_train2017.json` and so on, or
+    with `train/_annotations.coco.json` and so on. Raises ValueError for names that say no split.
+    """
+    if where.suffix.lower() == ".json" and where.is_file():
+        return {"train": where}
+    if not os.path.isdir(where):  # noqa: PTH112  a pattern may be too long a name for `Path.is_dir`
+        return {}
+    named = [(path.parent.name, path) for path in sorted(where.glob(f"*/{BESIDE}"))]
+    named += [(_rest(path), path) for path in sorted(where.glob("annotations/instances_*.json"))]
+    if len(named) == 1:
+        return {"train": named[0][1]}
+    files: dict[str, Path] = {}
+    for name, path in named:
+        word = re.match("[a-z]*", name.lower())
+        split = SPLITS.get(word[0] if word else "")
+        if not split:
+            raise ValueError(f"{str(path)!r} does not say train, val or test: rename it")
+        if split in files:
+            raise ValueError(f"{str(path)!r} is a second file for {split}: keep one")
+        files[split] = path
+    if files and "train" not in files:
+        raise ValueError(f"{str(where)!r} has no annotations for training: add them")
+    return files
+
+
+def _rest(path: Path) -> str:
+    """Of a file of annotations: "train2017"."""
+    return path.stem.removeprefix("instances_")
+
+
+def read_coco_labels(files: Mapping[str, Path]) -> Listing:
+    """The images of annotation files by their splits, with the categories of their annotations.
+
+    Classes are the categories of the training images in the order of their ids, also those without
+    annotations. Those of other splits are matched by name.
+
+    Raises ValueError in one line that names the file and the image, annotation or category.
+    """
+    root = _root(files["train"])
+    contents = {split: read_coco(path) for split, path in files.items()}
+    train = contents["train"]
+    classes = tuple(name for _, name in sorted(train.categories.items()))
+    indices = {name: index for index, name in enumerate(classes)}
+    splits: dict[str, list[Sample]] = {}
+    split_of: dict[str, str] = {}
+    for split, content in contents.items():
+        for key in sorted(content.annotation):
+            if (name := content.categories[key]) not in indices:
+                raise ValueError(
+                    f"{str(content.path)!r}: annotation {content.annotation[key]!r} has the "
+                    f"category {name!r}, which {str(train.path)!r} lacks: add or remove it"
+                )
+        splits[split] = _samples(root, split, content, indices)
+        for name in (sample.name for sample in splits[split]):
+            if split_of.setdefault(name, split) != split:
+                raise ValueError(
+                    f"{str(content.path)!r}: {name!r} is in {split} and in {split_of[name]}: "
+                    "remove it from one"
+                )
+    if not train.annotation:
+        raise ValueError(f"{str(train.path)!r} has no annotation: add some")
+    notes = ()
+    if unused := [
+        train.categories[key] for key in sorted({*train.categories} - {*train.annotation})
+    ]:
+        notes = (f"no training image has the label {quote_names(unused)}",)
+    return Listing(classes, splits, Below(root), notes=notes)
+
+
+def read_coco(path: Path) -> CocoFile:
+    """The images and categories of a file. Raises ValueError in one line."""
+    categories: dict[int, str] = {}
+    ids: dict[str, int] = {}  # of the categories
+    names: dict[Any, str] = {}
+    labels: dict[Any, set[int]] = {}  # image -> categories
+    annotation_of: dict[Any, Any] = {}  # image -> the id of one of its annotations
+    annotations: dict[int, Any] = {}
+    for kind, entry in read_lists(path, ("images", "annotations", "categories")):
+        where = f"{str(path)!r}: {_KINDS[kind]} {_field(entry, 'id')!r}"
+        if kind == "images":
+            key, name = (
+                _known(entry, "id", int | str, where),
+                _known(entry, "file_name", str, where),
+            )
+            if names.setdefault(key, name) != name:
+                raise ValueError(f"{where} is {names[key]!r} and {name!r}: give each its own id")
+        elif kind == "categories":
+            key, name = _known(entry, "id", int, where), _known(entry, "name", str, where)
+            if key in categories or name in ids:
+                raise ValueError(f"{where}, {name!r}, has the id or the name of another one")
+            categories[key], ids[name] = name, key
+        else:
+            image = _known(entry, "image_id", int | str, where)
+            category = _known(entry, "category_id", int, where)
+            labels.setdefault(image, set()).add(category)
+            annotation_of.setdefault(image, entry.get("id"))
+            annotations.setdefault(category, entry.get("id"))
+    for what, used, present in (
+        ("category", annotations, categories),
+        ("image", annotation_of, names),
+    ):
+        for key in used:
+            if key not in present:
+                raise ValueError(
+                    f"{str(path)!r}: annotation {used[key]!r} is of the {what} {key!r}, which the "
+                    "file does not list: add or remove it"
+                )
+    images = [CocoImage(key, name, frozenset(labels.get(key, ()))) for key, name in names.items()]
+    if not images:
+        raise ValueError(f"{str(path)!r} lists no images: give a file with some")
+    return CocoFile(path, categories, tuple(_joined(images)), annotations)
+
+
+_KINDS = {"images": "image", "annotations": "annotation", "categories": "category"}
+
+
+def _field(entry: Any, name: str) -> Any:
+    return entry.get(name) if isinstance(entry, dict) else None
+
+
+def _known(entry: Any, name: str, kind: Any, where: str) -> Any:
+    value = _field(entry, name)
+    if not isinstance(value, kind) or isinstance(value, bool) or value == "":
+        what = "text" if kind is str else "a whole number"
+        raise ValueError(f"{where} has the {name} {str(value)[:40]!r}: use {what}")
+    return value
+
+
+def _joined(images: list[CocoImage]) -> Iterator[CocoImage]:
+    """One entry for each file, with the categories of all its entries."""
+    by_name: dict[str, CocoImage] = {}
+    for image in images:
+        earlier = by_name.setdefault(image.name, image)
+        if earlier is not image:
+            both = earlier.categories | image.categories
+            by_name[image.name] = earlier._replace(categories=both)
+    yield from by_name.values()
+
+
+# ---- the files of images
+
+
+def _root(path: Path) -> Path:
+    """The folder of the data set: images are in it or below."""
+    folder = path.resolve().parent
+    return folder.parent if folder.name == "annotations" or path.name == BESIDE else folder
+
+
+def _samples(root: Path, split: str, content: CocoFile, indices: Mapping[str, int]) -> list[Sample]:
+    folder, samples, missing = _image_folder(root, split, content), [], []
+    for image in content.images:
+        name = (PurePosixPath(folder) / image.name).as_posix()
+        target = tuple(sorted(indices[content.categories[key]] for key in image.categories))
+        try:
+            samples.append(Sample(name, target, _size(root / name)))
+        except (OSError, ValueError):
+            missing.append(image)
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of the {len(content.images)} images in {str(content.path)!r} are "
+            f"missing in {str(root / folder)!r}, the first is {missing[0].name!r} (image "
+            f"{missing[0].id!r}): add or remove them"
+        )
+    return samples
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file. Raises OSError or ValueError if there is none."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.stat().st_size
+
+
+def _image_folder(root: Path, split: str, content: CocoFile) -> str:
+    """The folder below `root` that has the first image. Raises ValueError."""
+    for image in content.images:
+        pure = PurePosixPath(image.name)
+        if pure.is_absolute() or ".." in pure.parts:
+            raise ValueError(
+                f"{str(content.path)!r}: image {image.id!r} has the file_name {image.name!r}: use "
+                "a path below the folder of images"
+            )
+    rest = content.path.parent.name if content.path.name == BESIDE else _rest(content.path)
+    folders = [rest, f"images/{rest}", split, f"images/{split}", "images", "."]
+    first = content.images[0]
+    for folder in folders:
+        try:
+            _size(root / folder / first.name)
+        except (OSError, ValueError):
+            continue
+        return folder
+    raise ValueError(
+        f"{str(content.path)!r}: image {first.id!r}, {first.name!r}, is in none of the folders "
+        f"{', '.join(folders)} of {str(root)!r}: put the images into one"
+    )
