@@ -10,7 +10,7 @@ with so many seeds, and scored on the test images, which no choice has seen:
 - the network of the search
 - the MasterNet scaled by width to the same measured time
 - random within the budget: another structure for each seed
-- the largest that fits: the most multiply-adds of 20,000 random structures within the budget
+- the largest that fits: the most multiply-adds of 2,000 random structures within the budget
 - random among the largest: of the hundredth of them with the most multiply-adds
 
 The Spearman correlation is that of the regression's prediction with the minival of random
@@ -63,7 +63,8 @@ from fullstride.train.scoring import score_bundle
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "networks", "spearman")
-POOL, LARGEST = 20_000, 0.01  # random structures, and the share of them that are the largest
+POOL, LARGEST = 2_000, 0.01  # random structures within the budget, and the share that is largest
+CHUNK, MOST = 500_000, 200_000_000  # structures that are drawn at once, and in all
 SHARE = 0.7  # of the MasterNet's measured time: the budget
 WIDTHS = tuple(0.4 + 0.05 * step for step in range(15))  # multiples of the MasterNet's
 
@@ -150,13 +151,24 @@ def scaled_by_width(job: SearchJob, ms: float) -> NetSpec:
     return fits[-1] if fits else specs[0]
 
 
+def random_within(
+    job: SearchJob, times: DeviceTimes, rng: np.random.Generator, ms: float
+) -> np.ndarray:
+    """(`POOL`, M) random structures whose estimated time is at most `ms`; fewer if few are."""
+    tables, rows = job.tables(times.profile, job.home), [np.empty((0, len(job.space.start)), int)]
+    for _ in range(MOST // CHUNK):
+        random = job.space.random(rng, CHUNK)
+        rows.append(random[tables(random) <= ms])
+        if sum(map(len, rows)) >= POOL:
+            break
+    return np.concatenate(rows)[:POOL]
+
+
 def choices(job: SearchJob, best: NetSpec, ms: float, seeds: int) -> dict[str, list[NetSpec]]:
     """The network of each choice for each seed."""
     rng = np.random.default_rng(1)
     times: DeviceTimes = saved_stage(job.folder, "times", DeviceTimes)
-    pool = job.space.random(rng, POOL)
-    pool = pool[job.tables(times.profile, job.home)(pool) <= ms]
-    specs = [job.spec(row, job.home) for row in pool[: POOL // 10]]
+    specs = [job.spec(row, job.home) for row in random_within(job, times, rng, ms)]
     macs = np.array([operators_of(spec).macs.sum() for spec in specs])
     order = np.argsort(-macs)
     top = order[: max(seeds, round(LARGEST * len(specs)))]

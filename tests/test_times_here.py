@@ -117,3 +117,49 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     tiny = replace(job, settings=replace(job.settings, budget_ms=own_ms / 1e3))
     with pytest.raises(ValueError, match="when it is measured"):
         result_of(winners.measure_finalists(tiny, master, times, (), chosen))
+
+
+def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job, monkeypatch):
+    """The machine is twice as fast as the profile says."""
+    (variant,) = job.variants
+    estimates = Estimator(CPU, 1)
+
+    def measured(job, rows):
+        yield "measuring"
+        return [
+            MeasuredStructure(
+                structure=tuple(structure), resolution=32, kernel=0, ms=ms, low=ms, high=ms
+            )
+            for structure, ms in (
+                (row, estimates(job.spec(row, variant)) / 2) for row, variant in rows
+            )
+        ]
+
+    monkeypatch.setattr(winners, "measure_structures", measured)
+    monkeypatch.setattr(winners, "profile_of", lambda job, measured: CPU)
+    own_ms = float(job.tables(CPU, variant)(job.space.start[None])[0])
+    job = replace(job, settings=replace(job.settings, budget_ms=own_ms))
+    rows = [(tuple(job.space.start.tolist()), variant)]
+    times = DeviceTimes(profile=CPU, measured=tuple(result_of(measured(job, rows))))
+    master = TunedScore(spec={}, seed=0, score=80.0, loss=1, correct="", epochs=1, seconds=1)
+    monkeypatch.setattr(winners, "model_of", lambda *_: LargerIsBetter(job.space))
+    chosen = result_of(winners.select_all(job, master, times, ()))
+    inside = result_of(winners.measure_finalists(job, master, times, (), chosen))
+    assert max(each.ms for each in chosen) == pytest.approx(own_ms, rel=0.1)  # as estimated
+    assert max(each.ms for each in inside) == pytest.approx(own_ms, rel=0.1)  # as measured
+    assert inside[0].predicted > chosen[0].predicted
+
+
+class LargerIsBetter:
+    """A model of the accuracy that grows with all choices."""
+
+    def __init__(self, space):
+        self.space = space
+
+    def gains(self):
+        return [np.linspace(0, 1, size) for size in self.space.sizes]
+
+    def predict(self, rows):
+        rows = np.asarray(rows)
+        scores = sum(gains[rows[:, k]] for k, gains in enumerate(self.gains()))
+        return 80 + scores, np.zeros(len(rows))

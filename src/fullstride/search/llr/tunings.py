@@ -5,6 +5,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 
+from fullstride.latency.profiles import Profile
 from fullstride.search.llr.plan import (
     design_of,
     further_tunings,
@@ -191,8 +192,8 @@ def propose(
 ) -> Generator[str, None, tuple[Structure, ...]]:
     """Up to `count` structures within the budget that were not tried."""
     variant = job.home
-    if not fits(job, times, variant):  # a smaller resolution may
-        variant = next(each for each in job.variants if fits(job, times, each))
+    if not fits(job, times.profile, variant):  # a smaller resolution may
+        variant = next(each for each in job.variants if fits(job, times.profile, each))
     rows = next_structures(
         model,
         job.tables(times.profile, variant),
@@ -206,7 +207,7 @@ def propose(
     return tuple(tuple(row) for row in rows.tolist())
 
 
-def fits(job: SearchJob, times: DeviceTimes, variant: Variant) -> bool:
-    """Whether any structure is within the budget."""
-    tables = job.tables(times.profile, variant)
-    return float(tables(fastest(job.space, tables)[None])[0]) <= job.budget.ms_per_image
+def fits(job: SearchJob, profile: Profile, variant: Variant, ratio: float = 1.0) -> bool:
+    """Whether any structure is within the budget, by estimates times `ratio`."""
+    tables = job.tables(profile, variant)
+    return ratio * float(tables(fastest(job.space, tables)[None])[0]) <= job.budget.ms_per_image

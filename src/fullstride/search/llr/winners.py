@@ -37,7 +37,8 @@ from fullstride.train.scoring import score_bundle
 
 NORMAL_95 = 1.96  # standard deviations
 SELECT = 4  # purpose of random draws, beside those of the other stages
-CORRECTIONS = 3  # selections by times that were measured, at most
+CORRECTIONS = 3  # measurements of finalists at most, each after another selection
+UNUSED = 0.1  # of the budget: a larger share calls for another selection
 FINAL = "final"
 
 
@@ -48,7 +49,7 @@ def select_all(
     model = model_of(job, master, tunings)
     rows: list[Finalist] = []
     for variant in job.variants:
-        if not fits(job, times, variant):
+        if not fits(job, times.profile, variant):
             yield f"{variant}: nothing fits {job.budget}"
             continue
         chosen = select_in(job, model, times.profile, variant)
@@ -58,16 +59,19 @@ def select_all(
 
 
 def select_in(
-    job: SearchJob, model: AdditiveModel, profile: Profile, variant: Variant
+    job: SearchJob, model: AdditiveModel, profile: Profile, variant: Variant, ratio: float = 1.0
 ) -> list[Finalist]:
-    """The top of one variant, with intervals of score and time."""
+    """The top of one variant, with intervals of score and time.
+
+    `ratio` is that of measured times to the estimates near the budget.
+    """
     tables, budget = job.tables(profile, variant), job.budget
     number = job.variants.index(variant)
     selection = select(
         job.space,
         model.gains(),
         tables,
-        budget.ms_per_image,
+        budget.ms_per_image / ratio,
         top=job.settings.top,
         count=job.settings.count,
         rng=generator(job, SELECT, number),
@@ -81,7 +85,7 @@ def select_in(
         specs,
         scores.tolist(),
         np.nan_to_num(errors, posinf=100.0).tolist(),
-        selection.ms.tolist(),
+        (ratio * selection.ms).tolist(),
         rows,
         selection.bounds,
         strict=True,
@@ -115,43 +119,35 @@ def measure_finalists(
 ) -> Generator[str, None, tuple[Finalist, ...]]:
     """The finalists that are within the budget when they are measured here.
 
-    Where too few are, the profile is fitted once more with the new times, and the selection is
-    repeated by it. On another device nothing can be measured: the estimates stay.
+    Where none of a variant is, or all leave a share of the budget unused, the profile is fitted
+    once more with the new times, and the selection is repeated by it. On another device nothing
+    can be measured: the estimates stay.
 
     Raises ValueError if nothing measured is within the budget.
     """
     if not job.settings.is_here:
         return tuple(finalists)
     model, results = model_of(job, master, tunings), dict[tuple[Structure, Variant], Finalist]()
-    every, inside = list(times.measured), list[Finalist]()
+    every, rows, inside = list(times.measured), list(finalists), list[Finalist]()
     for attempt in range(CORRECTIONS):
-        rows = [
-            (each.structure, each.variant)
-            for each in finalists
-            if (each.structure, each.variant) not in results
-        ]
-        if not rows:
-            break
-        measured = yield from measure_structures(job, rows)
+        measured = yield from measure_structures(job, [(f.structure, f.variant) for f in rows])
         every += measured
-        by_key = {(each.structure, each.variant): each for each in measured}
-        for each in finalists:
-            time = by_key.get((each.structure, each.variant))
-            if time is not None:
-                ms: dict[str, float] = dict(ms=time.ms, ms_low=time.low, ms_high=time.high)
-                results[each.structure, each.variant] = replace(each, **ms, measured=True, bound="")
+        for each, time in zip(rows, measured, strict=True):
+            ms: dict[str, float] = dict(ms=time.ms, ms_low=time.low, ms_high=time.high)
+            results[each.structure, each.variant] = replace(each, **ms, measured=True, bound="")
         inside = within_budget(job, results.values())
-        short = [each for each in job.variants if not any(f.variant == each for f in inside)]
-        if not short or attempt + 1 == CORRECTIONS:
+        again = [each for each in job.variants if misses_budget(job, results.values(), each)]
+        if not again or attempt + 1 == CORRECTIONS:
             break
         yield f"{len(inside)} of {len(results)} are within the budget: the times are corrected"
-        corrected = DeviceTimes(profile=profile_of(job, every), measured=tuple(every))
-        finalists = [
-            finalist
-            for variant in short
-            if fits(job, corrected, variant)
-            for finalist in select_in(job, model, corrected.profile, variant)
-        ]
+        profile, rows = profile_of(job, every), []
+        for variant in again:
+            ratio = ratio_of(job, profile, results.values(), variant)
+            if fits(job, profile, variant, ratio):
+                rows += select_in(job, model, profile, variant, ratio)
+        rows = [each for each in rows if (each.structure, each.variant) not in results]
+        if not rows:
+            break
     if not inside:
         fastest = min(each.ms for each in results.values())
         raise ValueError(
@@ -159,6 +155,24 @@ def measure_finalists(
             f"took {fastest:.4g} ms; the machine may be busy, or the budget too small"
         )
     return tuple(inside)
+
+
+def misses_budget(job: SearchJob, measured: Iterable[Finalist], variant: Variant) -> bool:
+    """Whether, maybe by wrong estimates, no network is within the budget, or all far below."""
+    limit = job.budget.ms_per_image
+    ms = [each.ms for each in measured if each.variant == variant]
+    return not ms or min(ms) > limit or max(ms) < (1 - UNUSED) * limit
+
+
+def ratio_of(
+    job: SearchJob, profile: Profile, measured: Iterable[Finalist], variant: Variant
+) -> float:
+    """Of measured times to their estimates by `profile`: the median of a variant's finalists."""
+    rows = [each for each in measured if each.variant == variant]
+    if not rows:
+        return 1.0
+    estimated = job.tables(profile, variant)(np.array([each.structure for each in rows]))
+    return float(np.median([each.ms for each in rows] / estimated))
 
 
 def within_budget(job: SearchJob, finalists: Iterable[Finalist]) -> list[Finalist]:
