@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from fullstride.data.dataset import Images
 from fullstride.deploy.exported import InputKind, Precision
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Task
 
 # Tolerances of a file. The largest difference of an output / the largest output shows a file that
 # computes in another precision than it says; the drop, in points of top-1, is what users notice.
@@ -57,7 +60,7 @@ class Comparison:
     images: int
     relative_difference: float  # largest absolute difference of an output / largest absolute output
     cosine: float  # between the two outputs of an image, mean over images
-    same_class: int  # images for which both predict the same class
+    same_class: int  # images for which both predict the same, such as the same class
     accuracy: float | None = None  # percent of images, PyTorch; None: without labels
     file_accuracy: float | None = None  # percent of images, the file
 
@@ -69,9 +72,18 @@ class Comparison:
         return max(0.0, self.accuracy - self.file_accuracy)
 
 
-def compare(outputs: np.ndarray, expected: np.ndarray, labels: Sequence[int] = ()) -> Comparison:
-    """`outputs` of a file and PyTorch's `expected`, both (N, K); `labels` are the true classes."""
-    same = outputs.argmax(1) == expected.argmax(1)
+def compare(
+    outputs: np.ndarray,
+    expected: np.ndarray,
+    labels: Sequence[int] = (),
+    task: Task | None = None,
+) -> Comparison:
+    """`outputs` of a file and PyTorch's `expected`, both (N, K); `labels` are the true classes.
+
+    The task is classification if None.
+    """
+    task = task or find_task()
+    same = task.agree(torch.from_numpy(outputs), torch.from_numpy(expected)).numpy()
     scores = [
         float(100 * (rows.argmax(1) == np.array(labels)).mean()) if labels else None
         for rows in (expected, outputs)

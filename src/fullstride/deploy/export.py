@@ -108,6 +108,8 @@ def export(
         raise ValueError(
             "int8 takes its ranges from images: name some of the same kind by --calibration"
         )
+    pre = bundle.preprocessing
+    reference = reference or make_reference(bundle, images, input_kind)
     metadata = Metadata(
         name=bundle.name,
         classes=bundle.classes,
@@ -119,12 +121,11 @@ def export(
         temperature=bundle.temperature,
         task_state=bundle.task_state,
         mirror=bundle.may_mirror,
+        outputs=reference.outputs.shape[1],
         precision=precision,
         input_kind=input_kind,
         device=device,
     )
-    pre = bundle.preprocessing
-    reference = reference or make_reference(bundle, images, input_kind)
     ranges = input_batches(input_kind, pre, calibration) if precision == "int8" else ()
     job = ExportJob(
         reference.net,
@@ -150,7 +151,8 @@ def export(
                 temporary,
             )
             model = kind.open(temporary, threads or torch.get_num_threads())
-            comparison = compare(outputs(model, reference.inputs), reference.outputs, images.labels)
+            rows = outputs(model, reference.inputs), reference.outputs
+            comparison = compare(*rows, images.labels, find_task(bundle.task))
             last[:] = [(model, comparison)]
             if precision == "int8":
                 progress(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from fullstride.nets.bundle import Temperature
 from fullstride.nets.precision import Precision
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.strict_json import MAX_JSON_BYTES, from_json, parse_json
+from fullstride.strict_json import MAX_JSON_BYTES, Bounds, from_json, parse_json
 
 InputKind = Literal["normalised", "pixels", "pictures"]
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, K)
 
 # Fields of Metadata that are JSON in a file; all others are text.
 JSON_FIELDS = ("classes", "preprocessing", "scores", "float_layers", "temperature", "mirror")
-JSON_FIELDS += ("task_state",)
+JSON_FIELDS += ("task_state", "outputs")
 # Fields of Metadata whose key in a file is another; all others are written by their own name.
 FILE_KEYS = {"input_kind": "input", "float_layers": "kept_float"}
 
@@ -41,12 +41,18 @@ class Metadata:
     temperature: Temperature = 1.0
     mirror: bool = True  # whether the mirror image of a picture is of the same class
     task_state: Mapping[str, Any] = field(default_factory=dict)  # see `Bundle`
+    outputs: Annotated[int, Bounds(ge=0)] = 0  # values for an image; 0: one for each class
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
     # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
     input_kind: InputKind = "normalised"
     device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
     float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float
+
+    @property
+    def output_size(self) -> int:
+        """The number of values for an image."""
+        return self.outputs or len(self.classes)
 
     @classmethod
     def file_keys(cls) -> dict[str, str]:
@@ -68,7 +74,7 @@ class Metadata:
                 raise ValueError("its metadata is too large")
             # of earlier files
             earlier = {"task": "classify", "temperature": "1.0", "mirror": "true"}
-            strings = {**earlier, "task_state": "{}", **strings}
+            strings = {**earlier, "task_state": "{}", "outputs": "0", **strings}
             values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
             for name in JSON_FIELDS:
                 values[name] = parse_json(values[name], name)
@@ -113,10 +119,11 @@ class ExportedModel:
                 f"{self.path} does not take images of {shape}: it was exported for {side} x {side} "
                 f"pixels ({type(error).__name__})"
             ) from error
-        if outputs.shape != (len(images), len(self.classes)):
+        size = self.metadata.output_size
+        if outputs.shape != (len(images), size):
+            what = f"{size} outputs" if self.metadata.outputs else f"{size} classes"
             raise ValueError(
-                f"{self.path} returns {outputs.shape} for {shape}, "
-                f"but its metadata has {len(self.classes)} classes"
+                f"{self.path} returns {outputs.shape} for {shape}, but its metadata has {what}"
             )
         return outputs
 

@@ -44,6 +44,12 @@ class ExportJob:
     def normalised(self) -> bool:
         return self.metadata.input_kind == "normalised"
 
+    @property
+    def output_name(self) -> str:
+        """What the file calls its outputs."""
+        raw, activated = find_task(self.metadata.task).output_names
+        return raw if self.normalised else activated
+
     def module(self, dtype: torch.dtype = torch.float32) -> "ExportWrapper":
         """The module to export, computing in `dtype`."""
         net = copy.deepcopy(self.net).to(self.metadata.device, dtype)

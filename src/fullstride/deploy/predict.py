@@ -172,14 +172,14 @@ def probabilities(
     if tta == "flip":
         check_tta(model)
     kind = model.metadata.input_kind if isinstance(model, ExportedModel) else "normalised"
-    parts: list[np.ndarray] = [np.empty((0, len(model.classes)), np.float32)]
+    parts: list[np.ndarray] = []
     for x in inputs(kind, model.preprocessing, pictures, batch):
         rows = _activated(model, x, device)
         if tta == "flip":
             mirrored = np.ascontiguousarray(np.flip(x, 3 if kind == "normalised" else 2))
             rows = (rows + _activated(model, mirrored, device)) / 2
         parts.append(rows)
-    rows = np.concatenate(parts)
+    rows = np.concatenate(parts) if parts else np.empty((0, len(model.classes)), np.float32)
     if not np.isfinite(rows).all():
         raise FloatingPointError("the network's outputs for a picture are not finite")
     return rows

@@ -32,11 +32,16 @@ class Spec(Protocol):
     def to_json(self) -> str: ...
 
 
+class EmbeddingHead(nn.Module):
+    """A task's head over the input of the classifier, (N, C), in place of the maps."""
+
+
 class Backbone(nn.Module, ABC):
     """A classifier with a feature pyramid: (N, in_channels, H, W) -> (N, K) logits.
 
     `channels` and `strides` describe what `features` returns. With a `task_head`, a module over
-    these maps, `forward` returns what that makes of them in place of logits.
+    these maps or, if it is an `EmbeddingHead`, over `embed`, `forward` returns what that makes of
+    them in place of logits.
     """
 
     spec: Spec
@@ -75,6 +80,12 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         """The input of the classifier before dropout: (N, C)."""
+
+    def head_input(self, x: Tensor, masks: Masks | None = None) -> Tensor | tuple[Tensor, ...]:
+        """What `task_head` takes: the maps, or the embedding for an `EmbeddingHead`."""
+        if isinstance(self.task_head, EmbeddingHead):
+            return self.embed(x, masks)
+        return self.features(x)
 
     @abstractmethod
     def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:

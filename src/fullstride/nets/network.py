@@ -104,7 +104,7 @@ class Network(Backbone):
         recomputes activations would draw other ones.
         """
         if self.task_head is not None:
-            return self.task_head(self.features(x))
+            return self.task_head(self.head_input(x, masks))
         return self.head(*self.last_map(x, masks))
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:

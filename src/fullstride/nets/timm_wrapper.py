@@ -102,7 +102,7 @@ class TimmNetwork(Backbone):
 
     def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         if self.task_head is not None:
-            return self.task_head(self.features(x))
+            return self.task_head(self.head_input(x, masks))
         return self.checked(self.net, x)
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
@@ -169,7 +169,7 @@ class TimmNetwork(Backbone):
         self.eval()
         try:
             with torch.no_grad():
-                return torch.equal(self._parts(x)[0], self(x))
+                return torch.equal(self._parts(x)[0], self.net(x))
         except (AttributeError, TypeError):  # no such method, or no `pre_logits`
             return False
         finally:

@@ -70,6 +70,10 @@ class Task(ABC):
     recipe_fields: ClassVar[frozenset[str]] = frozenset()
     # fields of the task that are fitted on the minival after training, and stored with the weights
     state_fields: ClassVar[tuple[str, ...]] = ()
+    # whether images of other classes than those of the network can be scored
+    open_classes: ClassVar[bool] = False
+    # what exported files call the outputs of the network, and those of `activate`
+    output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
 
     def with_options(self, recipe: Any) -> Self:
         """The task with the options that `recipe` has."""
@@ -159,7 +163,7 @@ class Task(ABC):
     def head(self, net: Backbone) -> nn.Module | None:
         """A module over the maps of `net.features`, which have `net.channels` and `net.strides`.
 
-        None: the network's own classifier, with an output for each of the data set's `classes`.
+        An `EmbeddingHead` is a module over `net.embed` instead. None: the network's own classifier, with an output for each of the data set's `classes`.
         """
         return None
 
@@ -194,6 +198,10 @@ class Task(ABC):
     def activate(self, outputs: Tensor) -> Tensor:
         """What `decode` gets of the network's outputs; exported files compute it too."""
         return outputs
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """For each of N images, whether both outputs are the same to users: (N,) of bool."""
+        return outputs.argmax(1) == expected.argmax(1)
 
     @abstractmethod
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Any, ...]]:

@@ -62,7 +62,8 @@ def check_task(task: Task, recipe: Recipe) -> None:
     """Raises ValueError if `recipe` asks for what `task` has no classes for."""
     for field in fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
-        if name in SINGLE_LABEL_FIELDS and value != field.default and not task.single_label:
+        has_classes = task.single_label or name in task.recipe_fields
+        if name in SINGLE_LABEL_FIELDS and value != field.default and not has_classes:
             raise ValueError(
                 f"recipe.{name} {value} requires one class for each image, which "
                 f"the task {task.name} does not have: leave it out"

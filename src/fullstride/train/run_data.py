@@ -140,9 +140,10 @@ def _everything(bundle: Bundle, data: str) -> DataSet:
 
 def _matched(images: DataSet, where: str, bundle: Bundle, data: str) -> DataSet:
     data = data or images.where
-    if images.classes == bundle.classes:
+    task = find_task(bundle.task)
+    if images.classes == bundle.classes or task.open_classes:
         return images
-    if not find_task(bundle.task).single_label:
+    if not task.single_label:
         raise ValueError(f"{data} has other outputs than {where}: give data of the same ones")
     try:
         outputs, how = match_classes(bundle.classes, images.classes, named=bundle.has_class_names)

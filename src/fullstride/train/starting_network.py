@@ -82,7 +82,7 @@ def initial_network(
     )
     if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
         net.check_size(net.spec.resolution, net.spec.resolution)
-    net.task_head = task.head(net)
+    net.task_head = task.with_options(recipe).head(net)
     if net.task_head is not None and recipe.pad_channels:
         raise ValueError(
             f"recipe.pad_channels: the head of the task {task.name} cannot be padded: leave it out"

@@ -14,7 +14,6 @@ from fullstride.deploy.job import ExportJob
 
 OPSET = 20
 INPUT = "images"
-OUTPUT = {"normalised": "logits", "pixels": "probabilities", "pictures": "probabilities"}
 
 
 def write(job: ExportJob, path: Path) -> None:
@@ -46,7 +45,7 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
             dynamo=True,
             opset_version=OPSET,
             input_names=[INPUT],
-            output_names=[OUTPUT[job.metadata.input_kind]],
+            output_names=[job.output_name],
             verbose=False,
         )
     assert program is not None

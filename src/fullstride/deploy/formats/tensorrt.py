@@ -73,18 +73,18 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
     return ExportedModel(
         folder,
         model.metadata,
-        inference(engine, len(model.classes)),
+        inference(engine, model.metadata.output_size),
         f"TensorRT {trt.__version__}",
     )
 
 
-def inference(engine: Any, classes: int) -> Infer:
+def inference(engine: Any, outputs: int) -> Infer:
     context = engine.create_execution_context()
     output = engine.get_tensor_name(1)
 
     def infer(images: np.ndarray) -> np.ndarray:
         x = torch.from_numpy(images).to(DEVICE)
-        y = torch.empty(len(x), classes, device=DEVICE)
+        y = torch.empty(len(x), outputs, device=DEVICE)
         if not context.set_input_shape(onnx.INPUT, tuple(x.shape)):
             raise ValueError(f"the engine takes batches of up to {MAX_BATCH}")
         context.set_tensor_address(onnx.INPUT, x.data_ptr())

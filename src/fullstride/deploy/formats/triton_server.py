@@ -78,9 +78,9 @@ input {{
   dims: {dims}
 }}
 output {{
-  name: "{onnx.OUTPUT[job.metadata.input_kind]}"
+  name: "{job.output_name}"
   data_type: TYPE_FP32
-  dims: {[*batch, len(job.metadata.classes)]}
+  dims: {[*batch, job.metadata.output_size]}
   label_filename: "{LABELS}"
 }}
 {options[job.backend]}"""

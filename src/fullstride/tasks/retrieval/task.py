@@ -1,0 +1,84 @@
+"""Which images show the same thing? The task of retrieval, by the distances of embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.data.dataset import DataSet, open_data
+from fullstride.nets.backbone import Backbone
+from fullstride.tasks.losses import cross_entropy
+from fullstride.tasks.metric_learning import TRIPLET_FORMS, TripletForm, WithEmbedding
+from fullstride.tasks.retrieval.head import NormalisedEmbedding
+from fullstride.tasks.retrieval.held_out import hold_out_classes
+from fullstride.tasks.retrieval.score import METRICS, RetrievalScore
+from fullstride.tasks.task import Metric, Score, Task, full_precision
+
+SHOWN = 4  # values of an embedding in a line
+TIE = 1e-6  # distance of embeddings of length 1 that rounding may cause between equal images
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What images are compared by."""
+
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        first = " ".join(f"{value:.4f}" for value in self.values[:SHOWN])
+        return f"embedding of {len(self.values):,} values: {first} ..."
+
+
+@dataclass(frozen=True)
+class Retrieval(Task):
+    """Cross-entropy over the training classes and, with `triplet`, a triplet loss of embeddings.
+
+    The network's outputs in evaluation are embeddings of length 1, the input of the classifier
+    divided by its norm; the triplet loss takes them before. Compared by recall@1 on classes that
+    were not trained on, see `hold_out_classes`. Scores have no loss, which these classes lack.
+    """
+
+    label_smoothing: float = 0.0  # probability taken from the true class and spread over all
+    triplet: float = 0.0  # weight of the triplet loss; 0: off
+    triplet_form: TripletForm = "weighted"
+
+    name: ClassVar[str] = "retrieval"
+    metric: ClassVar[Metric] = METRICS[0]
+    other_metrics: ClassVar[tuple[Metric, ...]] = METRICS[1:]
+    recipe_fields: ClassVar[frozenset[str]] = frozenset(
+        {"triplet", "per_class", "balanced_sampling"}
+    )
+    open_classes: ClassVar[bool] = True
+    output_names: ClassVar[tuple[str, str]] = ("embedding", "embedding")
+
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        return hold_out_classes(open_data(where, **how))
+
+    def head(self, net: Backbone) -> NormalisedEmbedding:
+        return NormalisedEmbedding()
+
+    def training_module(self, net: Backbone) -> nn.Module:
+        return WithEmbedding(net)
+
+    def loss(self, outputs: Any, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
+        """`outputs`: logits (N, K) over the training classes, and embeddings (N, D)."""
+        logits, embeddings = outputs
+        loss = cross_entropy(full_precision(logits), targets, smoothing=self.label_smoothing)
+        if self.triplet:
+            loss = loss + self.triplet * TRIPLET_FORMS[self.triplet_form](embeddings, targets)
+        return loss
+
+    def score(self) -> Score:
+        return RetrievalScore()
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """Whether an embedding is nearest to that of its own image, among all that are expected."""
+        distances_nn = torch.cdist(outputs, expected)
+        return distances_nn.diagonal() <= distances_nn.amin(1) + TIE
+
+    def decode(
+        self, outputs: Tensor, classes: Sequence[str], top: int
+    ) -> list[tuple[Embedding, ...]]:
+        return [(Embedding(tuple(row)),) for row in outputs.tolist()]
