@@ -135,6 +135,7 @@ def write_things(root, names, images=6):
         folder.mkdir(parents=True)
         rng = np.random.default_rng(int(name.removeprefix("thing")))
         colour = rng.integers(0, 200, 3)
+        rng = np.random.default_rng([*name.encode(), *root.name.encode()])
         for image in range(images):
             pixels = colour + rng.integers(0, 55, (16, 16, 3))
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{image}.png")
@@ -193,6 +194,25 @@ def test_few_classes_are_refused_in_one_line(tmp_path):
     folder = write_things(tmp_path / "few", ["thing00", "thing01", "thing02", "thing03"])
     with pytest.raises(ValueError, match="has 4 classes .* needs 6"):
         Retrieval().open_data(str(folder))
+
+
+@pytest.mark.parametrize("form", ["folder", "table"])
+def test_a_test_of_other_classes_than_training_is_read(form, tmp_path):
+    write_things(tmp_path / "train", ["thing00", "thing02", "thing03"])
+    write_things(tmp_path / "test", ["thing01", "thing02"])
+    where = tmp_path
+    if form == "table":
+        where, rows = tmp_path / "table.csv", ["path,label,split"]
+        for path in sorted(tmp_path.rglob("*.png")):
+            split, label, _ = name = path.relative_to(tmp_path).parts
+            rows.append(f"{'/'.join(name)},{label},{split}")
+        where.write_text("\n".join(rows))
+    data = Retrieval().open_data(str(where), minival=0)
+    assert data.classes == ("thing00", "thing02", "thing03")
+    assert set(data.test.targets) == {1, 3}
+    assert any("1 of the 2 classes of the test are trained on" in note for note in data.notes)
+    with pytest.raises(ValueError, match="thing01"):
+        open_data(str(where), minival=0)
 
 
 def test_splits_of_the_data_stay_and_known_classes_are_a_note():

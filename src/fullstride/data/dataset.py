@@ -159,6 +159,7 @@ def open_data(
     splits: int = LATEST_SPLITS,
     copies: Mapping[str, tuple[str, ...]] | None = None,
     left_out: Sequence[str] = (),
+    unseen_classes: bool = False,
 ) -> DataSet:
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
@@ -196,11 +197,16 @@ def open_data(
             in `rule`; by default the files of equal sizes are compared.
         left_out: The names of training and minival images that are not used. The splits are taken
             before.
+        unseen_classes: Whether val/ and test/, or such rows of a table, may have classes that the
+            training images lack. These are the last classes.
 
     Raises ValueError in one line.
     """
     rule = SplitRule(minival, splits, test, group, keep_duplicates, copies)
-    data = digits(rule) if where == DIGITS else from_source(open_source(where, group), rule)
+    if where == DIGITS:
+        data = digits(rule)
+    else:
+        data = from_source(open_source(where, group, unseen_classes), rule)
     return data.without(left_out) if left_out else data
 
 
@@ -217,7 +223,7 @@ class Source:
     ignored: Mapping[str, int] = field(default_factory=dict)
 
 
-def open_source(where: str, group: str) -> Source:
+def open_source(where: str, group: str, unseen_classes: bool = False) -> Source:
     """What `open_data` reads, but for the digits. `group` may be a column of the data."""
     folder, choice = choice_in(where)
     if choice:
@@ -225,7 +231,7 @@ def open_source(where: str, group: str) -> Source:
     path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
     if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(where)
-        return Source(table.stem, str(table), read_table(table, group))
+        return Source(table.stem, str(table), read_table(table, group, unseen_classes))
     if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
         return _shards_source(find_folder(str(path.parent)), path.name)
     root = find_folder(where)
@@ -236,7 +242,7 @@ def open_source(where: str, group: str) -> Source:
     if holds_idx(root):
         listing, reader = read_idx_folder(root)
         return Source(root.name, str(root), listing, 1, False, reader.picture)
-    listing = read_folder(root)
+    listing = read_folder(root, unseen_classes)
     used = {sample.name for sample in listing.samples}
     return Source(root.name, str(root), listing, ignored=count_unused(root, used))
 

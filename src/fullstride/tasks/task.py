@@ -163,7 +163,8 @@ class Task(ABC):
     def head(self, net: Backbone) -> nn.Module | None:
         """A module over the maps of `net.features`, which have `net.channels` and `net.strides`.
 
-        An `EmbeddingHead` is a module over `net.embed` instead. None: the network's own classifier, with an output for each of the data set's `classes`.
+        An `EmbeddingHead` is a module over `net.embed` instead. None: the network's own classifier,
+        with an output for each of the data set's `classes`.
         """
         return None
 

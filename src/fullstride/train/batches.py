@@ -62,8 +62,9 @@ def check_task(task: Task, recipe: Recipe) -> None:
     """Raises ValueError if `recipe` asks for what `task` has no classes for."""
     for field in fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
-        has_classes = task.single_label or name in task.recipe_fields
-        if name in SINGLE_LABEL_FIELDS and value != field.default and not has_classes:
+        if value == field.default or name in task.recipe_fields:
+            continue
+        if name in SINGLE_LABEL_FIELDS and not task.single_label:
             raise ValueError(
                 f"recipe.{name} {value} requires one class for each image, which "
                 f"the task {task.name} does not have: leave it out"

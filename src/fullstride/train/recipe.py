@@ -37,7 +37,6 @@ Probability = Annotated[float, Bounds(ge=0, le=1)]
 BelowOne = Annotated[float, Bounds(ge=0, lt=1)]
 OpenUnitInterval = Annotated[float, Bounds(gt=0, lt=1)]
 
-
 # Fields whose default leaves them to the device, with that value.
 LEFT_TO_THE_DEVICE = {"precision": "auto", "channels_last": None}
 
@@ -136,8 +135,7 @@ class Recipe:
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
     triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
-    # pairs of an image that it compares: all, weighted by their hardness, or the hardest two
-    triplet_form: Literal["weighted", "batch_hard"] = "weighted"
+    triplet_form: Literal["weighted", "batch_hard"] = "weighted"  # of all pairs, or the hardest
     per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
 
     # pixels per side; None: the network's default

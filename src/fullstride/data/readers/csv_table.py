@@ -58,11 +58,12 @@ def find_table(where: str) -> Path:
     raise ValueError(f"no table {where!r}: {hint}")
 
 
-def read_table(table: Path, group: str = "") -> Listing:
+def read_table(table: Path, group: str = "", unseen_classes: bool = False) -> Listing:
     """The images of a table in the order of the rows, without repeated rows.
 
     Paths are relative to the table's folder, or absolute. The values of the column `group` are the
-    groups, if there is such a column.
+    groups, if there is such a column. With `unseen_classes`, labels that no training row has are
+    the last classes.
     """
     text = table_text(table)
     header = find_header(table, text, COLUMNS, group)
@@ -77,6 +78,8 @@ def read_table(table: Path, group: str = "") -> Listing:
             f"{str(table)!r} has one class only, {classes[0]!r}: add training images of a "
             "second one"
         )
+    if unseen_classes:
+        classes += sorted_classes({row.label for row in rows}.difference(classes))
     labels = {name: label for label, name in enumerate(classes)}
     for row in rows:
         if row.label not in labels:

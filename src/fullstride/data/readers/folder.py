@@ -24,15 +24,18 @@ HINT = (
 )
 
 
-def read_folder(root: Path) -> Listing:
+def read_folder(root: Path, unseen_classes: bool = False) -> Listing:
     """The images of a folder, by the rules of `open_data`."""
     train, val, test = (_split_folder(root, names) for names in (TRAIN, VAL, TEST))
     folders = {name: folder for name, folder in (("val", val), ("test", test)) if folder}
     if not (train and folders):
         classes = _classes(root)
         return Listing(classes, {"train": _samples(root, root, classes)}, Below(root))
-    classes = _classes(train)
-    splits = {"train": _samples(root, train, classes)}
+    classes = names = _classes(train)
+    if unseen_classes:
+        others = {name for folder in folders.values() for name in _subfolders(folder)}
+        classes = (*names, *sorted(others.difference(names)))
+    splits = {"train": _samples(root, train, names)}
     splits |= {name: _held_out(root, folder, classes) for name, folder in folders.items()}
     return Listing(classes, splits, Below(root), val.name if val else "")
 

@@ -54,7 +54,7 @@ class Retrieval(Task):
     output_names: ClassVar[tuple[str, str]] = ("embedding", "embedding")
 
     def open_data(self, where: str, **how: Any) -> DataSet:
-        return hold_out_classes(open_data(where, **how))
+        return hold_out_classes(open_data(where, unseen_classes=True, **how))
 
     def head(self, net: Backbone) -> NormalisedEmbedding:
         return NormalisedEmbedding()
