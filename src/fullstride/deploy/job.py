@@ -47,7 +47,7 @@ class ExportJob:
     @property
     def output_name(self) -> str:
         """What the file calls its outputs."""
-        raw, activated = find_task(self.metadata.task).output_names
+        raw, activated = task_of(self.metadata).output_names
         return raw if self.normalised else activated
 
     def module(self, dtype: torch.dtype = torch.float32) -> "ExportWrapper":
