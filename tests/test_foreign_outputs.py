@@ -26,6 +26,8 @@ WORDS = {
     ("train", "teacher_cache", ""): "train digits --model genet_tiny --recipe.epochs 1 "
     "--recipe.resolution 16 --out RUN --recipe.teacher TEACHER --teacher-cache",
     ("validate", "out", ".json"): "validate TEACHER --data digits --device cpu --out",
+    ("predict", "out", ""): "predict TEACHER digits --device cpu --out",
+    ("pseudo-label", "out", ""): "pseudo-label TEACHER digits --device cpu --out",
     ("bench", "out", ".json"): "bench genet_tiny --device cpu --out",
     ("bench", "out", ""): "bench genet_tiny --device cpu --suite papers --quick --out",
     ("bench-data", "out", ".json"): "bench-data digits --model genet_tiny --out",
@@ -52,6 +54,8 @@ WRONG = {
     "pack": "pack gone",
     "train": "train digits --model gone --out",
     "validate": "validate gone --out",
+    "predict": "predict gone digits --out",
+    "pseudo-label": "pseudo-label TEACHER gone --out",
     "bench": "bench gone --device cpu --out",
     "bench-data": "bench-data digits --model gone --out",
     "calibrate": "calibrate --device cpu --batches 0 --out",
@@ -70,6 +74,8 @@ FILES = [key for key in WORDS if key[2] and "--force" not in WORDS[key]]
 # A name that the command writes in its folder -> content of others.
 MEMBERS = {
     "train": {"run.json": '{"model": "theirs"}', "log.jsonl": "{}\n", "best/photo.txt": "mine"},
+    "predict": {"predictions.json": '{"author": "me"}', "part-000000.parquet": "PAR1"},
+    "pseudo-label": {"predictions.json": '{"author": "me"}'},
     "bench": {"results.md": "# Mine\n"},
     "fit": {"fit_config.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
     "search": {"search_config.json": '{"author": "me"}'},

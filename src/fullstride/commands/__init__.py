@@ -6,6 +6,7 @@ They import what they need when they are called, so that `--help` is quick.
 from fullstride.commands.capacity import capacity
 from fullstride.commands.estimating import calibrate, choose, estimate
 from fullstride.commands.fitting import fit
+from fullstride.commands.labelling import pseudo_label
 from fullstride.commands.measuring import bench, cost, zoo
 from fullstride.commands.scaling import analyse_scale, scale
 from fullstride.commands.searching import search
@@ -25,6 +26,7 @@ COMMANDS = {
     "train": train,
     "validate": validate,
     "predict": predict,
+    "pseudo-label": pseudo_label,
     "bench": bench,
     "bench-data": bench_data,
     "estimate": estimate,

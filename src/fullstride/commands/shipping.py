@@ -5,7 +5,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from fullstride.commands.flags import Device, Images, Loading, Run, Runs
+from fullstride.commands.flags import OFFLINE, Device, Images, Loading, Offline, Run, Runs
 from fullstride.console import Bar, console, printable, report_ignored, report_skipped
 from fullstride.nets.load_options import BY_DEFAULT
 
@@ -19,22 +19,30 @@ def predict(
     device: Device = "auto",
     trust: bool = False,
     tta: Literal["none", "flip"] = "none",
+    out: Path | None = None,
+    offline: Offline = OFFLINE,
     loading: Loading = BY_DEFAULT,
 ) -> None:
     """Classify images.
 
     Example: fullstride predict runs/digits photo.jpg
 
+    With --out, any number of images are predicted into parquet files, by one process or several.
+    The same command goes on after a stop.
+
     Args:
         run: A run, a bundle, an exported file, a file of weights, or a name with released weights.
-        images: Image files, folders of them, or - for a list of paths on standard input.
+        images: Image files, folders of them, or - for a list of paths on standard input. With
+            --out also a list in a .txt, .csv or .tsv file, tar shards, IDX files or digits.
         top: How many classes to print for each.
         json: Print one line of JSON for each image.
         batch: Images at a time.
         device: Where a run or a bundle computes; an exported file has its own device.
         trust: Open files of the formats pt2 and aoti too, which are programs.
         tta: With flip, the mean of the probabilities of an image and of its mirror image.
+        out: A folder for parquet files with a row for each image, or a single .parquet file.
     """
+    from fullstride.deploy.offline.by_name import write_predictions
     from fullstride.deploy.open_model import find_images, open_model
     from fullstride.deploy.predict import predict
     from fullstride.measure.environment import choose_device
@@ -42,6 +50,9 @@ def predict(
     for flag, value in (("top", top), ("batch", batch)):
         if value < 1:
             raise ValueError(f"--{flag} {value}: use 1 or more")
+    if out:
+        model = open_model(run, trust=trust, options=loading)
+        return offline.write(write_predictions, model, images, out, top, batch, device, tta)
     paths, ignored = find_images(images)
     report_ignored(ignored)
     model, skipped = open_model(run, trust=trust, options=loading), {}
@@ -56,6 +67,7 @@ def predict(
     report_skipped(skipped)
     if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")
+    return None
 
 
 def export(

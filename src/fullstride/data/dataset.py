@@ -266,7 +266,7 @@ def from_source(source: Source, rule: SplitRule) -> DataSet:
     listing, channels = source.listing, source.channels
     taken, file = take_splits(listing, rule), None if source.read else listing.file
     train, minival, test = _images(
-        taken.splits, source.read or _Decoded(listing.file, channels), file
+        taken.splits, source.read or Decoded(listing.file, channels), file
     )
     return DataSet(
         source.name,
@@ -300,7 +300,7 @@ def _fingerprint(classes: tuple[str, ...], splits: Splits) -> str:
 
 
 @dataclass(frozen=True)
-class _Decoded:
+class Decoded:
     """The image of a name, decoded from the result of `file`."""
 
     file: Callable[[str], Path | bytes]

@@ -98,7 +98,7 @@ class TestView:
 
 
 class Batch(NamedTuple):
-    x: Tensor  # float32 (N, C, H, W), on the device
+    x: Tensor  # float32 (N, C, H, W) unless the loader's `to_x` says otherwise, on the device
     targets: Any  # on the device: a tensor of N rows, for classes int64 (N,), or a list of N items
     indices: Tensor  # int64 (N,), on the CPU: of the images drawn, also where another replaces one
 
@@ -151,6 +151,8 @@ class Batches:
         repeats: int = 1,  # views of an image in an epoch
         distinct_views: int = 0,  # views of an image before the first repeats; 0: one per epoch
         collate: Callable[[list[Any]], Any] = class_indices,  # targets of N samples -> `targets`
+        # uint8 (N, H, W, C) -> `Batch.x`, on the device
+        to_x: Callable[[Tensor, Preprocessing], Tensor] = to_input,
     ):
         if not len(images):
             raise ValueError("no images to load: give at least one")
@@ -177,6 +179,7 @@ class Batches:
         if per_class:
             check_groups(images.targets, batch, per_class, world_size, shuffle)
         self.images, self.view, self.device = images, view, torch.device(device)
+        self._to_x = to_x
         self.skipped: dict[str, str] = {}
         self._sampler = EpochSampler(
             images.targets, batch, seed, shuffle, rank, world_size, per_class, balance, repeats
@@ -220,7 +223,7 @@ class Batches:
             self.skipped.update(skipped)
             read += len(indices)
             if len(indices):
-                x = to_input(pixels_nhwc.to(self.device, non_blocking=True), self.view.pre)
+                x = self._to_x(pixels_nhwc.to(self.device, non_blocking=True), self.view.pre)
                 yield Batch(x, to_device(targets, self.device), indices)
             elif self._sampler.shuffle:
                 break  # not even a replacement can be read

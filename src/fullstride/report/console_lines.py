@@ -11,6 +11,7 @@ from fullstride.report.format import three_digits
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fullstride.deploy.offline.engine import Summary
     from fullstride.latency.by_name import NamedEstimate
     from fullstride.latency.calibration.files import FittedProfile
     from fullstride.latency.network_times import Estimate
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 NEAR = 5  # networks that may fit as well, in text
 CONFUSIONS = 3  # pairs of classes that are named
 FEW_IMAGES = 30  # below which a score gets a warning
+
+
+def offline_lines(summary: "Summary", out: "Path") -> list[str]:
+    """What a process wrote of the predictions in `out`, and what is left for others."""
+    lines = [f"{out}: {summary.images:,} images in {summary.parts:,} parts"]
+    if summary.present:
+        lines.append(f"{summary.present:,} parts of this process were there already")
+    if summary.missing:
+        lines.append(f"{summary.missing:,} parts of other processes are not there yet")
+    return lines
 
 
 def whole_lines(cost: "NetworkCost") -> list[str]:

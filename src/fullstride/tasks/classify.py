@@ -139,6 +139,26 @@ class Classify(Task):
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
         return [most_probable(row, classes, top) for row in outputs]
 
+    def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
+        """`label` and `probability` of the most probable class; `labels`, `probabilities` of all.
+
+        The lists have the `top` most probable classes, the first included.
+        """
+        indices, values = most_probable_classes(outputs, top)
+        labels = [[classes[index] for index in row] for row in indices.tolist()]
+        return {
+            "label": [row[0] for row in labels],
+            "probability": values[:, 0].numpy(),
+            "labels": labels,
+            "probabilities": values.numpy(),
+        }
+
+
+def most_probable_classes(probabilities_nk: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Indices and probabilities (N, min(top, K)), the largest first; of equal ones the first."""
+    values, indices = probabilities_nk.sort(dim=1, descending=True, stable=True)
+    return indices[:, :top], values[:, :top]
+
 
 def most_probable(probabilities_k: Tensor, classes: Sequence[str], top: int) -> tuple[Guess, ...]:
     order = probabilities_k.argsort(descending=True, stable=True)[:top]

@@ -1,8 +1,9 @@
 """What is a task? The targets of samples, the head, the loss, the scores and the predictions."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
@@ -211,6 +212,15 @@ class Task(ABC):
         `outputs` are activated, float32 on the CPU. A prediction is a dataclass of JSON values,
         whose `str` is what the command `predict` prints.
         """
+
+    def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
+        """The columns of N rows in a file of predictions; `outputs` are those of `decode`.
+
+        A column is a list of N values or lists, or a NumPy array with N rows. By default the JSON
+        of the predictions.
+        """
+        rows = self.decode(outputs, classes, top)
+        return {"prediction": [json.dumps([asdict(each) for each in row]) for row in rows]}
 
 
 @cache

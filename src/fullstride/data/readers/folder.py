@@ -108,7 +108,8 @@ def _samples(root: Path, split: Path, names: tuple[str, ...]) -> list[Sample]:
         folder = split / name
         below = folder.relative_to(root).as_posix()
         files = [
-            Sample(f"{below}/{file}", label, size) for file, size in _files(folder, (root, split))
+            Sample(f"{below}/{file}", label, size)
+            for file, size in image_files(folder, (root, split))
         ]
         samples += files
         if not files:
@@ -140,13 +141,15 @@ def _held_out(root: Path, split: Path, classes: tuple[str, ...]) -> list[Sample]
     ]
 
 
-def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, int]]:
+def image_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[str, int]]:
     """Image files at any depth, and their sizes. Links to a folder in `above` are not followed."""
     for entry in _entries(folder):
         if is_folder(entry):
             path, parents = folder / entry.name, (*above, folder)
             if not any(path.samefile(each) for each in parents):
-                yield from ((f"{entry.name}/{file}", size) for file, size in _files(path, parents))
+                yield from (
+                    (f"{entry.name}/{file}", size) for file, size in image_files(path, parents)
+                )
         elif entry.name.lower().endswith(SUFFIXES):
             try:
                 status = entry.stat()

@@ -59,6 +59,16 @@ def holds_idx(folder: Path) -> bool:
     return any(_is_train(path.name) for path in entries) and not any(p.is_dir() for p in entries)
 
 
+def idx_images(folder: Path) -> dict[str, IdxReader]:
+    """A reader for the images of each split; files of labels are not needed."""
+    files = {}
+    for path in sorted(folder.iterdir(), reverse=True):  # the uncompressed file comes last
+        match = NAME.fullmatch(path.name)
+        if match and match[3] == "images":
+            files[SPLIT_OF[match[2]]] = path
+    return {split: IdxReader({split: path}) for split, path in files.items()}
+
+
 def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
     """The images of a folder of IDX files; class names are the labels of the training images.
 

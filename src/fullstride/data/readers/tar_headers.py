@@ -37,8 +37,11 @@ class ShardError(ValueError):
     """A tar file that cannot be read as a shard."""
 
 
-def scan(path: Path) -> Shard:
-    """Read the headers and labels of a shard. Raises ValueError for one without labelled images."""
+def scan(path: Path, *, labelled: bool = True) -> Shard:
+    """Read the headers and labels of a shard; without `labelled`, labels may be "".
+
+    Raises ValueError for a shard without such images.
+    """
     samples: dict[str, dict[str, tuple[int, int]]] = {}  # key -> suffix -> (offset, size)
     members: list[Member] = []
     unlabelled: list[str] = []
@@ -59,7 +62,8 @@ def scan(path: Path) -> Shard:
                 raise ShardError(
                     f"{str(path)!r} has two pictures for {key!r}, {' and '.join(images)}: keep one"
                 )
-            if images and (label := _label(file.fileno(), files)):
+            label = _label(file.fileno(), files) if images else ""
+            if images and (label or not labelled):
                 members.append(Member(f"{path.name}/{key}{images[0]}", label, *files[images[0]]))
             elif images:
                 unlabelled.append(key)

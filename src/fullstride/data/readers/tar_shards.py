@@ -120,14 +120,8 @@ def read_shards(folder: Path, pattern: str) -> tuple[Index, Listing]:
     A shard is for train, val (or minival) or test if one of these words is in its name, separated
     by hyphens, underscores or dots.
     """
-    index = _read_index(folder / INDEX) if os.path.lexists(folder / INDEX) else None
-    names = _matching_names(folder, pattern, index)
-    if index is None:
-        shards = {name: scan(folder / name) for name in names}
-    else:
-        for name in names:
-            _check_size(folder / name, index.shards[name].size)
-        shards = {name: index.shards[name] for name in names}
+    index, shards = _open_shards(folder, pattern)
+    names = list(shards)
     groups = _by_split(names)
     members = {
         split: [member for name in group for member in shards[name].members]
@@ -149,12 +143,38 @@ def read_shards(folder: Path, pattern: str) -> tuple[Index, Listing]:
         split: [Sample(m.name, targets[m.label], m.size) for m in each]
         for split, each in members.items()
     }
-    locations = {
-        m.name: Location(name, m.offset, m.size) for name in names for m in shards[name].members
-    }
     splits = {name: samples[name] for name in ("train", "val", "test") if name in samples}
-    reader, val_name = ShardReader(folder, locations), groups.get("val", [""])[0]
+    reader, val_name = _reader(folder, shards), groups.get("val", [""])[0]
     return index or Index(classes, 3, True, shards), Listing(classes, splits, reader, val_name)
+
+
+def list_shards(folder: Path, pattern: str) -> tuple[list[Member], ShardReader]:
+    """The images of all splits in the order of the shards, with or without labels; see above."""
+    _, shards = _open_shards(folder, pattern, labelled=False)
+    members = [member for shard in shards.values() for member in shard.members]
+    return members, _reader(folder, shards)
+
+
+def _open_shards(
+    folder: Path, pattern: str, labelled: bool = True
+) -> tuple[Index | None, dict[str, Shard]]:
+    """The index, if there is one, and the shards that a pattern names."""
+    index = _read_index(folder / INDEX) if os.path.lexists(folder / INDEX) else None
+    names = _matching_names(folder, pattern, index)
+    if index is None:
+        return None, {name: scan(folder / name, labelled=labelled) for name in names}
+    for name in names:
+        _check_size(folder / name, index.shards[name].size)
+    return index, {name: index.shards[name] for name in names}
+
+
+def _reader(folder: Path, shards: Mapping[str, Shard]) -> ShardReader:
+    locations = {
+        member.name: Location(name, member.offset, member.size)
+        for name, shard in shards.items()
+        for member in shard.members
+    }
+    return ShardReader(folder, locations)
 
 
 def _by_split(names: list[str]) -> dict[str, list[str]]:

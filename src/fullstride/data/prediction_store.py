@@ -1,0 +1,233 @@
+"""What is in files of predictions? Parquet with a row for each image, and what made them.
+
+A store is a folder of parts or, for few images, one file. Every file has the JSON of its `StoreKey`
+in its metadata, by `METADATA`. Its rows are those of consecutive images, in the order of the data.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fullstride.data.readers.arrow import reason
+from fullstride.outputs import Output, begins_with, json_output
+from fullstride.storage import open_regular
+from fullstride.strict_json import MAX_JSON_BYTES, Bounds, from_json, parse_json, read_json, to_json
+from fullstride.writing import atomic_write, check_output
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+METADATA = b"fullstride"
+FORMAT: Literal["fullstride predictions 1"] = "fullstride predictions 1"
+KEY = "predictions.json"  # in the folder of a store
+PART = re.compile(r"part-(\d{6,12})\.parquet")
+MAX_HEADER_BYTES = 2**26  # of a file's own metadata
+KEY_OUTPUT = json_output("the key of predictions", "format", "fingerprint", "part_images")
+
+Positive = Annotated[int, Bounds(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreKey:
+    """What determines the content of a store."""
+
+    format: Literal["fullstride predictions 1"] = FORMAT
+    kind: Literal["predictions", "pseudo_labels"]
+    model: str  # its name
+    fingerprint: str  # of its weights and of how its images are prepared
+    task: str
+    classes: tuple[str, ...]
+    has_class_names: bool  # whether `classes` are more than numbers
+    where: str  # of the data; "" for a list of files
+    data: str  # fingerprint of their names and sizes
+    images: Positive
+    part_images: Positive
+    arguments: Mapping[str, str]  # of the command that decide what the columns have
+
+    @property
+    def parts(self) -> int:
+        return -(-self.images // self.part_images)
+
+    def rows(self, part: int) -> range:
+        """The images of a part."""
+        return range(part * self.part_images, min(self.images, (part + 1) * self.part_images))
+
+
+def pyarrow() -> Any:
+    """The library. Raises ValueError where it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            "files of predictions need pyarrow: pip install 'fullstride[parquet]'"
+        ) from None
+    return pyarrow
+
+
+def is_store_file(path: Path) -> bool:
+    """Whether a file is one of predictions."""
+    if not begins_with(b"PAR1")(path):
+        return False
+    try:
+        read_file_key(path)
+    except ValueError:
+        return False
+    return True
+
+
+FILE_OUTPUT = Output("predictions of fullstride", ".parquet", is_store_file)
+
+
+def is_file(out: Path) -> bool:
+    """Whether a path names a store of one file."""
+    return out.suffix.lower() == ".parquet" and not out.is_dir()
+
+
+def check_store(out: Path) -> None:
+    """Raises ValueError or PermissionError where a store cannot be written; writes nothing."""
+    if is_file(out):
+        check_output(out, FILE_OUTPUT)
+        return
+    check_output(out / KEY, KEY_OUTPUT)
+    if out.is_dir() and not (out / KEY).exists():
+        files = sorted(each.name for each in out.iterdir())
+        if files:
+            raise ValueError(
+                f"{out} is a folder with other files in it, such as {files[0]}: give another --out"
+            )
+    elif out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: give a folder, or a file that ends in .parquet")
+
+
+def create_or_resume(out: Path, key: StoreKey) -> None:
+    """Write the key of a folder, or compare it. Raises ValueError where another one is there."""
+    check_store(out)
+    if (out / KEY).exists():
+        refuse_other(out, read_key(out), key)
+        return
+    with atomic_write(out / KEY, KEY_OUTPUT) as temporary:
+        temporary.write_text(to_json(key))
+
+
+def refuse_other(path: Path, there: StoreKey, now: StoreKey) -> None:
+    """Raises ValueError, in one line, where two keys make different rows."""
+    for each in fields(StoreKey):
+        if each.name in ("model", "where"):  # may have moved
+            continue
+        old, new = getattr(there, each.name), getattr(now, each.name)
+        if old != new:
+            what = {"fingerprint": "the model", "data": "the images"}.get(each.name, each.name)
+            values = (
+                "" if what in ("the model", "the images", "classes") else f" ({old}, now {new})"
+            )
+            raise ValueError(
+                f"{path} has other predictions: {what} differs{values}; give another --out, or the "
+                "same arguments"
+            )
+
+
+def read_key(path: Path) -> StoreKey:
+    """The key of a folder or a file. Raises ValueError, in one line, for anything else."""
+    if not path.is_dir():
+        return read_file_key(path)
+    if not (path / KEY).exists():
+        raise ValueError(f"{path} has no {KEY}: give what `fullstride predict --out` wrote")
+    return from_json(StoreKey, read_json(path / KEY, "predict again"), str(path / KEY))
+
+
+def read_file_key(path: Path) -> StoreKey:
+    with _opened(path) as file:
+        text = (file.schema_arrow.metadata or {}).get(METADATA)
+        if text is None or len(text) > MAX_JSON_BYTES:
+            raise ValueError("it was not written by `fullstride predict`")
+        return from_json(StoreKey, parse_json(text, "its key"), "its key")
+
+
+def part_path(out: Path, part: int) -> Path:
+    return out / f"part-{part:06}.parquet"
+
+
+def finished_parts(out: Path, key: StoreKey) -> set[int]:
+    """The parts in the folder. Raises ValueError for one that is damaged, or of another store."""
+    done = set()
+    for path in sorted(out.iterdir()) if out.is_dir() else ():
+        if match := PART.fullmatch(path.name):
+            part = int(match[1])
+            refuse_other(path, read_file_key(path), key)
+            with _opened(path) as file:
+                if part >= key.parts or file.metadata.num_rows != len(key.rows(part)):
+                    raise ValueError("its rows are not those of this part")
+            done.add(part)
+    return done
+
+
+def metadata(key: StoreKey) -> dict[bytes, bytes]:
+    """Of the schema of a file."""
+    return {METADATA: to_json(key).encode()}
+
+
+def write_part(out: Path, part: int, table: "pa.Table", key: StoreKey) -> None:
+    parquet = pyarrow().parquet
+    with atomic_write(part_path(out, part), FILE_OUTPUT) as temporary:
+        parquet.write_table(table.replace_schema_metadata(metadata(key)), temporary)
+
+
+def write_file(out: Path, tables: Iterator["pa.Table"], schema: "pa.Schema", key: StoreKey) -> None:
+    """Write a store of one file, with a group of rows for each of `tables`."""
+    schema = schema.with_metadata(metadata(key))
+    writer = pyarrow().parquet.ParquetWriter
+    with atomic_write(out, FILE_OUTPUT) as temporary, writer(temporary, schema) as file:
+        for table in tables:
+            file.write_table(table.replace_schema_metadata(metadata(key)))
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
+    """All rows of a finished store, in the order of the images; by default all columns.
+
+    Raises ValueError, in one line, where a part is missing, damaged, or without a column.
+    """
+    pa, key = pyarrow(), read_key(path)
+    paths = [path]
+    if path.is_dir():
+        done = finished_parts(path, key)
+        if len(done) < key.parts:
+            raise ValueError(
+                f"{path} has {len(done):,} of {key.parts:,} parts: run the command again that "
+                "writes it"
+            )
+        paths = [part_path(path, part) for part in range(key.parts)]
+    tables = []
+    for each in paths:
+        with _opened(each) as file:
+            if missing := {*(columns or ())} - {*file.schema_arrow.names}:
+                raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+            tables.append(file.read(columns=list(columns) if columns else None))
+    try:
+        table = pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise ValueError(f"the parts of {path} differ in their columns: {reason(error)}") from None
+    if len(table) != key.images:
+        raise ValueError(f"{path} has {len(table):,} rows for {key.images:,} images: predict again")
+    return table
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A parquet file. Every error about it becomes one line of ValueError."""
+    pa = pyarrow()
+    try:
+        limits = dict.fromkeys(
+            ("thrift_string_size_limit", "thrift_container_size_limit"), MAX_HEADER_BYTES
+        )
+        with open_regular(path) as stream, pa.parquet.ParquetFile(stream, **limits) as file:
+            yield file
+    except (pa.ArrowException, ValueError, OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise ValueError(f"cannot read the predictions in {path}: {reason(error)}") from None

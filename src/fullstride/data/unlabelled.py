@@ -1,0 +1,200 @@
+"""Which images have no labels? `open_unlabelled` opens a folder, a list, shards, IDX or digits."""
+
+import csv
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from fullstride.data.dataset import DIGITS, Decoded, Images, open_data
+from fullstride.data.readers.csv_table import COLUMNS, DELIMITERS, MAX_TABLE_BYTES
+from fullstride.data.readers.csv_table import SUFFIXES as TABLES
+from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.folder import find_folder, image_files
+from fullstride.data.readers.hugging_face import choice_in, holds_dataset
+from fullstride.data.readers.idx import IdxReader, idx_images
+from fullstride.data.readers.listing import TEST, TRAIN, VAL, Below
+from fullstride.data.readers.tar_shards import holds_shards, list_shards
+from fullstride.data.readers.unused import count_unused, first_reason
+from fullstride.storage import read_regular
+
+LISTS = (".txt", *TABLES)
+
+
+class Entry(NamedTuple):
+    name: str
+    label: str = ""  # the name of the class, where the data have one
+    size: int = -1  # bytes; -1 where it is not known
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Images whose labels are not needed, in a fixed order."""
+
+    where: str  # opens the same images from any working directory; "" for several places
+    images: Images  # targets are the names of classes, "" where the data have none
+    fingerprint: str  # of the names and the sizes of files
+    ignored: Mapping[str, int] = field(default_factory=dict)  # unused files, by reason
+
+    @property
+    def has_labels(self) -> bool:
+        return all(self.images.targets)
+
+
+def open_unlabelled(where: str) -> Unlabelled:
+    """The images at `where`, of all splits, with or without labels.
+
+    Args:
+        where: A folder with images at any depth; a text file with a path in each line; a .csv or
+            .tsv file with the column path and perhaps label; tar shards, by their folder or a
+            pattern; a folder of IDX files; a dataset of Hugging Face; an image; "digits".
+
+    Paths in a list are relative to its folder. Class names are the folders directly below a folder,
+    or below train/, val/ and test/ in it, if all images are in one. An image that cannot be read is
+    listed like the others. Raises ValueError, in one line, where there are no images.
+    """
+    path = Path(where)
+    if where == DIGITS or choice_in(where)[1]:
+        return _of_data(where)
+    if path.suffix.lower() == ".tar" and not path.is_dir():
+        return _of_shards(find_folder(str(path.parent)), path.name)
+    if path.suffix.lower() in LISTS and not path.is_dir():
+        return _of_list(path)
+    if path.suffix.lower() in SUFFIXES and path.is_file():
+        return of_files([path])
+    root = find_folder(where)
+    if readers := idx_images(root):
+        return _of_idx(root, readers)
+    if holds_shards(root):
+        return _of_shards(root, "")
+    return _of_data(where) if holds_dataset(root) else _of_folder(root)
+
+
+def of_files(paths: Sequence[Path], ignored: Mapping[str, int] | None = None) -> Unlabelled:
+    """The images in these files, named by their absolute paths."""
+    names = dict.fromkeys(path.absolute().as_posix() for path in paths)
+    where = next(iter(names)) if len(names) == 1 else ""
+    return _unlabelled(where, map(Entry, names), Below(Path("/")), ignored=ignored)
+
+
+def _of_folder(root: Path) -> Unlabelled:
+    files = [Entry(name, _folder_class(name), size) for name, size in image_files(root)]
+    ignored = count_unused(root, {entry.name for entry in files})
+    if not files:
+        raise ValueError(
+            f"no images below {str(root)!r}{first_reason(ignored)}: give a folder of "
+            f"{' '.join(SUFFIXES)}"
+        )
+    return _unlabelled(str(root), files, Below(root), ignored=ignored)
+
+
+def _folder_class(name: str) -> str:
+    """The first folder of a name that is no split; "" if there is none."""
+    folders = name.split("/")[:-1]
+    if folders and folders[0].lower() in (*TRAIN, *VAL, *TEST):
+        del folders[0]
+    return folders[0] if folders else ""
+
+
+def _of_shards(folder: Path, pattern: str) -> Unlabelled:
+    members, reader = list_shards(folder, pattern)
+    entries = (Entry(each.name, each.label, each.size) for each in members)
+    return _unlabelled(str(folder / pattern), entries, reader)
+
+
+def _of_idx(folder: Path, readers: Mapping[str, IdxReader]) -> Unlabelled:
+    names = [
+        f"{split}/{number:05}"
+        for split, reader in sorted(readers.items(), reverse=True)  # train, test
+        for number in range(len(reader.of_split(split)))
+    ]
+    return _unlabelled(str(folder), map(Entry, names), read=partial(_idx_picture, dict(readers)))
+
+
+def _idx_picture(readers: Mapping[str, IdxReader], name: str) -> Image.Image:
+    return readers[name.partition("/")[0]].picture(name)
+
+
+def _of_data(where: str) -> Unlabelled:
+    """All images of data that have labels."""
+    if where == DIGITS:
+        data = open_data(where)
+        parts = (data.train, data.minival, data.test)
+    else:
+        data = open_data(where, minival=0, test=0, keep_duplicates=True)
+        parts = (data.train,)
+    entries = (
+        Entry(name, data.classes[target])
+        for part in parts
+        for name, target in zip(part.names, part.targets, strict=True)
+    )
+    return _unlabelled(data.where, entries, data.train.file, data.train.read)
+
+
+def _of_list(path: Path) -> Unlabelled:
+    if not path.is_file():
+        raise ValueError(f"no list of images {str(path)!r}: check the path")
+    data = read_regular(path, MAX_TABLE_BYTES)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{str(path)!r} line {line} is not UTF-8: save the list as UTF-8"
+        ) from None
+    if path.suffix.lower() in TABLES:
+        rows = _table_rows(path, text)
+    else:
+        rows = [(line.strip(), "") for line in text.splitlines() if line.strip()]
+    if not rows:
+        raise ValueError(f"{str(path)!r} lists no images: give a path in each line")
+    entries = [Entry(name, label) for name, label in dict(rows).items()]
+    return _unlabelled(str(path.resolve()), entries, Below(path.resolve().parent))
+
+
+def _table_rows(path: Path, text: str) -> list[tuple[str, str]]:
+    """The path and the label, "" without one, of each row of a table."""
+    first = text.partition("\n")[0]
+    delimiter = max(DELIMITERS, key=first.count)
+    try:
+        rows = list(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{str(path)!r} is not CSV ({error}): check its quotes") from None
+    titles = [title.strip().lower() for title in rows[0]] if rows else []
+    paths, labels = (
+        next((titles.index(name) for name in COLUMNS[column] if name in titles), None)
+        for column in ("path", "label")
+    )
+    if paths is None:
+        names = ", ".join(COLUMNS["path"])
+        raise ValueError(f"{str(path)!r} has no column 'path', but {titles}: name one of {names}")
+
+    def field(row: list[str], index: int | None) -> str:
+        return row[index].strip() if index is not None and index < len(row) else ""
+
+    pairs = ((field(row, paths), field(row, labels)) for row in rows[1:])
+    return [pair for pair in pairs if pair[0]]
+
+
+def _unlabelled(
+    where: str,
+    entries: Iterable[Entry],
+    file: Callable[[str], Path | bytes] | None = None,
+    read: Callable[[str], Image.Image] | None = None,
+    ignored: Mapping[str, int] | None = None,
+) -> Unlabelled:
+    names, labels, sizes = zip(*entries, strict=True)
+    if read is None:
+        assert file
+        read = Decoded(file, 3)
+    digest = hashlib.sha256()
+    for name, size in zip(names, sizes, strict=True):
+        digest.update(os.fsencode(name) + f"\0{size}\0".encode())
+    images = Images(names, labels if all(labels) else ("",) * len(names), read, file)
+    return Unlabelled(where, images, digest.hexdigest()[:16], ignored or {})
