@@ -9,9 +9,9 @@ from tyro.conf import arg
 from fullstride.nets.efficiency import current_name, is_fused
 from fullstride.nets.precision import short_precision
 from fullstride.strict_json import Bounds, check_bounds
+from fullstride.train.recipe_checks import check_balance, check_size
 
-# Larger numbers are typing errors, and some would make a loop endless.
-MAX_NUMBER, MAX_EPOCHS = 1e12, 100_000
+MAX_EPOCHS = 100_000  # more are a typing error
 
 # A warmup that would take all of a short training takes this share of it instead.
 SHORT_WARMUP_SHARE = 0.1
@@ -316,35 +316,3 @@ class Recipe:
 
 def in_eights(side: float) -> int:
     return max(8, 8 * round(side / 8))
-
-
-def check_size(recipe: Recipe) -> None:
-    """Raises ValueError for a number beyond `MAX_NUMBER`, infinity or NaN."""
-    for field in fields(recipe):
-        value = getattr(recipe, field.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not -MAX_NUMBER <= number <= MAX_NUMBER:
-                raise ValueError(
-                    f"recipe.{field.name} {str(value)[:20]}: use numbers up to {MAX_NUMBER:g}"
-                )
-
-
-def check_balance(recipe: Recipe) -> None:
-    """Raises ValueError for losses and ways to balance classes that exclude each other."""
-    if recipe.loss == "bce" and recipe.teacher:
-        raise ValueError(
-            "recipe.loss bce trains a probability for each class alone, and recipe.teacher one "
-            "distribution over all: use cross_entropy or focal, or no teacher"
-        )
-    if recipe.balanced_sampling and recipe.class_weights != "none":
-        raise ValueError(
-            f"recipe.balanced_sampling {recipe.balanced_sampling:g} and recipe.class_weights "
-            f"{recipe.class_weights} would balance the classes twice: use one of them"
-        )
-    for name, off in (("balanced_sampling", 0), ("repeated_augmentation", 1)):
-        value = getattr(recipe, name)
-        if value != off and recipe.per_class:
-            raise ValueError(
-                f"recipe.{name} {value:g} and recipe.per_class {recipe.per_class} both choose the "
-                "images of a batch: use one of them"
-            )

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fullstride.strict_json import check_bounds
-from fullstride.train.recipe import Recipe, check_size
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipe_checks import check_size
 from fullstride.train.recipes.named import (
     BY_IMAGES,
     NOMINAL,
