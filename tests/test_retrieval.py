@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import FORMATS, open_file
+from fullstride.deploy.offline.nearest import search
 from fullstride.deploy.predict import probabilities
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.metric_learning import batch_hard_triplet
@@ -318,6 +320,87 @@ def test_the_commands_know_retrieval(things, tmp_path, capsys):
     assert np.linalg.norm(guess["values"]) == pytest.approx(1, abs=1e-5)
     assert cli.run(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
     assert "recall@1" in (tmp_path / "page.html").read_text()
+
+
+@pytest.fixture
+def gallery(bundle, things, tmp_path):
+    """The embeddings of the folder `things`, of which one image cannot be read."""
+    bundle.save(tmp_path / "bundle")
+    (things / "thing01" / "broken.png").write_bytes(b"no image")
+    out = tmp_path / "gallery.parquet"
+    assert cli.run(["predict", str(tmp_path / "bundle"), str(things), "--out", str(out)]) == 0
+    return out
+
+
+def nearest(capsys, *words):
+    capsys.readouterr()
+    code = cli.run(["predict", *map(str, words)])
+    return code, capsys.readouterr()
+
+
+def test_the_nearest_images_are_those_of_a_search_one_by_one(
+    gallery, bundle, things, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(f"{search.__module__}.BLOCK", 7)
+    paths = sorted(things.rglob("[0-9].png"))
+    rows = probabilities(bundle, [Image.open(path) for path in paths])
+    queries = [things / "thing03" / "2.png", things / "thing07" / "0.png"]
+    words = (tmp_path / "bundle", *queries, "--nearest", gallery, "--top", 4, "--json")
+    code, printed = nearest(capsys, *words)
+    assert code == 0
+    lines = [json.loads(line) for line in printed.out.splitlines()]
+    for query, line in zip(queries, lines, strict=True):
+        distances = np.linalg.norm(rows - rows[paths.index(query)], axis=1)
+        expected = np.argsort(distances, kind="stable")[:4]
+        names = [Path(guess["path"]).parts[-2:] for guess in line["guesses"]]
+        assert names == [paths[i].parts[-2:] for i in expected]
+        assert names[0] == query.parts[-2:]
+        ours = [guess["distance"] for guess in line["guesses"]]
+        np.testing.assert_allclose(ours, distances[expected], atol=1e-3)
+        assert [guess["label"] for guess in line["guesses"]] == [name for name, _ in names]
+
+
+def test_an_image_that_cannot_be_read_has_no_neighbours_and_is_none(
+    gallery, things, tmp_path, capsys
+):
+    broken, whole = things / "thing01" / "broken.png", things / "thing01" / "1.png"
+    words = (tmp_path / "bundle", broken, whole, "--nearest", gallery, "--top", 500)
+    code, printed = nearest(capsys, *words)
+    assert code == 0
+    (line,) = printed.out.splitlines()
+    assert line.startswith(f"{whole}: ")
+    assert line.count(".png (thing") == 12 * 6
+    assert "broken.png" in printed.err
+
+
+def test_a_gallery_of_another_model_or_of_no_embeddings_is_refused_in_one_line(
+    gallery, bundle, things, tmp_path, capsys
+):
+    picture = things / "thing00" / "0.png"
+    with torch.no_grad():
+        bundle.net.head.fc.bias += 1
+    bundle.save(tmp_path / "other")
+    plain = replace(bundle, task="classify")
+    plain.net.task_head = None
+    plain.save(tmp_path / "plain")
+    words = ["predict", str(tmp_path / "plain"), str(things), "--out", str(tmp_path / "labels")]
+    assert cli.run(words) == 0
+    for model, place, reason in (
+        ("other", gallery, "another model"),
+        ("plain", tmp_path / "labels", "no embeddings"),
+        ("bundle", things, "predictions.json"),
+        ("bundle", picture, "cannot read"),
+        ("bundle", tmp_path / "missing.parquet", "No such file"),
+    ):
+        code, printed = nearest(capsys, tmp_path / model, picture, "--nearest", place)
+        assert code == 2, reason
+        assert reason in printed.err
+        assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_embeddings_of_another_size_are_refused(gallery):
+    with pytest.raises(ValueError, match="the model 3 numbers"):
+        search(np.zeros((1, 3)), gallery, 1)
 
 
 def test_the_loss_is_cross_entropy_and_the_triplet_of_embeddings_as_they_are():

@@ -20,6 +20,7 @@ def predict(
     trust: bool = False,
     tta: Literal["none", "flip"] = "none",
     out: Path | None = None,
+    nearest: Path | None = None,
     offline: Offline = OFFLINE,
     loading: Loading = BY_DEFAULT,
 ) -> None:
@@ -41,8 +42,11 @@ def predict(
         trust: Open files of the formats pt2 and aoti too, which are programs.
         tta: With flip, the mean of the probabilities of an image and of its mirror image.
         out: A folder for parquet files with a row for each image, or a single .parquet file.
+        nearest: What --out wrote for other images, by the same model of the task retrieval: print
+            the --top images of it that are nearest to each image.
     """
     from fullstride.deploy.offline.by_name import write_predictions
+    from fullstride.deploy.offline.nearest import nearest_images
     from fullstride.deploy.open_model import find_images, open_model
     from fullstride.deploy.predict import predict
     from fullstride.measure.environment import choose_device
@@ -50,6 +54,8 @@ def predict(
     for flag, value in (("top", top), ("batch", batch)):
         if value < 1:
             raise ValueError(f"--{flag} {value}: use 1 or more")
+    if out and nearest:
+        raise ValueError("--nearest prints images, and --out writes embeddings: give one of them")
     if out:
         model = open_model(run, trust=trust, options=loading)
         return offline.write(write_predictions, model, images, out, top, batch, device, tta)
@@ -57,7 +63,8 @@ def predict(
     report_ignored(ignored)
     model, skipped = open_model(run, trust=trust, options=loading), {}
     how: dict[str, Any] = dict(top=top, batch=batch, device=choose_device(device), tta=tta)
-    for row in predict(model, paths, **how):
+    rows = predict(model, paths, **how)
+    for row in nearest_images(rows, nearest, model, top) if nearest else rows:
         if row.unreadable:
             skipped[row.path] = row.unreadable
         if json:

@@ -191,17 +191,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     Raises ValueError, in one line, where a part is missing, damaged, or without a column.
     """
     pa, key = pyarrow(), read_key(path)
-    paths = [path]
-    if path.is_dir():
-        done = finished_parts(path, key)
-        if len(done) < key.parts:
-            raise ValueError(
-                f"{path} has {len(done):,} of {key.parts:,} parts: run the command again that "
-                "writes it"
-            )
-        paths = [part_path(path, part) for part in range(key.parts)]
     tables = []
-    for each in paths:
+    for each in _finished_files(path, key):
         with _opened(each) as file:
             if missing := {*(columns or ())} - {*file.schema_arrow.names}:
                 raise ValueError(f"it has no column {', '.join(sorted(missing))}")
@@ -213,6 +204,36 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     if len(table) != key.images:
         raise ValueError(f"{path} has {len(table):,} rows for {key.images:,} images: predict again")
     return table
+
+
+def column_names(path: Path) -> tuple[str, ...]:
+    """The columns of a finished store."""
+    with _opened(_finished_files(path, read_key(path))[0]) as file:
+        return tuple(file.schema_arrow.names)
+
+
+def read_batches(path: Path, columns: Sequence[str], rows: int) -> Iterator["pa.RecordBatch"]:
+    """The rows of a finished store in the order of the images, at most `rows` at a time.
+
+    Raises ValueError, in one line, where a part is missing, damaged, or without a column.
+    """
+    for each in _finished_files(path, read_key(path)):
+        with _opened(each) as file:
+            if missing := {*columns} - {*file.schema_arrow.names}:
+                raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+            yield from file.iter_batches(rows, columns=list(columns))
+
+
+def _finished_files(path: Path, key: StoreKey) -> list[Path]:
+    """All files of a store. Raises ValueError where a part is missing."""
+    if not path.is_dir():
+        return [path]
+    done = finished_parts(path, key)
+    if len(done) < key.parts:
+        raise ValueError(
+            f"{path} has {len(done):,} of {key.parts:,} parts: run the command again that writes it"
+        )
+    return [part_path(path, part) for part in range(key.parts)]
 
 
 @contextmanager

@@ -78,6 +78,9 @@ class Retrieval(Task):
         distances_nn = torch.cdist(outputs, expected)
         return distances_nn.diagonal() <= distances_nn.amin(1) + TIE
 
+    def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
+        return {"embedding": outputs.numpy()}
+
     def decode(
         self, outputs: Tensor, classes: Sequence[str], top: int
     ) -> list[tuple[Embedding, ...]]:
