@@ -99,6 +99,6 @@ def test_of_many_classes_the_page_has_the_worst_without_a_heat_map():
     some = tuple(range(200))
     matrix = ConfusionMatrix(300, some, (0, *some[1:]), (1,) * 200)
     names = tuple(f"n{number}" for number in range(300))
-    rows = worst_classes(matrix, names)
+    rows = worst_classes(matrix.by_class(names))
     assert len(rows) == 50
     assert all(row.images for row in rows)

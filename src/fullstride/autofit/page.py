@@ -71,7 +71,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
             if confusion and len(classes) <= MAX_CLASSES
             else ""
         ),
-        class_rows=worst_classes(confusion, classes) if confusion else [],
+        class_rows=worst_classes(confusion.by_class(classes)) if confusion else [],
         classes=classes,
         cards=mistakes(folder, data, results),
         plan_rows=plan_rows(results),

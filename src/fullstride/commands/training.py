@@ -163,7 +163,7 @@ def validate(
         split: Which split of the images; by default the test, or the minival of data without one.
             Of data that are not the run's and have no splits of their own, all images.
         device: Where to compute.
-        per_class: Print the precision, recall and F1 of each class too.
+        per_class: Print the precision, recall and F1 of each class too, where the task has classes.
         tta: With flip, score the mean of the probabilities of an image and of its mirror image.
         out: A JSON file for all scores, those of each class and the confusion matrix.
     """
@@ -188,8 +188,8 @@ def validate(
     metrics = tasks.find_task(bundle.task).metrics(tasks.common_metric([bundle]))
     for line in validation_lines(on.split, result, metrics, bundle.classes, on.missing):
         print(printable(line))
-    if per_class and result.confusion:
-        console().print(class_table(result.confusion.by_class(bundle.classes)))
+    if per_class and (rows := result.by_class(bundle.classes)):
+        console().print(class_table(rows))
     if out:
         score_file.save(out, bundle.name, on.data.name, bundle.classes, {on.split: result})
 

@@ -14,9 +14,9 @@ from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.predict import probabilities
 from fullstride.nets.bundle import Bundle
-from fullstride.tasks import find_task
-from fullstride.tasks.confusion import ConfusionMatrix
-from fullstride.train.scoring import finite_scores
+from fullstride.tasks import task_of
+from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
+from fullstride.train.scoring import finite_scores, interval_scores
 
 BATCH = 128  # images at a time: the whole test set may not fit into memory
 MAX_VIEWS_BYTES = 2**29  # of the views that several files are scored on
@@ -42,6 +42,7 @@ class ModelScores:
     scores: dict[str, float]  # with `images`, the number of readable ones
     skipped: dict[str, str]  # the reason for each image that cannot be read
     confusion: ConfusionMatrix | None
+    by_class: Sequence[ClassScore]
     correct: str  # 1 or 0 for each image, in order; 0 for one that cannot be read
     mistakes: tuple[Mistake, ...]  # the most confident ones first
 
@@ -53,24 +54,22 @@ def score_model(
     views: Sequence[tuple[int, View]] | None = None,
     mistakes: int = 0,
 ) -> ModelScores:
-    """Score `model` on `images`, whose targets are indices of its classes.
+    """Score `model` on `images`, whose targets are those of its task, by its classes.
 
     `views` are the result of `load_views` for an equal preprocessing. At most `mistakes` wrong
-    predictions are listed. Raises ValueError for another task than classification and where no
-    image can be read, and FloatingPointError where a score is not finite.
+    predictions are listed. Raises ValueError where no image can be read, and FloatingPointError
+    where a score is not finite.
     """
-    task = find_task(model.task)
-    if not task.single_label:
-        raise ValueError(f"models of the task {task.name} are scored in their runs only")
+    task = task_of(model).uncalibrated()
     skipped: dict[str, str] = {}
     score, correct = task.score(), ["0"] * len(images)
     wrong: list[tuple[float, int, int]] = []
     pictures = readable(model, images, skipped) if views is None else views
     for indices, rows in batches(model, pictures):
         labels = task.collate([images.targets[index] for index in indices])
-        # a probability that is rounded to 0 would make the loss infinite
-        at_least = torch.from_numpy(rows).clamp_min(torch.finfo(torch.float32).tiny)
-        score.update(at_least.double().log(), labels)
+        score.update(task.invert(torch.from_numpy(rows)), labels)
+        if not task.single_label:
+            continue
         predicted = rows.argmax(1)
         for row, (index, guess) in enumerate(zip(indices, predicted.tolist(), strict=True)):
             if guess == images.targets[index]:
@@ -81,9 +80,10 @@ def score_model(
     names = model.classes
     first = sorted(wrong, key=lambda each: (-each[0], each[1]))[:mistakes]
     return ModelScores(
-        finite_scores(score, number),
+        {**finite_scores(score, number), **interval_scores(task, score)},
         skipped,
         task.confusion(score),
+        task.by_class(score, names),
         "".join(correct),
         tuple(
             Mistake(images.names[index], names[images.targets[index]], names[guess], probability)

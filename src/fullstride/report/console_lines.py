@@ -294,8 +294,10 @@ def score_line(
     for metric in metrics:
         if metric.name in others:
             before = others.pop(f"{metric.name}_uncalibrated", None)
+            low, high = (others.pop(f"{metric.name}_{end}", None) for end in ("low", "high"))
             values.append(metric.text(others.pop(metric.name), 2 if metric.unit else 4))
             values[-1] += f" ({before:.2f} {metric.unit} uncalibrated)" if before else ""
+            values[-1] += "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
     values += [f"{name} {value:.4f}" for name, value in others.items() if name != "images"]
     return (
         f"{split} {', '.join(values)}, on {scores['images']} images"

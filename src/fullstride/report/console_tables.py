@@ -8,7 +8,7 @@ from rich.text import Text
 
 from fullstride.console import printable
 from fullstride.nets.precision import short_precision
-from fullstride.report.format import three_digits
+from fullstride.report.format import class_cells, class_columns, three_digits
 
 if TYPE_CHECKING:
     from fullstride.deploy.export import ExportResult
@@ -30,14 +30,7 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def class_table(rows: "Sequence[ClassScore]") -> Table:
     """A line for each class, in percent."""
-    columns = ["class", "images", "predicted", "precision", "recall", "F1"]
-    return table(columns, [class_cells(row) for row in rows])
-
-
-def class_cells(row: "ClassScore") -> list[str]:
-    shares = (row.precision, row.recall, row.f1)
-    percents = ("-" if share is None else f"{share:.1f}" for share in shares)
-    return [row.name, f"{row.images:,}", f"{row.predicted:,}", *percents]
+    return table(class_columns(rows), [class_cells(row) for row in rows])
 
 
 def latency_and_throughput_table(

@@ -1,6 +1,12 @@
 """How is a number formatted for people, and what is its interval?"""
 
+from collections.abc import Sequence
+from dataclasses import fields
 from math import floor, log10
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fullstride.tasks.confusion import ClassScore
 
 
 def wilson(percent: float, images: int) -> tuple[float, float]:
@@ -39,3 +45,20 @@ def ms(value: float) -> str:
 
 def percent(value: float) -> str:
     return f"{value:.1f} %" if value < 99.95 or value == 100 else f"{value:.2f} %"
+
+
+def class_columns(rows: "Sequence[ClassScore]") -> list[str]:
+    """The header of a table by class; each type of rows has columns of its own."""
+    names = {"name": "class", "f1": "F1"}
+    return [names.get(each.name, each.name.replace("_", " ")) for each in fields(rows[0])]
+
+
+def class_cells(row: "ClassScore") -> list[str]:
+    values = (getattr(row, each.name) for each in fields(row))
+    return [_cell(value) for value in values]
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"

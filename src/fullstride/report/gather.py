@@ -1,7 +1,7 @@
 """Which numbers does a report show? Those of models and of a benchmark, from their files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +26,11 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import common_metric, find_task
-from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 from fullstride.tasks.task import Metric
 from fullstride.train.run_data import matching_data
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
+from fullstride.train.scoring import score_bundle
 
 SHOWN = 24  # pictures with their predicted class
 
@@ -64,14 +65,17 @@ def gather(
         for name in times
         if name in others and name not in left_out
     }
-    predictions, confusion = [], None
+    predictions, confusion, by_class = [], None, ()
     if find_task(model.task).single_label:
         predictions, confusion = examples(model, images)
+    else:
+        by_class = printable_rows(model, getattr(images, images.score_split))
     return dict(
         title=printable(f"fullstride on {images.name}"),
         entries=[*entries.values()],
         predictions=predictions,
         confusion=confusion,
+        by_class=by_class,
         classes=tuple(map(printable, images.classes)),
         environment=asdict(rows[0].environment if rows else Environment.here()),
         notes=[*map(printable, notes(images, best.name, rows, left_out))],
@@ -130,6 +134,8 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
         scores = scored(word, model, getattr(images, split))
     values: dict[str, Any] = dict(metric=metric, score=scores[metric.name], **speeds(times))
     values |= dict(test_images=scores["images"], split=split, resolution=pre.resolution)
+    if f"{metric.name}_low" in scores:
+        values["limits"] = (scores[f"{metric.name}_low"], scores[f"{metric.name}_high"])
     if isinstance(model, ExportedModel):
         about = model.metadata
         name, source = Path(word).name, about.source
@@ -214,6 +220,15 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
         for i in (*wrong, *right[spread])
     ]
     return shown, task.confusion(score)
+
+
+def printable_rows(model: Model, images: Images) -> Sequence[ClassScore]:
+    """The scores of a model by class on `images`; none where its task has no classes."""
+    if isinstance(model, Bundle):
+        rows = score_bundle(model, images, "cpu").by_class(model.classes)
+    else:
+        rows = score_model(model, images).by_class
+    return [replace(row, name=printable(row.name)) for row in rows]
 
 
 def notes(

@@ -17,7 +17,15 @@ from PIL import Image
 from fullstride.outputs import PAGE
 from fullstride.report import confusion_plot, plots
 from fullstride.report.confusion_plot import heat_map
-from fullstride.report.format import count, ms, percent, three_digits, wilson
+from fullstride.report.format import (
+    class_cells,
+    class_columns,
+    count,
+    ms,
+    percent,
+    three_digits,
+    wilson,
+)
 from fullstride.report.plots import EpochRow, Point
 from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 from fullstride.tasks.task import Metric
@@ -47,10 +55,13 @@ class Entry:
     log: Sequence[EpochRow] = ()
     note: str = ""
     split: str = "test"  # that `score` is on: the minival where the data have no test
+    limits: tuple[float, float] | None = None  # of `score`, where the task computes its interval
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of `score`, if it is a percentage of the test images."""
+        """The 95 % interval of `score`: `limits`, or of a percentage of the test images."""
+        if self.limits:
+            return self.limits
         if self.score is None or not self.test_images or not self.metric.percent_of_images:
             return None
         return wilson(self.score, self.test_images)
@@ -74,8 +85,11 @@ def render(
     notes: Sequence[str] = (),
     confusion: ConfusionMatrix | None = None,
     classes: tuple[str, ...] = (),
+    by_class: Sequence[ClassScore] = (),
 ) -> str:
     """Render the page as HTML. `confusion` is that of the best network, for `classes`.
+
+    `by_class` are its scores by class, by default those of `confusion`.
 
     Speeds are relative to the first network without accuracy, or to the first if all have one.
     """
@@ -104,7 +118,7 @@ def render(
             if confusion and len(classes) <= confusion_plot.MAX_CLASSES
             else ""
         ),
-        class_rows=worst_classes(confusion, classes) if confusion else [],
+        class_rows=worst_classes(by_class or (confusion.by_class(classes) if confusion else ())),
         classes=classes,
         cards=[card(prediction) for prediction in predictions],
         environment=environment,
@@ -112,9 +126,9 @@ def render(
     )
 
 
-def worst_classes(confusion: ConfusionMatrix, classes: tuple[str, ...]) -> list[ClassScore]:
+def worst_classes(rows: Sequence[ClassScore]) -> list[ClassScore]:
     """The scores of the classes that occur, the lowest F1 first, at most `MAX_CLASS_ROWS`."""
-    rows = [row for row in confusion.by_class(classes) if row.f1 is not None]
+    rows = [row for row in rows if row.f1 is not None]
     return sorted(rows, key=lambda row: row.f1 or 0.0)[:MAX_CLASS_ROWS]
 
 
@@ -129,7 +143,13 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= dict(
-        count=count, ms=ms, percent=percent, three_digits=three_digits, times=times
+        count=count,
+        ms=ms,
+        percent=percent,
+        three_digits=three_digits,
+        times=times,
+        class_columns=class_columns,
+        class_cells=class_cells,
     )
     return environment
 

@@ -136,6 +136,13 @@ class Classify(Task):
         scaled = outputs if self.temperature == 1 else outputs / self.temperature
         return scaled.softmax(1)
 
+    def invert(self, activated: Tensor) -> Tensor:
+        # a probability that is rounded to 0 would make the loss infinite
+        return activated.clamp_min(torch.finfo(torch.float32).tiny).double().log()
+
+    def uncalibrated(self) -> Self:
+        return replace(self, temperature=1.0)
+
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
         return [most_probable(row, classes, top) for row in outputs]
 

@@ -205,6 +205,14 @@ class Task(ABC):
         """For each of N images, whether both outputs are the same to users: (N,) of bool."""
         return outputs.argmax(1) == expected.argmax(1)
 
+    def invert(self, activated: Tensor) -> Tensor:
+        """Outputs that `activate` makes these of, by the task `uncalibrated`."""
+        return activated
+
+    def uncalibrated(self) -> Self:
+        """The task for the scores of files that compute `activate`, whose results are inverted."""
+        return self
+
     @abstractmethod
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Any, ...]]:
         """The predictions for each of N images, at most `top`, the most probable first.

@@ -16,6 +16,8 @@ from fullstride.train.recipe import Recipe
 # Fields that need the index of one class for each image; by default they are off.
 SINGLE_LABEL_FIELDS = {"mixup", "cutmix", "teacher", "triplet", "per_class"}
 SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling"}
+# Fields that need several labels for each image.
+MULTI_LABEL_FIELDS = {"focal_gamma_negative", "focal_shift", "focal_weight_gradient"}
 
 
 def training_batches(
@@ -59,11 +61,16 @@ def training_batches(
 
 
 def check_task(task: Task, recipe: Recipe) -> None:
-    """Raises ValueError if `recipe` asks for what `task` has no classes for."""
+    """Raises ValueError if `recipe` asks for what `task` has no use for."""
     for field in fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
         if value == field.default or name in task.recipe_fields:
             continue
+        if name in MULTI_LABEL_FIELDS:
+            raise ValueError(
+                f"recipe.{name} {value} is for several labels of an image, which the task "
+                f"{task.name} does not have: leave it out"
+            )
         if name in SINGLE_LABEL_FIELDS and not task.single_label:
             raise ValueError(
                 f"recipe.{name} {value} requires one class for each image, which "

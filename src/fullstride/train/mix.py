@@ -22,7 +22,7 @@ def mix(
 
     Args:
         x: Images.
-        labels: Class indices (N,).
+        labels: Class indices (N,), or a target for each class (N, K).
         classes: Number of classes K.
         mixup: Alpha of the Beta distribution for mixup (arXiv:1710.09412), 0 for never.
         cutmix: Alpha for CutMix (arXiv:1905.04899), 0 for never. If both are set, one of the two is

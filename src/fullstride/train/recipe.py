@@ -73,7 +73,7 @@ class Recipe:
     # macro_f1, loss or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""
     # fit a temperature on the minival at the end, so that probabilities are frequencies; the order
-    # of the classes stays
+    # of the classes stays. With several labels: choose a threshold for each
     calibrate: bool = True
 
     # sgd, rmsprop in TensorFlow's form (as for EfficientNet), adamw, or lamb for large batches
@@ -115,6 +115,13 @@ class Recipe:
     # for bce: targets above it, after smoothing and mixing, become 1 and all others 0; 0: off
     bce_threshold: BelowOne = 0.0
     focal_gamma: NonNegative = 2.0  # for focal: exponent of (1 - probability of the class)
+    # for focal with several labels: exponent of the probability of a label that an image does not
+    # have; None: focal_gamma
+    focal_gamma_negative: NonNegative | None = None
+    # for focal with several labels: probability below which such a label costs nothing
+    focal_shift: BelowOne = 0.0
+    # for focal with several labels: let gradients flow through the powers
+    focal_weight_gradient: bool = True
     # weight of an image in the loss: 1 / images of its class, or the square root of that
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
     # how often a class is drawn: 0: as often as it occurs, 1: each equally often, between:

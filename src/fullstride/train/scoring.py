@@ -11,7 +11,7 @@ from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks import find_task, task_of
+from fullstride.tasks import task_of
 from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 from fullstride.tasks.task import Score, Task, full_precision
 from fullstride.train.compute import numerics
@@ -40,11 +40,13 @@ class Evaluation(NamedTuple):
 
     def with_interval(self) -> "Evaluation":
         """With the 95 % interval of the task's metric, as scores, where the task computes one."""
-        limits = self.task.interval(self.score)
-        if not limits:
-            return self
-        names = (f"{self.task.metric.name}_{end}" for end in ("low", "high"))
-        return self._replace(scores={**self.scores, **dict(zip(names, limits, strict=True))})
+        return self._replace(scores={**self.scores, **interval_scores(self.task, self.score)})
+
+
+def interval_scores(task: Task, score: Score) -> dict[str, float]:
+    """The 95 % interval of the task's metric, by the names of scores; none for some tasks."""
+    limits = task.interval(score) or ()
+    return {f"{task.metric.name}_{end}": x for end, x in zip(("low", "high"), limits, strict=False)}
 
 
 class HeldOutputs:
@@ -139,7 +141,7 @@ def score_bundle(
     """What `bundle` achieves on `images`; with `mirrored` by the mean with their mirror images."""
     net, task = bundle.net.to(device), task_of(bundle)
     if mirrored:
-        net, task = MirrorAverage(net, task), find_task(bundle.task)
+        net, task = MirrorAverage(net, task), task.uncalibrated()
     return score_images(net, task, images, bundle.preprocessing, device).with_interval()
 
 

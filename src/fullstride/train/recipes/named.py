@@ -49,6 +49,7 @@ RECIPES = {
     "tresnet_transfer": papers.TRESNET_TRANSFER,
     "tresnet_finegrained": papers.TRESNET_FINEGRAINED,
     "tresnet_triplet": papers.TRESNET_FINEGRAINED,  # its earlier name
+    "tresnet_multilabel": papers.TRESNET_MULTILABEL,
     "resnet": papers.RESNET,
     "study_cosine": papers.STUDY_COSINE,
     "study_longer": papers.STUDY_LONGER,

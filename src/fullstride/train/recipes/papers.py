@@ -67,6 +67,39 @@ TRESNET_FINEGRAINED = replace(
     TRESNET_TRANSFER, triplet=1.0, per_class=4, resolution=368, fit="squish", crop=1.0
 )
 
+# Several labels on MS-COCO (arXiv:2003.13630 section 4.2): 448 pixels, and a focal loss with an
+# exponent for either side. The paper gives no values; all are from the authors' later script
+# (arXiv:2009.14119, github.com/Alibaba-MIIL/ASL): exponents 0 and 4, shift 0.05, no gradient
+# through the powers; Adam with 1-cycle to 1e-4 for batches of 128 over 80 epochs, of which it takes
+# 40; average 0.9997, cutout 0.5, RandAugment, and whole images, squished to a square, which a crop
+# of the whole area with any ratio is. That Adam adds the weight decay 1e-4 to gradients, ours is
+# decoupled; the form and the strength of RandAugment are ours.
+TRESNET_MULTILABEL = Recipe(
+    epochs=80,
+    batch=128,
+    lr=1e-4,
+    optimizer="adamw",
+    weight_decay=1e-4,
+    schedule="one_cycle",
+    warmup_epochs=0,
+    loss="focal",
+    focal_gamma=0.0,
+    focal_gamma_negative=4.0,
+    focal_shift=0.05,
+    focal_weight_gradient=False,
+    label_smoothing=0.0,
+    ema_decay=0.9997,
+    scale=(1.0, 1.0),
+    ratio=(0.01, 100.0),
+    hflip_prob=0.0,
+    cutout=0.5,
+    rand_layers=2,
+    rand_magnitude=9,
+    resolution=448,
+    fit="squish",
+    crop=1.0,
+)
+
 # The baseline of ResNet-RS's additive study, arXiv:2103.07579 Table 1: 90 epochs, step schedule,
 # weight decay 1e-4. Learning rate (0.1 x batch / 256), batch, and decay of all parameters but those
 # of batch norms are from its TPU code.
