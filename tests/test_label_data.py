@@ -11,10 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fullstride import train_network
+from fullstride.autofit.fit import fit
+from fullstride.autofit.inspection.data_report import look_at, report_lines
+from fullstride.data.dataset import open_data
 from fullstride.data.label_data import open_labels
+from fullstride.data.pack import pack
 from fullstride.data.readers import json_lists
 from fullstride.data.readers.json_lists import read_lists
 from fullstride.data.readers.listing import fraction
+from fullstride.data.sampler import EpochSampler
+from fullstride.tasks.classify import Classify
 
 
 def write_images(folder: Path, names: str) -> None:
@@ -350,3 +357,80 @@ def test_an_image_in_several_class_folders_has_all_their_labels(tmp_path):
     assert labels(again) == names
     everything = open_labels(str(tmp_path), minival=0, test=0, keep_duplicates=True)
     assert labels(everything) == names
+
+
+# ---- what reads targets
+
+
+def test_shards_have_all_labels_of_an_image(tmp_path):
+    where, expected = random_table(tmp_path)
+    data = open_labels(where)
+    list(pack(data, tmp_path / "shards"))
+    packed = open_labels(str(tmp_path / "shards"))
+    assert labels(packed) == expected
+    assert packed.classes == data.classes
+    assert packed.fingerprint == data.fingerprint
+    assert open_labels(packed.where, **asdict(packed.rule)).fingerprint == data.fingerprint
+    assert np.array_equal(packed.test.picture(0), data.test.picture(0))
+    with pytest.raises(ValueError, match="shards' have other targets than one class"):
+        open_data(str(tmp_path / "shards"))
+    index = tmp_path / "shards/index.json"
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps({**content, "label_sets": [[0, 3]]}))
+    with pytest.raises(ValueError, match=r"index\.json.*label_sets"):
+        open_labels(str(tmp_path / "shards"))
+    index.unlink()
+    with pytest.raises(ValueError, match="no label"):
+        open_labels(str(tmp_path / "shards"))
+
+
+def test_shards_with_one_class_for_each_image_are_as_before(tmp_path):
+    write_images(tmp_path, " ".join(f"{k}/{i}.png" for k in ("cat", "dog") for i in range(8)))
+    list(pack(open_data(str(tmp_path)), tmp_path.parent / f"{tmp_path.name}-shards"))
+    index = json.loads((tmp_path.parent / f"{tmp_path.name}-shards/index.json").read_text())
+    assert "label_sets" not in index
+    assert open_data(str(tmp_path.parent / f"{tmp_path.name}-shards")).classes == ("cat", "dog")
+
+
+def test_the_report_counts_labels_and_pairs_that_disagree(tmp_path):
+    where, expected = random_table(tmp_path, 60)
+    data = open_labels(where)
+    report = finish(look_at(data, 0))
+    counts = Counter(name for image in data.train.names for name in expected[image])
+    assert {report.smallest, report.largest} == {min_of(counts), max_of(counts)}
+    assert report_lines(report)
+    two, others = (next(n for n in expected if expected[n] == s) for s in ({"common"}, set()))
+    (tmp_path / two).write_bytes((tmp_path / others).read_bytes())
+    pairs = finish(look_at(open_labels(where), 0)).across_classes
+    assert {"common", ""} in [{*pair.classes} for pair in pairs]
+
+
+def finish(events) -> object:
+    while True:
+        try:
+            next(events)
+        except StopIteration as stop:
+            return stop.value
+
+
+def min_of(counts: Counter) -> tuple[str, int]:
+    return min(counts.items(), key=lambda item: item[1])
+
+
+def max_of(counts: Counter) -> tuple[str, int]:
+    return max(counts.items(), key=lambda item: item[1])
+
+
+def test_what_needs_one_class_for_each_image_says_so_in_one_line(tmp_path):
+    data = open_labels("digits")
+    for action in (
+        lambda: Classify().for_data(data),
+        lambda: next(iter(fit(data, tmp_path / "fit", budget_ms=5))),
+        lambda: train_network(data, "genet_tiny", tmp_path / "run", epochs=1),
+    ):
+        with pytest.raises(ValueError, match="several labels") as raised:
+            action()
+        assert len(str(raised.value).splitlines()) == 1
+    for how in ({"balance": 0.5}, {"per_class": 2}):
+        with pytest.raises(ValueError, match="several labels"):
+            list(EpochSampler(data.train.targets, 8, 0, True, **how))

@@ -91,6 +91,7 @@ def fit(
     fit, and if no candidate is within the budget.
     """
     images = data if isinstance(data, DataSet) else open_data(str(data))
+    images.check_one_class()
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
     yield from fit_data(images, Path(out), FitSettings(**settings), RecipeChoice(recipe), **how)
 

@@ -19,6 +19,7 @@ def pack(
     shard_mib: int = 256,
     group: str = "",
     keep_duplicates: bool = False,
+    task: str = "classify",
 ) -> None:
     """Write a data set as tar shards: a few large files in place of many small ones.
 
@@ -36,11 +37,12 @@ def pack(
         shard_mib: Size of a shard.
         group: As for `train`: the shards keep the splits of these groups.
         keep_duplicates: As for `train`.
+        task: What the images are for: with multilabel the shards have all labels of an image.
     """
-    from fullstride.data.dataset import open_data
     from fullstride.data.pack import Encoding, pack
+    from fullstride.tasks import find_task
 
-    images = open_data(data, group=group, keep_duplicates=keep_duplicates)
+    images = find_task(task).open_data(data, group=group, keep_duplicates=keep_duplicates)
     done, shards = None, 0
     report_ignored(images.ignored, images.notes)
     for done in pack(images, out, Encoding(long_side, quality), shard_mib=shard_mib):

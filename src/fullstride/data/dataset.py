@@ -104,15 +104,28 @@ class DataSet:
         """The split that finished networks are scored on."""
         return "test" if len(self.test) else "minival"
 
+    def labels(self, split: str) -> list[tuple[int, ...]] | None:
+        """The classes of each image of a split, one or several; None where targets are others."""
+        targets = getattr(self, split).targets
+        labels = [target if isinstance(target, tuple) else (target,) for target in targets]
+        indices = range(len(self.classes))
+        valid = all(type(label) is int and label in indices for each in labels for label in each)
+        return labels if valid else None
+
+    def check_one_class(self) -> None:
+        """Raises ValueError unless the target of each training image is the index of a class."""
+        if any(type(target) is not int for target in self.train.targets):
+            raise ValueError(
+                f"the images of {self.where!r} have other targets than one class each, such as "
+                "several labels: use a task that predicts these"
+            )
+
     def missing_classes(self, split: str) -> tuple[str, ...]:
         """The classes that no image of a split has; none where targets are no classes."""
-        targets = getattr(self, split).targets
-        present: set[int] = set()
-        for target in targets:
-            labels = target if isinstance(target, tuple) else (target,)
-            if not all(type(label) is int and label < len(self.classes) for label in labels):
-                return ()
-            present.update(labels)
+        labels = self.labels(split)
+        if labels is None:
+            return ()
+        present = {label for each in labels for label in each}
         return tuple(name for index, name in enumerate(self.classes) if index not in present)
 
     def without(self, names: Iterable[str]) -> "DataSet":
@@ -207,6 +220,7 @@ def open_data(
         data = digits(rule)
     else:
         data = from_source(open_source(where, group, unseen_classes), rule)
+    data.check_one_class()
     return data.without(left_out) if left_out else data
 
 

@@ -3,6 +3,7 @@
 A few large files are listed and copied more easily than a million small ones.
 """
 
+import json
 import tarfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Encoding:
 
 class EncodedImage(NamedTuple):
     name: str
-    label: int
+    target: int | tuple[int, ...]  # the class, or all labels
     suffix: str
     data: bytes
     bytes_in: int
@@ -74,7 +75,7 @@ def pack(
 
     Yields after each shard, and once more when `out` is complete. Each split has its own shards, so
     that `open_data` reads the same classes and images in each. A shard ends with the image that
-    makes it `shard_mib` or larger.
+    makes it `shard_mib` or larger. Raises ValueError if targets are neither classes nor labels.
     """
     if out.exists() or out.is_symlink():
         raise ValueError(f"{str(out)!r} exists: give the name of a new folder")
@@ -82,6 +83,11 @@ def pack(
         raise ValueError(f"{str(out)!r} would be inside of the data: give a folder outside")
     if shard_mib < 1:
         raise ValueError(f"shards of {shard_mib} MiB: use 1 or more")
+    if any(data.labels(split) is None for split in SPLITS):
+        raise ValueError(
+            f"the targets of {data.where!r} are neither classes nor labels, which shards store: "
+            "give other data, or another task"
+        )
     shards: dict[str, Shard] = {}
     progress = Progress(0, 0, 0, 0, {})
     with atomic_write(out, OUTPUT) as folder:
@@ -127,8 +133,15 @@ def _fill(
             for number, image in enumerate(images, first):
                 offset = file.tell() + BLOCK  # after the header: one block, since names are short
                 _add(tar, f"{number:06}{image.suffix}", image.data)
-                _add(tar, f"{number:06}.cls", str(image.label).encode())
-                members.append(Member(image.name, classes[image.label], offset, len(image.data)))
+                label: str | tuple[str, ...]
+                if isinstance(image.target, tuple):
+                    labels = json.dumps({"labels": image.target})
+                    _add(tar, f"{number:06}.json", labels.encode())
+                    label = tuple(classes[target] for target in image.target)
+                else:
+                    _add(tar, f"{number:06}.cls", str(image.target).encode())
+                    label = classes[image.target]
+                members.append(Member(image.name, label, offset, len(image.data)))
                 bytes_in += image.bytes_in
                 if file.tell() >= limit:
                     break
@@ -157,7 +170,7 @@ def _encoded(
 
 
 def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> EncodedImage:
-    name, label = images.names[index], images.targets[index]
+    name, target = images.names[index], images.targets[index]
     side, quality = encoding.long_side, encoding.quality
     if images.file is None:  # pixels without a file
         picture = images.picture(index)
@@ -165,7 +178,7 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
             suffix, data = _jpeg(picture, _shrunk(picture.size, side), quality)
         else:
             suffix, data = _png(picture)
-        return EncodedImage(name, label, suffix, data, picture.width * picture.height * channels)
+        return EncodedImage(name, target, suffix, data, picture.width * picture.height * channels)
     file = file_bytes(images.file(name))
     if side:
         picture, crop = decode_crop(
@@ -174,7 +187,7 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
         suffix, data = _jpeg(picture, crop, quality)
     else:
         suffix, data = _suffix(name, file), file
-    return EncodedImage(name, label, suffix, data, len(file))
+    return EncodedImage(name, target, suffix, data, len(file))
 
 
 def _shrunk(size: Size, long_side: int) -> Crop:

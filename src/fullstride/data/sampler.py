@@ -94,6 +94,8 @@ def _balanced(
 
 def _members(labels: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray]:
     """The indices of each class's images, and how many they are."""
+    if labels and isinstance(labels[0], tuple):
+        raise ValueError("images with several labels have no class that batches could go by")
     _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return np.split(np.argsort(class_of, kind="stable"), np.cumsum(sizes)[:-1]), sizes
 

@@ -70,6 +70,7 @@ class Classify(Task):
         return replace(super().with_options(recipe), objective=recipe.loss)
 
     def for_data(self, data: DataSet) -> "Classify":
+        data.check_one_class()
         counts = Counter(data.train.targets)
         return replace(self, class_counts=tuple(counts[i] for i in range(len(data.classes))))
 

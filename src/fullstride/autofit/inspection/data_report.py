@@ -13,7 +13,6 @@ import numpy as np
 from fullstride.autofit.inspection.duplicate_pairs import (
     Pair,
     as_pairs,
-    class_index,
     group_by_pixels,
     image_name,
     images_to_leave_out,
@@ -79,8 +78,7 @@ def look_at(data: DataSet, workers: int | None = None) -> Generator[str, None, D
     splits = links_across_splits(looks, groups, matches)
     classes = links_across_classes(groups, matches)
     scored = Counter(SPLITS[looks.splits[image]] for image in {link.b for link in splits})
-    by_class = Counter(class_index(data, target) for target in data.train.targets)
-    by_class.pop(-1, None)
+    by_class = Counter(label for each in data.labels("train") or () for label in each)
     sizes = {data.classes[i]: by_class[i] for i in range(len(data.classes))} if by_class else {}
     sides = np.sort([facts.shorter_side for facts in looks.facts])
     aspects = [facts.longer_side / facts.shorter_side for facts in looks.facts]

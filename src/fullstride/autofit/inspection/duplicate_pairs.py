@@ -34,7 +34,8 @@ class Groups:
     of: np.ndarray  # int64 (N,): the group of an image
     first: np.ndarray  # int64 (P,): the first image of a group
     in_split: np.ndarray  # int64 (P, splits): its first image in a split; -1: none
-    targets: np.ndarray  # int64 (N,): class of an image; -1 where the target is no class index
+    # int64 (N,): class of an image, a number for each set of several labels, -1 for other targets
+    targets: np.ndarray
     classes: np.ndarray  # int64 (P,): class of all images of a group; -1 if there is none
     mixed: np.ndarray  # bool (P,): whether its images are of several classes
 
@@ -54,12 +55,14 @@ def group_by_pixels(data: DataSet, looks: Looks) -> Groups:
     in_split = np.full((len(first), len(SPLITS)), -1)
     reverse = np.arange(len(of))[::-1]  # of several, the first image is written last
     in_split[of[reverse], looks.splits[reverse]] = reverse
-    targets = np.array(
-        [
-            class_index(data, _images(data, looks, image).targets[looks.indices[image]])
-            for image in range(len(of))
-        ]
-    )
+    sets: dict[tuple[int, ...], int] = {}
+
+    def number(target: Any) -> int:
+        if isinstance(target, tuple):
+            return sets.setdefault(target, len(data.classes) + len(sets))
+        return target if type(target) is int and 0 <= target < len(data.classes) else -1
+
+    targets = np.array([number(_target(data, looks, image)) for image in range(len(of))])
     mixed = np.zeros(len(first), bool)
     mixed[of[targets != targets[first[of]]]] = True
     return Groups(of, first, in_split, targets, np.where(mixed, -1, targets[first]), mixed)
@@ -109,8 +112,11 @@ def as_pairs(
     data: DataSet, looks: Looks, groups: Groups, links: Iterable[Link]
 ) -> tuple[Pair, ...]:
     def class_name(image: int) -> str:
-        target = groups.targets[image]
-        return data.classes[target] if target >= 0 else ""
+        if groups.targets[image] < 0:
+            return ""
+        target = _target(data, looks, image)
+        labels = target if isinstance(target, tuple) else (target,)
+        return ", ".join(data.classes[label] for label in labels)
 
     return tuple(
         Pair(
@@ -125,9 +131,8 @@ def as_pairs(
     )
 
 
-def class_index(data: DataSet, target: Any) -> int:
-    """-1 where the target is not the index of one class."""
-    return target if type(target) is int and 0 <= target < len(data.classes) else -1
+def _target(data: DataSet, looks: Looks, image: int) -> Any:
+    return _images(data, looks, image).targets[looks.indices[image]]
 
 
 def _images(data: DataSet, looks: Looks, image: int) -> Images:

@@ -22,7 +22,7 @@ class Member(NamedTuple):
     """An image in a shard."""
 
     name: str
-    label: str  # the class name
+    label: str | tuple[str, ...]  # the class name, or the names of all labels
     offset: int  # bytes from the shard's start
     size: int  # bytes
 

@@ -3,6 +3,9 @@
 A sample is `000000.jpg` beside `000000.cls`, the number of its class. `index.json`, as `fullstride
 pack` writes it, has each image's name, offset and class; without it the headers of the shards are
 read once. Nothing is extracted, so no name in a shard becomes a path.
+
+Where images have several labels, or none, a sample has `000000.json` with their numbers in place of
+the `.cls`, and the index is needed.
 """
 
 import itertools
@@ -46,6 +49,7 @@ class Index:
     channels: int  # 1: gray, 3: RGB
     mirror: bool
     shards: Mapping[str, Shard]  # by file name
+    several_labels: bool = False  # whether an image has any number of labels
 
 
 class Location(NamedTuple):
@@ -128,19 +132,21 @@ def read_shards(folder: Path, pattern: str) -> tuple[Index, Listing]:
         for split, group in groups.items()
     }
     classes = index.classes if index else sorted_classes(m.label for m in members["train"])
-    if len(classes) == 1:
+    several = index is not None and index.several_labels
+    if len(classes) == 1 and not several:
         raise ValueError(
             f"the shards in {str(folder)!r} have one class only, {classes[0]!r}: add shards with a "
             "second class"
         )
     targets = {name: target for target, name in enumerate(classes)}
-    if unknown := sorted({m.label for each in members.values() for m in each} - targets.keys()):
+    labels = {member.label for each in members.values() for member in each}
+    if not several and (unknown := sorted({*map(str, labels)} - targets.keys())):
         raise ValueError(
             f"{str(folder)!r} has the classes {quote_names(unknown)}, which the training images "
             "lack: remove them"
         )
     samples = {
-        split: [Sample(m.name, targets[m.label], m.size) for m in each]
+        split: [Sample(m.name, _target(targets, m.label), m.size) for m in each]
         for split, each in members.items()
     }
     splits = {name: samples[name] for name in ("train", "val", "test") if name in samples}
@@ -175,6 +181,12 @@ def _reader(folder: Path, shards: Mapping[str, Shard]) -> ShardReader:
         for member in shard.members
     }
     return ShardReader(folder, locations)
+
+
+def _target(targets: Mapping[str, int], label: str | tuple[str, ...]) -> int | tuple[int, ...]:
+    if isinstance(label, tuple):
+        return tuple(sorted(targets[name] for name in label))
+    return targets[label]
 
 
 def _by_split(names: list[str]) -> dict[str, list[str]]:
@@ -264,7 +276,8 @@ _Count = Annotated[int, Bounds(ge=0)]
 @dataclass(frozen=True)
 class _ShardEntry:
     bytes: _Count
-    samples: tuple[tuple[str, _Count, _Count, _Count], ...]  # name, offset, size, class
+    # name, offset, size, and class or index in `label_sets`
+    samples: tuple[tuple[str, _Count, _Count, _Count], ...]
 
 
 @dataclass(frozen=True)
@@ -276,19 +289,30 @@ class _IndexFile:
     channels: Literal[1, 3]
     mirror: bool
     shards: Mapping[str, _ShardEntry]
+    # of images with several labels: the different sets of class indices
+    label_sets: tuple[tuple[_Count, ...], ...] = ()
 
 
 def write_index(folder: Path, index: Index) -> None:
     targets = {name: target for target, name in enumerate(index.classes)}
+    sets: dict[tuple[int, ...], int] = {}
+
+    def number(label: str | tuple[str, ...]) -> int:
+        target = _target(targets, label)
+        return sets.setdefault(target, len(sets)) if isinstance(target, tuple) else target
+
     shards = {
         name: _ShardEntry(
-            shard.size, tuple((m.name, m.offset, m.size, targets[m.label]) for m in shard.members)
+            shard.size, tuple((m.name, m.offset, m.size, number(m.label)) for m in shard.members)
         )
         for name, shard in index.shards.items()
     }
     channels = 1 if index.channels == 1 else 3
-    file = _IndexFile(FORMAT, index.classes, channels, index.mirror, shards)
-    (folder / INDEX).write_text(json.dumps(asdict(file)))
+    file = _IndexFile(FORMAT, index.classes, channels, index.mirror, shards, tuple(sets))
+    content = asdict(file)
+    if not sets:  # an earlier version reads the others
+        del content["label_sets"]
+    (folder / INDEX).write_text(json.dumps(content))
 
 
 def _read_index(path: Path) -> Index:
@@ -296,20 +320,26 @@ def _read_index(path: Path) -> Index:
         file = from_json(_IndexFile, read_json(path, most=MAX_INDEX_BYTES), INDEX)
         if not file.classes or len(set(file.classes)) < len(file.classes):
             raise ValueError("classes are missing or listed twice")
+        for each in file.label_sets:
+            if any(target >= len(file.classes) for target in each):
+                raise ValueError(f"label_sets has {list(each)} of {len(file.classes)} classes")
+        sets = (tuple(file.classes[target] for target in each) for each in file.label_sets)
+        labels = tuple(sets) or file.classes
         names: set[str] = set()
         shards = {
-            name: _read_entry(name, entry, file.classes, names)
-            for name, entry in file.shards.items()
+            name: _read_entry(name, entry, labels, names) for name, entry in file.shards.items()
         }
     except ValueError as error:
         raise ValueError(
             f"{str(path)!r} is not what `fullstride pack` writes ({error}): copy it again; "
             "without it class names are numbers"
         ) from None
-    return Index(file.classes, file.channels, file.mirror, shards)
+    return Index(file.classes, file.channels, file.mirror, shards, bool(file.label_sets))
 
 
-def _read_entry(shard: str, entry: _ShardEntry, classes: Sequence[str], names: set[str]) -> Shard:
+def _read_entry(
+    shard: str, entry: _ShardEntry, labels: Sequence[str | tuple[str, ...]], names: set[str]
+) -> Shard:
     """The samples of a shard. Adds their names to `names`."""
     if Path(shard).name != shard or not shard.lower().endswith(".tar"):
         raise ValueError(f"{shard!r} is not a file name that ends in .tar")
@@ -319,10 +349,10 @@ def _read_entry(shard: str, entry: _ShardEntry, classes: Sequence[str], names: s
             raise ValueError(f"{name!r} is listed twice")
         if offset + size > entry.bytes:
             raise ValueError(f"{name!r} ends behind its shard")
-        if target >= len(classes):
-            raise ValueError(f"{name!r} has class {target} of {len(classes)}")
+        if target >= len(labels):
+            raise ValueError(f"{name!r} has class {target} of {len(labels)}")
         names.add(name)
-        members.append(Member(name, classes[target], offset, size))
+        members.append(Member(name, labels[target], offset, size))
     return Shard(entry.bytes, members)
 
 

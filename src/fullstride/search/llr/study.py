@@ -94,6 +94,7 @@ def search_network(
     search, and if no structure is within the budget.
     """
     images = data if isinstance(data, DataSet) else open_data(str(data))
+    images.check_one_class()
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
     how |= dict(executor=executor)
     chosen = SearchSettings(**settings)

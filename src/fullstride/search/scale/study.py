@@ -92,6 +92,7 @@ def scale(
     study.
     """
     images = data if isinstance(data, DataSet) else open_data(str(data))
+    images.check_one_class()
     how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
     yield from scale_data(images, Path(out), ScaleSettings(**settings), RecipeChoice(recipe), **how)
 
