@@ -131,7 +131,7 @@ def read_shards(folder: Path, pattern: str) -> tuple[Index, Listing]:
         split: [member for name in group for member in shards[name].members]
         for split, group in groups.items()
     }
-    classes = index.classes if index else sorted_classes(m.label for m in members["train"])
+    classes = index.classes if index else sorted_classes(str(m.label) for m in members["train"])
     several = index is not None and index.several_labels
     if len(classes) == 1 and not several:
         raise ValueError(
