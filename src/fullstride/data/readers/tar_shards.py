@@ -8,14 +8,11 @@ Where images have several labels, or none, a sample has `000000.json` with their
 the `.cls`, and the index is needed.
 """
 
-import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -29,6 +26,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     sorted_classes,
 )
+from fullstride.data.readers.shard_names import names_by_pattern
 from fullstride.data.readers.tar_headers import Member, Shard, scan
 from fullstride.storage import check_regular
 from fullstride.strict_json import Bounds, from_json, read_json
@@ -36,7 +34,6 @@ from fullstride.strict_json import Bounds, from_json, read_json
 INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
-MAX_NAMES = 100_000  # of shards that a pattern names
 MAX_OPEN_SHARDS = 256  # of a process; systems allow 1024 open files or fewer
 SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "minival"), TEST) for name in names}
 
@@ -225,7 +222,7 @@ def _matching_names(folder: Path, pattern: str, index: Index | None) -> list[str
     if pattern in existing:
         names = [pattern]
     elif pattern:
-        names = sorted({n for each in _expand(pattern) for n in _match(each, existing)})
+        names = names_by_pattern(pattern, existing)
     else:
         names = sorted({*existing, *(index.shards if index else ())})
     if not names:
@@ -242,30 +239,6 @@ def _matching_names(folder: Path, pattern: str, index: Index | None) -> list[str
             "or pack again"
         )
     return names
-
-
-def _match(pattern: str, names: list[str]) -> list[str]:
-    wild = any(sign in pattern for sign in "*?[")
-    return [name for name in names if fnmatchcase(name, pattern)] if wild else [pattern]
-
-
-def _expand(pattern: str) -> list[str]:
-    """The names of a pattern with {first..last} and {one,other}, at most MAX_NAMES."""
-    pieces = re.split(r"\{([^{}]*)\}", pattern)  # what is in braces has an odd index
-    choices = [_words(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
-    if (count := math.prod(map(len, choices))) > MAX_NAMES:
-        raise ValueError(f"{pattern!r} names {count:,} shards: use at most {MAX_NAMES:,}")
-    return ["".join(words) for words in itertools.product(*choices)]
-
-
-def _words(braces: str) -> list[str]:
-    span = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", braces)
-    if not span:
-        return braces.split(",")
-    first, last, digits = int(span[1]), int(span[2]), len(span[1])
-    if not 0 <= last - first < MAX_NAMES:
-        raise ValueError(f"{{{braces}}}: count up, to at most {MAX_NAMES:,} shards")
-    return [f"{number:0{digits}}" for number in range(first, last + 1)]
 
 
 # ---- the index
