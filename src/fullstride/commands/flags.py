@@ -93,8 +93,8 @@ class OfflineFlags:
         batch: int,
         device: str,
         tta: Literal["none", "flip"] = "none",
-    ) -> None:
-        """Call `write`, of `deploy.offline.by_name`, on the images, and print what it did."""
+    ) -> "Summary":
+        """What `write`, of `deploy.offline.by_name`, did with the images, after printing it."""
         from fullstride.data.prediction_store import check_store
         from fullstride.deploy.offline.by_name import open_images, this_device, this_share
         from fullstride.deploy.offline.outputs import OfflineSettings
@@ -115,6 +115,7 @@ class OfflineFlags:
         print_parts(offline_lines(summary, out))
         if summary.images and len(summary.skipped) == summary.images:
             raise ValueError(f"none of the images could be read: {out} has the reasons")
+        return summary
 
 
 Offline = Annotated[OfflineFlags, arg(name="")]  # the flags have the names of its fields

@@ -58,7 +58,8 @@ def predict(
         raise ValueError("--nearest prints images, and --out writes embeddings: give one of them")
     if out:
         model = open_model(run, trust=trust, options=loading)
-        return offline.write(write_predictions, model, images, out, top, batch, device, tta)
+        offline.write(write_predictions, model, images, out, top, batch, device, tta)
+        return
     paths, ignored = find_images(images)
     report_ignored(ignored)
     model, skipped = open_model(run, trust=trust, options=loading), {}
@@ -74,7 +75,7 @@ def predict(
     report_skipped(skipped)
     if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")
-    return None
+    return
 
 
 def export(

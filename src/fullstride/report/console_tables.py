@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fullstride.measure.protocols import Measurement
     from fullstride.tasks.confusion import ClassScore
     from fullstride.train.data_bench import DataBench
+    from fullstride.train.pseudo_labels import Selection
+
+MOST_CLASSES = 100  # in the table of pseudo-labels
 
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -31,6 +34,17 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 def class_table(rows: "Sequence[ClassScore]") -> Table:
     """A line for each class, in percent."""
     return table(class_columns(rows), [class_cells(row) for row in rows])
+
+
+def pseudo_label_table(selection: "Selection") -> Table:
+    """A line for each class; of many the `MOST_CLASSES` with the fewest images that are used."""
+    rows = selection.by_class
+    if len(rows) > MOST_CLASSES:
+        rows = sorted(rows, key=lambda row: row.used)[:MOST_CLASSES]
+    columns = ["class", "predicted", "confident", "used", "repeated"]
+    numbers = ((row.predicted, row.confident, row.used, row.repeated) for row in rows)
+    cells = ([f"{number:,}" for number in each] for each in numbers)
+    return table(columns, [[row.name, *each] for row, each in zip(rows, cells, strict=True)])
 
 
 def latency_and_throughput_table(

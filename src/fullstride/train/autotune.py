@@ -235,7 +235,8 @@ def choose_passes(
         efficiency="plain" if recipe.efficiency == "auto" else recipe.efficiency,
     )
     weights = 4 * sum(parameter.numel() for parameter in net.parameters())
-    own, fewest = recipe.batch // context.world_size, 0
+    own = (recipe.batch + recipe.unlabelled_batch) // context.world_size
+    fewest = 0
     for passes in range(1, own + 1):
         with suppress(ValueError):  # parts of other sizes, or of too few images of a class
             parts = replace(recipe, grad_accum_steps=passes)

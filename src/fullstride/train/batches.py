@@ -15,7 +15,7 @@ from fullstride.train.recipe import Recipe
 
 # Fields that need the index of one class for each image; by default they are off.
 SINGLE_LABEL_FIELDS = {"mixup", "cutmix", "teacher", "triplet", "per_class"}
-SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling"}
+SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling", "unlabelled"}
 # Fields that need several labels for each image.
 MULTI_LABEL_FIELDS = {"focal_gamma_negative", "focal_shift", "focal_weight_gradient"}
 

@@ -20,10 +20,11 @@ from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency, choose_passes
-from fullstride.train.batches import measurement_batches, recipe_in_epochs, training_batches
+from fullstride.train.batches import measurement_batches, recipe_in_epochs
 from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distill import TeacherProbabilities, build_teacher
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
+from fullstride.train.joint_batches import TrainingBatches, run_batches
 from fullstride.train.plan import TrainingPlan
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import NamedRecipe, case_of
@@ -55,7 +56,7 @@ class PreparedRun:
     pre: Preprocessing
     spec: Spec  # of the network as it is saved, without padding
     net: Backbone  # with its initial weights, on the CPU
-    batches: Batches
+    batches: TrainingBatches
     minival: Batches | None  # whose workers live as long as those of `batches`; None: no images
     weights_resolution: int | None  # of the initial weights; None for random ones
     teacher: TeacherProbabilities | None
@@ -183,10 +184,11 @@ def prepare(
     if workers is None:
         per_epoch = len(data.train) // recipe.batch
         workers = choose_workers(data.train, per_epoch, device)
-    batches = training_batches(data, task, pre, recipe, device, workers, context)
+    how = (device, workers, context)
+    batches, in_steps, pseudo_labels = run_batches(data, task, pre, recipe, *how)
     scored = bool(len(data.minival))
     minival = scoring_batches(task, data.minival, pre, device, workers, context) if scored else None
-    resolved = recipe_here(recipe, data, len(batches), device, saved)
+    resolved = recipe_here(in_steps, data, len(batches), device, saved)
     teacher = build_teacher(data, pre, resolved, device, teacher_cache)
     resolved = with_passes(resolved, net, len(data.train), device, saved, context)
     if resolved.efficiency == "auto":
@@ -210,6 +212,7 @@ def prepare(
         grad_accum_steps=resolved.grad_accum_steps,
         task=task.name,
         recipe_name=named.name,
+        pseudo_labels=pseudo_labels,
         **asdict(data.rule),
     )
     context.on_rank_zero(run_folder.create_or_resume, folder, config)

@@ -9,7 +9,7 @@ from tyro.conf import arg
 from fullstride.nets.efficiency import current_name, is_fused
 from fullstride.nets.precision import short_precision
 from fullstride.strict_json import Bounds, check_bounds
-from fullstride.train.recipe_checks import check_balance, check_size
+from fullstride.train.recipe_checks import check_balance, check_size, check_unlabelled
 
 MAX_EPOCHS = 100_000  # more are a typing error
 
@@ -141,6 +141,15 @@ class Recipe:
     bn_momentum: Annotated[float, Bounds(gt=0, le=1)] | None = None
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
+    # images without labels to train on too: a folder that `fullstride pseudo-label` wrote
+    unlabelled: str = ""
+    # images without labels / images with labels in a batch, and the weight of their loss
+    unlabelled_ratio: Positive = 1.0
+    # probability of the teacher's best class below which an image without labels is left out
+    unlabelled_min_confidence: Probability = 0.3
+    # images without labels of each class, the most confident; a class with fewer repeats them. 0:
+    # all once
+    unlabelled_per_class: Count = 0
     triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
     triplet_form: Literal["weighted", "batch_hard"] = "weighted"  # of all pairs, or the hardest
     per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
@@ -224,6 +233,7 @@ class Recipe:
                 "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
             )
         check_balance(self)
+        check_unlabelled(self)
         if 0 < self.early_stop_patience < self.score_every_epochs:
             raise ValueError(
                 f"recipe.early_stop_patience {self.early_stop_patience} ends before there is a "
@@ -253,6 +263,11 @@ class Recipe:
             if getattr(self, field.name) != field.default
         )
         return f"Recipe({', '.join(values)})"
+
+    @property
+    def unlabelled_batch(self) -> int:
+        """Images without labels in a batch, beside `batch` images with labels."""
+        return max(1, round(self.unlabelled_ratio * self.batch)) if self.unlabelled else 0
 
     def at_batch(self, batch: int) -> "Recipe":
         """The recipe for another batch size, with the learning rate for it."""

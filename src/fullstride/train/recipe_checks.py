@@ -36,3 +36,18 @@ def check_balance(recipe: Any) -> None:
                 f"recipe.{name} {value:g} and recipe.per_class {recipe.per_class} both choose the "
                 "images of a batch: use one of them"
             )
+
+
+def check_unlabelled(recipe: Any) -> None:
+    """Raises ValueError for what cannot be combined with images without labels."""
+    if not recipe.unlabelled:
+        return
+    excluded = {
+        "loss": ("bce", "is not linear in the targets: use cross_entropy or focal"),
+        "teacher": (recipe.teacher or None, "would teach labelled images too: leave it out"),
+        "triplet": (recipe.triplet or None, "needs the class of each image: set it to 0"),
+        "grow_from": (recipe.grow_from, "grows with the epochs of labelled images: leave it out"),
+    }
+    for name, (value, why) in excluded.items():
+        if value is not None and getattr(recipe, name) == value:
+            raise ValueError(f"recipe.unlabelled with recipe.{name} {value}, which {why}")

@@ -64,6 +64,7 @@ class RunConfig:
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
     # version of the rule by which the splits were taken; earlier versions of this file lack it
     splits: Annotated[int, Bounds(ge=OLD_SPLITS, le=LATEST_SPLITS)] = OLD_SPLITS
+    pseudo_labels: str = ""  # fingerprint of those that are trained on
     recipe_name: str = ""  # of the named recipe that `recipe` was made from; "" for another
     test: Share | None = None  # share of the images, see `SplitRule`
     group: str = ""  # what images of one split have in common

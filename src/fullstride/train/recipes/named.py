@@ -61,6 +61,7 @@ RECIPES = {
     "study_decay": papers.STUDY_DECAY,
     "resnet_rs": resnet_rs(50, 160),
     **{f"resnet_rs_{depth}_{side}": resnet_rs(depth, side) for depth, side in RESNET_RS_SIZES},
+    "resnet_rs_noisy_student": papers.RESNET_RS_NOISY_STUDENT,
     "scaling_10": scaling(10),
     "scaling_100": scaling(100),
     "genet": papers.GENET,
