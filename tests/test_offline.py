@@ -1,5 +1,6 @@
 """Predictions for any number of images: each image once, whatever stops the work."""
 
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fullstride import cli
+from fullstride import cli, writing
 from fullstride.data.dataset import open_data
 from fullstride.data.prediction_store import METADATA, read_key, read_table
 from fullstride.data.unlabelled import open_unlabelled
@@ -307,6 +308,28 @@ def test_an_exported_file_writes_the_rows_of_its_bundle(model, photos, tmp_path)
             read_key(tmp_path / f"{kind}.parquet").fingerprint
             != read_key(tmp_path / "bundle.parquet").fingerprint
         )
+
+
+def test_on_a_full_disk_one_line_and_the_same_command_goes_on(
+    saved, photos, tmp_path, capsys, monkeypatch
+):
+    sync, out = writing._sync, tmp_path / "out"
+    words = f"predict {saved} {photos} --out {out} --device cpu --part-images 9".split()
+    for name in ("predictions.json", "part-000001.parquet"):
+
+        def full(path: Path, name: str = name) -> None:
+            if path.name.startswith(f".{name}."):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(path)
+
+        monkeypatch.setattr(writing, "_sync", full)
+        assert cli.run(words) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(out / name) in line
+        assert not list(tmp_path.rglob(".*.new"))
+    monkeypatch.setattr(writing, "_sync", sync)
+    assert cli.run(words) == 0
+    assert len(read_table(out)) == IMAGES
 
 
 @pytest.mark.slow

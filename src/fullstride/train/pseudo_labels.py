@@ -111,6 +111,8 @@ def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> Selec
 
 def read_pseudo_labels(store: Path) -> PseudoLabels:
     """The finished store of `fullstride pseudo-label`. Raises ValueError, in one line."""
+    if not store.exists():
+        raise ValueError(f"no pseudo-labels at {store}: write them by `fullstride pseudo-label`")
     key = read_key(store)
     if key.kind != "pseudo_labels":
         raise ValueError(f"{store} has {key.kind}: give what `fullstride pseudo-label` wrote")
