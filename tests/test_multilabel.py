@@ -231,6 +231,12 @@ def test_labels_over_their_thresholds_are_predicted_and_else_the_best_is_marked(
     assert [guess.label for guess in task.decode(rows, LABELS, 1)[0]] == ["prime"]
 
 
+def test_files_agree_where_rounding_exchanges_two_equal_labels_and_not_where_another_is_first():
+    expected = torch.tensor([[9.0, 8.99, 1.0]]).repeat(3, 1)
+    outputs = torch.tensor([[9.0, 8.98, 1.0], [8.99, 9.0, 1.0], [1.0, 1.0, 9.0]])
+    assert MultiLabel(labels=3).agree(outputs, expected).tolist() == [True, True, False]
+
+
 def test_exported_files_predict_and_score_as_the_bundle_does(trained, few_labels, tmp_path):
     bundle = tasks.load(trained[0])
     with torch.no_grad():  # probabilities of a training of seconds are rounded to 1

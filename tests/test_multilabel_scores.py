@@ -5,7 +5,11 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 
-from fullstride.tasks.multilabel.average_precision import average_precisions, bootstrap_interval
+from fullstride.tasks.multilabel.average_precision import (
+    _Ranking,
+    average_precisions,
+    bootstrap_interval,
+)
 from fullstride.tasks.multilabel.scores import MultiLabelScore
 from fullstride.tasks.multilabel.thresholds import (
     DEFAULT,
@@ -114,6 +118,19 @@ def test_labels_of_few_images_keep_the_default_threshold():
     assert best_threshold(probability, has) == pytest.approx(np.mean(probability[39:41]))
     assert best_threshold(probability, np.arange(50) > 50 - MIN_IMAGES) == DEFAULT
     assert best_threshold(probability, np.ones(50, bool)) == DEFAULT
+
+
+@pytest.mark.parametrize("logits", [LOGITS, TIES], ids=["distinct", "ties"])
+def test_the_precision_of_a_resample_is_that_of_its_images(logits):
+    """Each image as many times as it is drawn, by the function for whole sets."""
+    drawn = np.random.default_rng(1).multinomial(len(HAS), np.full(len(HAS), 1 / len(HAS)), 3)
+    for k in range(HAS.shape[1]):
+        ranking = _Ranking.of(logits[:, k], HAS[:, k])
+        values, _ = ranking.average_precision(drawn.T)
+        for times, value in zip(drawn, values, strict=True):
+            rows = np.repeat(np.arange(len(HAS)), times)
+            expected = average_precisions(logits[rows, k : k + 1], HAS[rows, k : k + 1])
+            assert value == pytest.approx(expected[0], abs=1e-12)
 
 
 def test_the_interval_has_the_width_of_the_spread_over_samples():

@@ -113,7 +113,7 @@ def test_a_run_keeps_the_splits_that_it_began_with(tmp_path):
 
 def test_an_old_bundle_is_loaded_scored_and_saved_as_it_was(few_digits, tmp_path):
     bundle = Bundle.load(OLD / "bundle")
-    scores, skipped, _ = score_images(
+    scores, skipped, *_ = score_images(
         bundle.net, find_task(bundle.task), few_digits.test, bundle.preprocessing, "cpu"
     )
     recorded = bundle.scores["test"]

@@ -16,6 +16,7 @@ from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
+from fullstride.tasks.multilabel.task import MultiLabel
 from fullstride.train.distributed import init_distributed
 from fullstride.train.loop import train_epochs
 from fullstride.train.recipe import Recipe
@@ -41,11 +42,11 @@ class Doubles:
             yield batch.x.double(), batch.targets, batch.indices
 
 
-def trained(recipe, batches, context):
+def trained(recipe, batches, context, task=None):
     torch.manual_seed(0)
     kind = Network if recipe.sync_bn else FrozenNorms
     net = kind(replace(zoo.spec("resnet_rs_tiny"), in_channels=1)).double()
-    return list(train_epochs(net, Classify(0.1), batches, recipe, context=context))
+    return list(train_epochs(net, task or Classify(0.1), batches, recipe, context=context))
 
 
 def main(out: str) -> None:
@@ -72,6 +73,18 @@ def main(out: str) -> None:
         if find_spec("fullstride.nets.fused"):
             others.append(replace(recipe, sync_bn=True, efficiency="fused"))
         *others, epochs = (trained(each, batches, context) for each in (*others, recipe))
+        # each digit is a label, and so is the next one
+        several = data.with_targets(data.classes, lambda label: (label, (label + 1) % 10))
+        labels = MultiLabel().for_data(several)
+        batches.batches = Batches(
+            several.train.subset(range(64)),
+            TrainView(pre, Augmentation(hflip_prob=0)),
+            batch=16,
+            shuffle=True,
+            collate=labels.collate,
+            **process,
+        )
+        others.append(trained(replace(recipe, loss="focal"), batches, context, labels))
         odd = data.test.subset(range(21))
         score = evaluate(
             epochs[-1].average,
@@ -79,6 +92,10 @@ def main(out: str) -> None:
             Doubles(Batches(odd, TestView(pre), batch=8, **process)),
             context,
         )
+        view, images = TestView(pre), several.test.subset(range(21))
+        batches.batches = Batches(images, view, batch=8, collate=labels.collate, **process)
+        of_labels = evaluate(others[-1][-1].average, labels, batches, context)
+        score |= {f"labels/{name}": value for name, value in of_labels.items()}
         average = [
             value.double().sum().item()
             for run in (epochs, *others)

@@ -3,6 +3,8 @@
 Letters: N images, K labels, B resamples of the images.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 RESAMPLES = 200
@@ -42,24 +44,49 @@ def bootstrap_interval(scores_nk: np.ndarray, has_nk: np.ndarray) -> tuple[float
     """
     number = len(scores_nk)
     columns = [
-        (*_descending(scores_n), has_n)
+        _Ranking.of(scores_n, has_n)
         for scores_n, has_n in zip(scores_nk.T, has_nk.T, strict=True)
         if has_n.any()
     ]
     rng, means, step = np.random.default_rng(0), [], max(1, MAX_BLOCK // number)
     for start in range(0, RESAMPLES, step):
-        rows = min(step, RESAMPLES - start)
-        times_bn = rng.multinomial(number, np.full(number, 1 / number), rows).astype(np.int32)
-        sums, present = np.zeros(rows), np.zeros(rows, int)
-        for order, ends, has_n in columns:
-            drawn_bn = times_bn[:, order]
-            images = drawn_bn.cumsum(1)[:, ends]
-            hits = (drawn_bn * has_n[order]).cumsum(1)[:, ends]
-            gains = np.diff(hits, axis=1, prepend=0) * hits / np.maximum(images, 1)
-            sums += gains.sum(1) / np.maximum(hits[:, -1], 1)
-            present += hits[:, -1] > 0
+        size = min(step, RESAMPLES - start)
+        drawn_bn = rng.multinomial(number, np.full(number, 1 / number), size)
+        drawn_nb = np.ascontiguousarray(drawn_bn.T, dtype=np.int32)
+        sums, present = np.zeros(size), np.zeros(size, int)
+        for ranking in columns:
+            precision_b, images_b = ranking.average_precision(drawn_nb)
+            sums += precision_b
+            present += images_b > 0
         means += (sums[present > 0] / present[present > 0]).tolist()
     if len(means) < RESAMPLES / 2 or number < 2:
         return None
     low, high = np.percentile(means, (2.5, 97.5))
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """The images by falling scores for a label, in groups that end with those that have it."""
+
+    order: np.ndarray  # images
+    hits: np.ndarray  # those of them that have the label
+    groups: np.ndarray  # the first image of each group, in `order`
+    hit_groups: np.ndarray  # the same in `hits`
+
+    @staticmethod
+    def of(scores_n: np.ndarray, has_n: np.ndarray) -> "_Ranking":
+        order, ends = _descending(scores_n)
+        places = np.flatnonzero(has_n[order])
+        group = np.searchsorted(ends, places)
+        firsts = np.flatnonzero(np.diff(group, prepend=-1))
+        last = ends[group[firsts]]
+        return _Ranking(order[: last[-1] + 1], order[places], np.append(0, last[:-1] + 1), firsts)
+
+    def average_precision(self, drawn_nb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """By resample, with images drawn so many times: the precision, and the images' number."""
+        images = np.add.reduceat(drawn_nb[self.order], self.groups).cumsum(0)
+        hits = np.add.reduceat(drawn_nb[self.hits], self.hit_groups)
+        total = hits.cumsum(0)
+        sums_b = (hits * total / np.maximum(images, 1)).sum(0)
+        return sums_b / np.maximum(total[-1], 1), total[-1]

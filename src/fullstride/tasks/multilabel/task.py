@@ -18,6 +18,7 @@ from fullstride.tasks.multilabel.thresholds import DEFAULT, MIN_IMAGES, choose_t
 from fullstride.tasks.task import Metric, Score, Task
 
 Threshold = Annotated[float, Bounds(gt=0, lt=1)]
+TIE = 0.02  # of the largest output: what 16 bits may change, and several labels are often equal
 AT_TOP: dict[str, Any] = dict(unit="%", min_outputs=TOP + 1)
 
 
@@ -149,6 +150,11 @@ class MultiLabel(Task):
     def activate(self, outputs: Tensor) -> Tensor:
         """Logits (N, K) -> a probability for each label."""
         return outputs.sigmoid()
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """Whether the largest output is of the same label, or of one that is hardly less."""
+        others = expected.gather(1, outputs.argmax(1, keepdim=True))[:, 0]
+        return others >= expected.amax(1) - TIE * expected.abs().amax()
 
     def invert(self, activated: Tensor) -> Tensor:
         # a float32 that is rounded to 0 or 1 would make the loss infinite
