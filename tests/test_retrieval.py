@@ -24,6 +24,9 @@ from fullstride.tasks.metric_learning import batch_hard_triplet
 from fullstride.tasks.retrieval.score import RetrievalScore, retrieval_scores
 from fullstride.tasks.retrieval.task import Retrieval
 from fullstride.train import run, starting_network
+from fullstride.train.batches import training_batches
+from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.loop import Learner
 from fullstride.train.recipes.defaults import DIGITS
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
@@ -224,7 +227,11 @@ def test_splits_of_the_data_stay_and_known_classes_are_a_note():
     assert sum("10 of the 10 classes" in note for note in data.notes) == 2
 
 
-@pytest.mark.parametrize("recipe", [SHORT, TRIPLET], ids=["cross_entropy", "triplet"])
+@pytest.mark.parametrize(
+    "recipe",
+    [SHORT, TRIPLET, replace(TRIPLET, embedding_size=5, normalise_embedding=False)],
+    ids=["cross_entropy", "triplet", "projected"],
+)
 def test_a_run_resumes_bit_for_bit_and_its_bundle_gives_embeddings(recipe, things, tmp_path):
     task = tasks.find_task("retrieval")
     data = task.open_data(str(things))
@@ -241,8 +248,10 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_gives_embeddings(recipe, thing
     with torch.no_grad():
         embeddings = bundle.net(x)
         assert torch.equal(other.net(x), embeddings)
-        pooled = bundle.net.embed(x)
-    torch.testing.assert_close(embeddings, pooled / pooled.norm(dim=1, keepdim=True))
+        raw = bundle.net.task_head.project(bundle.net.embed(x))
+    length = raw.norm(dim=1, keepdim=True) if recipe.normalise_embedding else 1
+    torch.testing.assert_close(embeddings, raw / length)
+    assert embeddings.shape[1] == (recipe.embedding_size or bundle.net.head.fc.in_features)
     assert (bundle.task, bundle.classes) == ("retrieval", data.classes)
 
 
@@ -413,10 +422,55 @@ def test_the_loss_is_cross_entropy_and_the_triplet_of_embeddings_as_they_are():
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(mixup=0.2), dict(loss="bce"), dict(teacher="runs/x")], ids=str
+    ("changes", "reason"),
+    [
+        (dict(mixup=0.2), "the task retrieval "),
+        (dict(loss="bce"), "the task retrieval "),
+        (dict(teacher="runs/x"), "the task retrieval "),
+        (dict(embedding_size=8), "set recipe.triplet"),
+    ],
 )
-def test_what_needs_a_score_for_each_class_is_refused(changes, things, tmp_path):
+def test_what_does_not_fit_retrieval_is_refused_before_there_is_a_folder(
+    changes, reason, things, tmp_path
+):
     recipe, task = replace(SHORT, **changes), Retrieval()
     data = task.open_data(str(things))
-    with pytest.raises(ValueError, match=f"^recipe.{next(iter(changes))} .* the task retrieval "):
+    with pytest.raises(ValueError, match=f"^recipe.{next(iter(changes))} .*{reason}"):
         next(run.train(tmp_path / "run", "genet_tiny", data, recipe, task=task))
+    assert not (tmp_path / "run").exists()
+
+
+def test_classification_has_no_fields_of_embeddings(few_digits, tmp_path):
+    recipe = replace(SHORT, embedding_size=8)
+    with pytest.raises(ValueError, match=r"^recipe.embedding_size 8 .* the task classify "):
+        next(run.train(tmp_path / "run", "genet_tiny", few_digits, recipe))
+
+
+def test_a_projected_embedding_is_exported(things, pictures, tmp_path):
+    data = Retrieval().open_data(str(things))
+    recipe = replace(TRIPLET, embedding_size=6, normalise_embedding=False)
+    net, pre = starting_network.initial_network("genet_tiny", Retrieval(), data, recipe)
+    state = dict(embedding_size=6, normalise_embedding=False)
+    net = settled(net, pre)
+    bundle = Bundle(net, "tiny", data.classes, pre, task="retrieval", task_state=state)
+    export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures))
+    bundle.save(tmp_path / "bundle")
+    models = open_file(tmp_path / "net.onnx"), tasks.load(tmp_path / "bundle"), bundle
+    theirs, loaded, ours = (probabilities(each, pictures) for each in models)
+    assert ours.shape == (len(pictures), 6)
+    np.testing.assert_array_equal(loaded, ours)
+    np.testing.assert_allclose(theirs, ours, atol=1e-4 * np.abs(ours).max())
+
+
+@pytest.mark.fused
+def test_a_step_is_the_same_in_the_fused_form(things):
+    task, losses = Retrieval(), {}
+    data = task.open_data(str(things))
+    for efficiency in ("plain", "fused"):
+        recipe = replace(TRIPLET, efficiency=efficiency, embedding_size=6)
+        net, pre = starting_network.initial_network("tresnet_tiny", task, data, recipe)
+        batches = training_batches(data, task, pre, recipe)
+        learner = Learner(net.train(), task, recipe, len(batches), None, SINGLE_PROCESS)
+        steps = enumerate(batches.epoch(0))
+        losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
+    assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)

@@ -98,7 +98,7 @@ def read_metadata(folder: Path) -> Metadata:
     return strict_json.from_json(Metadata, data, str(path))
 
 
-def no_head(task: str, net: Backbone) -> nn.Module | None:
+def no_head(metadata: Metadata, net: Backbone) -> nn.Module | None:
     return None
 
 
@@ -176,9 +176,9 @@ class Bundle:
 
     @staticmethod
     def load(
-        folder: str | Path, head: Callable[[str, Backbone], nn.Module | None] = no_head
+        folder: str | Path, head: Callable[[Metadata, Backbone], nn.Module | None] = no_head
     ) -> "Bundle":
-        """The bundle in `folder`. `head` builds the `task_head` of a network for the task's name.
+        """The bundle in `folder`. `head` builds the `task_head` of a network by its metadata.
 
         Raises ValueError, in one line, for a folder that is not a complete bundle.
         """
@@ -186,7 +186,7 @@ class Bundle:
         metadata = read_metadata(folder)
         try:
             net = load_network(
-                metadata.spec, folder / "weights.safetensors", partial(head, metadata.task)
+                metadata.spec, folder / "weights.safetensors", partial(head, metadata)
             )
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None

@@ -71,6 +71,6 @@ def load(what: str | Path, name: str | None = None, options: LoadOptions = BY_DE
     return zoo.load(what, name, build_head, options)
 
 
-def build_head(task: str, net: Backbone) -> nn.Module | None:
-    """The head of the task named `task` for `net`, with fresh weights."""
-    return find_task(task).head(net)
+def build_head(model: TrainedModel, net: Backbone) -> nn.Module | None:
+    """The head of the task of `model` for `net`, with fresh weights."""
+    return task_of(model).head(net)

@@ -16,8 +16,14 @@ from fullstride.train.recipe import Recipe
 # Fields that need the index of one class for each image; by default they are off.
 SINGLE_LABEL_FIELDS = {"mixup", "cutmix", "teacher", "triplet", "per_class"}
 SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling", "unlabelled"}
-# Fields that need several labels for each image.
-MULTI_LABEL_FIELDS = {"focal_gamma_negative", "focal_shift", "focal_weight_gradient"}
+# Fields that only tasks with them in `recipe_fields` use, and what they are for.
+TASK_FIELDS = {
+    "focal_gamma_negative": "several labels of an image",
+    "focal_shift": "several labels of an image",
+    "focal_weight_gradient": "several labels of an image",
+    "embedding_size": "embeddings",
+    "normalise_embedding": "embeddings",
+}
 
 
 def training_batches(
@@ -66,10 +72,10 @@ def check_task(task: Task, recipe: Recipe) -> None:
         name, value = field.name, getattr(recipe, field.name)
         if value == field.default or name in task.recipe_fields:
             continue
-        if name in MULTI_LABEL_FIELDS:
+        if name in TASK_FIELDS:
             raise ValueError(
-                f"recipe.{name} {value} is for several labels of an image, which the task "
-                f"{task.name} does not have: leave it out"
+                f"recipe.{name} {value} is for {TASK_FIELDS[name]}, which the task {task.name} "
+                "does not have: leave it out"
             )
         if name in SINGLE_LABEL_FIELDS and not task.single_label:
             raise ValueError(

@@ -177,7 +177,7 @@ def prepare(
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
-    task = (task or find_task()).for_data(data)
+    task = (task or find_task()).with_options(recipe).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
     start = initial_weights(model, weights, weights_kind)
     spec, net, pre = network_to_train(model, task, data, recipe, start, saved, width, depth)

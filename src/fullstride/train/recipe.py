@@ -153,6 +153,10 @@ class Recipe:
     triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
     triplet_form: Literal["weighted", "batch_hard"] = "weighted"  # of all pairs, or the hardest
     per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
+    # for retrieval: numbers of an embedding, by a layer that the triplet loss trains; 0: those that
+    # the classifier takes
+    embedding_size: Count = 0
+    normalise_embedding: bool = True  # for retrieval: embeddings have length 1, but not in the loss
 
     # pixels per side; None: the network's default
     resolution: Annotated[PositiveInt | None, short_flag("resolution")] = None

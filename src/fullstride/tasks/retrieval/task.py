@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.nets.backbone import Backbone
+from fullstride.strict_json import Bounds
 from fullstride.tasks.losses import cross_entropy
-from fullstride.tasks.metric_learning import TRIPLET_FORMS, TripletForm, WithEmbedding
-from fullstride.tasks.retrieval.head import NormalisedEmbedding
+from fullstride.tasks.metric_learning import TRIPLET_FORMS, TripletForm
+from fullstride.tasks.retrieval.head import RetrievalHead, WithProjection, embedding_channels
 from fullstride.tasks.retrieval.held_out import hold_out_classes
 from fullstride.tasks.retrieval.score import METRICS, RetrievalScore
 from fullstride.tasks.task import Metric, Score, Task, full_precision
@@ -35,32 +36,47 @@ class Embedding:
 class Retrieval(Task):
     """Cross-entropy over the training classes and, with `triplet`, a triplet loss of embeddings.
 
-    The network's outputs in evaluation are embeddings of length 1, the input of the classifier
-    divided by its norm; the triplet loss takes them before. Compared by recall@1 on classes that
-    were not trained on, see `hold_out_classes`. Scores have no loss, which these classes lack.
+    The network's outputs in evaluation are embeddings: the input of the classifier or, with
+    `embedding_size`, a linear function of it, divided by their norm unless `normalise_embedding` is
+    False. The triplet loss takes them before that, and alone trains the linear function. Compared
+    by recall@1 on classes that were not trained on, see `hold_out_classes`. Scores have no loss,
+    as these classes have no logits.
     """
 
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
     triplet: float = 0.0  # weight of the triplet loss; 0: off
     triplet_form: TripletForm = "weighted"
+    embedding_size: Annotated[int, Bounds(ge=0)] = 0  # D; 0: that of the classifier's input
+    normalise_embedding: bool = True
 
     name: ClassVar[str] = "retrieval"
     metric: ClassVar[Metric] = METRICS[0]
     other_metrics: ClassVar[tuple[Metric, ...]] = METRICS[1:]
     recipe_fields: ClassVar[frozenset[str]] = frozenset(
-        {"triplet", "per_class", "balanced_sampling"}
+        {"triplet", "per_class", "balanced_sampling", "embedding_size", "normalise_embedding"}
     )
+    state_fields: ClassVar[tuple[str, ...]] = ("embedding_size", "normalise_embedding")
     open_classes: ClassVar[bool] = True
     output_names: ClassVar[tuple[str, str]] = ("embedding", "embedding")
 
     def open_data(self, where: str, **how: Any) -> DataSet:
         return hold_out_classes(open_data(where, unseen_classes=True, **how))
 
-    def head(self, net: Backbone) -> NormalisedEmbedding:
-        return NormalisedEmbedding()
+    def with_options(self, recipe: Any) -> Self:
+        task = super().with_options(recipe)
+        if task.embedding_size and not task.triplet:
+            raise ValueError(
+                f"recipe.embedding_size {task.embedding_size} is a layer that the triplet loss "
+                "trains: set recipe.triplet and recipe.per_class too"
+            )
+        return task
+
+    def head(self, net: Backbone) -> RetrievalHead:
+        channels = embedding_channels(net)
+        return RetrievalHead(channels, self.embedding_size, self.normalise_embedding)
 
     def training_module(self, net: Backbone) -> nn.Module:
-        return WithEmbedding(net)
+        return WithProjection(net)
 
     def loss(self, outputs: Any, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: logits (N, K) over the training classes, and embeddings (N, D)."""
@@ -75,7 +91,8 @@ class Retrieval(Task):
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """Whether an embedding is nearest to that of its own image, among all that are expected."""
-        distances_nn = torch.cdist(outputs, expected)
+        how = "donot_use_mm_for_euclid_dist"  # products would cancel digits
+        distances_nn = torch.cdist(outputs, expected, compute_mode=how)
         return distances_nn.diagonal() <= distances_nn.amin(1) + TIE
 
     def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
