@@ -27,7 +27,7 @@ from fullstride.deploy.predict import FullSizeInputs, activate, inputs, logits, 
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import remove
-from fullstride.tasks import find_task
+from fullstride.tasks import find_task, task_of
 from fullstride.writing import atomic_write, check_output
 
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
@@ -152,7 +152,7 @@ def export(
             )
             model = kind.open(temporary, threads or torch.get_num_threads())
             rows = outputs(model, reference.inputs), reference.outputs
-            comparison = compare(*rows, images.labels, find_task(bundle.task))
+            comparison = compare(*rows, images.labels, task_of(bundle))
             last[:] = [(model, comparison)]
             if precision == "int8":
                 progress(

@@ -69,7 +69,7 @@ class Task(ABC):
     single_label: ClassVar[bool] = False
     # fields of a recipe that not every task has a use for, and this one has
     recipe_fields: ClassVar[frozenset[str]] = frozenset()
-    # fields of the task that are fitted on the minival after training, and stored with the weights
+    # fields of the task that are stored with the weights, such as what is fitted on the minival
     state_fields: ClassVar[tuple[str, ...]] = ()
     # whether images of other classes than those of the network can be scored
     open_classes: ClassVar[bool] = False
