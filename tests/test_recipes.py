@@ -15,6 +15,7 @@ from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.multilabel.task import MultiLabel
 from fullstride.train.optimizer import build_optimizer, lr_at
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
 from fullstride.train.recipes.defaults import FINETUNE
@@ -46,7 +47,7 @@ SAMPLE = (
     "genet",
     "digits",
 )
-SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600")
+SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600", "tresnet_multilabel")
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
 NUMBERS |= {"rand_magnitude", "crop", "scale", "ratio", "seed"}
@@ -82,7 +83,10 @@ def test_a_named_recipe_trains_an_epoch(name, teacher, few_digits, tmp_path):
     recipe = replace(RECIPES[name], epochs=1, warmup_epochs=0, batch=32, resolution=16)
     if recipe.teacher:
         recipe = replace(recipe, teacher=teacher)
-    (row,) = run_training(tmp_path / "run", "genet_tiny", few_digits, recipe)
+    data, task = few_digits, None
+    if name == "tresnet_multilabel":
+        data, task = data.with_targets(data.classes, lambda label: (label,)), MultiLabel()
+    (row,) = run_training(tmp_path / "run", "genet_tiny", data, recipe, task=task)
     assert math.isfinite(row["loss"])
 
 
