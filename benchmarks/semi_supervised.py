@@ -35,7 +35,7 @@ from fullstride.writing import atomic_write
 
 MODEL, PER_CLASS, STEPS, BATCH = "timm/test_resnet", 4, 300, 40
 RECIPE = replace(
-    DIGITS, steps=STEPS, batch=BATCH, resolution=32, lr=0.05, ema_decay=0.99, score_every_epochs=0
+    DIGITS, batch=BATCH, resolution=32, lr=0.05, ema_decay=0.99, score_every_epochs=STEPS
 )
 ROWS = {
     "teacher, 40 labels": "baseline",

@@ -14,7 +14,7 @@ from fullstride.train.recipes.reading import with_current_flags
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
     from fullstride.deploy.offline.engine import Summary
-    from fullstride.deploy.offline.outputs import Model
+    from fullstride.deploy.offline.outputs import Model as TrainedModel
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
 Model = Annotated[Positional[str], arg(metavar="MODEL")]
@@ -86,7 +86,7 @@ class OfflineFlags:
     def write(
         self,
         write: "Callable[..., Summary]",
-        model: "Model",
+        model: "TrainedModel",
         images: Sequence[str],
         out: Path,
         top: int,

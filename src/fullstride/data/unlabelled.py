@@ -104,7 +104,10 @@ def _folder_class(name: str) -> str:
 
 def _of_shards(folder: Path, pattern: str) -> Unlabelled:
     members, reader = list_shards(folder, pattern)
-    entries = (Entry(each.name, each.label, each.size) for each in members)
+    entries = (
+        Entry(each.name, label if isinstance(label := each.label, str) else ";".join(label))
+        for each in members
+    )
     return _unlabelled(str(folder / pattern), entries, reader)
 
 

@@ -20,8 +20,8 @@ from fullstride.train.recipes.named import BY_IMAGES, RECIPES, default_recipe, f
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
-    from fullstride.data.loader import Batches
     from fullstride.tasks.task import Metric
+    from fullstride.train.joint_batches import TrainingBatches
 
 MAX_CHANGES = 6  # of a named recipe, that are printed
 # Fields whose values are printed anyway.
@@ -47,7 +47,7 @@ class TrainingProgress:
             for line in plan_lines(plan):
                 self.bar.print(line)
 
-    def watch(self, batches: "Batches") -> Any:
+    def watch(self, batches: "TrainingBatches") -> Any:
         return self.bar.watch(TimedBatches(batches, self.report))
 
     def report(self, step_s: float, epoch: int, step: int) -> None:

@@ -1,6 +1,6 @@
 """How are images with and without labels trained on together? Every batch has some of both."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,7 +74,7 @@ class JointBatches:
         """The unreadable images so far, each with the reason."""
         return {**self.labelled.skipped, **self.unlabelled.skipped}
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, number: int, start: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch, from the one numbered `start`."""
         for step, batch in enumerate(
             self.labelled.epoch(number, start), number * len(self) + start

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.loader import Batches
 from fullstride.nets.load_options import WeightsKind
 from fullstride.tasks.task import Task
 from fullstride.train import loop, run_folder, soup
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.finish import finish
+from fullstride.train.joint_batches import TrainingBatches
 from fullstride.train.plan import TrainingPlan
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipe import Recipe
@@ -38,7 +38,7 @@ def train(
     teacher_cache: Path | None = None,
     context: DistributedContext = SINGLE_PROCESS,
     announce: Callable[[TrainingPlan], None] = lambda plan: None,
-    watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
+    watch: Callable[[TrainingBatches], loop.BatchSource] = lambda batches: batches,
 ) -> Generator[dict[str, Any], None, None]:
     """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
 
@@ -142,7 +142,7 @@ def unscored_row(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]
         "images_per_s": epoch.images_per_s,
         "data_share": epoch.data_share,
     }
-    return {**row, "skipped": not_logged(all_skipped(run.batches, run.context), rows)}
+    return {**row, "skipped": not_logged(all_skipped(run.batches.skipped, run.context), rows)}
 
 
 def not_logged(skipped: Mapping[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """How good is a network? Its scores on images."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -167,7 +167,7 @@ def score_batches(
     """What `net` achieves on the images of `batches`."""
     score, images = count(net, task.score(), batches, context)
     scores = finite_scores(score, images)
-    return Evaluation(scores, all_skipped(batches, context), task, score)
+    return Evaluation(scores, all_skipped(batches.skipped, context), task, score)
 
 
 def fit_and_score(
@@ -184,7 +184,7 @@ def fit_and_score(
     for outputs, targets in held.batches:
         score.update(outputs, targets)
     scores = finite_scores(score, images)
-    return Evaluation(scores, all_skipped(batches, context), task, score)
+    return Evaluation(scores, all_skipped(batches.skipped, context), task, score)
 
 
 def fit_on(
@@ -231,6 +231,6 @@ def scoring_batches(
     )
 
 
-def all_skipped(batches: Batches, context: DistributedContext) -> dict[str, str]:
+def all_skipped(skipped: Mapping[str, str], context: DistributedContext) -> dict[str, str]:
     """The unreadable images of all processes, each with the reason."""
-    return {name: why for each in context.gather(batches.skipped) for name, why in each.items()}
+    return {name: why for each in context.gather(skipped) for name, why in each.items()}

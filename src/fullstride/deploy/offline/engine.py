@@ -139,11 +139,11 @@ def part_tables(
     parts = list(parts)
     if not parts:
         return
-    pa, skipped, size = pyarrow(), summary.skipped, key.part_images
+    arrow, skipped, size = pyarrow(), summary.skipped, key.part_images
     images = data.images.subset(index for part in parts for index in key.rows(part))
     empty = schema(model, columns, how.device)
     places: list[int] = []
-    tables: list[pa.Table] = []
+    tables: list[Any] = []
     current = 0
 
     def finished() -> "pa.Table":
@@ -151,8 +151,8 @@ def part_tables(
         span = range(current * size, min(len(images), (current + 1) * size))
         order = np.full(len(span), -1)
         order[np.array(places, int) - span.start] = np.arange(len(places))
-        indices = pa.array(order, mask=order < 0)
-        table = pa.concat_tables([empty, *tables]).take(indices).combine_chunks()
+        indices = arrow.array(order, mask=order < 0)
+        table = arrow.concat_tables([empty, *tables]).take(indices).combine_chunks()
         names = [images.names[index] for index in span]
         errors = [skipped.get(name) for name in names]
         labels = [images.targets[index] for index in span] if data.has_labels else []
