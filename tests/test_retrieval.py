@@ -1,8 +1,11 @@
 """Are images retrieved by embeddings, of classes that were never trained on?"""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ from fullstride.train.batches import training_batches
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.scoring import score_bundle
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
 TRIPLET = replace(SHORT, per_class=4, triplet=1.0)
@@ -474,3 +478,44 @@ def test_a_step_is_the_same_in_the_fused_form(things):
         steps = enumerate(batches.epoch(0))
         losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
     assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)
+
+
+def test_networks_of_timm_retrieve_too(few_digits):
+    data = replace(Retrieval().open_data("digits"), train=few_digits.train)
+    recipe = replace(TRIPLET, resolution=32, embedding_size=6)
+    task = Retrieval().with_options(recipe)
+    net, _ = starting_network.initial_network("timm/test_resnet", task, data, recipe)
+    x = torch.rand(2, 1, 32, 32)
+    logits, embeddings = task.training_module(net)(x)
+    assert (logits.shape, embeddings.shape) == ((2, 10), (2, 6))
+    with torch.no_grad():
+        torch.testing.assert_close(net.eval()(x).norm(dim=1), torch.ones(2))
+
+
+@pytest.mark.slow
+def test_two_processes_score_all_images_as_one_does(things, tmp_path):
+    words = ["-m", "fullstride", "train", str(things), "--task", "retrieval", "--device", "cpu"]
+    words += ["--model", "genet_tiny", "--recipe.resolution", "16", "--recipe.batch", "16"]
+    words += ["--recipe.per-class", "4", "--recipe.triplet", "1", "--recipe.embedding-size", "6"]
+    words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--out", str(tmp_path / "run")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run([*torchrun, "--nproc-per-node", "2", *words], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    bundle = tasks.load(tmp_path / "run")
+    data = Retrieval().open_data(str(things))
+    alone = score_bundle(bundle, data.test, "cpu").scores
+    assert bundle.scores["test"] == pytest.approx(alone, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_triplet_loss_retrieves_digits_of_unseen_writers_better(tmp_path):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    benchmark = import_module("retrieval")
+    with_seed = {
+        name: benchmark.trained_scores(changes, 1, tmp_path / name)
+        for name, changes in benchmark.ROWS.items()
+    }
+    without, triplet = with_seed.values()
+    assert benchmark.untrained_scores(1)["recall_at_1"] + 10 < without["recall_at_1"]
+    assert without["recall_at_1"] < triplet["recall_at_1"]
+    assert without["map_at_r"] + 1 < triplet["map_at_r"]
