@@ -48,6 +48,7 @@ WORDS = {
     ("report", "picture", ".png"): "report RUN --picture",
 }
 INPUTS = {("report", "runs"), ("report", "bench"), ("figures", "bench"), ("export", "times")}
+INPUTS |= {("predict", "nearest")}
 FOLDERS = [key for key in WORDS if not key[2]]
 # The same with an argument that is refused, for which no check of the output has a reason.
 WRONG = {

@@ -12,7 +12,7 @@ from fullstride.console import print_note
 from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
-from fullstride.nets.bundle import Bundle, build, no_head, read_spec
+from fullstride.nets.bundle import Bundle, Metadata, build, no_head, read_spec
 from fullstride.nets.class_names import imagenet_words, read_class_names
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
@@ -99,7 +99,7 @@ def create(
 def load(
     name_or_path: str | Path,
     name: str | None = None,
-    head: Callable[[str, Backbone], nn.Module | None] = no_head,
+    head: Callable[[Metadata, Backbone], nn.Module | None] = no_head,
     options: LoadOptions = BY_DEFAULT,
 ) -> Bundle:
     """A trained network with its preprocessing: `.net` is the network, in evaluation mode.

@@ -100,8 +100,12 @@ def search(queries_qd: np.ndarray, gallery: Path, top: int) -> list[tuple[Neighb
         distance_qk = np.take_along_axis(distance_qk, order_qk, 1)
         image_qk = np.take_along_axis(image_qk, order_qk, 1)
     return [
-        tuple(Neighbour(*image, distance) for image, distance in nearest if isfinite(distance))
-        for nearest in map(zip, image_qk, distance_qk.tolist())
+        tuple(
+            Neighbour(path, label, distance)
+            for (path, label), distance in zip(images, distances, strict=True)
+            if isfinite(distance)
+        )
+        for images, distances in zip(image_qk, distance_qk.tolist(), strict=True)
     ]
 
 
