@@ -27,8 +27,6 @@ from fullstride.data.dataset import open_data
 
 SPLITS = {"train": "train", "val": "minival", "test": "test"}  # -> of the digits
 COUNTS = {"train": 1000, "val": 200, "test": 500}
-MOST = 4  # digits in a scene; all numbers from 0 are equally frequent
-SIDES = (0.22, 0.5)  # of a digit, as shares of the scene's
 MIN_VISIBLE = 0.7  # of a digit's pixels that later ones leave visible
 MIN_CONTRAST = 60  # grey levels between a digit and what is below it in the mean
 TRIES = 20  # of placing a digit
@@ -37,6 +35,16 @@ TRIES = 20  # of placing a digit
 class Digits(NamedTuple):
     images: np.ndarray  # uint8 (N, 8, 8)
     labels: np.ndarray  # int (N,)
+
+
+class Look(NamedTuple):
+    """How many digits a scene has, and how large they are."""
+
+    most: int = 4  # digits; all numbers from 0 are equally frequent
+    sides: tuple[float, float] = (0.22, 0.5)  # of a digit, as shares of the scene's
+
+
+LOOK = Look()
 
 
 class Scene(NamedTuple):
@@ -64,15 +72,20 @@ def load_textures(split: str) -> tuple[np.ndarray, ...]:
 
 
 def scene(
-    rng: np.random.Generator, digits: Digits, textures: Sequence[np.ndarray], side: int
+    rng: np.random.Generator,
+    digits: Digits,
+    textures: Sequence[np.ndarray],
+    side: int,
+    look: Look = LOOK,
 ) -> Scene:
-    """A square of a photograph with up to `MOST` digits of random size, place and colour."""
+    """A square of a photograph with digits of random number, size, place and colour."""
     image = _background(rng, textures, side).astype(np.float32)
     mask, labels = np.zeros((side, side), np.uint8), []
-    for _ in range(rng.integers(MOST + 1)):
+    smallest, largest = (round(share * side) for share in look.sides)
+    for _ in range(rng.integers(look.most + 1)):
         index, colour = rng.integers(len(digits.labels)), rng.integers(0, 256, 3)
         for _ in range(TRIES):
-            size = int(rng.integers(round(SIDES[0] * side), round(SIDES[1] * side) + 1))
+            size = int(rng.integers(smallest, largest + 1))
             top, left = rng.integers(0, side - size + 1, 2)
             place = (slice(top, top + size), slice(left, left + size))
             picture = Image.fromarray(digits.images[index])
@@ -120,13 +133,15 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     return columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
 
 
-def split_scene(number: int, side: int, seed: int, split: str) -> Scene:
+def split_scene(number: int, side: int, seed: int, split: str, look: Look = LOOK) -> Scene:
     """Scene `number` of a split."""
     rng = np.random.default_rng([seed, [*SPLITS].index(split), number])
-    return scene(rng, load_digits(split), load_textures(split), side)
+    return scene(rng, load_digits(split), load_textures(split), side, look)
 
 
-def write_scenes(folder: Path, count: int, side: int, seed: int, split: str) -> None:
+def write_scenes(
+    folder: Path, count: int, side: int, seed: int, split: str, look: Look = LOOK
+) -> None:
     """Write `split`/00000.png and so on, `split`/labels.csv, and annotations in COCO's format.
 
     The masks are uncompressed run lengths down the columns, beginning with zeros.
@@ -137,7 +152,7 @@ def write_scenes(folder: Path, count: int, side: int, seed: int, split: str) -> 
     annotations: list[dict[str, Any]] = []
     rows = [("path", "labels")]
     for number in range(count):
-        each, name = split_scene(number, side, seed, split), f"{number:05}.png"
+        each, name = split_scene(number, side, seed, split, look), f"{number:05}.png"
         Image.fromarray(each.image).save(folder / split / name)
         rows.append((name, ";".join(map(str, sorted({*each.labels.tolist()})))))
         images.append({"id": number, "file_name": name, "width": side, "height": side})

@@ -32,7 +32,7 @@ def test_a_scene_is_a_function_of_seed_split_and_number():
 def test_boxes_are_those_of_the_visible_pixels_and_every_digit_has_some():
     for each in some("train", 64, 40):
         assert each.image.shape == (64, 64, 3)
-        assert len(each.boxes) == len(each.labels) == each.mask.max() <= scenes.MOST
+        assert len(each.boxes) == len(each.labels) == each.mask.max() <= scenes.LOOK.most
         for number, (left, top, right, bottom) in enumerate(each.boxes, 1):
             inside = each.mask[top:bottom, left:right] == number
             assert inside.sum() == (each.mask == number).sum() > 0

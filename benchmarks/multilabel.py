@@ -1,0 +1,155 @@
+"""Which digits are in a scene? The mAP of the task multilabel against baselines.
+
+    python benchmarks/multilabel.py --out benchmarks/multilabel.json
+
+Scenes of `benchmarks/task_scenes.py` at 32 pixels have up to 2 handwritten digits on a photograph.
+The 500 scenes of the test have digits of other writers, and another photograph. genet_tiny is
+trained from scratch with binary cross-entropy and with the asymmetric loss; the classifier is
+trained for as many steps, by softmax, on the scenes that show one digit alone. Constant scores have
+the base rate as their mAP: the share of the scenes with a label, in the mean of the labels. The
+JSON is written after each row and has all scores; beside it is the table as a page.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from task_scenes import Look, write_scenes
+
+from fullstride.data.dataset import DataSet
+from fullstride.deploy.predict import inputs, logits
+from fullstride.measure.environment import Environment
+from fullstride.nets.bundle import Bundle
+from fullstride.outputs import Output, json_output
+from fullstride.tasks import find_task
+from fullstride.tasks.multilabel.scores import MultiLabelScore
+from fullstride.train import run, run_folder
+from fullstride.train.recipe import Recipe
+from fullstride.writing import atomic_write
+
+FEW_LARGE = Look(most=2, sides=(0.5, 0.75))
+SIDE, MODEL = 32, "genet_tiny"
+COUNTS = {"train": 2500, "val": 150, "test": 500}
+RECIPE = Recipe(
+    epochs=12,
+    batch=32,
+    lr=0.1,
+    resolution=SIDE,
+    weight_decay=1e-4,
+    warmup_epochs=1,
+    ema_decay=0.99,
+    scale=(1.0, 1.0),  # a crop would cut digits off
+)
+ASYMMETRIC = dict(loss="focal", focal_gamma=0.0, focal_gamma_negative=4.0, focal_shift=0.05)
+ROWS: Mapping[str, dict[str, Any]] = {
+    "binary cross-entropy": {},
+    "asymmetric loss": ASYMMETRIC,
+}
+CLASSIFIER, BASE = "classifier of one digit", "base rate (constant scores)"
+SCORES = ("map", "cf1", "of1", "mean_f1")
+OUTPUT = json_output("a study of several labels", "recipe", "base_rate", "rows")
+PAGE = Output("a table of several labels", ".md", lambda path: TITLE in path.read_text())
+TITLE = "# Which digits are in a scene"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of the study."""
+
+    counts: Mapping[str, int]
+    recipe: Recipe
+    look: Look = FEW_LARGE
+
+
+def scenes(folder: Path, plan: Plan, seed: int) -> DataSet:
+    for split, count in plan.counts.items():
+        write_scenes(folder, count, SIDE, seed, split, plan.look)
+    # mirrored digits are other signs
+    return replace(find_task("multilabel").open_data(str(folder)), mirror=False)
+
+
+def base_rate(data: DataSet) -> float:
+    """The mAP in percent of equal scores for all images of the test."""
+    labels = [label for target in data.test.targets for label in target]
+    return 100 * len(labels) / len(data.test) / len(data.classes)
+
+
+def multilabel_scores(data: DataSet, recipe: Recipe, folder: Path) -> dict[str, float]:
+    list(run.train(folder, MODEL, data, recipe, task=find_task("multilabel")))
+    content = json.loads((folder / run_folder.BUNDLE / "bundle.json").read_text())
+    return {name: content["scores"]["test"][name] for name in SCORES}
+
+
+def classifier_scores(data: DataSet, recipe: Recipe, folder: Path) -> dict[str, float]:
+    """Of the softmax of a classifier, where a class is predicted from a probability of 0.5 on."""
+    alone = replace(data, train=with_one(data.train), minival=with_one(data.minival))
+    alone = replace(alone, test=with_one(data.test)).with_targets(data.classes, lambda t: t[0])
+    epochs = round(recipe.epochs * len(data.train) / len(alone.train))
+    list(run.train(folder, MODEL, alone, replace(recipe, epochs=epochs)))
+    bundle = Bundle.load(folder / run_folder.BUNDLE)
+    _, pictures = zip(*data.test.readable(), strict=True)
+    outputs = logits(bundle, list(inputs("normalised", bundle.preprocessing, pictures)))
+    score = MultiLabelScore()
+    has_nk = torch.zeros(len(data.test), len(data.classes))
+    for row, target in zip(has_nk, data.test.targets, strict=True):
+        row[list(target)] = 1
+    score.update(torch.as_tensor(outputs).double().softmax(1).logit(eps=1e-12), has_nk)
+    return {name: score.compute()[name] for name in SCORES}
+
+
+def with_one(images: Any) -> Any:
+    """Those with one label."""
+    return images.subset(i for i, target in enumerate(images.targets) if len(target) == 1)
+
+
+def study(plan: Plan, seeds: int, folder: Path) -> Any:
+    """Yields the results so far, after each training."""
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in (*ROWS, CLASSIFIER)}
+    rates: list[float] = []
+    for seed in range(seeds):
+        data = scenes(folder / f"scenes{seed}", plan, seed)
+        rates.append(base_rate(data))
+        for name in rows:
+            recipe = replace(plan.recipe, seed=seed, **ROWS.get(name, {}))
+            train = classifier_scores if name == CLASSIFIER else multilabel_scores
+            rows[name].append(train(data, recipe, folder / f"{name} {seed}"))
+            yield {"recipe": asdict(plan.recipe), "base_rate": rates, "rows": rows}
+
+
+def page(content: Mapping[str, Any]) -> str:
+    """The table as Markdown, with the means of the seeds."""
+    rate = np.mean(content["base_rate"])
+    lines = [TITLE, "", (__doc__ or "").split("\n\n")[2].strip(), ""]
+    lines += ["| scores, % | mAP | CF1 | OF1 | mean F1 | seeds |", "|---|---|---|---|---|---|"]
+    lines += [f"| {BASE} | {rate:.1f} | - | - | - | {len(content['base_rate'])} |"]
+    for name, scores in content["rows"].items():
+        if scores:
+            values = (f"{np.mean([each[key] for each in scores]):.1f}" for key in SCORES)
+            lines.append(f"| {name} | {' | '.join(values)} | {len(scores)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=1)
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for content in study(Plan(COUNTS, RECIPE), words.seeds, Path(folder)):
+            content = {**content, "environment": asdict(Environment.here("cpu"))}
+            with atomic_write(words.out, OUTPUT) as temporary:
+                temporary.write_text(json.dumps(content, indent=1))
+            with atomic_write(words.out.with_suffix(".md"), PAGE) as temporary:
+                temporary.write_text(page(content))
+            print(page(content).partition("| scores")[2], flush=True)
+
+
+if __name__ == "__main__":
+    main()
