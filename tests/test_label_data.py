@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fullstride import train_network
+from fullstride import cli, train_network
 from fullstride.autofit.fit import fit
 from fullstride.autofit.inspection.data_report import look_at, report_lines
 from fullstride.data.dataset import open_data
@@ -434,3 +434,14 @@ def test_what_needs_one_class_for_each_image_says_so_in_one_line(tmp_path):
     for how in ({"balance": 0.5}, {"per_class": 2}):
         with pytest.raises(ValueError, match="several labels"):
             list(EpochSampler(data.train.targets, 8, 0, True, **how))
+
+
+def test_commands_read_several_labels_and_refuse_bad_ones_in_one_line(tmp_path, capsys):
+    where, expected = random_table(tmp_path, 30)
+    assert cli.run(["pack", where, str(tmp_path / "shards"), "--task", "multilabel"]) == 0
+    assert labels(open_labels(str(tmp_path / "shards"))) == expected
+    bad = write_coco(tmp_path, changed(TRAIN, "annotations", category_id=99))
+    capsys.readouterr()
+    assert cli.run(["pack", bad, str(tmp_path / "x"), "--task", "multilabel"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "annotation 100" in line
