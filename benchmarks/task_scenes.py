@@ -38,10 +38,11 @@ class Digits(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How many digits a scene has, and how large they are."""
+    """How many digits a scene has, how large they are, and how clear."""
 
     most: int = 4  # digits; all numbers from 0 are equally frequent
     sides: tuple[float, float] = (0.22, 0.5)  # of a digit, as shares of the scene's
+    is_plain: bool = False  # white digits on a photograph of half its brightness
 
 
 LOOK = Look()
@@ -79,11 +80,11 @@ def scene(
     look: Look = LOOK,
 ) -> Scene:
     """A square of a photograph with digits of random number, size, place and colour."""
-    image = _background(rng, textures, side).astype(np.float32)
+    image = _background(rng, textures, side) * np.float32(0.5 if look.is_plain else 1)
     mask, labels = np.zeros((side, side), np.uint8), []
     smallest, largest = (round(share * side) for share in look.sides)
     for _ in range(rng.integers(look.most + 1)):
-        index, colour = rng.integers(len(digits.labels)), rng.integers(0, 256, 3)
+        index, colour = rng.integers(len(digits.labels)), _colour(rng, look)
         for _ in range(TRIES):
             size = int(rng.integers(smallest, largest + 1))
             top, left = rng.integers(0, side - size + 1, 2)
@@ -92,7 +93,7 @@ def scene(
             alpha = np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC)) / 255
             covered = np.where(alpha > 0.5, len(labels) + 1, mask[place])
             if abs(colour.mean() - image[place][alpha > 0.5].mean()) < MIN_CONTRAST:
-                colour = rng.integers(0, 256, 3)
+                colour = _colour(rng, look)
             elif _leaves_visible(mask, mask[place], covered):
                 image[place] += alpha[..., None] * (colour - image[place])
                 mask[place] = covered
@@ -101,6 +102,10 @@ def scene(
     boxes = [_box(mask == number) for number in range(1, len(labels) + 1)]
     shape = (len(labels), 4)
     return Scene(image.astype(np.uint8), np.reshape(boxes, shape).astype(int), _int(labels), mask)
+
+
+def _colour(rng: np.random.Generator, look: Look) -> np.ndarray:
+    return np.full(3, 255) if look.is_plain else rng.integers(0, 256, 3)
 
 
 def _int(values: Sequence[int]) -> np.ndarray:
