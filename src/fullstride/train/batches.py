@@ -1,5 +1,6 @@
 """What is a training step fed? The batches that a recipe makes of a data set."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -34,8 +35,11 @@ def training_batches(
     device: torch.device | str = "cpu",
     workers: int = 0,
     context: DistributedContext = SINGLE_PROCESS,
+    collate: Callable[[list[Any]], Any] | None = None,
 ) -> Batches:
     """The training images as the recipe augments them, in each process its part of every batch.
+
+    `collate` makes the targets of a batch, by default that of `task`.
 
     Raises ValueError if the recipe's batch cannot be divided, or `task` excludes what it asks for.
     """
@@ -62,7 +66,7 @@ def training_batches(
         device=device,
         rank=context.rank,
         world_size=context.world_size,
-        collate=task.collate,
+        collate=collate or task.collate,
     )
 
 

@@ -19,6 +19,7 @@ from fullstride.train.pseudo_labels import (
     open_images_of,
     read_pseudo_labels,
     select,
+    sent,
 )
 from fullstride.train.recipe import Recipe
 
@@ -39,7 +40,10 @@ class SoftTargets:
     ratio: float
 
     def join(self, labelled: Batch, unlabelled: Batch) -> Batch:
-        """Both in one batch; each part of it has them in the same proportion."""
+        """Both in one batch, every part of which has them in the same proportion.
+
+        The targets of `unlabelled` are a list of rows of the labels.
+        """
         device = labelled.x.device
         sizes = len(labelled.x), len(unlabelled.x)
         whole = sum(sizes)
@@ -48,7 +52,7 @@ class SoftTargets:
         weighted = [hard * (whole / sizes[0]), soft * (self.ratio * whole / sizes[1])]
         places = torch.cat([(torch.arange(size) + 0.5) / size for size in sizes])
         order = places.argsort(stable=True)
-        there = order.to(device, non_blocking=True)
+        there = sent(order, device)
         x = torch.cat([labelled.x, unlabelled.x])[there]
         indices = torch.cat([labelled.indices, unlabelled.indices])[order]
         return Batch(x, torch.cat(weighted)[there], indices)
@@ -138,7 +142,7 @@ def run_batches(
     steps = max(1, round(whole.epochs * len(labelled)))
     others = replace(own, steps=steps, images=None)
     unlabelled = training_batches(
-        replace(data, train=images), task, pre, others, device, workers, context
+        replace(data, train=images), task, pre, others, device, workers, context, collate=list
     )
     distinct = len(set(images.targets))
     lacking = sum(not count.used for count in chosen.by_class)

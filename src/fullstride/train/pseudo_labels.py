@@ -5,6 +5,7 @@ arXiv:1911.04252; ResNet-RS trains on them too, arXiv:2103.07579).
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,19 +53,25 @@ class PseudoLabels:
         ours = np.argsort(match.outputs)  # index of the student's class of each output
         return PseudoLabels(self.key, self.images_m, ours[self.classes_mk], self.probabilities_mk)
 
-    def dense(self, rows: Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Probabilities (N, K) of `rows` (N,). What k classes leave of 1 is spread over the others.
+    def dense(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Probabilities (N, K) of N rows. What k classes leave of 1 is spread over the others.
 
         They sum to 1, which half precision misses by up to 0.5 %.
         """
-        numbers = rows.cpu().numpy()
-        indices = torch.from_numpy(self.classes_mk[numbers]).to(device, non_blocking=True)
-        values = torch.from_numpy(self.probabilities_mk[numbers]).to(device, non_blocking=True)
+        numbers = np.array(rows)
+        indices = sent(torch.from_numpy(self.classes_mk[numbers]), device)
+        values = sent(torch.from_numpy(self.probabilities_mk[numbers]), device)
         classes, stored = len(self.key.classes), indices.shape[1]
         left = (1 - values.sum(1, keepdim=True)).clamp_min(0) / max(1, classes - stored)
         spread = left.expand(-1, classes).clone() * (classes > stored)
         probabilities = spread.scatter_(1, indices, values)
         return probabilities / probabilities.sum(1, keepdim=True)
+
+
+def sent(values: Tensor, device: torch.device | str) -> Tensor:
+    """A copy on `device`, for which this process does not wait."""
+    on_gpu = torch.device(device).type == "cuda"
+    return (values.pin_memory() if on_gpu else values).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
