@@ -498,6 +498,7 @@ def test_two_processes_score_all_images_as_one_does(things, tmp_path):
     words += ["--model", "genet_tiny", "--recipe.resolution", "16", "--recipe.batch", "16"]
     words += ["--recipe.per-class", "4", "--recipe.triplet", "1", "--recipe.embedding-size", "6"]
     words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--out", str(tmp_path / "run")]
+    words += ["--ddp-timeout-s", "300"]  # a busy machine may stop a process for a minute
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run([*torchrun, "--nproc-per-node", "2", *words], capture_output=True)
     assert done.returncode == 0, done.stderr
