@@ -289,6 +289,7 @@ def main() -> None:
         samples=3 if words.quick else 9,
         trainings=25 if words.quick else None,
         measured=8 if words.quick else 16,
+        whole=4 if words.quick else 24,
         top=3 if words.quick else 5,
     )
     recipe = RecipeChoice("scratch", {"epochs": case.epochs, "batch": case.batch})
@@ -314,7 +315,7 @@ def main() -> None:
     master = saved_stage(folder, "master", TunedScore)
     tunings = [
         tuning
-        for name in ("design", "sequential")
+        for name in ("design", "whole", "sequential")
         for tuning in saved_stage(folder, name, tuple[Tuning, ...])
     ]
     networks = compare(job, data, job.spec(best.structure, best.variant), SHARE * own_ms, seeds)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from fullstride import cli
 from fullstride.data.dataset import open_data
@@ -16,8 +17,8 @@ from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import load_profile
 from fullstride.nets import zoo
 from fullstride.search.llr.lines import shown
-from fullstride.search.llr.plan import design_of
-from fullstride.search.llr.search_folder import Tuning, Variant
+from fullstride.search.llr.plan import design_of, random_structures
+from fullstride.search.llr.search_folder import WHOLE, Tuning, Variant
 from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
 from fullstride.search.llr.settings import PAPER, SearchSettings
 from fullstride.search.llr.study import search_events
@@ -39,6 +40,7 @@ SETTINGS = SearchSettings(
     most_widths=3,
     count=20_000,
     top=3,
+    whole=2,
     winners=1,
     tune_epochs=1.0,
 )
@@ -132,6 +134,29 @@ def test_the_paper_is_one_shot_with_one_winner_and_no_control(data):
     tunings = planted_tunings(job, 2.0, 0.0, 0.0, rng)
     model = model_of(job, master_score(80.0), tunings)
     assert model.reference == 80.0
+
+
+def test_whole_trainings_say_what_tunings_do_not(data):
+    """By tunings depth is worth nothing, and in whole networks a block costs three points."""
+    job = job_of(data, replace(SETTINGS, samples=5, depth_steps=2, most_widths=9, whole=20))
+    rng = np.random.default_rng(0)
+    tunings = planted_tunings(job, 2.0, 7.0, 0.3, rng)
+    depth = np.array([term == "depth" for _, term in job.space.terms])
+
+    def true(rows):
+        return 80 - 3.0 * job.space.features(rows)[:, depth].sum(axis=1)
+
+    random, others = random_structures(job), job.space.random(rng, 100)
+    whole = [
+        Tuning(trial=f"whole-{n}", structure=tuple(row), place=WHOLE, score=score)
+        for n, (row, score) in enumerate(zip(random.tolist(), true(random), strict=True))
+    ]
+    without = model_of(job, master_score(80.0), tunings).predict(others)[0]
+    model = model_of(job, master_score(80.0), [*tunings, *whole])
+    both = model.predict(others)[0]
+    assert abs(spearmanr(without, true(others))[0]) < 0.4
+    assert spearmanr(both, true(others))[0] > 0.95
+    assert model.reference == pytest.approx(80, abs=2)
 
 
 @pytest.mark.parametrize(
@@ -274,12 +299,14 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
     words = ["search", "digits", "--master", "genet_tiny", "--budget-ms", "0.5", "--dry-run"]
     words += ["--device", PROFILE, "--resolutions", "16", "--train-device", "cpu", "--workers", "0"]
     words += ["--kernel-sizes", "3", "--most-widths", "3", "--out", str(tmp_path / "s")]
+    words += ["--whole", "5"]
     assert cli.run(words) == 0
     out = capsys.readouterr().out
     assert any(line.startswith("time     about") for line in out.splitlines())
     plan = json.loads((tmp_path / "s" / "plan.json").read_text())["result"]
     count = {each["stage"]: each["trainings"] for each in plan["trainings"]}
     assert count["sequential"] == 16
+    assert count["whole"] == 5
     assert count["winners"] == 2
     assert count["master"] == 1
     assert not (tmp_path / "s" / "trials").exists()
@@ -295,6 +322,7 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
         ({"master": "resnet_rs_nowhere.json"}, {}, "resnet_rs_nowhere"),
         ({"master": "timm/resnet18"}, {}, "super-blocks"),
         ({"format": "onnx"}, {}, "--format"),
+        ({"regression": "paper", "whole": 3}, {}, "--whole 3"),
         ({"device": "here", "format": "onxx"}, {}, "onnx"),
         ({}, {"resolution": 32}, "--resolutions"),
         ({}, {"seed": 3}, "--seed"),

@@ -33,7 +33,8 @@ FURTHER = 16  # tunings after the first design, by default: four refits
 # Of a step, with that of the same network without a teacher, whose forward pass is a third.
 TEACHER = 4 / 3
 TUNING_SHARE = 0.25  # of the MasterNet's epochs
-MEASURE, SAMPLE = 1, 2  # purposes of random draws, apart from each other
+# Purposes of random draws, apart from each other and from those of later stages.
+MEASURE, SAMPLE, RANDOM = 1, 2, 5
 
 
 def generator(job: SearchJob, purpose: int, number: int = 0) -> np.random.Generator:
@@ -99,6 +100,11 @@ def design_of(job: SearchJob) -> Design:
     return Design(design.structures[about], design.places[about])
 
 
+def random_structures(job: SearchJob) -> np.ndarray:
+    """(n, M) structures that are trained to the end whatever the model says."""
+    return job.space.random(generator(job, RANDOM), job.settings.whole)
+
+
 def further_tunings(job: SearchJob, design: Design) -> int:
     """Tunings after the first design."""
     if job.method.next == "none":
@@ -160,6 +166,8 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
     tuning = replace(tuning_recipe(images, recipe), **tuned)
     tune_s = TEACHER * relative * seconds_of(job, run, recipe, tuning)
     further = further_tunings(job, design)
+    random = random_structures(job)
+    random_s = float(tables(random).sum() / master_ms[job.home.name]) * whole_s
     inside = [each for each in job.variants if fastest_ms[each.name] <= budget.ms_per_image]
     sides = [(each.resolution / job.home.resolution) ** 2 for each in inside]
     winner_s = [job.method.winners * whole_s * side for side in sides]
@@ -175,6 +183,8 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
             seconds=sum(winner_s),
         ),
     ]
+    if len(random):
+        rows.insert(2, PlannedTrainings(stage="whole", trainings=len(random), seconds=random_s))
     if job.method.final:
         final = final_choice(job, job.home).resolve(case_of(job.data)).recipe
         seconds = seconds_of(job, run, recipe, final)

@@ -17,8 +17,18 @@ PLAN = ("plan.json",)
 TIMES = ("times.json", *PLAN)
 # Arguments that change no time of a network.
 COUNTED = ("budget_ms", "images_per_s", "clock", "preset", "regression", "reference", "design")
-COUNTED += ("next", "winners", "tuning", "final", "samples", "trainings", "tune", "tune_epochs")
-COUNTED += ("final_epochs", "count", "top")
+COUNTED += (
+    "next",
+    "winners",
+    "tuning",
+    "final",
+    "samples",
+    "trainings",
+    "whole",
+    "tune",
+    "tune_epochs",
+)
+COUNTED += ("tune_epochs", "final_epochs", "count", "top")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +121,16 @@ class SearchPlan:
         return sum(each.seconds for each in self.trainings) / self.devices
 
 
+WHOLE = -2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """A finished tuning, as the regression sees it."""
+    """A finished tuning or training, as the regression sees it."""
 
     trial: str  # its folder
     structure: Structure
-    place: int  # that was exchanged; -1: all of them
+    place: int  # that was exchanged; -1: all of them; `WHOLE`: trained from random weights
     score: float | None = None  # in percent, as the recipe's metric
     failure: str = ""
 

@@ -114,6 +114,9 @@ class SearchSettings:
     # Tunings in all, of which those after the first design are chosen by what is known; by default
     # 16 after it.
     trainings: Positive | None = None
+    # Random structures that are trained to the end from random weights, beside the tunings. They
+    # show what a tuning in a trained network can't, such as deep networks that do not converge.
+    whole: Annotated[int, Bounds(ge=0)] = 0
     # Blocks that a stage may have more or fewer.
     depth_steps: Annotated[int, Bounds(ge=0)] = 2
     # Widths from the first to the second number times the MasterNet's.

@@ -31,7 +31,7 @@ from fullstride.search.llr.search_folder import (
 from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
 from fullstride.search.llr.settings import SearchSettings
 from fullstride.search.llr.times_here import find_label
-from fullstride.search.llr.tunings import go_on, regress, run_design, train_master
+from fullstride.search.llr.tunings import go_on, regress, run_design, run_whole, train_master
 from fullstride.search.llr.winners import (
     best_of,
     bundle_path,
@@ -166,9 +166,10 @@ def search_stages(job: SearchJob, dry_run: bool) -> Generator[Event, None, Winne
     scores = tuple[Tuning, ...]
     design = yield from stage("design", scores, run_design(job))
     yield from stage("regression", Regression, regress(job, master, design))
-    further = yield from stage("sequential", scores, go_on(job, master, times, design))
-    tunings = (*design, *further)
-    if further:
+    whole = yield from stage("whole", scores, run_whole(job))
+    further = yield from stage("sequential", scores, go_on(job, master, times, (*design, *whole)))
+    tunings = (*design, *whole, *further)
+    if len(tunings) > len(design):
         yield from stage("refitted", Regression, regress(job, master, tunings))
     rows = tuple[Finalist, ...]
     chosen = yield from stage("selection", rows, select_all(job, master, times, tunings))
@@ -186,6 +187,11 @@ def check_input(data: DataSet, settings: SearchSettings, recipe: RecipeChoice) -
         raise ValueError("recipe.resolution is searched: choose by --resolutions, or leave it out")
     if "seed" in recipe.changes:
         raise ValueError("recipe.seed is that of each training: say it by --seed")
+    if settings.whole and settings.method.regression == "paper":
+        raise ValueError(
+            f"--whole {settings.whole}: the paper's regression takes tunings only; leave it out, "
+            "or give --regression bayesian"
+        )
     check_images(data)
     if settings.is_here:
         find_label(settings.format)

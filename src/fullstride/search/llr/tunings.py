@@ -11,9 +11,11 @@ from fullstride.search.llr.plan import (
     further_tunings,
     generator,
     master_choice,
+    random_structures,
     tuning_choice,
 )
 from fullstride.search.llr.search_folder import (
+    WHOLE,
     DeviceTimes,
     Regression,
     Slope,
@@ -34,6 +36,7 @@ from fullstride.search.tuning.block_tuning import (
     train_trial,
     tune_trial,
 )
+from fullstride.train.recipes.choice import RecipeChoice
 
 AT_ONCE = 4  # trainings between two fits of the model
 PROPOSE = 3  # purpose of random draws, beside those of `search_plan`
@@ -42,15 +45,7 @@ MASTER = "master"
 
 def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
     """Train the MasterNet; its minival score is what everything is compared with."""
-    spec = job.spec(tuple(job.space.start.tolist()), job.home)
-    trial = train_trial(
-        job.trial_folder(MASTER),
-        spec=spec,
-        data=job.data,
-        recipe=master_choice(job),
-        seed=job.settings.seed,
-        workers=job.workers,
-    )
+    trial = whole_trial(job, MASTER, tuple(job.space.start.tolist()))
     results = yield from job.run(TRAINING, {MASTER: trial})
     score = results[MASTER]
     if isinstance(score, Failure):
@@ -58,6 +53,24 @@ def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
             f"the MasterNet was not trained: {score.failure}; delete {trial.result} to try again"
         )
     return score
+
+
+def whole_trial(
+    job: SearchJob,
+    name: str,
+    structure: Structure,
+    variant: Variant | None = None,
+    recipe: RecipeChoice | None = None,
+) -> Trial:
+    """A training from random weights, by default as the MasterNet's."""
+    return train_trial(
+        job.trial_folder(name),
+        spec=job.spec(structure, variant or job.home),
+        data=job.data,
+        recipe=recipe or master_choice(job, variant),
+        seed=job.settings.seed,
+        workers=job.workers,
+    )
 
 
 def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) -> Trial:
@@ -102,12 +115,24 @@ def run_design(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
     return (yield from run_tunings(job, rows))
 
 
+def run_whole(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
+    """Random structures, trained to the end from random weights."""
+    rows = {
+        f"whole-{number:02d}": tuple(structure)
+        for number, structure in enumerate(random_structures(job).tolist())
+    }
+    trials = {name: whole_trial(job, name, structure) for name, structure in rows.items()}
+    results = yield from job.run(TRAINING, trials)
+    return tuple(tuning_of(name, row, WHOLE, results[name]) for name, row in rows.items())
+
+
 def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> AdditiveModel:
     """The regression on all tunings that have a score.
 
     Tunings of one place share a reference, which the control of the place determines, as a block
     that is trained again has another score than the MasterNet even if nothing was changed; so have
-    structures that are tuned whole.
+    structures of which all places are tuned. Trainings from random weights share that of the
+    MasterNet, and their effects are those of the model.
     """
     scored = [each for each in tunings if each.score is not None]
     structures = np.array([each.structure for each in scored], int).reshape(
@@ -121,10 +146,13 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
     own = job.space.start[None]
     structures = np.concatenate([own, structures]) if scored else own
     scores = np.append(master.score, scores)
-    groups = np.array([0, *(each.place + 2 for each in scored)])
+    groups = np.array([0, *(each.place - WHOLE for each in scored)])
+    tuned = groups > 0
     if job.method.reference == "master":
         groups[:] = 0
-    return fit(job.space, structures, scores, groups=groups)
+    if WHOLE not in {each.place for each in scored}:  # all that is known is by tunings
+        tuned = None
+    return fit(job.space, structures, scores, groups=groups, tuned=tuned)
 
 
 def regress(

@@ -14,7 +14,6 @@ from fullstride.nets import zoo
 from fullstride.search.llr.plan import (
     final_choice,
     generator,
-    master_choice,
     measure_structures,
     profile_of,
 )
@@ -27,12 +26,11 @@ from fullstride.search.llr.search_folder import (
     Winner,
 )
 from fullstride.search.llr.search_job import SearchJob, describe
-from fullstride.search.llr.tunings import fits, model_of
+from fullstride.search.llr.tunings import fits, model_of, whole_trial
 from fullstride.search.structures.additive import AdditiveModel
 from fullstride.search.structures.select import select
-from fullstride.search.trials import Failure, Trial
-from fullstride.search.tuning.block_tuning import TRAINING, TunedScore, train_trial
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.search.trials import Failure
+from fullstride.search.tuning.block_tuning import TRAINING, TunedScore
 from fullstride.train.scoring import score_bundle
 
 NORMAL_95 = 1.96  # standard deviations
@@ -190,23 +188,10 @@ def train_winners(
         rows = [each for each in finalists if each.variant == variant][: job.method.winners]
         chosen |= {f"winner-{variant.name}-{number}": each for number, each in enumerate(rows)}
     trials = {
-        name: whole_trial(job, name, each, master_choice(job, each.variant))
-        for name, each in chosen.items()
+        name: whole_trial(job, name, each.structure, each.variant) for name, each in chosen.items()
     }
     results = yield from job.run(TRAINING, trials)
     return tuple(winner_of(name, each, results[name]) for name, each in chosen.items())
-
-
-def whole_trial(job: SearchJob, name: str, finalist: Finalist, recipe: RecipeChoice) -> Trial:
-    """A training of a finalist's network from random weights."""
-    return train_trial(
-        job.trial_folder(name),
-        spec=job.spec(finalist.structure, finalist.variant),
-        data=job.data,
-        recipe=recipe,
-        seed=job.settings.seed,
-        workers=job.workers,
-    )
 
 
 def winner_of(name: str, finalist: Finalist, result: TunedScore | Failure) -> Winner:
@@ -229,7 +214,7 @@ def train_final(job: SearchJob, best: Winner) -> Generator[str, None, Winner]:
     if not job.method.final:
         return best
     recipe = final_choice(job, best.finalist.variant)
-    trial = whole_trial(job, FINAL, best.finalist, recipe)
+    trial = whole_trial(job, FINAL, best.finalist.structure, best.finalist.variant, recipe)
     results = yield from job.run(TRAINING, {FINAL: trial})
     return best_of([winner_of(FINAL, best.finalist, results[FINAL])])
 

@@ -12,6 +12,7 @@ prior, hence a posterior for Thompson sampling and intervals.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -24,6 +25,9 @@ GRID, DECADES = 40, (-3.0, 1.0)
 NOISE_SHARE, SPREAD = 0.1, 1.0
 # Between the effects of one term at two places: if more depth helps one stage, it may help others.
 CORRELATION = 0.5
+# Of the effects in tunings with those in whole trainings, and their deviation over that of those.
+# An agreement of 1 would leave no covariance between them to invert.
+AGREEMENTS, RATIOS = (0.0, 0.5, 0.9, 0.99), (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,16 @@ def fit(
     scores: np.ndarray,
     *,
     groups: np.ndarray | None = None,
+    tuned: np.ndarray | None = None,
     noise: float | None = None,
     prior: float | None = None,
 ) -> AdditiveModel:
     """The model after trainings of `structures`, (n, M), that ended with `scores`, (n,).
 
     `groups`, (n,): trainings with equal numbers share a reference; the model's is that of group 0,
-    by default the only one. `noise`: standard deviation of a training; `prior`: of a term's effect
+    by default the only one. `tuned`, (n,) of bool: trainings whose effects are others than those of
+    the model, as those of blocks that are exchanged in a trained network; how near both are is
+    estimated. `noise`: standard deviation of a training; `prior`: of a term's effect
     at its largest feature; both in points. What is not given is estimated, as the maximum of the
     restricted likelihood times a weak prior of the noise. With one control and one training of each
     choice the noise is uncertain: repeat the control, or give `noise`.
@@ -106,17 +113,18 @@ def fit(
     scale = np.concatenate([np.abs(place.features).max(axis=0) for place in space.places])
     features = space.features(structures) / scale
     centre = scores.mean()
-    related = correlations(space)
-    if noise is None or prior is None:
-        spread = features @ related @ features.T
-        noise, prior = estimate_scales(members, spread, scores - centre, noise, prior)
+    related, noise, prior = estimate(
+        members, features, correlations(space), scores - centre, tuned, noise, prior
+    )
+    if tuned is not None and len(related) > features.shape[1]:
+        features = of_both_kinds(features, tuned)
     design = np.concatenate([members, features], axis=1)
     precision = design.T @ design / noise**2
     effects = slice(members.shape[1], None)
     precision[effects, effects] += np.linalg.inv(related) / prior**2
     covariance = np.linalg.inv(precision)
     mean = covariance @ design.T @ (scores - centre) / noise**2
-    rows = np.append(0, np.arange(members.shape[1], design.shape[1]))
+    rows = np.append(0, members.shape[1] + np.arange(len(scale)))
     per_unit = np.append(1.0, 1 / scale)
     return AdditiveModel(
         space=space,
@@ -146,14 +154,48 @@ def check_trainings(structures: np.ndarray, scores: np.ndarray, groups: np.ndarr
         raise ValueError("no training of group 0: train the MasterNet itself, whose group it is")
 
 
+def of_both_kinds(features: np.ndarray, tuned: np.ndarray) -> np.ndarray:
+    """(n, P) -> (n, 2P): effects of the model, and those of the trainings that are `tuned`."""
+    return np.concatenate([features * ~tuned[:, None], features * tuned[:, None]], axis=1)
+
+
+def estimate(
+    members: np.ndarray,
+    features: np.ndarray,
+    related: np.ndarray,
+    scores: np.ndarray,
+    tuned: np.ndarray | None,
+    noise: float | None,
+    prior: float | None,
+) -> tuple[np.ndarray, float, float]:
+    """The prior covariance of all effects at a deviation of 1, the noise, and the deviation.
+
+    Where trainings are of two kinds, the correlation of their effects and the ratio of their
+    deviations are those of `AGREEMENTS` and `RATIOS` with the largest likelihood.
+    """
+    if tuned is None or tuned.all() or not tuned.any():
+        spread = features @ related @ features.T
+        return related, *estimate_scales(members, spread, scores, noise, prior)[:2]
+    both = of_both_kinds(features, tuned)
+    rows = list[tuple[np.ndarray, float, float, float]]()
+    for agreement, ratio in product(AGREEMENTS, RATIOS):
+        kinds = np.array([[1.0, agreement * ratio], [agreement * ratio, ratio**2]])
+        covariance = np.kron(kinds, related)
+        scales = estimate_scales(members, both @ covariance @ both.T, scores, noise, prior)
+        rows.append((covariance, *scales))
+    return max(rows, key=lambda each: each[-1])[:3]
+
+
 def estimate_scales(
     members: np.ndarray,
     spread: np.ndarray,
     scores: np.ndarray,
     noise: float | None,
     prior: float | None,
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     """The standard deviations of a training and of the effects, of which one may be given.
+
+    Also the logarithm of their likelihood, up to a constant.
 
     `spread`, (n, n): the covariance of the effects' part of the scores, where `prior` is 1.
     The restricted likelihood is that of the contrasts that no reference changes. In the basis where
@@ -170,11 +212,11 @@ def estimate_scales(
     noises = grid if noise is None else np.array([noise])
     priors = grid if prior is None else np.array([prior])
     variance = own * priors[:, None, None] ** 2 + noises[:, None] ** 2
-    fitness = -0.5 * (np.log(variance) + squares / variance).sum(axis=2)
+    fitness = np.asarray(-0.5 * (np.log(variance) + squares / variance).sum(axis=2))
     if noise is None:
         fitness -= 0.5 * (np.log(noises / (NOISE_SHARE * deviation)) / SPREAD) ** 2
     row, column = np.unravel_index(fitness.argmax(), fitness.shape)
-    return float(noises[column]), float(priors[row])
+    return float(noises[column]), float(priors[row]), float(fitness.max())
 
 
 def fit_paper(
