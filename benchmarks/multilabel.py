@@ -35,7 +35,7 @@ from fullstride.writing import atomic_write
 
 FEW_LARGE = Look(most=2, sides=(0.5, 0.75), is_plain=True)
 SIDE, MODEL = 32, "genet_tiny"
-COUNTS = {"train": 5000, "val": 150, "test": 500}
+COUNTS = {"train": 2000, "val": 150, "test": 500}
 RECIPE = Recipe(
     epochs=10,
     batch=32,
