@@ -50,6 +50,7 @@ SAMPLE = (
 SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600", "tresnet_multilabel")
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
+PART_OF |= {f"unlabelled_{each}": "unlabelled" for each in ("ratio", "min_confidence", "per_class")}
 NUMBERS |= {"rand_magnitude", "crop", "scale", "ratio", "seed"}
 
 

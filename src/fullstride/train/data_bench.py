@@ -24,6 +24,7 @@ from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, t
 from fullstride.train.batches import measurement_batches, repeat, training_batches
 from fullstride.train.device_choices import choose_workers, on_device
 from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.joint_batches import TrainingBatches
 from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 from fullstride.train.starting_network import initial_network
@@ -247,7 +248,7 @@ def measure_loading(
     )
 
 
-def endless(batches: Batches, first: int) -> Generator[Batch, None, None]:
+def endless(batches: TrainingBatches, first: int) -> Generator[Batch, None, None]:
     """The batches of the epoch `first` and all later ones."""
     for number in count(first):
         yield from batches.epoch(number)
