@@ -94,7 +94,7 @@ def test_the_pages_score_and_loss_are_those_computed_by_hand(age):
 
 @pytest.mark.parametrize("name", ["age", "age_with_head"])
 def test_a_task_trains_resumes_bit_for_bit_and_is_loaded_from_its_bundle(
-    name, age_with_head, few_ages, tmp_path
+    name, age_with_head, few_ages, few_digits, tmp_path
 ):
     task = tasks.find_task(name)
     rows = list(run.train(tmp_path / "whole", "genet_tiny", few_ages, SHORT, task=task))
@@ -117,7 +117,7 @@ def test_a_task_trains_resumes_bit_for_bit_and_is_loaded_from_its_bundle(
     bundle.save(tmp_path / "again")
     assert equal(weights_of(tmp_path / "again"), bundle.net.state_dict())
     with pytest.raises(ValueError, match="task is 'age.*' there and 'classify' now"):
-        list(run.train(tmp_path / "whole", "genet_tiny", few_ages, SHORT))
+        list(run.train(tmp_path / "whole", "genet_tiny", few_digits, SHORT))
 
 
 def test_networks_with_the_head_of_a_task_are_not_loaded_without_it(

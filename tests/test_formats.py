@@ -409,6 +409,7 @@ def test_metadata_of_version_0_1_is_read():
         float_layers=("stem.conv",),
     )
     added = {"task": "classify", "temperature": "1.0", "mirror": "true", "task_state": "{}"}
+    added["outputs"] = "0"
     added["preprocessing"] = pre.replace("}", ', "draft": false}')
     assert metadata.to_strings() == strings | added
 

@@ -23,7 +23,7 @@ from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.defaults import DIGITS
 from fullstride.train.recipes.named import RECIPES
 
-WIDTH = 400  # characters of a repr
+WIDTH = 420  # characters of a repr
 SHORT = dict(steps=2, resolution=16, batch=16)
 
 

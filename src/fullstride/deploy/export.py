@@ -110,6 +110,7 @@ def export(
         )
     pre = bundle.preprocessing
     reference = reference or make_reference(bundle, images, input_kind)
+    values = reference.outputs.shape[1]
     metadata = Metadata(
         name=bundle.name,
         classes=bundle.classes,
@@ -121,7 +122,7 @@ def export(
         temperature=bundle.temperature,
         task_state=bundle.task_state,
         mirror=bundle.may_mirror,
-        outputs=reference.outputs.shape[1],
+        outputs=0 if values == len(bundle.classes) else values,
         precision=precision,
         input_kind=input_kind,
         device=device,
