@@ -273,6 +273,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--format", default="", help="what is measured, as for `search`")
     parser.add_argument("--device", default=HERE, help="estimate by a profile: for a busy machine")
+    parser.add_argument("--whole", type=int, default=24, help="as for `search`; default: 24")
     parser.add_argument("--quick", action="store_true")
     words = parser.parse_args()
     case = (QUICK if words.quick else CASES)[words.case]
@@ -289,7 +290,7 @@ def main() -> None:
         samples=3 if words.quick else 9,
         trainings=25 if words.quick else None,
         measured=8 if words.quick else 16,
-        whole=4 if words.quick else 24,
+        whole=min(4, words.whole) if words.quick else words.whole,
         top=3 if words.quick else 5,
     )
     recipe = RecipeChoice("scratch", {"epochs": case.epochs, "batch": case.batch})

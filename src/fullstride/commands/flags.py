@@ -1,20 +1,17 @@
 """Which arguments do several commands share, and which old names are still read?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.console import Bar, print_error, print_parts, report_ignored, report_skipped
+from fullstride.console import print_error, report_ignored
 from fullstride.nets.load_options import LoadOptions
 from fullstride.train.recipes.reading import with_current_flags
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
-    from fullstride.deploy.offline.engine import Summary
-    from fullstride.deploy.offline.outputs import Model as TrainedModel
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
 Model = Annotated[Positional[str], arg(metavar="MODEL")]
@@ -68,58 +65,6 @@ class SplitFlags:
         report_ignored(images.ignored, images.notes)
         return images
 
-
-@dataclass(frozen=True, kw_only=True)
-class OfflineFlags:
-    """How a process takes part in the predictions for many images."""
-
-    # With --out: processes that decode images beside this one.
-    workers: int = 0
-    # With --out: number of this process, from 0, where several share the images; by default
-    # torchrun's.
-    rank: int | None = None
-    # With --out: processes that share the images, also on other machines with the same folder.
-    ranks: int | None = None
-    # With --out: images of a part of the output, which is the unit of what is lost by a stop.
-    part_images: int = 8192
-
-    def write(
-        self,
-        write: "Callable[..., Summary]",
-        model: "TrainedModel",
-        images: Sequence[str],
-        out: Path,
-        top: int,
-        batch: int,
-        device: str,
-        tta: Literal["none", "flip"] = "none",
-    ) -> "Summary":
-        """What `write`, of `deploy.offline.by_name`, did with the images, after printing it."""
-        from fullstride.data.prediction_store import check_store
-        from fullstride.deploy.offline.by_name import open_images, this_device, this_share
-        from fullstride.deploy.offline.outputs import OfflineSettings
-        from fullstride.measure.environment import choose_device
-        from fullstride.report.console_lines import offline_lines
-
-        check_store(out)
-        rank, ranks = this_share(self.rank, self.ranks)
-        place = this_device(choose_device(device))
-        shared: dict[str, Any] = dict(workers=self.workers, rank=rank, ranks=ranks)
-        shared |= dict(part_images=self.part_images)
-        settings = OfflineSettings(batch=batch, device=place, tta=tta, **shared)
-        data = open_images(images)
-        report_ignored(data.ignored)
-        with Bar() as bar:
-            summary = write(model, data, out, top, settings, bar.watch)
-        report_skipped(summary.skipped)
-        print_parts(offline_lines(summary, out))
-        if summary.images and len(summary.skipped) == summary.images:
-            raise ValueError(f"none of the images could be read: {out} has the reasons")
-        return summary
-
-
-Offline = Annotated[OfflineFlags, arg(name="")]  # the flags have the names of its fields
-OFFLINE = OfflineFlags()
 
 Splits = Annotated[SplitFlags, arg(name="")]  # the flags have the names of its fields
 SPLITS = SplitFlags()

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from fullstride.commands.flags import OFFLINE, Device, Images, Loading, Offline, Run
+from fullstride.commands.flags import Device, Images, Loading, Run
+from fullstride.commands.offline import OFFLINE, Offline
 from fullstride.console import console
 from fullstride.nets.load_options import BY_DEFAULT
 

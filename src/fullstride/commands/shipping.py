@@ -5,7 +5,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from fullstride.commands.flags import OFFLINE, Device, Images, Loading, Offline, Run, Runs
+from fullstride.commands.flags import Device, Images, Loading, Run, Runs
+from fullstride.commands.offline import OFFLINE, Offline
 from fullstride.console import Bar, console, printable, report_ignored, report_skipped
 from fullstride.nets.load_options import BY_DEFAULT
 
@@ -75,7 +76,6 @@ def predict(
     report_skipped(skipped)
     if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")
-    return
 
 
 def export(

@@ -141,10 +141,14 @@ def read_key(path: Path) -> StoreKey:
 
 def read_file_key(path: Path) -> StoreKey:
     with _opened(path) as file:
-        text = (file.schema_arrow.metadata or {}).get(METADATA)
-        if text is None or len(text) > MAX_JSON_BYTES:
-            raise ValueError("it was not written by `fullstride predict`")
-        return from_json(StoreKey, parse_json(text, "its key"), "its key")
+        return _key_of(file)
+
+
+def _key_of(file: Any) -> StoreKey:
+    text = (file.schema_arrow.metadata or {}).get(METADATA)
+    if text is None or len(text) > MAX_JSON_BYTES:
+        raise ValueError("it was not written by `fullstride predict`")
+    return from_json(StoreKey, parse_json(text, "its key"), "its key")
 
 
 def part_path(out: Path, part: int) -> Path:
@@ -157,8 +161,8 @@ def finished_parts(out: Path, key: StoreKey) -> set[int]:
     for path in sorted(out.iterdir()) if out.is_dir() else ():
         if match := PART.fullmatch(path.name):
             part = int(match[1])
-            refuse_other(path, read_file_key(path), key)
             with _opened(path) as file:
+                refuse_other(path, _key_of(file), key)
                 if part >= key.parts or file.metadata.num_rows != len(key.rows(part)):
                     raise ValueError("its rows are not those of this part")
             done.add(part)
@@ -194,8 +198,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     tables = []
     for each in _finished_files(path, key):
         with _opened(each) as file:
-            if missing := {*(columns or ())} - {*file.schema_arrow.names}:
-                raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+            _check_columns(file, columns or ())
             tables.append(file.read(columns=list(columns) if columns else None))
     try:
         table = pa.concat_tables(tables)
@@ -219,9 +222,13 @@ def read_batches(path: Path, columns: Sequence[str], rows: int) -> Iterator["pa.
     """
     for each in _finished_files(path, read_key(path)):
         with _opened(each) as file:
-            if missing := {*columns} - {*file.schema_arrow.names}:
-                raise ValueError(f"it has no column {', '.join(sorted(missing))}")
+            _check_columns(file, columns)
             yield from file.iter_batches(rows, columns=list(columns))
+
+
+def _check_columns(file: Any, columns: Sequence[str]) -> None:
+    if missing := {*columns} - {*file.schema_arrow.names}:
+        raise ValueError(f"it has no column {', '.join(sorted(missing))}")
 
 
 def _finished_files(path: Path, key: StoreKey) -> list[Path]:

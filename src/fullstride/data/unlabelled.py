@@ -1,19 +1,24 @@
 """Which images have no labels? `open_unlabelled` opens a folder, a list, shards, IDX or digits."""
 
-import csv
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
 from fullstride.data.dataset import DIGITS, Decoded, Images, open_data
-from fullstride.data.readers.csv_table import COLUMNS, DELIMITERS, MAX_TABLE_BYTES
+from fullstride.data.readers.csv_table import (
+    COLUMNS,
+    check_columns,
+    find_header,
+    read_rows,
+    table_text,
+    utf8_text,
+)
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import find_folder, image_files
@@ -22,7 +27,6 @@ from fullstride.data.readers.idx import IdxReader, idx_images
 from fullstride.data.readers.listing import TEST, TRAIN, VAL, Below
 from fullstride.data.readers.tar_shards import holds_shards, list_shards
 from fullstride.data.readers.unused import count_unused, first_reason
-from fullstride.storage import read_regular
 
 LISTS = (".txt", *TABLES)
 
@@ -143,46 +147,27 @@ def _of_data(where: str) -> Unlabelled:
 def _of_list(path: Path) -> Unlabelled:
     if not path.is_file():
         raise ValueError(f"no list of images {str(path)!r}: check the path")
-    data = read_regular(path, MAX_TABLE_BYTES)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{str(path)!r} line {line} is not UTF-8: save the list as UTF-8"
-        ) from None
     if path.suffix.lower() in TABLES:
-        rows = _table_rows(path, text)
+        rows = _table_rows(path)
     else:
-        rows = [(line.strip(), "") for line in text.splitlines() if line.strip()]
+        rows = [(line.strip(), "") for line in utf8_text(path).splitlines() if line.strip()]
     if not rows:
         raise ValueError(f"{str(path)!r} lists no images: give a path in each line")
     entries = [Entry(name, label) for name, label in dict(rows).items()]
     return _unlabelled(str(path.resolve()), entries, Below(path.resolve().parent))
 
 
-def _table_rows(path: Path, text: str) -> list[tuple[str, str]]:
-    """The path and the label, "" without one, of each row of a table."""
-    first = text.partition("\n")[0]
-    delimiter = max(DELIMITERS, key=first.count)
-    try:
-        rows = list(csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        raise ValueError(f"{str(path)!r} is not CSV ({error}): check its quotes") from None
-    titles = [title.strip().lower() for title in rows[0]] if rows else []
-    paths, labels = (
-        next((titles.index(name) for name in COLUMNS[column] if name in titles), None)
-        for column in ("path", "label")
+def _table_rows(table: Path) -> list[tuple[str, str]]:
+    """The path and the label, "" without one, of each row that has a path."""
+    text = table_text(table)
+    header = find_header(table, text, {name: COLUMNS[name] for name in ("path", "label")})
+    check_columns(table, header, ("path",))
+    indices = header.columns["path"], header.columns.get("label", -1)
+    rows = (
+        tuple(fields[index] if 0 <= index < len(fields) else "" for index in indices)
+        for _, fields in read_rows(table, text, header.delimiter)
     )
-    if paths is None:
-        names = ", ".join(COLUMNS["path"])
-        raise ValueError(f"{str(path)!r} has no column 'path', but {titles}: name one of {names}")
-
-    def field(row: list[str], index: int | None) -> str:
-        return row[index].strip() if index is not None and index < len(row) else ""
-
-    pairs = ((field(row, paths), field(row, labels)) for row in rows[1:])
-    return [pair for pair in pairs if pair[0]]
+    return [(name, label) for name, label in rows if name]
 
 
 def _unlabelled(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import numpy as np
 
@@ -24,6 +24,19 @@ class ClassScore:
     precision: float | None  # share of `predicted` that are of the class
     recall: float | None  # share of `images` for which it was predicted
     f1: float | None  # harmonic mean of the two; 0 where no image of the class was recognised
+
+    @classmethod
+    def of_counts(cls, name: str, hits: int, images: int, predicted: int, **others: Any) -> Self:
+        """By the images of the class, those it was predicted for, and those that are both."""
+        return cls(
+            name=name,
+            images=images,
+            predicted=predicted,
+            precision=_percent(hits, predicted),
+            recall=_percent(hits, images),
+            f1=_percent(2 * hits, images + predicted),
+            **others,
+        )
 
 
 @dataclass(frozen=True)
@@ -74,14 +87,7 @@ class ConfusionMatrix:
         """The scores of each class; `names` are those of all classes, in their order."""
         columns = (each.tolist() for each in self.sums)
         return [
-            ClassScore(
-                name=name,
-                images=images,
-                predicted=predicted,
-                precision=percent(hits, predicted),
-                recall=percent(hits, images),
-                f1=percent(2 * hits, images + predicted),
-            )
+            ClassScore.of_counts(name, hits, images, predicted)
             for name, hits, images, predicted in zip(names, *columns, strict=True)
         ]
 
@@ -98,5 +104,5 @@ class ConfusionMatrix:
         return matrix_kk
 
 
-def percent(part: int, whole: int) -> float | None:
+def _percent(part: int, whole: int) -> float | None:
     return 100 * part / whole if whole else None

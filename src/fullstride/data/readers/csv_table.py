@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fullstride.data.readers.listing import (
     TEST,
@@ -104,13 +104,18 @@ def at_line(table: Path, line: int) -> str:
     return f"{str(table)!r} line {line}"
 
 
-def table_text(table: Path) -> str:
-    data = read_regular(table, MAX_TABLE_BYTES)
+def utf8_text(path: Path) -> str:
+    """The text of a table or a list. Raises ValueError for other encodings."""
+    data = read_regular(path, MAX_TABLE_BYTES)
     try:
-        text = data.decode("utf-8-sig")  # with or without a byte order mark
+        return data.decode("utf-8-sig")  # with or without a byte order mark
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{at_line(table, line)} is not UTF-8: save the table as UTF-8") from None
+        raise ValueError(f"{at_line(path, line)} is not UTF-8: save it as UTF-8") from None
+
+
+def table_text(table: Path) -> str:
+    text = utf8_text(table)
     if not text.strip():
         raise ValueError(
             f"{str(table)!r} is empty: give a header with path and label, and a row for each image"
@@ -215,17 +220,19 @@ def _distinct(table: Path, rows: list[Row]) -> list[Row]:
     first: dict[str, Row] = {}
     for row in rows:
         earlier = first.setdefault(row.name, row)
-        for word, new, old in (
-            ("labels", row.label, earlier.label),
-            ("splits", row.split, earlier.split),
-            ("groups", row.group, earlier.group),
-        ):
-            if new != old:
-                raise ValueError(
-                    f"{at_line(table, row.line)}: {row.name!r} has two {word}, {old!r} on line "
-                    f"{earlier.line} and {new!r} here: keep one"
-                )
+        check_repeated(table, row, earlier, ("label", "split", "group"))
     return list(first.values())
+
+
+def check_repeated(table: Path, row: Any, earlier: Any, columns: Sequence[str]) -> None:
+    """Raises ValueError where two rows of one image differ in one of these fields."""
+    for column in columns:
+        new, old = getattr(row, column), getattr(earlier, column)
+        if new != old:
+            raise ValueError(
+                f"{at_line(table, row.line)}: {row.name!r} has two {column}s, {old!r} on line "
+                f"{earlier.line} and {new!r} here: keep one"
+            )
 
 
 def file_sizes(table: Path, names: Sequence[tuple[int, str]]) -> list[int]:

@@ -9,6 +9,7 @@ from fullstride.data.readers.csv_table import (
     Header,
     at_line,
     check_columns,
+    check_repeated,
     file_sizes,
     find_header,
     read_rows,
@@ -192,15 +193,7 @@ def _joined(table: Path, rows: Iterable[LabelRow]) -> list[LabelRow]:
     images: dict[str, LabelRow] = {}
     for row in rows:
         earlier = images.setdefault(row.name, row)
-        for word, new, old in (
-            ("splits", row.split, earlier.split),
-            ("groups", row.group, earlier.group),
-        ):
-            if new != old:
-                raise ValueError(
-                    f"{at_line(table, row.line)}: {row.name!r} has two {word}, {old!r} on line "
-                    f"{earlier.line} and {new!r} here: keep one"
-                )
+        check_repeated(table, row, earlier, ("split", "group"))
         labels, absent = row.labels | earlier.labels, row.absent | earlier.absent
         if both := sorted(labels & absent):
             raise ValueError(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.tasks.confusion import ClassScore, percent
+from fullstride.tasks.confusion import ClassScore
 from fullstride.tasks.multilabel.average_precision import average_precisions, bootstrap_interval
 from fullstride.tasks.multilabel.thresholds import DEFAULT
 from fullstride.tasks.task import full_precision
@@ -131,13 +131,11 @@ class MultiLabelScore:
         precisions = self.average_precisions.tolist()
         thresholds = self.thresholds or [DEFAULT] * len(names)
         return [
-            LabelScore(
-                name=name,
-                images=images,
-                predicted=predicted,
-                precision=percent(correct, predicted),
-                recall=percent(correct, images),
-                f1=percent(2 * correct, images + predicted),
+            LabelScore.of_counts(
+                name,
+                correct,
+                images,
+                predicted,
                 average_precision=100 * precision if images else None,
                 threshold=100 * threshold,
             )
