@@ -80,7 +80,7 @@ class Case:
 
 CASES = {
     "digits": Case(train=200, minival=800, side=16, epochs=40, batch=32),
-    "fashion": Case(train=1000, minival=2000, side=28, epochs=30, batch=64),
+    "fashion": Case(train=4000, minival=2000, side=20, epochs=12, batch=64),
 }
 QUICK = {
     "digits": Case(train=100, minival=300, side=16, epochs=12, batch=32),
