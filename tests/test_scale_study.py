@@ -1,7 +1,11 @@
 """A whole scaling study on few digits: its folder is its record, and it goes on where it was."""
 
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +79,47 @@ def test_the_same_call_trains_nothing_again_and_a_larger_grid_adds_trainings(few
     names = ("score", "loss", "correct", "epochs")
     again = json.loads(lost.read_text())
     assert [again[name] for name in names] == [json.loads(content)[name] for name in names]
+
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from test_scale_study import run_study
+from fullstride.data.dataset import open_data
+digits = open_data("digits")
+data = replace(digits, train=digits.train.subset(range(64)),
+    minival=digits.minival.subset(range(20)), test=digits.test.subset(range(20)))
+run_study(data, Path({folder!r}))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_and_trains_nothing_twice(few_digits, folder, tmp_path):
+    study, script = tmp_path / "killed", tmp_path / "run.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), folder=str(study)))
+    finished: dict[Path, int] = {}
+    for count in (0, 2, 6):  # as the first training begins, in the cross, and near its end
+        with subprocess.Popen([sys.executable, str(script)]) as process:
+            while process.poll() is None and not (
+                len(results_in(study)) >= count and any(study.glob("trials/*/*/run/log.jsonl"))
+            ):
+                time.sleep(0.02)
+            process.kill()
+        assert process.returncode == -9
+        now = {path: path.stat().st_mtime_ns for path in results_in(study)}
+        assert finished.items() <= now.items(), "a finished training has run twice"
+        finished = now
+    run_study(few_digits, study)
+    assert all(path.stat().st_mtime_ns == at for path, at in finished.items())
+    names = ("score", "loss", "correct", "epochs")
+    for path, expected in zip(results_in(study), results_in(folder), strict=True):
+        assert path.parent.name == expected.parent.name
+        scores = [json.loads(each.read_text()) for each in (path, expected)]
+        assert [scores[0][name] for name in names] == [scores[1][name] for name in names]
 
 
 def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
