@@ -2,8 +2,8 @@
 
     python benchmarks/multilabel.py --out benchmarks/multilabel.json
 
-Scenes of `benchmarks/task_scenes.py` at 32 pixels have up to 2 white digits on a dark photograph.
-The 500 scenes of the test have digits of other writers, and another photograph. genet_tiny is
+Scenes of `fullstride.data.scenes` at 32 pixels have up to 2 white digits on a dark photograph. The
+500 scenes of the test have digits of other writers, and other photographs. genet_tiny is
 trained from scratch with binary cross-entropy and with the asymmetric loss; the classifier is
 trained for as many steps, by softmax, on the scenes that show one digit alone. Constant scores have
 the base rate as their mAP: the share of the scenes with a label, in the mean of the labels. The
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from task_scenes import Look, write_scenes
 
 from fullstride.data.dataset import DataSet
+from fullstride.data.scenes import Look, write_scenes
 from fullstride.deploy.predict import inputs, logits
 from fullstride.measure.environment import Environment
 from fullstride.nets.bundle import Bundle
@@ -68,8 +68,7 @@ class Plan:
 
 
 def scenes(folder: Path, plan: Plan, seed: int) -> DataSet:
-    for split, count in plan.counts.items():
-        write_scenes(folder, count, SIDE, seed, split, plan.look)
+    write_scenes(folder, plan.counts, SIDE, seed, look=plan.look)
     # mirrored digits are other signs
     return replace(find_task("multilabel").open_data(str(folder)), mirror=False)
 

@@ -1,0 +1,14 @@
+"""Is there data to try a task on? Digits on photographs, with exact boxes, masks and depths.
+
+    python -m fullstride.data.scenes SCENES --count 1000 --side 96 --kind digits --one-class
+    fullstride train SCENES --task detect ...
+
+The pixels are real: handwritten digits of the package, whose test was written by other people, and
+photographs of scikit-image and scikit-learn (extra `examples`). The test has other digits and other
+photographs than the training; the digits of "val" are the minival's.
+"""
+
+from fullstride.data.scenes.files import COUNTS, write_scenes
+from fullstride.data.scenes.scene import Look, Scene, split_scene
+
+__all__ = ["COUNTS", "Look", "Scene", "split_scene", "write_scenes"]

@@ -1,0 +1,39 @@
+"""Writes scenes: python -m fullstride.data.scenes FOLDER --count N --side S [--kind floor]."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from fullstride.console import printable
+from fullstride.data.scenes.files import COUNTS, write_scenes
+from fullstride.data.scenes.scene import KINDS
+
+
+def main() -> None:
+    """Exits with 2 for wrong input, 1 for a failing machine."""
+    parser = argparse.ArgumentParser(prog="python -m fullstride.data.scenes", description=WHAT)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=COUNTS["train"], help="scenes for training")
+    parser.add_argument("--side", type=int, default=96, help="pixels a side")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="floor: with depths")
+    parser.add_argument("--one-class", action="store_true", help="all digits are of class digit")
+    words = parser.parse_args()
+    counts = {
+        split: round(count * words.count / COUNTS["train"]) for split, count in COUNTS.items()
+    }
+    try:
+        write_scenes(
+            words.folder, counts, words.side, words.seed, words.kind, one_class=words.one_class
+        )
+    except (ValueError, OSError) as error:
+        print(printable(str(error)), file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, ValueError) else 1) from None
+    total = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    print(printable(f"{words.folder}: scenes of the kind {words.kind}: {total}"))
+
+
+WHAT = "Write an example data set for the tasks multilabel, detect, segment and depth."
+
+if __name__ == "__main__":
+    main()
