@@ -197,10 +197,17 @@ def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", ["bilinear", "bicubic", "lanczos"])
-@pytest.mark.parametrize(("fit", "crop"), [("crop", 0.875), ("crop", 1.0), ("squish", 1.0)])
+@pytest.mark.parametrize(
+    ("fit", "crop"), [("crop", 0.875), ("crop", 1.0), ("squish", 1.0), ("pad", 1)]
+)
 def test_resizing_in_a_file_is_pillows_but_for_a_level_here_and_there(kernel, fit, crop):
     pre = Preprocessing(resolution=32, kernel=kernel, fit=fit, crop=crop)
-    for width, height in ((150, 100), (65, 60), (27, 29), (40, 70) if fit == "crop" else (70, 40)):
+    for width, height in (
+        (150, 100),
+        (65, 60),
+        (27, 29),
+        (70, 40) if fit == "squish" else (40, 70),
+    ):
         pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
         expected = test_view(Image.fromarray(pixels), pre).astype(float)
         found = resize_and_crop(torch.from_numpy(pixels)[None], pre)[0].numpy()

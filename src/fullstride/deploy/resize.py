@@ -41,7 +41,12 @@ def resize_and_crop(pixels: Tensor, pre: Preprocessing) -> Tensor:
     across = weights(width, columns, pixels.shape[2], pre)
     down = weights(height, rows, pixels.shape[1], pre)
     x = torch.einsum("sw,nhwc->nhsc", across, pixels.float()).round().clamp(0, 255)
-    return torch.einsum("sh,nhwc->nswc", down, x).round().clamp(0, 255)
+    x = torch.einsum("sh,nhwc->nswc", down, x).round().clamp(0, 255)
+    if pre.fit != "pad":
+        return x
+    positions = torch.arange(pre.resolution, device=x.device)
+    inside = (positions < rows)[:, None, None] & (positions < columns)[:, None]
+    return torch.where(inside, x, torch.tensor(pre.fill, dtype=x.dtype, device=x.device))
 
 
 def count(pixels: Tensor, dim: int) -> Tensor:
@@ -50,22 +55,30 @@ def count(pixels: Tensor, dim: int) -> Tensor:
 
 
 def new_sizes(height: Tensor, width: Tensor, pre: Preprocessing) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the whole picture after resizing, before the center crop."""
+    """`data.transforms.geometry.resized_size`, as rows and columns."""
     if pre.fit == "squish":
         side = torch.full_like(height, pre.resolution)
         return side, side
+    if pre.fit == "pad":
+        longest = torch.maximum(height, width)
+        rows, columns = (
+            (pre.resolution * each / longest + 0.5).floor().clamp(min=1) for each in (height, width)
+        )
+        return rows, columns
     shorter = math.floor(pre.resolution / pre.crop)
     least = torch.minimum(height, width)
     return (shorter * height / least).floor(), (shorter * width / least).floor()
 
 
 def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> Tensor:
-    """(resolution, length) float32: weights of input pixels in each pixel of the center crop.
+    """(resolution, length) float32: weights of input pixels in each pixel of the view.
 
     `size` and `length` are the same number of input pixels, `new_size` is that before the crop.
     """
     kernel, half = KERNELS[pre.kernel]
     first = ((new_size - pre.resolution) / 2).round()
+    if pre.fit == "pad":
+        first = torch.zeros_like(new_size)
     scale = size / new_size
     wide = scale.clamp(min=1)
     positions = torch.arange(pre.resolution, device=size.device).double()
@@ -76,4 +89,5 @@ def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> 
     end = torch.minimum((centres + half * wide + 0.5).floor(), size)
     inside = (pixels >= start[:, None]) & (pixels < end[:, None])
     value = torch.where(inside, kernel((pixels + 0.5 - centres[:, None]) / wide), 0.0)
-    return (value / value.sum(1, keepdim=True)).float()
+    # of the padding, which has other values, the sum may be 0; all others are above 0.5
+    return (value / value.sum(1, keepdim=True).clamp(min=0.1)).float()

@@ -8,7 +8,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MAX_RESOLUTION = 4096  # one image has 200 MB in float32, and a network needs several times that
 
 Kernel = Literal["bilinear", "bicubic", "lanczos"]
-Fit = Literal["crop", "squish"]
+Fit = Literal["crop", "squish", "pad"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,8 @@ class Preprocessing:
     mean: tuple[float, ...] = IMAGENET_MEAN  # one per channel: 1 is gray, 3 is RGB
     std: tuple[float, ...] = IMAGENET_STD
     kernel: Kernel = "bilinear"  # of the resize, antialiased
-    # Keep the aspect ratio and crop the centre, or resize to a square.
+    # Keep the aspect ratio and crop the centre; resize to a square; or keep the aspect ratio, make
+    # the longer side `resolution`, at the top left, and fill the rest with the mean colour.
     fit: Fit = "crop"
     crop: float = 0.875  # with "crop": side of the centre crop / shorter side of the image
     # Decode large JPEGs at 1/2, 1/4 or 1/8 of their size. Files that lack the field do not.
@@ -44,9 +45,17 @@ class Preprocessing:
             )
 
     def __str__(self) -> str:
-        square = "squished to a square"
-        view = square if self.fit == "squish" else f"center crop of {self.crop:.3g}"
-        return f"{self.resolution} pixels, {view}"
+        views = {
+            "crop": f"center crop of {self.crop:.3g}",
+            "squish": "squished to a square",
+            "pad": "padded to a square",
+        }
+        return f"{self.resolution} pixels, {views[self.fit]}"
+
+    @property
+    def fill(self) -> tuple[int, ...]:
+        """The mean colour in 0..255, which the padding has."""
+        return tuple(min(255, max(0, round(255 * value))) for value in self.mean)
 
     @property
     def channels(self) -> int:

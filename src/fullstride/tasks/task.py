@@ -14,7 +14,7 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.loader import TestView, TrainView, View, class_indices
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.strict_json import from_json
 from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 
@@ -73,6 +73,8 @@ class Task(ABC):
     state_fields: ClassVar[tuple[str, ...]] = ()
     # whether images of other classes than those of the network can be scored
     open_classes: ClassVar[bool] = False
+    # how a picture fits the view of evaluation, unless a recipe says; None: as for the weights
+    view_fit: ClassVar[Fit | None] = None
     # what exported files call the outputs of the network, and those of `activate`
     output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
 

@@ -24,6 +24,8 @@ TASK_FIELDS = {
     "focal_weight_gradient": "several labels of an image",
     "embedding_size": "embeddings",
     "normalise_embedding": "embeddings",
+    "jitter": "boxes and masks",
+    "box_augmentation": "boxes",
 }
 
 

@@ -8,8 +8,15 @@ from tyro.conf import arg
 
 from fullstride.nets.efficiency import current_name, is_fused
 from fullstride.nets.precision import short_precision
+from fullstride.nets.preprocessing import Fit
 from fullstride.strict_json import Bounds, check_bounds
-from fullstride.train.recipe_checks import check_balance, check_size, check_unlabelled
+from fullstride.train.recipe_checks import (
+    check_balance,
+    check_batch,
+    check_length,
+    check_size,
+    check_unlabelled,
+)
 
 MAX_EPOCHS = 100_000  # more are a typing error
 
@@ -170,13 +177,19 @@ class Recipe:
     distinct_views: Count = 0  # augmented views per image, repeated in turn; 0: new every epoch
     # for evaluation: center crop / shorter side; None: the network's default
     crop: Positive | None = None
-    # for evaluation: crop or squish to a square; None: the network's default
-    fit: Literal["crop", "squish"] | None = None
+    # for evaluation: crop, squish or pad to a square; None: the task's default or the network's
+    fit: Fit | None = None
     # random resized crop: range of the area fraction; above 1 the image is padded with black
     scale: tuple[Positive, Positive] = (0.08, 1.0)
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # random resized crop: width / height
     # random rotation by up to this angle in either direction
     rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
+    # for boxes and masks, in place of random resized crops: side of the whole picture, padded to a
+    # square, / side of the view, which is a random crop of it
+    jitter: tuple[Positive, Positive] = (1.0, 1.0)
+    # for boxes: flip, or ssd with photometric distortion, zoom-out and IoU crops too
+    # (arXiv:1512.02325)
+    box_augmentation: Literal["flip", "ssd"] = "flip"
     # probability of a horizontal flip; not applied where a mirrored image changes its class
     hflip_prob: Probability = 0.5
     # resize the crop with bilinear or bicubic interpolation at random, not with the network's; the
@@ -224,39 +237,16 @@ class Recipe:
     def __post_init__(self) -> None:
         check_size(self)
         check_bounds(self, "recipe.")
-        if list(self.milestones) != sorted(self.milestones):
-            raise ValueError(f"recipe.milestones {self.milestones}: use increasing fractions")
-        if self.grad_accum_steps and self.batch % self.grad_accum_steps:
-            raise ValueError(
-                f"recipe.batch {self.batch} is not divisible by recipe.grad_accum_steps "
-                f"{self.grad_accum_steps}: change one of them"
-            )
-        if self.triplet and (self.per_class < 2 or self.mixup or self.cutmix):
-            raise ValueError(
-                f"recipe.triplet {self.triplet:g} compares unmixed images of one class: set "
-                "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
-            )
+        check_batch(self)
+        check_length(self)
         check_balance(self)
         check_unlabelled(self)
-        if 0 < self.early_stop_patience < self.score_every_epochs:
-            raise ValueError(
-                f"recipe.early_stop_patience {self.early_stop_patience} ends before there is a "
-                f"second score, after recipe.score_every_epochs {self.score_every_epochs}: use as "
-                "many epochs or more, or 0"
-            )
-        if self.soup == 1:
-            raise ValueError("recipe.soup 1 has nothing to average: use 2 epochs or more, or 0")
         object.__setattr__(self, "efficiency", current_name(self.efficiency))
         object.__setattr__(self, "precision", short_precision(self.precision))
         if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
             raise ValueError(
                 f"recipe.int8_maps is not available for recipe.efficiency {self.efficiency}: "
                 "use fused, fused_compiled or auto, or leave it out"
-            )
-        if self.steps and self.images:
-            raise ValueError(
-                f"recipe.steps {self.steps} and recipe.images {self.images} both set the length of "
-                "training: use one of them"
             )
 
     def __repr__(self) -> str:

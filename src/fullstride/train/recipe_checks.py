@@ -17,6 +17,42 @@ def check_size(recipe: Any) -> None:
                 )
 
 
+def check_batch(recipe: Any) -> None:
+    """Raises ValueError for a batch that cannot be made of images as the fields ask for."""
+    if recipe.grad_accum_steps and recipe.batch % recipe.grad_accum_steps:
+        raise ValueError(
+            f"recipe.batch {recipe.batch} is not divisible by recipe.grad_accum_steps "
+            f"{recipe.grad_accum_steps}: change one of them"
+        )
+    if recipe.triplet and (recipe.per_class < 2 or recipe.mixup or recipe.cutmix):
+        raise ValueError(
+            f"recipe.triplet {recipe.triplet:g} compares unmixed images of one class: set "
+            "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
+        )
+    low, high = recipe.jitter
+    if not low <= high <= 4:
+        raise ValueError(f"recipe.jitter {recipe.jitter}: use two rising numbers up to 4")
+
+
+def check_length(recipe: Any) -> None:
+    """Raises ValueError for a length of training, or scores in it, that exclude each other."""
+    if list(recipe.milestones) != sorted(recipe.milestones):
+        raise ValueError(f"recipe.milestones {recipe.milestones}: use increasing fractions")
+    if 0 < recipe.early_stop_patience < recipe.score_every_epochs:
+        raise ValueError(
+            f"recipe.early_stop_patience {recipe.early_stop_patience} ends before there is a "
+            f"second score, after recipe.score_every_epochs {recipe.score_every_epochs}: use as "
+            "many epochs or more, or 0"
+        )
+    if recipe.soup == 1:
+        raise ValueError("recipe.soup 1 has nothing to average: use 2 epochs or more, or 0")
+    if recipe.steps and recipe.images:
+        raise ValueError(
+            f"recipe.steps {recipe.steps} and recipe.images {recipe.images} both set the length of "
+            "training: use one of them"
+        )
+
+
 def check_balance(recipe: Any) -> None:
     """Raises ValueError for losses and ways to balance classes that exclude each other."""
     if recipe.loss == "bce" and recipe.teacher:

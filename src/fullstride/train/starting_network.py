@@ -104,6 +104,6 @@ def initial_network(
         pre,
         resolution=net.spec.resolution,
         crop=pre.crop if recipe.crop is None else recipe.crop,
-        fit=recipe.fit or pre.fit,
+        fit=recipe.fit or task.view_fit or pre.fit,
         draft=recipe.draft is not False,
     )

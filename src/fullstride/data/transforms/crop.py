@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fullstride.data.readers.decode import Box, Crop, Size, decode, decode_crop
+from fullstride.data.transforms.geometry import resized_size, view_offset
 from fullstride.data.transforms.policies import (
     AutoAugment,
     Cutout,
@@ -144,32 +145,30 @@ def test_view(
     pre: Preprocessing,
     max_memory_mib: float | None = None,  # noqa: PT028
 ) -> np.ndarray:
-    """The image squished to a square, or its center crop, as `pre.fit` says: uint8 (H, W, C).
+    """The image squished or padded to a square, or its center crop, as `pre.fit` says.
 
-    The center crop is torchvision's Resize and CenterCrop, with floor(resolution / crop) as the
-    shorter side, as in timm. Raises UnreadableImage for a file that cannot be decoded.
+    Returns uint8 (H, W, C); `view_geometry` says where in it the pixels of the image are. The
+    center crop is torchvision's Resize and CenterCrop, with floor(resolution / crop) as the shorter
+    side, as in timm. Raises UnreadableImage for a file that cannot be decoded.
     `max_memory_mib` limits the memory of a file with `pre.draft`, see `decode_crop`.
     """
     side = pre.resolution
 
     def choose(size: Size) -> Crop:
         w, h = size
-        if pre.fit == "squish":
-            return Crop((0, 0, w, h), (side, side))
-        shorter = math.floor(side / pre.crop)
-        new_w, new_h = (
-            (shorter, int(shorter * h / w)) if w <= h else (int(shorter * w / h), shorter)
-        )
+        new_w, new_h = resized_size(size, pre)
         if new_w * new_h <= MAX_PIXELS:
             return Crop((0, 0, w, h), (new_w, new_h))
-        left, top = round((new_w - side) / 2), round((new_h - side) / 2)
+        left, top = view_offset((new_w, new_h), pre)
         right, bottom = left + side, top + side
         box = (left * w / new_w, top * h / new_h, right * w / new_w, bottom * h / new_h)
         return Crop(box, (side, side))
 
     image, (box, (w, h)) = opened(source, pre, choose, TEST_OVERSAMPLING, max_memory_mib)
-    left, top = round((w - side) / 2), round((h - side) / 2)
     resized = _resized(image, (w, h), pre, box)
+    if pre.fit == "pad":
+        return _pixels(pad_to(resized, (side, side), pre))
+    left, top = view_offset((w, h), pre)
     return _pixels(resized.crop((left, top, left + side, top + side)))
 
 
@@ -271,6 +270,13 @@ def _reduced(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
         (right - x) / factor,
         (bottom - y) / factor,
     )
+
+
+def pad_to(image: Image.Image, size: tuple[int, int], pre: Preprocessing) -> Image.Image:
+    """The image at the top left of one of `size`, whose rest has the mean colour."""
+    whole = Image.new(image.mode, size, pre.fill if pre.channels > 1 else pre.fill[0])
+    whole.paste(image)
+    return whole
 
 
 def _resized(
