@@ -96,7 +96,7 @@ def floor_scene(
     horizon = rng.uniform(*HORIZONS) * side
     floor = floor_depths(horizon, side)
     background = photograph_square(rng, photographs, side).astype(np.float32)
-    _lay_floor(rng, background, photographs[rng.integers(len(photographs))], horizon)
+    _lay_floor(rng, background, photographs[int(rng.integers(len(photographs)))], horizon)
     rows = np.flatnonzero(floor)
 
     def place() -> Sprite:
@@ -140,7 +140,7 @@ def photograph_square(
     rng: np.random.Generator, photographs: Sequence[np.ndarray], side: int
 ) -> np.ndarray:
     """A random square of a random photograph, in one of eight orientations."""
-    photograph = photographs[rng.integers(len(photographs))]
+    photograph = photographs[int(rng.integers(len(photographs)))]
     height, width = photograph.shape[:2]
     size = int(rng.integers(min(height, width) // 4, min(height, width)))
     top, left = int(rng.integers(height - size + 1)), int(rng.integers(width - size + 1))
