@@ -344,6 +344,13 @@ def test_a_network_of_timm_stands_where_ours_stand(name):
     assert [64 // m.shape[2] for m in maps] == list(net.strides)
 
 
+def test_strides_are_whole_where_the_resolution_of_the_weights_does_not_divide():
+    net = zoo.create("timm/resnet10t").eval()  # 176 pixels, whose last map has 6
+    with torch.inference_mode():
+        maps = net.features(torch.rand(1, 3, 64, 64))
+    assert list(net.strides) == [64 // m.shape[2] for m in maps] == [2, 4, 8, 16, 32]
+
+
 @pytest.mark.parametrize(
     ("name", "side", "works"),
     [("deit_tiny_patch16_224", 32, 224), ("levit_128", 64, 224), ("inception_v3", 8, 299)],

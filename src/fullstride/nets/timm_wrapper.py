@@ -232,7 +232,7 @@ class TimmNetwork(Backbone):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        return tuple(round(self.spec.resolution / m.shape[2]) for m in self.sample)
+        return tuple(_stride(self.spec.resolution, m.shape[2]) for m in self.sample)
 
     @cached_property
     def sample(self) -> tuple[Tensor, ...]:
@@ -243,3 +243,10 @@ class TimmNetwork(Backbone):
             maps = self.eval().features(weight.new_zeros(1, self.spec.in_channels, side, side))
         self.train(training)
         return maps
+
+
+def _stride(side: int, map_side: int) -> int:
+    """176 pixels a side at stride 32 make 6, as each halving rounds up: the ratio alone is 29."""
+    halvings = (2**power for power in range(side.bit_length()))
+    exact = (stride for stride in halvings if math.ceil(side / stride) == map_side)
+    return next(exact, round(side / map_side))
