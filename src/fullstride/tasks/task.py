@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.loader import TestView, TrainView, View, class_indices
+from fullstride.data.readers.decode import Size
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
@@ -207,6 +210,10 @@ class Task(ABC):
         """For each of N images, whether both outputs are the same to users: (N,) of bool."""
         return outputs.argmax(1) == expected.argmax(1)
 
+    def difference(self, outputs: Tensor, expected: Tensor) -> float:
+        """How far outputs of N images are from others, relative to the largest of those."""
+        return float((outputs - expected).abs().max() / expected.abs().max())
+
     def invert(self, activated: Tensor) -> Tensor:
         """Outputs that `activate` makes these of, by the task `uncalibrated`."""
         return activated
@@ -220,8 +227,26 @@ class Task(ABC):
         """The predictions for each of N images, at most `top`, the most probable first.
 
         `outputs` are activated, float32 on the CPU. A prediction is a dataclass of JSON values,
-        whose `str` is what the command `predict` prints.
+        whose `str` is what the command `predict` prints. Its arrays are no part of its JSON. Places
+        are those of the view.
         """
+
+    def place(self, guesses: tuple[Any, ...], size: Size, pre: Preprocessing) -> tuple[Any, ...]:
+        """The predictions for one image with places in its picture, of `size`, upright.
+
+        `guesses` is an entry of `decode`; the view was made by `pre`, see `view_geometry`.
+        """
+        return guesses
+
+    def draw(
+        self, picture: Image.Image, guesses: tuple[Any, ...], classes: Sequence[str]
+    ) -> Image.Image | None:
+        """The upright picture with the predictions of `place` drawn; None for a task without."""
+        return None
+
+    def maps(self, guesses: tuple[Any, ...]) -> Image.Image | None:
+        """The predictions of `place` as an image without losses; None for a task without."""
+        return None
 
     def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
         """The columns of N rows in a file of predictions; `outputs` are those of `decode`.
@@ -230,7 +255,16 @@ class Task(ABC):
         of the predictions.
         """
         rows = self.decode(outputs, classes, top)
-        return {"prediction": [json.dumps([asdict(each) for each in row]) for row in rows]}
+        return {"prediction": [json.dumps([*map(json_values, row)]) for row in rows]}
+
+
+def json_values(prediction: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are values of JSON: without arrays."""
+
+    def without_arrays(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: value for name, value in pairs if not isinstance(value, np.ndarray)}
+
+    return asdict(prediction, dict_factory=without_arrays)
 
 
 @cache
