@@ -21,6 +21,7 @@ from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
 from fullstride.data.readers.idx import holds_idx, read_idx_folder
 from fullstride.data.readers.listing import Listing
+from fullstride.data.readers.objects import Objects
 from fullstride.data.readers.splits import LATEST_SPLITS, SplitRule, Splits, take_splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
 from fullstride.data.readers.unused import count_unused
@@ -107,6 +108,7 @@ class DataSet:
     def labels(self, split: str) -> list[tuple[int, ...]] | None:
         """The classes of each image of a split, one or several; None where targets are others."""
         targets = getattr(self, split).targets
+        targets = [each.labels if isinstance(each, Objects) else each for each in targets]
         labels = [target if isinstance(target, tuple) else (target,) for target in targets]
         indices = range(len(self.classes))
         valid = all(type(label) is int and label in indices for each in labels for label in each)

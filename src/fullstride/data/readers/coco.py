@@ -1,23 +1,34 @@
-"""Which labels do images have by COCO's annotation files? The categories of their annotations."""
+"""What is in images by COCO's annotation files? The categories and boxes of their annotations."""
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from fullstride.data.readers.decode import image_size
 from fullstride.data.readers.json_lists import read_lists
 from fullstride.data.readers.listing import TEST, TRAIN, VAL, Below, Listing, Sample, quote_names
+from fullstride.data.readers.objects import Box, BoxCheck, Objects
 
 BESIDE = "_annotations.coco.json"  # in the folder of a split, as some tools export it
 SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "minival"), TEST) for name in names}
+
+
+class CocoObject(NamedTuple):
+    id: Any  # of the annotation
+    category: int
+    box: Box
+    is_crowd: bool
 
 
 class CocoImage(NamedTuple):
     id: int | str
     name: str  # of the file, as the annotations have it
     categories: frozenset[int]  # of its annotations
+    size: tuple[int, int] | None = None  # (width, height), where the file has them
+    objects: tuple[CocoObject, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,8 +82,37 @@ def read_coco_labels(files: Mapping[str, Path]) -> Listing:
 
     Raises ValueError in one line that names the file and the image, annotation or category.
     """
+
+    def labels(image: CocoImage, index_of: Callable[[int], int], path: Path) -> tuple[int, ...]:
+        return tuple(sorted(map(index_of, image.categories)))
+
+    return _read(files, labels, with_objects=False)
+
+
+def read_coco_objects(files: Mapping[str, Path]) -> Listing:
+    """As `read_coco_labels`, with `Objects` as targets and notes on boxes that were changed."""
+    check = BoxCheck()
+
+    def objects(image: CocoImage, index_of: Callable[[int], int], path: Path) -> Objects:
+        size = image.size
+        if image.objects and size is None:
+            size = image_size(path)
+        usable = []
+        for each in image.objects:
+            assert size
+            where = f"annotation {each.id!r} of the image {image.name!r}"
+            if box := check.usable(each.box, size, where):
+                usable.append((box, index_of(each.category), each.is_crowd))
+        boxes, labels, difficult = zip(*usable, strict=True) if usable else ((), (), ())
+        return Objects(boxes, labels, difficult)
+
+    listing = _read(files, objects, with_objects=True)
+    return replace(listing, notes=(*listing.notes, *check.notes()))
+
+
+def _read(files: Mapping[str, Path], target: "Target", with_objects: bool) -> Listing:
     root = _root(files["train"])
-    contents = {split: read_coco(path) for split, path in files.items()}
+    contents = {split: read_coco(path, with_objects) for split, path in files.items()}
     train = contents["train"]
     classes = tuple(name for _, name in sorted(train.categories.items()))
     indices = {name: index for index, name in enumerate(classes)}
@@ -85,7 +125,7 @@ def read_coco_labels(files: Mapping[str, Path]) -> Listing:
                     f"{str(content.path)!r}: annotation {content.annotation[key]!r} has the "
                     f"category {name!r}, which {str(train.path)!r} lacks: add or remove it"
                 )
-        splits[split] = _samples(root, split, content, indices)
+        splits[split] = _samples(root, split, content, indices, target)
         for name in (sample.name for sample in splits[split]):
             if split_of.setdefault(name, split) != split:
                 raise ValueError(
@@ -102,12 +142,14 @@ def read_coco_labels(files: Mapping[str, Path]) -> Listing:
     return Listing(classes, splits, Below(root), notes=notes)
 
 
-def read_coco(path: Path) -> CocoFile:
-    """The images and categories of a file. Raises ValueError in one line."""
+def read_coco(path: Path, with_objects: bool = False) -> CocoFile:
+    """The images and categories of a file, and its objects. Raises ValueError in one line."""
     categories: dict[int, str] = {}
     ids: dict[str, int] = {}  # of the categories
     names: dict[Any, str] = {}
+    sizes: dict[Any, tuple[int, int]] = {}  # of the images
     labels: dict[Any, set[int]] = {}  # image -> categories
+    objects: dict[Any, list[CocoObject]] = {}  # image -> annotations
     annotation_of: dict[Any, Any] = {}  # image -> the id of one of its annotations
     annotations: dict[int, Any] = {}
     for kind, entry in read_lists(path, ("images", "annotations", "categories")):
@@ -119,6 +161,8 @@ def read_coco(path: Path) -> CocoFile:
             )
             if names.setdefault(key, name) != name:
                 raise ValueError(f"{where} is {names[key]!r} and {name!r}: give each its own id")
+            if size := _size_of(entry):
+                sizes[key] = size
         elif kind == "categories":
             key, name = _known(entry, "id", int, where), _known(entry, "name", str, where)
             if key in categories or name in ids:
@@ -130,6 +174,11 @@ def read_coco(path: Path) -> CocoFile:
             labels.setdefault(image, set()).add(category)
             annotation_of.setdefault(image, entry.get("id"))
             annotations.setdefault(category, entry.get("id"))
+            if with_objects:
+                each = CocoObject(
+                    entry.get("id"), category, _box(entry, where), entry.get("iscrowd") == 1
+                )
+                objects.setdefault(image, []).append(each)
     for what, used, present in (
         ("category", annotations, categories),
         ("image", annotation_of, names),
@@ -140,7 +189,16 @@ def read_coco(path: Path) -> CocoFile:
                     f"{str(path)!r}: annotation {used[key]!r} is of the {what} {key!r}, which the "
                     "file does not list: add or remove it"
                 )
-    images = [CocoImage(key, name, frozenset(labels.get(key, ()))) for key, name in names.items()]
+    images = [
+        CocoImage(
+            key,
+            name,
+            frozenset(labels.get(key, ())),
+            sizes.get(key),
+            tuple(objects.get(key, ())),
+        )
+        for key, name in names.items()
+    ]
     if not images:
         raise ValueError(f"{str(path)!r} lists no images: give a file with some")
     return CocoFile(path, categories, tuple(_joined(images)), annotations)
@@ -161,14 +219,35 @@ def _known(entry: Any, name: str, kind: Any, where: str) -> Any:
     return value
 
 
+def _size_of(entry: Any) -> tuple[int, int] | None:
+    """The width and height of an image, unless they are missing or wrong."""
+    size = _field(entry, "width"), _field(entry, "height")
+    return size if all(type(side) is int and side > 0 for side in size) else None
+
+
+def _box(entry: Any, where: str) -> Box:
+    """COCO's (left, top, width, height) of an annotation as edges."""
+    values = _field(entry, "bbox")
+    is_box = isinstance(values, list) and len(values) == 4
+    try:
+        left, top, width, height = map(float, values if is_box else ())
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"{where} has the bbox {str(values)[:40]!r}: use [left, top, width, height]"
+        ) from None
+    return left, top, left + width, top + height
+
+
 def _joined(images: list[CocoImage]) -> Iterator[CocoImage]:
     """One entry for each file, with the categories of all its entries."""
     by_name: dict[str, CocoImage] = {}
     for image in images:
         earlier = by_name.setdefault(image.name, image)
         if earlier is not image:
-            both = earlier.categories | image.categories
-            by_name[image.name] = earlier._replace(categories=both)
+            by_name[image.name] = earlier._replace(
+                categories=earlier.categories | image.categories,
+                objects=earlier.objects + image.objects,
+            )
     yield from by_name.values()
 
 
@@ -181,15 +260,23 @@ def _root(path: Path) -> Path:
     return folder.parent if folder.name == "annotations" or path.name == BESIDE else folder
 
 
-def _samples(root: Path, split: str, content: CocoFile, indices: Mapping[str, int]) -> list[Sample]:
+# What is learnt of an image, with the class index of a category, and the path of its file.
+Target = Callable[[CocoImage, Callable[[int], int], Path], Any]
+
+
+def _samples(
+    root: Path, split: str, content: CocoFile, indices: Mapping[str, int], target: Target
+) -> list[Sample]:
     folder, samples, missing = _image_folder(root, split, content), [], []
     for image in content.images:
         name = (PurePosixPath(folder) / image.name).as_posix()
-        target = tuple(sorted(indices[content.categories[key]] for key in image.categories))
         try:
-            samples.append(Sample(name, target, _size(root / name)))
+            size = _size(root / name)
         except (OSError, ValueError):
             missing.append(image)
+            continue
+        what = target(image, lambda key: indices[content.categories[key]], root / name)
+        samples.append(Sample(name, what, size))
     if missing:
         raise ValueError(
             f"{len(missing)} of the {len(content.images)} images in {str(content.path)!r} are "

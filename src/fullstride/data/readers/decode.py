@@ -35,6 +35,8 @@ CHANNELS_BY_SAMPLING = {0: 3.0, 1: 2.0, 2: 1.5}  # of the size of the image: 4:4
 # the left or at the top.
 LAST_AT_LEFT, LAST_AT_TOP = {2: 0, 3: 0, 6: 1, 7: 1}, {3: 1, 4: 1, 7: 0, 8: 0}
 
+SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+
 Size = tuple[int, int]  # width, height
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -75,6 +77,13 @@ def image_format(source: Path | bytes) -> str:
     """Pillow's name of the format of an image file, by its header. Raises UnreadableImage."""
     with _opened(source) as (image, _):
         return image.format or ""
+
+
+def image_size(source: Path | bytes) -> Size:
+    """Width and height of the upright image, by the header of its file. Raises UnreadableImage."""
+    with _opened(source) as (image, _):
+        w, h = image.size
+        return (h, w) if orientation(image) in SIDEWAYS else (w, h)
 
 
 def decode(
@@ -134,7 +143,7 @@ def decode_crop(
             _check_large(image, bytes_in, _name(source))
         chosen, factor = None, 1
         if isinstance(image, JpegImageFile):
-            size = (stored[1], stored[0]) if turn in (5, 6, 7, 8) else stored
+            size = (stored[1], stored[0]) if turn in SIDEWAYS else stored
             chosen = crop(size)
             factor = _factor(size, chosen, oversampling)
         if max_memory_mib is not None:

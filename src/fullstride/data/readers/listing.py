@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fullstride.data.readers.objects import Objects
+
 NO_LABEL = -1  # the class that an image without labels counts for where splits are taken
 
 # Names of splits in folders, tables, shards and datasets.
@@ -14,7 +16,7 @@ TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation"), ("test
 
 class Sample(NamedTuple):
     name: str  # POSIX path below the data folder
-    target: Any  # a class index, or the sorted indices of all its labels, which may be none
+    target: Any  # a class index, the sorted indices of all its labels, or its `Objects`
     size: int  # bytes; -1 for a broken link
 
 
@@ -56,7 +58,9 @@ def sorted_classes(classes: Iterable[str]) -> tuple[str, ...]:
 
 
 def labels_of(target: Any) -> tuple[int, ...]:
-    """The classes that a sample counts for: one, all its labels, or `NO_LABEL`."""
+    """The classes that a sample counts for: one, all its labels or objects', or `NO_LABEL`."""
+    if isinstance(target, Objects):
+        target = tuple(sorted({*target.labels}))
     return (target or (NO_LABEL,)) if isinstance(target, tuple) else (target,)
 
 

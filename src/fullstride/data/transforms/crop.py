@@ -272,10 +272,12 @@ def _reduced(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
     )
 
 
-def pad_to(image: Image.Image, size: tuple[int, int], pre: Preprocessing) -> Image.Image:
-    """The image at the top left of one of `size`, whose rest has the mean colour."""
+def pad_to(
+    image: Image.Image, size: Size, pre: Preprocessing, at: tuple[int, int] = (0, 0)
+) -> Image.Image:
+    """The image inside one of `size`, with its corner `at` there, and the mean colour around."""
     whole = Image.new(image.mode, size, pre.fill if pre.channels > 1 else pre.fill[0])
-    whole.paste(image)
+    whole.paste(image, at)
     return whole
 
 

@@ -1,0 +1,206 @@
+"""Which objects are in the images of a Pascal VOC folder? One XML file for each image says it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from fullstride.data.readers.decode import SUFFIXES, image_size
+from fullstride.data.readers.listing import Below, Listing, Sample, quote_names, sorted_classes
+from fullstride.data.readers.objects import Box, BoxCheck, Objects
+from fullstride.storage import read_regular
+
+IMAGES, ANNOTATIONS, LISTS = "JPEGImages", "Annotations", "ImageSets/Main"
+MAX_XML_BYTES, MAX_LIST_BYTES = 2**23, 2**28
+
+
+class VocObject(NamedTuple):
+    label: str
+    box: Box
+    difficult: bool
+
+
+class VocImage(NamedTuple):
+    """An image as its annotation describes it."""
+
+    name: str  # below the root
+    annotation: Path
+    objects: tuple[VocObject, ...]
+
+
+def voc_folders(where: Path) -> list[Path]:
+    """The folders in Pascal VOC's layout: `where` itself, or those one or two levels below it."""
+    for pattern in ("", "*/", "*/*/"):
+        folders = where.glob(f"{pattern}{ANNOTATIONS}") if pattern else [where / ANNOTATIONS]
+        homes = sorted(each.parent for each in folders if (each.parent / IMAGES).is_dir())
+        if homes:
+            return homes
+    return []
+
+
+def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
+    """The images of `folders` below `root`, with `Objects` as targets.
+
+    The lists in ImageSets/Main say the splits: train.txt, val.txt and test.txt, where trainval.txt
+    stands for both of the first. Of several folders of which one has a test, all train and val
+    images are for training, as with VOC2007 and VOC2012. Without lists all images are.
+
+    Raises ValueError in one line that names the file and the object.
+    """
+    lists = [_splits(folder) for folder in folders]
+    if len(folders) > 1 and any("test" in each for each in lists):
+        lists = [_joined(each) for each in lists]
+    images: dict[str, list[VocImage]] = {}
+    check = BoxCheck()
+    for folder, names in zip(folders, lists, strict=True):
+        for split, ids in names.items():
+            images.setdefault(split, []).extend(
+                _image(root, folder, each, check) for each in dict.fromkeys(ids)
+            )
+    train = images.get("train")
+    if not train:
+        raise ValueError(f"{str(root)!r} has no list of training images: add {LISTS}/train.txt")
+    classes = sorted_classes(each.label for image in train for each in image.objects)
+    if not classes:
+        raise ValueError(f"{str(train[0].annotation.parent)!r} has no object: add some")
+    indices = {name: index for index, name in enumerate(classes)}
+    splits = {
+        split: [_sample(root, image, indices) for image in images[split]]
+        for split in ("train", "val", "test")
+        if images.get(split)
+    }
+    _check_once(splits)
+    return Listing(classes, splits, Below(root), notes=check.notes())
+
+
+def _splits(folder: Path) -> dict[str, list[str]]:
+    """The ids of the images of each split of a folder."""
+    ids = {
+        name: _ids(folder / LISTS / f"{name}.txt")
+        for name in ("train", "val", "trainval", "test")
+        if (folder / LISTS / f"{name}.txt").is_file()
+    }
+    if not ids:
+        return {"train": sorted(path.stem for path in (folder / ANNOTATIONS).glob("*.xml"))}
+    both = ids.pop("trainval", None)
+    if both and "train" not in ids:
+        val = {*ids.get("val", ())}
+        ids["train"] = [each for each in both if each not in val]
+    return ids
+
+
+def _joined(ids: dict[str, list[str]]) -> dict[str, list[str]]:
+    """With the images of val for training."""
+    joined = {"train": [*ids.get("train", ()), *ids.get("val", ())], "test": ids.get("test", [])}
+    return {split: each for split, each in joined.items() if each}
+
+
+def _ids(path: Path) -> list[str]:
+    try:
+        lines = read_regular(path, MAX_LIST_BYTES).decode().splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{str(path)!r} is not UTF-8: save it as UTF-8") from None
+    ids = [line.split()[0] for line in lines if line.strip()]
+    if wrong := [each for each in ids if "/" in each or "\\" in each or each.startswith(".")]:
+        raise ValueError(f"{str(path)!r} lists {wrong[0]!r}: use names of images without folders")
+    return ids
+
+
+def _image(root: Path, folder: Path, name: str, check: BoxCheck) -> VocImage:
+    annotation = folder / ANNOTATIONS / f"{name}.xml"
+    if not annotation.is_file():
+        raise ValueError(
+            f"{str(annotation)!r} is missing, for the image {name!r}: add or remove it"
+        )
+    for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES)):
+        path = folder / IMAGES / f"{name}{suffix}"
+        if path.is_file():
+            break
+    else:
+        missing = str(folder / IMAGES / f"{name}{SUFFIXES[0]}")
+        raise ValueError(f"{missing!r} is missing, the image of {str(annotation)!r}: add it")
+    size, described = read_annotation(annotation)
+    size = size or image_size(path)
+    objects = []
+    for number, each in enumerate(described, 1):
+        where = f"object {number} of {str(annotation)!r}"
+        if box := check.usable(each.box, size, where):
+            objects.append(each._replace(box=box))
+    return VocImage(path.relative_to(root).as_posix(), annotation, tuple(objects))
+
+
+def _sample(root: Path, image: VocImage, indices: dict[str, int]) -> Sample:
+    if others := [each.label for each in image.objects if each.label not in indices]:
+        raise ValueError(
+            f"{str(image.annotation)!r} has the class {others[0]!r}, which no training image has: "
+            "add or remove it"
+        )
+    target = Objects(
+        tuple(each.box for each in image.objects),
+        tuple(indices[each.label] for each in image.objects),
+        tuple(each.difficult for each in image.objects),
+    )
+    return Sample(image.name, target, (root / image.name).stat().st_size)
+
+
+def _check_once(splits: dict[str, list[Sample]]) -> None:
+    split_of: dict[str, str] = {}
+    for split, samples in splits.items():
+        both = [
+            sample.name for sample in samples if split_of.setdefault(sample.name, split) != split
+        ]
+        if both:
+            raise ValueError(
+                f"{quote_names(both)} in the lists of {split} and of {split_of[both[0]]}: remove "
+                "from one"
+            )
+
+
+# ---- annotations
+
+
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Entities, which can blow up a small file, are declared in a DOCTYPE only."""
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> None:
+        raise ValueError("it has a DOCTYPE")
+
+
+def read_annotation(path: Path) -> tuple[tuple[int, int] | None, Iterator[VocObject]]:
+    """The size (width, height) of the image, if the file has one, and its objects.
+
+    VOC counts pixels from 1 and includes the last one: a box of 1, 1, 1, 1 is the first pixel,
+    which is 0, 0, 1, 1 here. Raises ValueError in one line.
+    """
+    try:
+        data = read_regular(path, MAX_XML_BYTES)
+        tree = ElementTree.fromstring(data, ElementTree.XMLParser(target=_NoDoctype()))
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        problem = " ".join(str(error).split())[:100]
+        raise ValueError(f"{str(path)!r} is no whole annotation in XML ({problem})") from None
+    size = tree.find("size")
+    w, h = (_number(size, name) for name in ("width", "height"))
+    whole = (int(w), int(h)) if w and h and 0 < w < 1e6 and 0 < h < 1e6 else None
+    return whole, _objects(path, tree.iterfind("object"))
+
+
+def _objects(path: Path, elements: Iterable[Any]) -> Iterator[VocObject]:
+    for number, element in enumerate(elements, 1):
+        where = f"{str(path)!r}: object {number}"
+        label = (element.findtext("name") or "").strip()
+        if not label:
+            raise ValueError(f"{where} has no name: add one")
+        edges = [_number(element.find("bndbox"), name) for name in ("xmin", "ymin", "xmax", "ymax")]
+        if any(edge is None for edge in edges):
+            raise ValueError(f"{where}, {label!r}, has no bndbox of four numbers: add or remove it")
+        left, top, right, bottom = (edge for edge in edges if edge is not None)
+        difficult = _number(element, "difficult") == 1
+        yield VocObject(label, (left - 1, top - 1, right, bottom), difficult)
+
+
+def _number(element: Any, name: str) -> float | None:
+    text = element.findtext(name) if element is not None else None
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,243 @@
+"""Are boxes read as their files have them? From hand-written COCO and Pascal VOC files."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fullstride.data.box_data import Objects, open_boxes
+
+NOTHING = Objects((), (), ())
+
+
+def write_images(folder: Path, *names: str, size: tuple[int, int] = (20, 10)) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        Image.new("RGB", size, (40 * number % 256, 13 * len(str(folder)) % 256, 9 * number)).save(
+            folder / name
+        )
+
+
+def coco(images: dict[int, str], boxes: list[tuple], **size: int) -> dict:
+    """The content of a file; a box is (image, category, bbox, crowd)."""
+    return {
+        "images": [{"id": key, "file_name": name, **size} for key, name in images.items()],
+        "annotations": [
+            {"id": 100 + i, "image_id": image, "category_id": label, "bbox": box, "iscrowd": crowd}
+            for i, (image, label, box, crowd) in enumerate(boxes)
+        ],
+        "categories": [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}],
+    }
+
+
+BOXES = [(0, 7, [1, 2, 3.5, 4], 0), (0, 3, [0, 0, 20, 10], 1), (1, 3, [5, 5, 1, 2], 0)]
+
+
+def write_coco(root: Path, boxes: list[tuple] = BOXES, **size: int) -> str:
+    (root / "annotations").mkdir(parents=True)
+    for split, named in (("train", "abc"), ("val", "d"), ("test", "e")):
+        names = [f"{each}.png" for each in named]
+        write_images(root / split, *names)
+        rows = boxes if split == "train" else [(0, 7, [2, 2, 4, 4], 0)]
+        content = coco(dict(enumerate(names)), rows, **size)
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    return str(root)
+
+
+def targets(data, split: str = "train") -> dict[str, Objects]:
+    images = getattr(data, split)
+    return {
+        Path(name).stem: target for name, target in zip(images.names, images.targets, strict=True)
+    }
+
+
+def test_coco_boxes_are_edges_with_classes_by_the_order_of_ids(tmp_path):
+    data = open_boxes(write_coco(tmp_path, width=20, height=10))
+    assert data.classes == ("dog", "cat")
+    assert targets(data) == {
+        "a": Objects(((1, 2, 4.5, 6), (0, 0, 20, 10)), (1, 0), (False, True)),
+        "b": Objects(((5, 5, 6, 7),), (0,), (False,)),
+        "c": NOTHING,
+    }
+    assert [*targets(data, "minival")] == ["d"]
+    assert targets(data, "test") == {"e": Objects(((2, 2, 6, 6),), (1,), (False,))}
+    assert any("1 images have no object" in note for note in data.notes)
+    again = open_boxes(data.where, **asdict(data.rule))
+    assert again.fingerprint == data.fingerprint
+    assert data.labels("train") == [(1, 0), (0,), ()]
+
+
+def test_another_box_is_another_data_set(tmp_path):
+    moved = [(0, 7, [1, 2, 3.6, 4], 0), *BOXES[1:]]
+    first = open_boxes(write_coco(tmp_path / "a"))
+    second = open_boxes(write_coco(tmp_path / "b", moved))
+    assert first.fingerprint != second.fingerprint
+
+
+@pytest.mark.parametrize("size", [{}, {"width": 20, "height": 10}])
+def test_boxes_that_cannot_be_used_are_named_and_left_out(tmp_path, size):
+    bad = [
+        (0, 7, [-3, 4, 8, 30], 0),  # clipped
+        (0, 7, [5, 5, -2, 2], 0),  # inverted
+        (0, 7, [5, 5, 0, 2], 0),  # empty
+        (0, 7, [25, 5, 4, 4], 0),  # outside
+        (0, 7, [float("nan"), 5, 4, 4], 0),
+        (1, 3, [5, 5, float("inf"), 4], 0),
+    ]
+    data = open_boxes(write_coco(tmp_path, [*bad, *BOXES[2:]], **size))
+    assert targets(data)["a"] == Objects(((0, 4, 5, 10),), (1,), (False,))
+    clipped, left_out = (
+        next(note for note in data.notes if word in note) for word in ("clipped", "left out")
+    )
+    assert clipped.startswith("1 boxes")
+    assert "100" in clipped
+    assert "a.png" in clipped
+    assert left_out.startswith("5 boxes")
+    assert "101" in left_out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"bbox": [1, 2, 3.5, 4]', '"bbox": [1, 2, 3.5]', ("annotation 100", "bbox")),
+        ('"bbox": [1, 2, 3.5, 4]', '"bbox": "x"', ("annotation 100", "bbox")),
+        ('"bbox": [1, 2, 3.5, 4]', '"bbox": null', ("annotation 100", "bbox")),
+        ('"bbox": [1, 2, 3.5, 4]', f'"bbox": [1, 2, 3, 1{"0" * 400}]', ("annotation 100",)),
+        ('"category_id": 3', '"category_id": 9', ("annotation 101", "9")),
+        ('"iscrowd": 0}], "categories"', '"iscr', ("whole JSON",)),
+    ],
+)
+def test_a_bad_coco_file_is_one_line_with_its_entry(tmp_path, old, new, words):
+    where = write_coco(tmp_path)
+    path = tmp_path / "annotations" / "instances_train.json"
+    text = path.read_text()
+    assert old in text
+    cut = text[: text.index(old)] + new
+    path.write_text(cut if words == ("whole JSON",) else text.replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"instances_train\.json") as raised:
+        open_boxes(where)
+    assert all(word in str(raised.value) for word in words)
+    assert str(raised.value).isprintable()
+
+
+# ---- Pascal VOC
+
+
+def xml(*objects: tuple, size: str = "<size><width>20</width><height>10</height></size>") -> str:
+    text = "".join(
+        f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>"
+        + "".join(
+            f"<{edge}>{value}</{edge}>"
+            for edge, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+        )
+        + "</bndbox><part><name>head</name></part></object>"
+        for name, box, difficult in objects
+    )
+    return f"<annotation><filename>other.jpg</filename>{size}{text}</annotation>"
+
+
+def write_voc(folder: Path, images: dict[str, str], **lists: str) -> Path:
+    write_images(folder / "JPEGImages", *(f"{name}.jpg" for name in images))
+    (folder / "Annotations").mkdir()
+    for name, text in images.items():
+        (folder / "Annotations" / f"{name}.xml").write_text(text)
+    (folder / "ImageSets" / "Main").mkdir(parents=True)
+    for name, ids in lists.items():
+        (folder / "ImageSets" / "Main" / f"{name}.txt").write_text("\n".join(ids.split()) + "\n")
+    return folder
+
+
+DOG = xml(("dog", (1, 1, 20, 10), 0), ("cat", (3, 4, 5, 6), 1))
+CAT = xml(("cat", (2, 2, 2, 2), 0))
+
+
+def test_voc_counts_pixels_from_one_and_includes_the_last(tmp_path):
+    images = {"a": DOG, "b": CAT, "c": xml(), "d": CAT}
+    write_voc(tmp_path, images, train="a b", val="c", test="d", aeroplane_train="a -1")
+    data = open_boxes(str(tmp_path))
+    assert data.classes == ("cat", "dog")
+    assert targets(data) == {
+        "a": Objects(((0, 0, 20, 10), (2, 3, 5, 6)), (1, 0), (False, True)),
+        "b": Objects(((1, 1, 2, 2),), (0,), (False,)),
+    }
+    assert targets(data, "minival") == {"c": NOTHING}
+    assert [*targets(data, "test")] == ["d"]
+    assert open_boxes(data.where, **asdict(data.rule)).fingerprint == data.fingerprint
+
+
+def test_two_voc_years_train_on_trainval_and_test_on_the_test_of_one(tmp_path):
+    first = {f"0{i}": (DOG, CAT)[i % 2] for i in range(8)}
+    write_voc(tmp_path / "VOC2007", first, trainval="00 01 02 03", val="03", test="06 07")
+    second = {f"1{i}": (DOG, CAT)[i % 2] for i in range(8)}
+    write_voc(tmp_path / "VOC2012", second, train="10 11 12", val="13 14", trainval="10 11")
+    data = open_boxes(str(tmp_path))
+    assert sorted(targets(data, "test")) == ["06", "07"]
+    others = [*targets(data), *targets(data, "minival")]
+    assert sorted(others) == ["00", "01", "02", "03", "10", "11", "12", "13", "14"]
+    whole = open_boxes(str(tmp_path), minival=0)
+    assert len(whole.train) == 9
+    assert whole.train.picture(0).size == (20, 10)
+
+
+def test_annotations_without_lists_have_their_splits_taken(tmp_path):
+    write_voc(tmp_path, {f"{i:02}": (DOG, CAT)[i % 2] for i in range(20)})
+    data = open_boxes(str(tmp_path))
+    assert len(data.train) + len(data.minival) + len(data.test) == 20
+    assert all(len(each) for each in (data.train, data.minival, data.test))
+
+
+def test_voc_boxes_that_cannot_be_used_are_named_and_left_out(tmp_path):
+    bad = [("dog", (-5, 1, 30, 5), 0), ("dog", (9, 1, 3, 5), 0), ("dog", ("nan", 1, 3, 5), 0)]
+    write_voc(tmp_path, {"a": xml(*bad, size=""), "b": CAT}, train="a b", val="a")
+    with pytest.raises(ValueError, match="'JPEGImages/a.jpg' in the lists of val and of train"):
+        open_boxes(str(tmp_path))
+    (tmp_path / "ImageSets/Main/val.txt").write_text("b\n")
+    (tmp_path / "ImageSets/Main/train.txt").write_text("a\n")
+    with pytest.raises(ValueError, match=r"b\.xml' has the class 'cat'"):
+        open_boxes(str(tmp_path))
+    (tmp_path / "Annotations" / "b.xml").write_text(xml())
+    data = open_boxes(str(tmp_path))
+    assert targets(data)["a"].boxes == ((0, 0, 20, 5),)
+    assert [note[:7] for note in data.notes if "a.xml" in note] == ["1 boxes", "2 boxes"]
+
+
+BOMB = '<!DOCTYPE a [<!ENTITY b "bb">]><annotation><filename>&b;</filename></annotation>'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (DOG[:200], "whole annotation"),
+        ("", "whole annotation"),
+        (BOMB, "DOCTYPE"),
+        (DOG.replace("<name>dog</name>", ""), "object 1"),
+        (DOG.replace("<xmax>5</xmax>", ""), "object 2"),
+        (DOG.replace("<xmax>5</xmax>", "<xmax>five</xmax>"), "object 2"),
+    ],
+)
+def test_a_bad_voc_file_is_one_line_with_its_object(tmp_path, text, words):
+    write_voc(tmp_path, {"a": text, "b": CAT}, train="a b")
+    with pytest.raises(ValueError, match=words) as raised:
+        open_boxes(str(tmp_path))
+    assert "a.xml" in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["xml", "jpg", "list"])
+def test_a_missing_file_of_a_voc_folder_is_one_line(tmp_path, kind):
+    write_voc(tmp_path, {"a": DOG, "b": CAT}, train="a b")
+    if kind == "list":
+        (tmp_path / "ImageSets/Main/train.txt").write_text("../../a\n")
+    else:
+        folder = {"xml": "Annotations", "jpg": "JPEGImages"}[kind]
+        (tmp_path / folder / f"b.{kind}").unlink()
+    with pytest.raises(ValueError, match={"list": "'../../a'"}.get(kind, f"b.{kind}")):
+        open_boxes(str(tmp_path))
+
+
+def test_a_folder_of_classes_has_no_boxes(tmp_path):
+    write_images(tmp_path / "cat", "a.png")
+    with pytest.raises(ValueError, match="has no boxes"):
+        open_boxes(str(tmp_path))
