@@ -1,0 +1,1 @@
+"""Where is which object? The task of detection."""
