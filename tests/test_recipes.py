@@ -48,6 +48,8 @@ SAMPLE = (
     "digits",
 )
 SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600", "tresnet_multilabel")
+# These are trained by the tests of their tasks, and are no recipes for digits.
+OF_OTHER_TASKS = {"resnet_rs_voc_seg", "resnet_rs_nyu_depth"}
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
 PART_OF |= {f"unlabelled_{each}": "unlabelled" for each in ("ratio", "min_confidence", "per_class")}
@@ -66,8 +68,8 @@ def pairs_of_features(recipe):
 
 def test_the_sample_has_every_pair_of_features_of_the_named_recipes():
     covered = set().union(*(pairs_of_features(RECIPES[name]) for name in SAMPLE))
-    for name, recipe in RECIPES.items():
-        assert pairs_of_features(recipe) <= covered, name
+    for name in RECIPES.keys() - OF_OTHER_TASKS:
+        assert pairs_of_features(RECIPES[name]) <= covered, name
 
 
 @pytest.fixture(scope="module")

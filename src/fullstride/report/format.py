@@ -49,8 +49,7 @@ def percent(value: float) -> str:
 
 def class_columns(rows: "Sequence[ClassScore]") -> list[str]:
     """The header of a table by class; each type of rows has columns of its own."""
-    names = {"name": "class", "f1": "F1"}
-    return [names.get(each.name, each.name.replace("_", " ")) for each in fields(rows[0])]
+    return [rows[0].headers.get(each.name, each.name.replace("_", " ")) for each in fields(rows[0])]
 
 
 def class_cells(row: "ClassScore") -> list[str]:

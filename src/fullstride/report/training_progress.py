@@ -84,7 +84,7 @@ def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
     task = task_of(bundle)
     if scores:
         return task.fit_note(scores)
-    if recipe.calibrate and task.state_fields:
+    if recipe.calibrate and task.has_fit:
         return "no calibration of probabilities, as there is no minival"
     return ""
 

@@ -11,14 +11,18 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.tasks.classify import Classify
+from fullstride.tasks.depth.task import Depth
 from fullstride.tasks.multilabel.task import MultiLabel
 from fullstride.tasks.retrieval.task import Retrieval
+from fullstride.tasks.segment.task import Segment
 from fullstride.tasks.task import Metric, Task
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,
     "multilabel": MultiLabel,
     "retrieval": Retrieval,
+    "segment": Segment,
+    "depth": Depth,
 }
 
 

@@ -1,9 +1,9 @@
 """Which classes are taken for which? Counts of images by class and prediction, and their scores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
@@ -17,6 +17,9 @@ Count = Annotated[int, Bounds(ge=0)]
 @dataclass(frozen=True)
 class ClassScore:
     """The scores of one class, in percent. None: not defined, as it would divide by zero."""
+
+    # of columns in tables, where they are not the names of the fields
+    headers: ClassVar[Mapping[str, str]] = {"name": "class", "f1": "F1"}
 
     name: str
     images: int  # of the class

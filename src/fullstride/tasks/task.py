@@ -74,6 +74,8 @@ class Task(ABC):
     recipe_fields: ClassVar[frozenset[str]] = frozenset()
     # fields of the task that are stored with the weights, such as what is fitted on the minival
     state_fields: ClassVar[tuple[str, ...]] = ()
+    # images that are scored at once, over all processes: fewer where an image has many outputs
+    scoring_batch: ClassVar[int] = 128
     # whether images of other classes than those of the network can be scored
     open_classes: ClassVar[bool] = False
     # how a picture fits the view of evaluation, unless a recipe says; None: as for the weights
@@ -119,6 +121,11 @@ class Task(ABC):
     def fit(self, outputs: Tensor, targets: Any) -> Self:
         """The task with its `state_fields` fitted to the outputs of the minival, on the CPU."""
         return self
+
+    @property
+    def has_fit(self) -> bool:
+        """Whether `fit` changes anything, so that the outputs of the minival must be held."""
+        return type(self).fit is not Task.fit
 
     def fit_note(self, scores: Mapping[str, float]) -> str:
         """One line on what the fitted state changes, by the `scores` of the minival, or ""."""

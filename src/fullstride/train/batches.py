@@ -26,6 +26,8 @@ TASK_FIELDS = {
     "normalise_embedding": "embeddings",
     "jitter": "boxes and masks",
     "box_augmentation": "boxes",
+    "head_width": "boxes or pixels",
+    "max_depth": "depths",
 }
 
 

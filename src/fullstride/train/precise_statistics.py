@@ -22,9 +22,9 @@ from fullstride.train.minival_comparison import FinalNetwork
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.running_statistics import BATCH_NORM
-from fullstride.train.scoring import BATCH, scoring_batches
+from fullstride.train.scoring import scoring_batches
 
-MAX_IMAGES = 64 * BATCH
+MAX_IMAGES = 64 * 128
 
 
 def better_statistics(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
@@ -72,7 +72,7 @@ def with_precise_statistics(
     precise = copy.deepcopy(net).eval()
     norms = batch_norms(precise, frozen)
     number = min(len(images), MAX_IMAGES)
-    number -= number % BATCH if number > BATCH else 0
+    number -= number % task.scoring_batch if number > task.scoring_batch else 0
     some = images.subset([index * len(images) // number for index in range(number)])
     batches = scoring_batches(task, some, pre, device, workers, context)
     momenta = [norm.momentum for norm in norms]

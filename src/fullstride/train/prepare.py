@@ -106,7 +106,7 @@ class PreparedRun:
         images, how = self.data.minival, (self.pre, self.device, self.workers, self.context)
         if not self.minival:
             return self.task, None
-        if not (self.recipe.calibrate and self.task.state_fields):
+        if not (self.recipe.calibrate and self.task.has_fit):
             return self.task, self.score(net, images)
         classes = len(self.data.classes)
         if len(images) * classes <= MAX_OUTPUTS:

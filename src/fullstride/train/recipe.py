@@ -165,6 +165,10 @@ class Recipe:
     embedding_size: Count = 0
     normalise_embedding: bool = True  # for retrieval: embeddings have length 1, but not in the loss
 
+    # for boxes and pixels: channels of the pyramid and of what follows it
+    head_width: PositiveInt = 256
+    max_depth: NonNegative = 0.0  # for depths: true ones above, in metres, do not count; 0: all do
+
     # pixels per side; None: the network's default
     resolution: Annotated[PositiveInt | None, short_flag("resolution")] = None
     # pixels per side in training / in evaluation, in multiples of 8 (arXiv:1906.06423)

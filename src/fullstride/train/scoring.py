@@ -18,7 +18,6 @@ from fullstride.train.compute import numerics
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import BatchSource
 
-BATCH = 128  # images, over all processes
 MAX_OUTPUTS = 2**24  # numbers that a task is fitted to: 64 MiB
 
 
@@ -222,8 +221,8 @@ def scoring_batches(
     return Batches(
         images,
         task.test_view(pre),
-        batch=BATCH,
-        workers=workers if len(images) > BATCH else 0,
+        batch=task.scoring_batch,
+        workers=workers if len(images) > task.scoring_batch else 0,
         device=device,
         rank=context.rank,
         world_size=context.world_size,

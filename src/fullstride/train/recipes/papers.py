@@ -164,6 +164,27 @@ RESNET_RS_NOISY_STUDENT = replace(
     unlabelled_per_class=130_000,
 )
 
+# Segmentation on PASCAL VOC 2012 (arXiv:2103.07579 Table 5 and appendix F): 512 pixels, scale
+# jitter [0.5, 2], batches of 64, cosine schedule, weight decay 1e-4; the head is that of
+# arXiv:2006.06882 with 256 channels, on ImageNet's weights. Steps and learning rate were searched
+# there and are not stated: ours, as are warmup and the lack of an average.
+RESNET_RS_VOC_SEG = replace(
+    RESNET,
+    epochs=120,
+    steps=20_000,
+    batch=64,
+    lr=0.08,
+    schedule="cosine",
+    warmup_epochs=2,
+    jitter=(0.5, 2.0),
+    resolution=512,
+)
+
+# Depth on NYUv2 (the same table): 640 pixels, scale jitter [0.5, 2], batches of 64, 10,000 to
+# 40,000 steps. The loss is not stated, nor are the limit of depths, the learning rate and the
+# steps: ours, the limit that of the sensor.
+RESNET_RS_NYU_DEPTH = replace(RESNET_RS_VOC_SEG, lr=0.04, resolution=640, max_depth=10.0)
+
 # Rate of dropout by multiplier of the width: Table 12 of arXiv:2103.07579.
 DROPOUT_BY_WIDTH = ((0.25, 0.0), (0.5, 0.1), (1.0, 0.25), (1.5, 0.6), (2.0, 0.75))
 

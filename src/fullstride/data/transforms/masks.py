@@ -1,0 +1,171 @@
+"""Which pixels does a network for pixels see? A picture and its map, through one geometry."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fullstride.data.readers.decode import Size, UnreadableImage
+from fullstride.data.readers.map_files import MapFile
+from fullstride.data.transforms.crop import KERNELS, Augmentation, in_mode, pad_to, test_view
+from fullstride.data.transforms.geometry import view_geometry
+from fullstride.nets.preprocessing import Preprocessing
+
+MULTIPLE = 32  # pixels: the sides of views are multiples, so that maps of all strides are whole
+# What moves or replaces pixels in a way that maps do not follow.
+NOT_FOR_MAPS = ("rotation_degrees", "auto_augment", "trivial_augment", "rand_layers", "cutout")
+NOT_FOR_MAPS += ("random_erasing_prob", "random_kernel")
+
+
+class Window(NamedTuple):
+    """A part of a picture that is resized to `new`, from pixel `left`, `top` of that on."""
+
+    size: Size  # of the picture
+    new: Size
+    left: int
+    top: int
+    seen: Size  # pixels of `new` that are in the view, at its top left
+
+
+@dataclass(frozen=True)
+class MaskTrainView:
+    """Scale jitter, a random crop or padding at the right and below, and a horizontal flip.
+
+    The longer side is resized to the view's, times a factor that is drawn uniformly. Pixels of the
+    picture are resized by the network's interpolation, and those of the map are the nearest ones.
+    Of `augmentation` only the flip is used.
+    """
+
+    pre: Preprocessing
+    augmentation: Augmentation
+    jitter: tuple[float, float] = (1.0, 1.0)  # the least and the largest factor
+    sides: tuple[int, ...] = ()  # pixels a side in the first epochs; later `pre.resolution`
+    outside: float = 255  # the map's value where there is no picture
+    divides: bool = False  # the map's values by the factor, as enlarged pictures look nearer
+
+    decodes_files: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_sides((self.pre.resolution, *self.sides))
+        default = Augmentation()
+        for field in fields(self.augmentation):
+            value = getattr(self.augmentation, field.name)
+            if field.name in NOT_FOR_MAPS and value != getattr(default, field.name):
+                raise ValueError(
+                    f"recipe.{field.name} {value} would change pixels and not their map: leave it "
+                    "out"
+                )
+
+    def __call__(
+        self, image: Image.Image, target: MapFile, rng: np.random.Generator, epoch: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """An image and its map -> uint8 (H, W, C), and uint8 or float32 (H, W)."""
+        values = read_map(target, image.size)
+        side = self.sides[epoch] if epoch < len(self.sides) else self.pre.resolution
+        zoom = rng.uniform(*self.jitter)
+        window = draw_window(image.size, side, zoom, rng)
+        pixels = window_pixels(image, window, side, self.pre)
+        values = window_map(values, window, side, self.outside)
+        if self.divides:
+            values = np.where(values > 0, values / np.float32(zoom), values)
+        if rng.random() < self.augmentation.hflip_prob:
+            pixels, values = pixels[:, ::-1], values[:, ::-1]
+        return np.ascontiguousarray(pixels), np.ascontiguousarray(values)
+
+
+@dataclass(frozen=True)
+class MaskTestView:
+    """The pixels of `test_view`, and the map's nearest ones."""
+
+    pre: Preprocessing
+    outside: float = 255  # the map's value where there is no picture
+
+    decodes_files: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_sides((self.pre.resolution,))
+
+    def __call__(
+        self, image: Image.Image, target: MapFile, rng: np.random.Generator, epoch: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        values = read_map(target, image.size)
+        side = self.pre.resolution
+        geometry = view_geometry(image.size, self.pre)
+        centres = np.arange(side) + 0.5
+        columns = (centres + geometry.left) / geometry.scale_x
+        rows = (centres + geometry.top) / geometry.scale_y
+        return test_view(image, self.pre), nearest(values, rows, columns, self.outside)
+
+
+def check_sides(sides: Sequence[int]) -> None:
+    """Raises ValueError for a side of a view that the maps of a network do not divide."""
+    for side in sides:
+        if side % MULTIPLE:
+            raise ValueError(
+                f"{side} pixels a side: a network for pixels takes multiples of {MULTIPLE}, such "
+                f"as {max(MULTIPLE, MULTIPLE * round(side / MULTIPLE))}"
+            )
+
+
+def read_map(target: MapFile, size: Size) -> np.ndarray:
+    """The values (H, W) of the map of a picture of `size`. Raises UnreadableImage for others."""
+    values = target.read()
+    if values.shape[::-1] != size:
+        (h, w), (width, height) = values.shape, size
+        raise UnreadableImage(
+            target.name, f"it has {w} x {h} pixels, its picture {width} x {height}"
+        )
+    return values
+
+
+def draw_window(size: Size, side: int, zoom: float, rng: np.random.Generator) -> Window:
+    """A random part of the picture whose longer side is `zoom` times `side`."""
+    factor = zoom * side / max(size)
+    new_w, new_h = (max(1, round(each * factor)) for each in size)
+    left, top = (int(rng.integers(max(new - side, 0) + 1)) for new in (new_w, new_h))
+    return Window(size, (new_w, new_h), left, top, (min(side, new_w), min(side, new_h)))
+
+
+def window_pixels(image: Image.Image, window: Window, side: int, pre: Preprocessing) -> np.ndarray:
+    """The window on a square of the mean colour: uint8 (side, side, C)."""
+    (w, h), (new_w, new_h), (width, height) = window.size, window.new, window.seen
+    box = (
+        window.left * w / new_w,
+        window.top * h / new_h,
+        min((window.left + width) * w / new_w, w),
+        min((window.top + height) * h / new_h, h),
+    )
+    part = in_mode(image, pre.channels).resize(window.seen, KERNELS[pre.kernel], box)
+    return np.array(pad_to(part, (side, side), pre)).reshape(side, side, pre.channels)
+
+
+def window_map(values: np.ndarray, window: Window, side: int, outside: float) -> np.ndarray:
+    """The nearest values of a map in the window: (side, side)."""
+    (w, h), (new_w, new_h) = window.size, window.new
+    columns, rows = np.full(side, -1.0), np.full(side, -1.0)
+    width, height = window.seen
+    columns[:width] = (np.arange(width) + window.left + 0.5) * w / new_w
+    rows[:height] = (np.arange(height) + window.top + 0.5) * h / new_h
+    return nearest(values, rows, columns, outside)
+
+
+def nearest(
+    values: np.ndarray, rows: np.ndarray, columns: np.ndarray, outside: float
+) -> np.ndarray:
+    """Values (H, W) at the points of a grid, in pixels from the upper left corner.
+
+    (len(rows), len(columns)), with `outside` for points that are not on the map.
+    """
+    h, w = values.shape
+    y, x = np.floor(rows).astype(int), np.floor(columns).astype(int)
+    taken = values[np.clip(y, 0, h - 1)][:, np.clip(x, 0, w - 1)]
+    inside = ((y >= 0) & (y < h))[:, None] & ((x >= 0) & (x < w))
+    return np.where(inside, taken, values.dtype.type(outside))
+
+
+def check_decoder(decoder: str) -> None:
+    """Raises ValueError for a decoder whose transforms have no maps."""
+    if decoder != "pillow":
+        raise ValueError(f"recipe.decoder {decoder} cannot move maps with the pixels: use pillow")

@@ -1,0 +1,205 @@
+"""Pictures with a class or a depth for each pixel are read from folders of several layouts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pixels import write_pictures
+
+from fullstride.data.mask_data import open_depths, open_masks
+from fullstride.data.readers.decode import UnreadableImage
+from fullstride.data.readers.masks import VOC_CLASSES
+from fullstride.data.scenes.files import write_scenes
+
+COUNTS = {"train": 3, "val": 2, "test": 1}
+
+
+def save(path: Path, values, palette=False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.array(values))
+    if palette:
+        image.putpalette(np.random.default_rng(0).integers(0, 256, 768).astype(np.uint8).tobytes())
+    image.save(path)
+
+
+def picture(path: Path, seed=0):
+    save(path, np.random.default_rng(seed).integers(0, 256, (4, 6, 3)).astype(np.uint8))
+
+
+def mask(value=0):
+    values = np.zeros((4, 6), np.uint8)
+    values[1:3, 2:4] = value
+    return values
+
+
+def sizes(data):
+    return {name: len(getattr(data, name)) for name in ("train", "minival", "test")}
+
+
+@pytest.mark.parametrize(
+    ("pictures", "masks"),
+    [
+        ("images/{}", "masks/{}"),
+        ("{}/images", "{}/masks"),
+        ("rgb/{}", "labels/{}"),
+        ("{}", "masks/{}"),
+        ("images/{}", "annotations/{}"),
+    ],
+)
+def test_splits_of_all_layouts_are_the_datas_own(tmp_path, pictures, masks):
+    for number, (split, count) in enumerate(COUNTS.items()):
+        for index in range(count):
+            place = f"{index}/{index}" if index else "0"  # folders below are as good
+            picture(tmp_path / pictures.format(split) / f"{place}.jpg", 10 * number + index)
+            save(tmp_path / masks.format(split) / f"{place}.png", mask(index))
+    data = open_masks(str(tmp_path))
+    assert sizes(data) == {"train": 3, "minival": 2, "test": 1}
+    assert data.classes == ("0", "1", "2")
+    for index, target in enumerate(data.train.targets):
+        np.testing.assert_array_equal(target.read(), mask(index))
+        assert target.name.split(".")[0][-1] == data.train.names[index].split(".")[0][-1]
+
+
+def test_scenes_are_read_as_masks_and_as_depths(tmp_path):
+    write_scenes(tmp_path / "s", {"train": 2, "val": 1, "test": 1}, 64, kind="floor")
+    masks, depths = open_masks(str(tmp_path / "s")), open_depths(str(tmp_path / "s"))
+    assert masks.classes == ("background", *"0123456789")
+    assert depths.classes == ("depth",)
+    assert sizes(masks) == sizes(depths) == {"train": 2, "minival": 1, "test": 1}
+    stored = np.asarray(Image.open(tmp_path / "s" / "depth" / "train" / "00000.png"))
+    np.testing.assert_allclose(depths.train.targets[0].read(), stored / 1000, rtol=1e-6)
+
+
+def test_without_splits_a_hash_of_names_takes_them_and_the_masks_are_in_the_fingerprint(tmp_path):
+    for number in range(40):
+        picture(tmp_path / "images" / f"{number}.png", number)
+        save(tmp_path / "masks" / f"{number}.png", mask(1))
+    data = open_masks(str(tmp_path))
+    counts = sizes(data)
+    assert sum(counts.values()) == 40
+    assert min(counts.values()) > 0
+    assert open_masks(str(tmp_path)).fingerprint == data.fingerprint
+    moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
+    assert open_masks(str(moved)).fingerprint == data.fingerprint
+    save(
+        moved / "masks" / "0.png", np.random.default_rng(0).integers(0, 2, (4, 6)).astype(np.uint8)
+    )
+    assert open_masks(str(moved)).fingerprint != data.fingerprint
+    without = open_masks(str(moved), left_out=[data.train.names[0]])
+    assert len(without.train) == len(data.train) - 1
+
+
+def test_voc_is_read_by_its_lists_and_its_border_is_ignored(tmp_path):
+    lists = {"train": ["a", "b"], "val": ["c"], "test": ["d", "unreleased"]}
+    (tmp_path / "ImageSets" / "Segmentation").mkdir(parents=True)
+    for number, (split, names) in enumerate(lists.items()):
+        text = "".join(f"{name}\n" for name in names)
+        (tmp_path / "ImageSets" / "Segmentation" / f"{split}.txt").write_text(text)
+        for index, name in enumerate(names):
+            picture(tmp_path / "JPEGImages" / f"{name}.jpg", 10 * number + index)
+            if name != "unreleased":
+                values = mask(20)
+                values[0] = 255
+                save(tmp_path / "SegmentationClass" / f"{name}.png", values, palette=True)
+    data = open_masks(str(tmp_path))
+    assert data.classes == VOC_CLASSES
+    assert len(VOC_CLASSES) == 21
+    assert sizes(data) == {"train": 2, "minival": 1, "test": 1}
+    read = data.train.targets[0].read()
+    assert set(np.unique(read)) == {0, 20, 255}
+    (tmp_path / "SegmentationClass" / "b.png").unlink()
+    with pytest.raises(ValueError, match=r"train\.txt.*'b'.*SegmentationClass/b\.png"):
+        open_masks(str(tmp_path))
+
+
+def test_value_0_of_ade20k_is_ignored_and_its_names_are_distinct(tmp_path):
+    for split, words in (("training", "train"), ("validation", "val")):
+        picture(tmp_path / "images" / split / f"ADE_{words}_1.jpg", len(split))
+        save(tmp_path / "annotations" / split / f"ADE_{words}_1.png", mask(150))
+    names = ["wall", "screen, crt", "screen, silver", *(f"thing {k}" for k in range(147))]
+    rows = [f"{k}\t0.1\t1\t1\t{name}" for k, name in enumerate(names, 1)]
+    (tmp_path / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tStuff", *rows]))
+    data = open_masks(str(tmp_path))
+    assert data.classes[:3] == ("wall", "screen", "screen 2")
+    assert len(data.classes) == 150
+    assert sizes(data) == {"train": 1, "minival": 1, "test": 0}
+    assert set(np.unique(data.train.targets[0].read())) == {149, 255}
+
+
+def test_values_that_classes_txt_names_ignored_are_no_class(tmp_path):
+    save(tmp_path / "masks" / "train" / "0.png", np.array([[0, 1, 2, 255]], np.uint16))
+    save(tmp_path / "train" / "0.png", np.zeros((1, 4, 3), np.uint8))
+    (tmp_path / "masks" / "classes.txt").write_text("road\nignored\ncar\n")
+    data = open_masks(str(tmp_path), minival=0, test=0)
+    assert data.classes == ("road", "car")
+    assert data.train.targets[0].read().tolist() == [[0, 255, 1, 255]]
+
+
+def test_depths_are_metres_of_millimetres_or_of_arrays_and_0_where_there_are_none(tmp_path):
+    for name in ("a", "b"):
+        picture(tmp_path / "rgb" / f"{name}.png", ord(name))
+    save(tmp_path / "depth" / "a.png", np.full((4, 6), 1234, np.uint16))
+    metres = np.full((4, 6), 2.5)
+    metres[0, :3] = np.nan, -1, np.inf
+    np.save(tmp_path / "depth" / "b.npy", metres)
+    data = open_depths(str(tmp_path), minival=0, test=0)
+    first, second = (target.read() for target in data.train.targets)
+    assert first.dtype == second.dtype == np.float32
+    assert (first == np.float32(1.234)).all()
+    assert second[0].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
+
+
+def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
+    write_pictures(tmp_path, {"train": 5}, (8, 8))
+    masks = tmp_path / "masks" / "train"
+    save(masks / "000.png", mask(7))
+    (masks / "001.png").write_bytes((masks / "001.png").read_bytes()[:60])
+    save(masks / "002.png", np.zeros((4, 6, 3), np.uint8))
+    data = open_masks(str(tmp_path), minival=0, test=0)
+    reasons = []
+    for target in data.train.targets[:3]:
+        with pytest.raises(UnreadableImage) as caught:
+            target.read()
+        assert caught.value.name == target.name
+        assert "\n" not in str(caught.value)
+        reasons.append(caught.value.reason)
+    assert "7" in reasons[0]
+    assert "3 channels" in reasons[2]
+    depths = open_depths(str(tmp_path), minival=0, test=0)
+    np.save(tmp_path / "depth" / "train" / "x.npy", np.array([{}], object))
+    broken = depths.train.targets[0].__class__(tmp_path, "depth/train/x.npy")
+    with pytest.raises(UnreadableImage, match="no array"):
+        broken.read()
+
+
+def test_pictures_without_a_map_are_left_out_with_a_note_but_not_all(tmp_path):
+    write_pictures(tmp_path, {"train": 5}, (8, 8))
+    (tmp_path / "masks" / "train" / "001.png").unlink()
+    data = open_masks(str(tmp_path), minival=0, test=0)
+    assert len(data.train) == 4
+    assert any("1 pictures" in note and "train/001.png" in note for note in data.notes)
+    for path in (tmp_path / "masks" / "train").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match="no picture"):
+        open_masks(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [("", "name 1 to 255"), ("ignored\n", "name 1"), ("a\n\nb\n", "line 2"), ("a\na\n", "twice")],
+)
+def test_names_of_classes_are_checked(tmp_path, lines, match):
+    write_pictures(tmp_path, {"train": 2}, (8, 8))
+    (tmp_path / "masks" / "classes.txt").write_text(lines)
+    with pytest.raises(ValueError, match=match):
+        open_masks(str(tmp_path))
+
+
+@pytest.mark.parametrize("opened", [open_masks, open_depths])
+def test_a_folder_of_another_kind_is_refused_in_one_line(tmp_path, opened):
+    (tmp_path / "cats").mkdir()
+    for where in (str(tmp_path), "digits", str(tmp_path / "missing")):
+        with pytest.raises(ValueError, match="images/") as caught:
+            opened(where)
+        assert "\n" not in str(caught.value)
