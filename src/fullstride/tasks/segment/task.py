@@ -35,15 +35,16 @@ class Regions:
 
     percent: dict[str, float]  # of the pixels, by class, the largest first
     map: np.ndarray = field(repr=False, compare=False)  # uint8 (H, W); `IGNORED`: not known
-    classes: tuple[str, ...] = field(repr=False)  # of the values of the map
+    classes: np.ndarray = field(repr=False, compare=False)  # names of the map's values
 
     @classmethod
     def of(cls, map_hw: np.ndarray, classes: Sequence[str], top: int) -> "Regions":
         """With the shares of the `top` most frequent classes."""
         counts = np.bincount(map_hw[map_hw != IGNORED], minlength=len(classes))
+        names = [str(name) for name in classes]
         order = [k for k in np.argsort(-counts, kind="stable").tolist() if counts[k]][:top]
-        percent = {classes[k]: 100 * counts[k].item() / counts.sum().item() for k in order}
-        return cls(percent, map_hw, tuple(classes))
+        percent = {names[k]: 100 * counts[k].item() / counts.sum().item() for k in order}
+        return cls(percent, map_hw, np.array(names))
 
     def __str__(self) -> str:
         shares = (f"{' '.join(name.split())} {x:.1f} %" for name, x in self.percent.items())
