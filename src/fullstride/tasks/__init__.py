@@ -12,6 +12,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.depth.task import Depth
+from fullstride.tasks.detect.task import Detect
 from fullstride.tasks.multilabel.task import MultiLabel
 from fullstride.tasks.retrieval.task import Retrieval
 from fullstride.tasks.segment.task import Segment
@@ -19,6 +20,7 @@ from fullstride.tasks.task import Metric, Task
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,
+    "detect": Detect,
     "multilabel": MultiLabel,
     "retrieval": Retrieval,
     "segment": Segment,

@@ -28,6 +28,7 @@ TASK_FIELDS = {
     "box_augmentation": "boxes",
     "head_width": "boxes or pixels",
     "max_depth": "depths",
+    "head_convs": "boxes",
 }
 
 

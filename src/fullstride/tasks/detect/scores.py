@@ -5,6 +5,7 @@ Letters: N images, D detections, M objects. All scores are in percent; docs/task
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +24,13 @@ class ObjectScore(ClassScore):
 
     Precision, recall and F1 are those of detections with a score of 0.5 or more.
     """
+
+    headers: ClassVar[Mapping[str, str]] = {
+        **ClassScore.headers,
+        "images": "objects",
+        "predicted": "detections",
+        "ap50": "AP50",
+    }
 
     ap50: float | None  # None: no image has such an object
 

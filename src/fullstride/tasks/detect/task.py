@@ -1,0 +1,160 @@
+"""Where are the objects of an image, and what are they? The task of detection."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from PIL import Image
+from torch import Tensor
+
+from fullstride.data.box_data import open_boxes
+from fullstride.data.dataset import DataSet
+from fullstride.data.readers.decode import Size
+from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
+from fullstride.data.transforms.crop import Augmentation
+from fullstride.data.transforms.geometry import view_geometry
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.preprocessing import Fit, Preprocessing
+from fullstride.strict_json import Bounds
+from fullstride.tasks.detect.coco_ap import has_coco
+from fullstride.tasks.detect.drawing import draw_boxes
+from fullstride.tasks.detect.fcos import FcosHead
+from fullstride.tasks.detect.guess import Box
+from fullstride.tasks.detect.loss import detection_loss
+from fullstride.tasks.detect.pairing import difference, predict_alike
+from fullstride.tasks.detect.scores import DetectionScore, ObjectScore
+from fullstride.tasks.task import Metric, Score, Task
+
+COCO_METRICS = (
+    Metric("ap", "AP", "%"),
+    Metric("coco_ap50", "COCO's AP50", "%"),
+    Metric("coco_ap75", "AP75", "%"),
+    *(Metric(f"ap_{size}", f"AP {size}", "%") for size in ("small", "medium", "large")),
+    Metric("ar100", "AR100", "%"),
+)
+
+
+@dataclass(frozen=True)
+class Detect(Task):
+    """FCOS with the assignment of ATSS, see `detection_loss`; compared by VOC's AP50 in percent.
+
+    Outputs of the network in evaluation are detections (N, 100, 6), see `nms.detections`. COCO's
+    scores need the extra `detection`.
+    """
+
+    head_width: Annotated[int, Bounds(ge=1)] = 256  # channels of the pyramid and the convolutions
+    head_convs: Annotated[int, Bounds(ge=0)] = 4  # of classes, and of boxes, on each level
+    box_weight: float = 2.0  # of the loss of boxes
+    box_augmentation: Literal["flip", "ssd"] = "flip"
+    jitter: tuple[float, float] = (1.0, 1.0)  # of the scale in training, see `BoxTrainView`
+    labels: int = 0  # K
+
+    name: ClassVar[str] = "detect"
+    metric: ClassVar[Metric] = Metric("ap50", "AP50", "%")
+    other_metrics: ClassVar[tuple[Metric, ...]] = COCO_METRICS
+    recipe_fields: ClassVar[frozenset[str]] = frozenset(
+        {"head_width", "head_convs", "box_augmentation", "jitter"}
+    )
+    state_fields: ClassVar[tuple[str, ...]] = ("head_width", "head_convs")
+    output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
+    view_fit: ClassVar[Fit | None] = "pad"
+    scoring_batch: ClassVar[int] = 16
+
+    def with_options(self, recipe: Any) -> Self:
+        names = [metric.name for metric in COCO_METRICS]
+        if recipe.score in names and not has_coco():
+            raise ValueError(
+                f"recipe.score {recipe.score} needs hotcoco: pip install 'fullstride[detection]', "
+                f"or use {self.metric.name}"
+            )
+        return super().with_options(recipe)
+
+    def for_classes(self, classes: Sequence[str]) -> Self:
+        return replace(self, labels=len(classes))
+
+    def for_data(self, data: DataSet) -> Self:
+        return self.for_classes(data.classes)
+
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        """The data set at `where`, whose targets are `Objects`."""
+        return open_boxes(where, **how)
+
+    def train_view(
+        self,
+        pre: Preprocessing,
+        augmentation: Augmentation,
+        decoder: Literal["pillow", "opencv"] = "pillow",
+        sides: tuple[int, ...] = (),
+    ) -> BoxTrainView:
+        if decoder != "pillow":
+            raise ValueError(f"recipe.decoder {decoder}: boxes need the decoder pillow")
+        return BoxTrainView(pre, augmentation, self.box_augmentation, self.jitter, sides)
+
+    def test_view(self, pre: Preprocessing) -> BoxTestView:
+        return BoxTestView(pre)
+
+    def collate(self, targets: list[Any]) -> list[dict[str, Tensor]]:
+        """Objects of N images, each a dict with boxes, labels, difficult and scale."""
+        return targets
+
+    def head(self, net: Backbone) -> FcosHead:
+        shape = dict(width=self.head_width, convs=self.head_convs)
+        return FcosHead(net.channels, net.strides, net.spec.classes, **shape)
+
+    def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
+        """`outputs`: `Predictions`. `targets`: those of `collate`."""
+        return detection_loss(outputs, targets, box_weight=self.box_weight)
+
+    def score(self) -> DetectionScore:
+        return DetectionScore(self.labels)
+
+    def by_class(self, score: Score, classes: Sequence[str]) -> list[ObjectScore]:
+        assert isinstance(score, DetectionScore)
+        return score.by_class(classes)
+
+    def interval(self, score: Score) -> tuple[float, float] | None:
+        assert isinstance(score, DetectionScore)
+        return score.interval()
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """Whether the sure detections of each image have a partner in the other's."""
+        return predict_alike(outputs, expected)
+
+    def difference(self, outputs: Tensor, expected: Tensor) -> float:
+        """A thousandth for a pixel between the sides of boxes, or a thousandth of the score."""
+        return difference(outputs, expected)
+
+    def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Box, ...]]:
+        """Detections (N, D, 6) -> at most `top` boxes of each image, in pixels of the view."""
+        return [
+            tuple(
+                Box(classes[int(label)], probability, (x1, y1, x2, y2))
+                for x1, y1, x2, y2, probability, label in rows[:top]
+                if label >= 0
+            )
+            for rows in outputs.tolist()
+        ]
+
+    def place(self, guesses: tuple[Box, ...], size: Size, pre: Preprocessing) -> tuple[Box, ...]:
+        """The boxes in pixels of the picture, which has `size` (w, h) and in which they end."""
+        geometry = view_geometry(size, pre)
+        return tuple(
+            replace(guess, box=inside(geometry.to_picture(corners(guess)), size))
+            for guess in guesses
+        )
+
+    def draw(
+        self, picture: Image.Image, guesses: tuple[Box, ...], classes: Sequence[str]
+    ) -> Image.Image:
+        return draw_boxes(picture, guesses, classes)
+
+
+def corners(guess: Box) -> tuple[tuple[float, float], tuple[float, float]]:
+    x1, y1, x2, y2 = guess.box
+    return (x1, y1), (x2, y2)
+
+
+def inside(points: Sequence[tuple[float, float]], size: Size) -> tuple[float, float, float, float]:
+    """The box of two corners, clipped to a picture of `size` (w, h)."""
+    (x1, y1), (x2, y2) = ((min(max(x, 0), size[0]), min(max(y, 0), size[1])) for x, y in points)
+    return x1, y1, x2, y2
