@@ -135,7 +135,7 @@ def check_side(side: int) -> None:
 def seeded(rng: np.random.Generator) -> Iterator[None]:
     """PyTorch's global generator, which torchvision draws from, seeded by `rng`, then as before."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(int(rng.integers(2**62)))
+        torch.default_generator.manual_seed(int(rng.integers(2**62)))  # not those of GPUs
         yield
 
 
@@ -180,7 +180,8 @@ def ssd_region(boxes: Tensor, size: Size) -> tuple[Region, Tensor | None]:
 
 
 def _bounding_boxes(boxes: Tensor, size: Size) -> Any:
-    return BoundingBoxes(boxes, format=BoundingBoxFormat.XYXY, canvas_size=(size[1], size[0]))  # pyright: ignore[reportCallIssue]
+    how: Any = dict(format=BoundingBoxFormat.XYXY, canvas_size=(size[1], size[0]))
+    return BoundingBoxes(boxes, **how)
 
 
 def random_placement(
