@@ -185,6 +185,11 @@ class Task(ABC):
         """The module (images, masks) -> outputs for `loss`; its parameters are those of `net`."""
         return net
 
+    @property
+    def training_targets(self) -> bool:
+        """Whether `training_module` takes the targets as a third argument, such as for samples."""
+        return False
+
     @abstractmethod
     def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
         """The scalar that a step minimises, in float32 or wider under any precision.

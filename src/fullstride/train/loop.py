@@ -262,7 +262,8 @@ class Learner:
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision)
         with torch.autocast(self.device.type, half, enabled=half is not None):
             # Masks are drawn here, outside of what may be compiled; timm's networks draw their own.
-            outputs = self.forward(x, self.net.draw(len(x)))
+            more = (targets,) if self.task.training_targets else ()
+            outputs = self.forward(x, self.net.draw(len(x)), *more)
             teacher = self.teacher(x, epoch=epoch, indices=indices) if self.teacher else None
             return self.task.loss(outputs, targets, teacher)
 
