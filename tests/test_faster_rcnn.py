@@ -138,7 +138,9 @@ def test_detections_are_torchvisions_with_the_same_weights(head, maps):
         # of equal scores the order is free
         labelled = torch.cat((each["boxes"], 1000.0 * (each["labels"] - 1)[:, None]), 1)
         distances = torch.cdist(
-            rows[:, [0, 1, 2, 3, 5]] * torch.tensor([1, 1, 1, 1, 1e3]), labelled, compute_mode="donot_use_mm_for_euclid_dist"
+            rows[:, [0, 1, 2, 3, 5]] * torch.tensor([1, 1, 1, 1, 1e3]),
+            labelled,
+            compute_mode="donot_use_mm_for_euclid_dist",
         )
         assert distances.amin(0).max() < 1e-2
         assert distances.amin(1).max() < 1e-2

@@ -167,7 +167,7 @@ class FasterRcnnHead(nn.Module):
         for level, logits_map, deltas_map in zip(levels, objectness, deltas, strict=True):
             count = level.shape[2] * level.shape[3] * len(RATIOS)
             score_nc, index_nc = top(rows(logits_map).flatten(1), PER_LEVEL_TEST)
-            delta_na4 = rows(deltas_map).reshape(len(level), count, 4)
+            delta_na4 = rows(deltas_map).reshape(level.shape[0], count, 4)
             delta_nc4 = delta_na4.gather(1, index_nc[..., None].expand(-1, -1, 4))
             anchor_nc4 = all_anchors[first : first + count][index_nc]
             decoded = rpn.box_coder.decode_single(delta_nc4.flatten(0, 1), anchor_nc4.flatten(0, 1))
