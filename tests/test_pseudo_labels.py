@@ -43,7 +43,7 @@ def test_labels_are_the_teachers_probabilities_in_half_precision(tmp_path):
     model, data = tiny(), open_unlabelled("digits")
     write_pseudo_labels(model, data, tmp_path / "ten", 10, settings_of({"part_images": 999}))
     write_pseudo_labels(model, data, tmp_path / "two", 2, settings_of({"part_images": 999}))
-    expected = probabilities(model, [view for _, view in readable(model, data.images)])
+    expected = probabilities(model, [each.view for each in readable(model, data.images)])
     rows = range(len(expected))
     ten, two = (read_pseudo_labels(tmp_path / name) for name in ("ten", "two"))
     np.testing.assert_allclose(ten.dense(rows).numpy(), expected, atol=1e-3)

@@ -286,7 +286,9 @@ def test_an_exported_file_gives_the_embeddings_of_the_bundle(
     exported = export(bundle, path, ComparisonImages(pictures), format=format, input_kind=kind)
     assert exported.comparison.same_class == len(pictures)
     assert (
-        exported.metadata.outputs == exported.metadata.output_size == bundle.net.head.fc.in_features
+        exported.metadata.outputs
+        == exported.metadata.output_shape
+        == (bundle.net.head.fc.in_features,)
     )
     model = open_file(path, trust=True)
     ours, theirs = (probabilities(each, pictures) for each in (bundle, model))

@@ -1,6 +1,5 @@
 """What can be done with a trained network? Commands that predict, export and report."""
 
-from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +21,12 @@ def predict(
     tta: Literal["none", "flip"] = "none",
     out: Path | None = None,
     nearest: Path | None = None,
+    draw: Path | None = None,
+    maps: Path | None = None,
     offline: Offline = OFFLINE,
     loading: Loading = BY_DEFAULT,
 ) -> None:
-    """Classify images.
+    """Predict what images show: classes, labels, objects, regions or depths, by the model's task.
 
     Example: fullstride predict runs/digits photo.jpg
 
@@ -45,34 +46,59 @@ def predict(
         out: A folder for parquet files with a row for each image, or a single .parquet file.
         nearest: What --out wrote for other images, by the same model of the task retrieval: print
             the --top images of it that are nearest to each image.
+        draw: A folder for the images with the predictions drawn, as PNG files.
+        maps: A folder for the predictions of each pixel as PNG files without losses: classes as
+            the indices of a palette, or depths in millimetres as 16 bits.
     """
     from fullstride.deploy.offline.by_name import write_predictions
-    from fullstride.deploy.offline.nearest import nearest_images
-    from fullstride.deploy.open_model import find_images, open_model
-    from fullstride.deploy.predict import predict
-    from fullstride.measure.environment import choose_device
+    from fullstride.deploy.open_model import open_model
 
     for flag, value in (("top", top), ("batch", batch)):
         if value < 1:
             raise ValueError(f"--{flag} {value}: use 1 or more")
     if out and nearest:
         raise ValueError("--nearest prints images, and --out writes embeddings: give one of them")
+    if out and (draw or maps):
+        raise ValueError("--out writes rows, and --draw and --maps pictures: give one of them")
+    model = open_model(run, trust=trust, options=loading)
     if out:
-        model = open_model(run, trust=trust, options=loading)
         offline.write(write_predictions, model, images, out, top, batch, device, tta)
         return
+    how: dict[str, Any] = dict(top=top, batch=batch, device=device, tta=tta)
+    print_predictions(model, images, how, json, nearest, draw, maps)
+
+
+def print_predictions(
+    model: Any,
+    images: tuple[str, ...],
+    how: dict[str, Any],
+    json: bool,
+    nearest: Path | None,
+    draw: Path | None,
+    maps: Path | None,
+) -> None:
+    from fullstride.deploy.drawn import drawings, map_files
+    from fullstride.deploy.offline.nearest import nearest_images
+    from fullstride.deploy.open_model import find_images
+    from fullstride.deploy.predict import predict
+    from fullstride.measure.environment import choose_device
+
+    folders = [drawings(model, draw)] if draw else []
+    folders += [map_files(model, maps)] if maps else []
     paths, ignored = find_images(images)
     report_ignored(ignored)
-    model, skipped = open_model(run, trust=trust, options=loading), {}
-    how: dict[str, Any] = dict(top=top, batch=batch, device=choose_device(device), tta=tta)
-    rows = predict(model, paths, **how)
-    for row in nearest_images(rows, nearest, model, top) if nearest else rows:
+    skipped: dict[str, str] = {}
+    rows = predict(model, paths, **how | {"device": choose_device(how["device"])})
+    for row in nearest_images(rows, nearest, model, how["top"]) if nearest else rows:
         if row.unreadable:
             skipped[row.path] = row.unreadable
+        else:
+            for folder in folders:
+                folder.write(row)
         if json:
-            print(dumps(asdict(row)))
-        elif row.guesses:
-            print(printable(f"{row.path}: {', '.join(map(str, row.guesses))}"))
+            print(dumps(row.to_json()))
+        elif not row.unreadable:
+            print(printable(f"{row.path}: {', '.join(map(str, row.guesses)) or 'nothing'}"))
     report_skipped(skipped)
     if len(skipped) == len(paths):
         raise ValueError("none of the pictures could be read")

@@ -58,7 +58,7 @@ class Comparison:
     """How the outputs of a file differ from PyTorch's on the same images."""
 
     images: int
-    relative_difference: float  # largest absolute difference of an output / largest absolute output
+    relative_difference: float  # `Task.difference`
     cosine: float  # between the two outputs of an image, mean over images
     same_class: int  # images for which both predict the same, such as the same class
     accuracy: float | None = None  # percent of images, PyTorch; None: without labels
@@ -78,20 +78,21 @@ def compare(
     labels: Sequence[int] = (),
     task: Task | None = None,
 ) -> Comparison:
-    """`outputs` of a file and PyTorch's `expected`, both (N, K); `labels` are the true classes.
+    """`outputs` of a file and PyTorch's `expected`, (N, ...); `labels` are the true classes.
 
     The task is classification if None.
     """
     task = task or find_task()
-    same = task.agree(torch.from_numpy(outputs), torch.from_numpy(expected)).numpy()
+    tensors = torch.from_numpy(outputs), torch.from_numpy(expected)
+    difference, same = task.difference(*tensors), task.agree(*tensors)
     scores = [
         float(100 * (rows.argmax(1) == np.array(labels)).mean()) if labels else None
         for rows in (expected, outputs)
     ]
     with np.errstate(all="ignore"):  # outputs that are not finite are refused later
-        norms = np.linalg.norm(outputs, axis=1) * np.linalg.norm(expected, axis=1)
-        difference = float(np.abs(outputs - expected).max() / np.abs(expected).max())
-        cosine = float(((outputs * expected).sum(1) / norms).mean())
+        ours, theirs = (rows.reshape(len(rows), -1) for rows in (outputs, expected))
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        cosine = float(((ours * theirs).sum(1) / norms).mean())
     return Comparison(
         images=len(expected),
         relative_difference=difference,
@@ -102,9 +103,12 @@ def compare(
     )
 
 
-def tolerances(precision: Precision, input_kind: InputKind) -> tuple[float, float]:
-    """The largest relative difference of an output, and the largest drop in points."""
-    difference, drop = MAX_DIFFERENCE[precision], MAX_DROP[precision]
+def tolerances(
+    precision: Precision, input_kind: InputKind, task: Task | None = None
+) -> tuple[float, float]:
+    """The largest `Task.difference`, and the largest drop in points."""
+    least = (task or find_task()).max_difference
+    difference, drop = max(MAX_DIFFERENCE[precision], least), MAX_DROP[precision]
     if input_kind == "pictures":
         return max(difference, RESIZE_MAX_DIFFERENCE), max(drop, RESIZE_MAX_DROP)
     return difference, drop

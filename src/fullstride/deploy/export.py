@@ -41,7 +41,7 @@ class Reference:
 
     net: nn.Module  # batch norms folded
     inputs: Sequence[np.ndarray]  # the comparison images as inputs of the file
-    outputs: np.ndarray  # (N, K), of the bundle in PyTorch
+    outputs: np.ndarray  # (N, ...), of the bundle in PyTorch
     graphs: dict[Any, Any] = field(default_factory=dict)  # see `ExportJob`
 
 
@@ -110,7 +110,6 @@ def export(
         )
     pre = bundle.preprocessing
     reference = reference or make_reference(bundle, images, input_kind)
-    values = reference.outputs.shape[1]
     metadata = Metadata(
         name=bundle.name,
         classes=bundle.classes,
@@ -122,7 +121,7 @@ def export(
         temperature=bundle.temperature,
         task_state=bundle.task_state,
         mirror=bundle.may_mirror,
-        outputs=0 if values == len(bundle.classes) else values,
+        outputs=output_sizes(reference.outputs.shape[1:], len(bundle.classes)),
         precision=precision,
         input_kind=input_kind,
         device=device,
@@ -137,7 +136,8 @@ def export(
         ranges,
         reference.graphs,
     )
-    max_difference, default_drop = tolerances(precision, input_kind)
+    task = task_of(bundle)
+    max_difference, default_drop = tolerances(precision, input_kind, task)
     max_drop = default_drop if max_drop is None else max_drop
 
     with atomic_write(path, output(kind, force)) as temporary:
@@ -153,7 +153,7 @@ def export(
             )
             model = kind.open(temporary, threads or torch.get_num_threads())
             rows = outputs(model, reference.inputs), reference.outputs
-            comparison = compare(*rows, images.labels, task_of(bundle))
+            comparison = compare(*rows, images.labels, task)
             last[:] = [(model, comparison)]
             if precision == "int8":
                 progress(
@@ -225,6 +225,13 @@ def make_reference(bundle: Bundle, images: ComparisonImages, input_kind: InputKi
         rows = logits(bundle, inputs("normalised", pre, images.pictures))
         expected = activate(bundle, rows)
     return Reference(fold_batch_norm(bundle.net), batches, expected)
+
+
+def output_sizes(shape: tuple[int, ...], classes: int) -> tuple[int, ...]:
+    """`Metadata.outputs` of outputs with this shape for an image; a map has the image's sides."""
+    if len(shape) == 3:
+        return (shape[0], 0, 0)
+    return () if shape == (classes,) else shape
 
 
 def input_batches(

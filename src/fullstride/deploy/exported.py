@@ -17,7 +17,8 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.strict_json import MAX_JSON_BYTES, Bounds, from_json, parse_json
 
 InputKind = Literal["normalised", "pixels", "pictures"]
-Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, K)
+Size = Annotated[int, Bounds(ge=0)]
+Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, ...)
 
 # Fields of Metadata that are JSON in a file; all others are text.
 JSON_FIELDS = ("classes", "preprocessing", "scores", "float_layers", "temperature", "mirror")
@@ -41,7 +42,9 @@ class Metadata:
     temperature: Temperature = 1.0
     mirror: bool = True  # whether the mirror image of a picture is of the same class
     task_state: Mapping[str, Any] = field(default_factory=dict)  # see `Bundle`
-    outputs: Annotated[int, Bounds(ge=0)] = 0  # values for an image; 0: one for each class
+    # The sizes of the outputs for an image, with 0 for those of the image; (): one for each class.
+    # One size is a number in a file, as in those of earlier versions, and () is 0.
+    outputs: tuple[Size, ...] = ()
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
     # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
@@ -50,9 +53,9 @@ class Metadata:
     float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float
 
     @property
-    def output_size(self) -> int:
-        """The number of values for an image."""
-        return self.outputs or len(self.classes)
+    def output_shape(self) -> tuple[int, ...]:
+        """The sizes of the outputs for an image; 0: of a map, that of the image."""
+        return self.outputs or (len(self.classes),)
 
     @classmethod
     def file_keys(cls) -> dict[str, str]:
@@ -60,10 +63,11 @@ class Metadata:
         return {field.name: FILE_KEYS.get(field.name, field.name) for field in fields(cls)}
 
     def to_strings(self) -> dict[str, str]:
-        keys = self.file_keys()
+        keys, sizes = self.file_keys(), self.outputs
+        values = asdict(self) | {"outputs": sizes if len(sizes) > 1 else sum(sizes)}
         return {
             keys[name]: as_utf8(value) if isinstance(value, str) else json.dumps(value)
-            for name, value in asdict(self).items()
+            for name, value in values.items()
         }
 
     @classmethod
@@ -78,6 +82,8 @@ class Metadata:
             values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
             for name in JSON_FIELDS:
                 values[name] = parse_json(values[name], name)
+            if isinstance(size := values["outputs"], int):
+                values["outputs"] = [size] if size else []
             return from_json(cls, values, "metadata")
         except (KeyError, ValueError) as error:
             raise ValueError(
@@ -107,9 +113,10 @@ class ExportedModel:
         )
 
     def run(self, images: np.ndarray) -> np.ndarray:
-        """Inputs (N, ...) as `metadata.input_kind` says -> (N, K) float32 logits or probabilities.
+        """Inputs (N, ...) as `metadata.input_kind` says -> float32 outputs (N, ...).
 
-        Raises ValueError where the file does not take images of this shape or has another K.
+        Raises ValueError where the file does not take images of this shape, or its outputs are not
+        those of its metadata.
         """
         shape, side = tuple(images.shape), self.preprocessing.resolution
         try:
@@ -119,9 +126,10 @@ class ExportedModel:
                 f"{self.path} does not take images of {shape}: it was exported for {side} x {side} "
                 f"pixels ({type(error).__name__})"
             ) from error
-        size = self.metadata.output_size
-        if outputs.shape != (len(images), size):
-            what = f"{size} outputs" if self.metadata.outputs else f"{size} classes"
+        sizes = self.metadata.output_shape
+        if not has_shape(outputs, (len(images), *sizes)):
+            values = " x ".join(str(size) if size else "?" for size in sizes)
+            what = f"{values} outputs" if self.metadata.outputs else f"{values} classes"
             raise ValueError(
                 f"{self.path} returns {outputs.shape} for {shape}, but its metadata has {what}"
             )
@@ -150,6 +158,13 @@ class ExportedModel:
     @property
     def task_state(self) -> Mapping[str, Any]:
         return self.metadata.task_state
+
+
+def has_shape(outputs: np.ndarray, sizes: tuple[int, ...]) -> bool:
+    """Whether `outputs` have these sizes, of which 0 may be any."""
+    return len(sizes) == outputs.ndim and all(
+        size in (0, own) for size, own in zip(sizes, outputs.shape, strict=True)
+    )
 
 
 class ExportedModule(nn.Module):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +11,6 @@ from PIL import Image
 
 from fullstride.data.dataset import Images
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.predict import probabilities
 from fullstride.nets.bundle import Bundle
@@ -18,11 +18,18 @@ from fullstride.tasks import task_of
 from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 from fullstride.train.scoring import finite_scores, interval_scores
 
-BATCH = 128  # images at a time: the whole test set may not fit into memory
 MAX_VIEWS_BYTES = 2**29  # of the views that several files are scored on
 
 Model = Bundle | ExportedModel
 View = Image.Image | np.ndarray  # an image as `probabilities` takes it
+
+
+class Sample(NamedTuple):
+    """An image that can be read, and its target in the view."""
+
+    index: int
+    view: View
+    target: Any
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ def score_model(
     model: Model,
     images: Images,
     *,
-    views: Sequence[tuple[int, View]] | None = None,
+    views: Sequence[Sample] | None = None,
     mistakes: int = 0,
 ) -> ModelScores:
     """Score `model` on `images`, whose targets are those of its task, by its classes.
@@ -64,15 +71,17 @@ def score_model(
     skipped: dict[str, str] = {}
     score, correct = task.score(), ["0"] * len(images)
     wrong: list[tuple[float, int, int]] = []
-    pictures = readable(model, images, skipped) if views is None else views
-    for indices, rows in batches(model, pictures):
-        labels = task.collate([images.targets[index] for index in indices])
+    samples = readable(model, images, skipped) if views is None else views
+    for batch, rows in batches(model, samples):
+        labels = task.collate([sample.target for sample in batch])
         score.update(task.invert(torch.from_numpy(rows)), labels)
         if not task.single_label:
             continue
         predicted = rows.argmax(1)
-        for row, (index, guess) in enumerate(zip(indices, predicted.tolist(), strict=True)):
-            if guess == images.targets[index]:
+        for row, ((index, _, target), guess) in enumerate(
+            zip(batch, predicted.tolist(), strict=True)
+        ):
+            if guess == target:
                 correct[index] = "1"
             else:
                 wrong.append((float(rows[row, guess]), index, guess))
@@ -92,7 +101,7 @@ def score_model(
     )
 
 
-def load_views(model: Model, images: Images) -> list[tuple[int, View]] | None:
+def load_views(model: Model, images: Images) -> list[Sample] | None:
     """The readable ones of `images` as `model` takes them; None if they need much memory."""
     pre = model.preprocessing
     if resizes(model) or len(images) * pre.resolution**2 * pre.channels > MAX_VIEWS_BYTES:
@@ -100,34 +109,31 @@ def load_views(model: Model, images: Images) -> list[tuple[int, View]] | None:
     return list(readable(model, images))
 
 
-def batches(
-    model: Model, pictures: Iterable[tuple[int, View]]
-) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Indices of `pictures`, and their probabilities (N, K)."""
-    pictures = iter(pictures)
-    while batch := list(islice(pictures, BATCH)):
-        yield [index for index, _ in batch], probabilities(model, [each for _, each in batch])
+def batches(model: Model, samples: Iterable[Sample]) -> Iterator[tuple[list[Sample], np.ndarray]]:
+    """The samples, and their activated outputs; for classification (N, K)."""
+    samples, most = iter(samples), task_of(model).scoring_batch
+    while batch := list(islice(samples, most)):
+        yield batch, probabilities(model, [sample.view for sample in batch])
 
 
 def readable(
     model: Model, images: Images, skipped: dict[str, str] | None = None
-) -> Iterator[tuple[int, View]]:
-    """Index and view of each readable image; the image itself for a file that resizes.
+) -> Iterator[Sample]:
+    """The readable images; with the whole image as the view for a file that resizes.
 
     The reasons for others go into `skipped`.
     """
-    whole = resizes(model)
+    view, rng = task_of(model).test_view(model.preprocessing), np.random.default_rng(0)
     for index, name in enumerate(images.names):
         try:
-            if whole:
-                view: View = images.picture(index)
-            else:
-                view = test_view(images.source(index), model.preprocessing)
+            source = images.source(index) if view.decodes_files else images.picture(index)
+            pixels, target = view(source, images.targets[index], rng)
+            whole = images.picture(index) if resizes(model) else None
         except UnreadableImage as error:
             if skipped is not None:
                 skipped[name] = error.reason
             continue
-        yield index, view
+        yield Sample(index, pixels if whole is None else whole, target)
 
 
 def resizes(model: Model) -> bool:

@@ -1,4 +1,4 @@
-"""Which classes do these pictures show? Predictions of a bundle or of an exported file."""
+"""What do these pictures show? Predictions of a bundle or of an exported file."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,13 +12,20 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.readers.decode import MAX_MEGAPIXELS, UnreadableImage, decode
+from fullstride.data.readers.decode import (
+    MAX_MEGAPIXELS,
+    Size,
+    UnreadableImage,
+    decode,
+    image_size,
+)
 from fullstride.data.readers.pixel_modes import plain_image
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task, task_of
+from fullstride.tasks.task import json_values
 
 Tta = Literal["none", "flip"]  # test-time augmentation
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -29,7 +36,10 @@ WHOLE_PIXEL_BYTES = 8  # of a picture that is decoded whole and converted
 
 @dataclass(frozen=True)
 class Prediction:
-    """What `Task.decode` makes of one picture, best first; or why it could not be read."""
+    """What a task predicts for one picture, best first; or why it could not be read.
+
+    Places, such as boxes and maps, are those of the upright picture.
+    """
 
     path: str  # "" for a picture in memory
     guesses: tuple[Any, ...] = ()  # `Guess` for classification
@@ -38,6 +48,10 @@ class Prediction:
     def __str__(self) -> str:
         what = self.unreadable or ", ".join(map(str, self.guesses))
         return f"{self.path}: {what}" if self.path else what
+
+    def to_json(self) -> dict[str, Any]:
+        guesses = [*map(json_values, self.guesses)]
+        return dict(path=self.path, guesses=guesses, unreadable=self.unreadable)
 
 
 def predict(
@@ -63,18 +77,19 @@ def predict(
     A picture that cannot be read yields a `Prediction` with the reason. Raises ValueError for what
     is no picture, and for flip where `check_tta` does.
     """
-    pictures, side = _listed(pictures), model.preprocessing.resolution
-    batch = min(batch, max(1, MAX_BATCH_PIXELS // side**2))
+    pictures, pre, task = _listed(pictures), model.preprocessing, task_of(model)
+    batch = min(batch, task.scoring_batch, max(1, MAX_BATCH_PIXELS // pre.resolution**2))
     for start in range(0, len(pictures), batch):
-        group, reasons = pictures[start : start + batch], {}
-        rows = probabilities(model, _readable(group, model, reasons), device, batch, tta)
-        guesses = iter(task_of(model).decode(torch.from_numpy(rows), model.classes, top))
+        group, reasons, sizes = pictures[start : start + batch], {}, {}
+        views = _readable(group, model, reasons, sizes)
+        rows = torch.from_numpy(probabilities(model, views, device, batch, tta))
+        guesses = iter(task.decode(rows, model.classes, top) if sizes else ())
         for index, picture in enumerate(group):
             path = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else ""
             if index in reasons:
                 yield Prediction(path, unreadable=reasons[index])
             else:
-                yield Prediction(path, next(guesses))
+                yield Prediction(path, task.place(next(guesses), sizes[index], pre))
 
 
 def predictions(
@@ -106,17 +121,27 @@ def _listed(pictures: Any) -> list[Picture]:
 
 
 def _readable(
-    pictures: Sequence[Picture], model: Bundle | ExportedModel, reasons: dict[int, str]
+    pictures: Sequence[Picture],
+    model: Bundle | ExportedModel,
+    reasons: dict[int, str],
+    sizes: dict[int, Size],
 ) -> Iterator[Image.Image | np.ndarray]:
-    """The pictures that can be read, one in memory at a time; the others go into `reasons`."""
+    """The pictures that can be read, one in memory at a time, whose sizes go into `sizes`.
+
+    The reasons for the others go into `reasons`.
+    """
     for index, picture in enumerate(pictures):
         try:
             if isinstance(picture, (str, os.PathLike)):
-                yield read_view(Path(picture), model)
+                view, size = read_view(Path(picture), model), image_size(Path(picture))
             else:
-                yield _plain(picture, model.preprocessing.channels)
+                view = _plain(picture, model.preprocessing.channels)
+                size = view.size
         except UnreadableImage as error:
             reasons[index] = error.reason
+            continue
+        sizes[index] = size
+        yield view
 
 
 def read_view(
@@ -164,7 +189,7 @@ def probabilities(
     batch: int = 32,
     tta: Tta = "none",
 ) -> np.ndarray:
-    """The activated outputs for pictures of any sizes; for classification (N, K) float32.
+    """The activated outputs for pictures of any sizes, float32; for classification (N, K).
 
     Arrays are views by `read_view`. Of the pictures, which may come one by one, only the inputs of
     a batch are held. Raises FloatingPointError where an output is not finite.
@@ -208,7 +233,7 @@ def _activated(
 def logits(
     bundle: Bundle, batches: Iterable[np.ndarray], device: torch.device | str = "cpu"
 ) -> np.ndarray:
-    """(N, K) float32 of a bundle's network, for `inputs` of the kind normalised."""
+    """The outputs of a bundle's network, float32, for `inputs` of the kind normalised."""
     net = bundle.net.eval().to(device)
     with torch.inference_mode():
         rows = [net(torch.from_numpy(x).to(device)) for x in batches]
@@ -216,7 +241,7 @@ def logits(
 
 
 def outputs(model: ExportedModel, batches: Iterable[np.ndarray]) -> np.ndarray:
-    """(N, K) float32 of an exported file: logits if its inputs are normalised, or probabilities."""
+    """The outputs of a file, float32: not activated if its inputs are normalised."""
     return np.concatenate([model.run(x) for x in batches])
 
 
@@ -234,7 +259,7 @@ def inputs(
     if kind == "pictures":
         for picture in pictures:
             assert isinstance(picture, Image.Image)
-            pixels = np.asarray(in_mode(picture, pre.channels))
+            pixels = np.array(in_mode(picture, pre.channels))  # writable, as PyTorch wants it
             yield pixels.reshape(1, *pixels.shape[:2], pre.channels)
         return
     views = (

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -11,7 +12,7 @@ from fullstride.data.loader import Batches
 from fullstride.deploy.comparison import ComparisonImages, LazyImages
 from fullstride.deploy.export import Finetune, Progress
 from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
-from fullstride.deploy.predict import inputs
+from fullstride.deploy.predict import inputs, logits
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import loop
@@ -19,11 +20,16 @@ from fullstride.train.run_data import matching_data
 
 MAX_COMPARISON_IMAGES = 500
 MAX_CALIBRATION_IMAGES = 256
+MAX_OUTPUTS = 2**27  # values of the comparison images, which are in memory: 512 MiB
 
 
 def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonImages:
     """`images_to_compare` of the data set `data`, by default that which `run` was trained on."""
-    return images_to_compare(matching_data(run, bundle, data), bundle.task)
+    pre = bundle.preprocessing
+    black = np.zeros((1, pre.channels, pre.resolution, pre.resolution), np.float32)
+    most = max(1, MAX_OUTPUTS // logits(bundle, [black]).size)
+    images = matching_data(run, bundle, data)
+    return images_to_compare(images, bundle.task, min(most, MAX_COMPARISON_IMAGES))
 
 
 def images_to_compare(

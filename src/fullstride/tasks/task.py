@@ -82,6 +82,8 @@ class Task(ABC):
     view_fit: ClassVar[Fit | None] = None
     # what exported files call the outputs of the network, and those of `activate`
     output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
+    # the `difference` that exported files of any precision may have
+    max_difference: ClassVar[float] = 1e-4
 
     def with_options(self, recipe: Any) -> Self:
         """The task with the options that `recipe` has."""

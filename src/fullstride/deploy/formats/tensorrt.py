@@ -73,20 +73,20 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
     return ExportedModel(
         folder,
         model.metadata,
-        inference(engine, model.metadata.output_size),
+        inference(engine),
         f"TensorRT {trt.__version__}",
     )
 
 
-def inference(engine: Any, outputs: int) -> Infer:
+def inference(engine: Any) -> Infer:
     context = engine.create_execution_context()
     output = engine.get_tensor_name(1)
 
     def infer(images: np.ndarray) -> np.ndarray:
         x = torch.from_numpy(images).to(DEVICE)
-        y = torch.empty(len(x), outputs, device=DEVICE)
         if not context.set_input_shape(onnx.INPUT, tuple(x.shape)):
             raise ValueError(f"the engine takes batches of up to {MAX_BATCH}")
+        y = torch.empty(tuple(context.get_tensor_shape(output)), device=DEVICE)
         context.set_tensor_address(onnx.INPUT, x.data_ptr())
         context.set_tensor_address(output, y.data_ptr())
         if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):

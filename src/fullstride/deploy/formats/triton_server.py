@@ -80,7 +80,7 @@ input {{
 output {{
   name: "{job.output_name}"
   data_type: TYPE_FP32
-  dims: {[*batch, job.metadata.output_size]}
+  dims: {batch + [size or -1 for size in job.metadata.output_shape]}
   label_filename: "{LABELS}"
 }}
 {options[job.backend]}"""
