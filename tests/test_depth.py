@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from pixels import picture_with_maps, write_pictures
 
-from fullstride import tasks
+from fullstride import cli, tasks
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.depth.priors import SAMPLES, fit_priors
@@ -143,6 +143,14 @@ def test_training_is_better_than_both_priors(trained):
     assert scores["delta1"] > scores["delta1_rows"] + 5
     assert scores["delta1_rows"] > scores["delta1_constant"]
     assert {"minival/delta1_rows", "minival/delta1_constant"} <= {*rows[-1]}
+
+
+def test_the_command_prints_both_priors(trained, capsys):
+    folder, _ = trained
+    assert cli.run(["validate", str(folder)]) == 0
+    scores, lines = tasks.load(folder).scores["test"], capsys.readouterr().out
+    for name in ("constant", "rows"):
+        assert f"{scores[f'delta1_{name}']:.2f} %" in lines
 
 
 def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_priors(trained, floors, tmp_path):

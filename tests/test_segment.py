@@ -14,7 +14,7 @@ from pixels import write_pictures
 from sklearn.metrics import confusion_matrix, jaccard_score
 from test_ranks import TORCHRUN
 
-from fullstride import tasks
+from fullstride import cli, tasks
 from fullstride.data.readers.map_files import IGNORED
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
@@ -85,6 +85,10 @@ def test_the_ious_are_those_of_scikit_learn_over_the_whole_set_in_any_batches(ab
         parts[2].counts_kk, confusion_matrix(true, predicted, labels=range(5))
     )
     assert values["pixel_accuracy"] == pytest.approx(100 * (true == predicted).mean(), rel=1e-6)
+    most = np.full_like(true, np.bincount(true).argmax())
+    classes_of_set = [*set(true.tolist())]
+    constant = jaccard_score(true, most, labels=classes_of_set, average="macro")
+    assert values["miou_constant"] == pytest.approx(100 * constant, rel=1e-6)
     loss = F.cross_entropy(logits, classes.long(), ignore_index=IGNORED)
     assert values["loss"] == pytest.approx(loss.item(), rel=1e-5)
     for k, row in enumerate(parts[2].by_class("abcde")):
@@ -172,6 +176,20 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_scores(trained, boxes,
     saved = json.loads((folder / "scores.json").read_text())["splits"]["test"]["scores"]
     assert scores["miou"] == pytest.approx(saved["miou"], abs=0.05)
     assert run_folder.final_scores(folder, "minival", Segment.metric)
+
+
+def test_the_command_and_the_report_have_the_baseline_and_the_scores_of_classes(trained, capsys):
+    folder, _ = trained
+    assert cli.run(["validate", str(folder), "--per-class"]) == 0
+    lines = capsys.readouterr().out
+    scores = tasks.load(folder).scores["test"]
+    assert f"{scores['miou']:.2f} %" in lines
+    assert f"{scores['miou_constant']:.2f} %" in lines
+    assert "IoU" in lines
+    page = folder.parent / "page.html"
+    assert cli.run(["report", str(folder), "--out", str(page)]) == 0
+    assert f"{scores['miou_constant']:.2f} %" in page.read_text()
+    assert ">predicted pixels<" in page.read_text()
 
 
 def test_a_view_of_training_is_a_function_of_seed_epoch_and_sample(boxes):

@@ -274,6 +274,7 @@ def validation_lines(
 ) -> list[str]:
     """All scores of a split, beginning with those of `metrics`, and the commonest confusions."""
     lines = [score_line(split, result.scores, metrics, missing)]
+    lines += filter(None, [result.task.baseline_note(result.scores)])
     confused = result.confusion.most_confused(CONFUSIONS) if result.confusion else ()
     if confused:
         pairs = (

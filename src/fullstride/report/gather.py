@@ -65,11 +65,11 @@ def gather(
         for name in times
         if name in others and name not in left_out
     }
-    predictions, confusion, by_class = [], None, ()
+    predictions, confusion, by_class, baseline = [], None, (), ""
     if find_task(model.task).single_label:
         predictions, confusion = examples(model, images)
     else:
-        by_class = printable_rows(model, getattr(images, images.score_split))
+        by_class, baseline = rows_and_note(model, getattr(images, images.score_split))
     return dict(
         title=printable(f"fullstride on {images.name}"),
         entries=[*entries.values()],
@@ -78,7 +78,7 @@ def gather(
         by_class=by_class,
         classes=tuple(map(printable, images.classes)),
         environment=asdict(rows[0].environment if rows else Environment.here()),
-        notes=[*map(printable, notes(images, best.name, rows, left_out))],
+        notes=[*map(printable, notes(images, best.name, rows, left_out, baseline))],
     )
 
 
@@ -222,17 +222,24 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
     return shown, task.confusion(score)
 
 
-def printable_rows(model: Model, images: Images) -> Sequence[ClassScore]:
-    """The scores of a model by class on `images`; none where its task has no classes."""
+def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], str]:
+    """The scores of a model by class, none where its task has none, and its `baseline_note`."""
     if isinstance(model, Bundle):
-        rows = score_bundle(model, images, "cpu").by_class(model.classes)
+        evaluation = score_bundle(model, images, "cpu")
+        rows, scores = evaluation.by_class(model.classes), evaluation.scores
     else:
-        rows = score_model(model, images).by_class
-    return [replace(row, name=printable(row.name)) for row in rows]
+        result = score_model(model, images)
+        rows, scores = result.by_class, result.scores
+    rows = [replace(row, name=printable(row.name)) for row in rows]
+    return rows, find_task(model.task).baseline_note(scores)
 
 
 def notes(
-    data: DataSet, best: str, rows: Sequence[Measurement], left_out: Sequence[str]
+    data: DataSet,
+    best: str,
+    rows: Sequence[Measurement],
+    left_out: Sequence[str],
+    baseline: str = "",
 ) -> list[str]:
     sizes = (
         f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
@@ -247,6 +254,8 @@ def notes(
         "Accuracies are of the averaged weights after the last epoch, or after the best one if the "
         "recipe stops early.",
     ]
+    if baseline:
+        lines.insert(1, f"{baseline}.")
     if missing := data.missing_classes(data.score_split):
         classes = ", ".join(map(printable, missing))
         lines.insert(1, f"No {data.score_split} image is of the classes: {classes}.")

@@ -73,6 +73,8 @@ class TrainingProgress:
         line = f"no score, as all images were trained on; bundle in {bundle}"
         if scored:
             line = test_line(split, scores, self.metric, bundle, data.missing_classes(split))
+            if baseline := task_of(read_metadata(bundle)).baseline_note(scores):
+                self.bar.print(baseline)
         if calibration := calibration_line(read_metadata(bundle), recipe):
             self.bar.print(calibration)
         self.bar.print(line)

@@ -203,6 +203,10 @@ class Task(ABC):
     def score(self) -> Score:
         """A new score, of no images yet."""
 
+    def baseline_note(self, scores: Mapping[str, float]) -> str:
+        """One line on what predicting without the images would score, by `scores`, or ""."""
+        return ""
+
     def confusion(self, score: Score) -> ConfusionMatrix | None:
         """What `score` counted by classes; None for a task without."""
         return None

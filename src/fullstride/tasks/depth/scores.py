@@ -36,7 +36,7 @@ class DepthScore:
     ) -> None:
         self.constant, self.max_depth = constant, max_depth
         self.rows = torch.tensor(tuple(rows), dtype=torch.float32)
-        self.sums = dict.fromkeys((*SUMS, *PRIORS), 0.0)
+        self.sums: dict[str, float] = dict.fromkeys((*SUMS, *PRIORS), 0.0)
 
     def update(self, metres_n1hw: Tensor, targets_nhw: Tensor) -> None:
         predicted = full_precision(metres_n1hw)[:, 0]

@@ -1,7 +1,7 @@
 """How far is what each pixel shows? The task of depth, in metres."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -129,6 +129,14 @@ class Depth(Task):
 
     def score(self) -> DepthScore:
         return DepthScore(self.constant, self.rows, self.max_depth)
+
+    def baseline_note(self, scores: Mapping[str, float]) -> str:
+        if "delta1_constant" not in scores:
+            return ""
+        return (
+            "without looking at the images, the median of the training depths has delta1 "
+            f"{scores['delta1_constant']:.2f} %, and that of each row {scores['delta1_rows']:.2f} %"
+        )
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """Whether nearly all depths are within a hundredth."""

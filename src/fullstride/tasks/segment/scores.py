@@ -35,7 +35,8 @@ class SegmentScore:
     """Pixels by class and prediction over all images, at the size of the view.
 
     Pixels of class `IGNORED` count nowhere: padding is among them. A class that no pixel has and
-    none is taken for has no IoU; `absent_classes` is their number.
+    none is taken for has no IoU; `absent_classes` is their number. `miou_constant` is the mIoU of
+    the most frequent class for all pixels.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,7 @@ class SegmentScore:
             "miou": 100 * float((hits[occurs] / union[occurs]).mean()),
             "pixel_accuracy": 100 * float(hits.sum() / pixels),
             "mean_accuracy": 100 * float((hits / np.maximum(of_class, 1))[of_class > 0].mean()),
+            "miou_constant": 100 * float(of_class.max() / pixels / (of_class > 0).sum()),
             "loss": self.loss / int(pixels),
             "absent_classes": float((~occurs).sum()),
         }

@@ -1,6 +1,6 @@
 """Which one of K classes does each pixel show? The task of semantic segmentation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,10 +41,9 @@ class Regions:
     def of(cls, map_hw: np.ndarray, classes: Sequence[str], top: int) -> "Regions":
         """With the shares of the `top` most frequent classes."""
         counts = np.bincount(map_hw[map_hw != IGNORED], minlength=len(classes))
-        names = [str(name) for name in classes]
         order = [k for k in np.argsort(-counts, kind="stable").tolist() if counts[k]][:top]
-        percent = {names[k]: 100 * counts[k].item() / counts.sum().item() for k in order}
-        return cls(percent, map_hw, np.array(names))
+        percent = {classes[k]: 100 * counts[k].item() / counts.sum().item() for k in order}
+        return cls(percent, map_hw, np.array(classes))
 
     def __str__(self) -> str:
         shares = (f"{' '.join(name.split())} {x:.1f} %" for name, x in self.percent.items())
@@ -112,6 +111,12 @@ class Segment(Task):
         assert isinstance(score, SegmentScore)
         return score.by_class(classes)
 
+    def baseline_note(self, scores: Mapping[str, float]) -> str:
+        if "miou_constant" not in scores:
+            return ""
+        value = scores["miou_constant"]
+        return f"the most frequent class for all pixels has mIoU {value:.2f} %"
+
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """Whether nearly all pixels are of the same class: of logits that are equal, any is."""
         same = outputs.argmax(1) == expected.argmax(1)
@@ -130,7 +135,7 @@ class Segment(Task):
         """The classes of the pixels of the picture, without the view's padding."""
         (regions,) = guesses
         map_hw = on_picture(regions.map, size, pre, IGNORED)
-        return (Regions.of(map_hw, regions.classes, len(regions.percent)),)
+        return (Regions.of(map_hw, regions.classes.tolist(), len(regions.percent)),)
 
     def draw(
         self, picture: Image.Image, guesses: tuple[Regions, ...], classes: Sequence[str]
