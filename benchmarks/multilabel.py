@@ -3,11 +3,11 @@
     python benchmarks/multilabel.py --out benchmarks/multilabel.json
 
 Scenes of `fullstride.data.scenes` at 32 pixels have up to 2 white digits on a dark photograph. The
-500 scenes of the test have digits of other writers, and other photographs. genet_tiny is
-trained from scratch with binary cross-entropy and with the asymmetric loss; the classifier is
-trained for as many steps, by softmax, on the scenes that show one digit alone. Constant scores have
-the base rate as their mAP: the share of the scenes with a label, in the mean of the labels. The
-JSON is written after each row and has all scores; beside it is the table as a page.
+500 scenes of the test have digits of other writers, and other photographs. genet_tiny is trained
+from scratch with binary cross-entropy and with the asymmetric loss; the classifier is trained for
+as many steps, by softmax, on the scenes that show one digit alone. Constant scores have the base
+rate as their mAP: the share of the scenes with a label, in the mean of the labels. The JSON is
+written after each row and has all scores; beside it is the table as a page.
 """
 
 import argparse
