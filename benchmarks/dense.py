@@ -27,7 +27,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.scenes import write_scenes
+from fullstride.data.scenes import Look, write_scenes
 from fullstride.measure.environment import Environment
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -40,20 +40,21 @@ from fullstride.train.scoring import score_images
 from fullstride.writing import atomic_write
 
 MODELS = (f"timm/{BACKBONE}",)
-SIDE, WIDTH = 96, 64  # pixels, channels of pyramids and heads
+SIDE = 96  # pixels
 WINDOW = 250  # pixels of the stereo picture's 741, over its whole height
-COUNTS = {"train": 1000, "val": 100, "test": 300}
+COUNTS = {"train": 2000, "val": 50, "test": 300}
+LOOK = Look(most=3, sides=(0.25, 0.65))
 RECIPE = Recipe(
     epochs=1,
-    steps=1200,
+    steps=600,
     batch=16,
-    lr=0.02,
+    lr=0.1,
     weight_decay=1e-4,
-    warmup_epochs=2,
+    warmup_epochs=0.5,
     ema_decay=0.99,
     clip_norm=10.0,
     resolution=SIDE,
-    head_width=WIDTH,
+    head_width=32,
     score_every_epochs=1000,
 )
 TITLE = "# Dense tasks: "
@@ -74,7 +75,9 @@ class Study:
 
 
 def scenes(kind: str, one_class: bool = True) -> Callable[[Path], None]:
-    return lambda folder: write_scenes(folder, COUNTS, SIDE, 0, kind, one_class=one_class)
+    return lambda folder: write_scenes(
+        folder, COUNTS, SIDE, 0, kind, look=LOOK, one_class=one_class
+    )
 
 
 def write_stereo(folder: Path) -> None:
@@ -108,6 +111,7 @@ STUDIES = {
         {"ap50": "AP50", "ap": "AP"},
         ("ap50", 60.0, "no boxes"),
         scenes("digits"),
+        replace(RECIPE, head_width=64, lr=0.02),
     ),
     "segmentation": Study(
         "segment",
@@ -186,7 +190,8 @@ def study_rows(study: Study, folder: Path, with_peers: bool) -> Iterator[dict[st
         yield row(name, "ours", bundle.net, trained, data, bundle.preprocessing, seconds)
     if not with_peers:
         return
-    for name, build in peers(trained, len(data.classes), WIDTH, study.recipe.resolution).items():
+    width, side = study.recipe.head_width, study.recipe.resolution
+    for name, build in peers(trained, len(data.classes), width, side).items():
         begin, pre = time.process_time(), bundle.preprocessing
         net = train_peer(build, data, trained, pre, study.recipe)
         seconds = time.process_time() - begin
@@ -228,7 +233,7 @@ def page(content: Mapping[str, Any]) -> str:
         f"{where['device']}, {where['threads']} thread, torch {where['torch']}. Goal: "
         f"{study.columns[score]} of at least {wanted:.1f}.",
         f"{recipe['steps']} steps of {recipe['batch']} images of {recipe['resolution']} pixels, "
-        f"pyramids and heads of {WIDTH} channels.",
+        f"pyramids and heads of {recipe['head_width']} channels.",
         "",
         f"| network | {' | '.join(study.columns.values())} | training, s | test, ms an image "
         "| parameters, M |",
