@@ -102,7 +102,7 @@ class Segmenter(nn.Module):
         import segmentation_models_pytorch as smp
 
         widths = dict(decoder_pyramid_channels=width, decoder_segmentation_channels=width)
-        self.net = smp.FPN(f"tu-{BACKBONE}", None, classes=classes, **widths)
+        self.net = smp.FPN(f"tu-{BACKBONE}", encoder_weights=None, classes=classes, **widths)
         self.task, self.finish = task, finish
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:

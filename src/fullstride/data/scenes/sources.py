@@ -18,6 +18,13 @@ TRAINING_PHOTOGRAPHS = (
     "rocket",
     "astronaut",
     "coins",
+    "camera",
+    "clock",
+    "hubble_deep_field",
+    "retina",
+    "page",
+    "text",
+    "stereo_motorcycle",
 )
 TEST_PHOTOGRAPHS = ("gravel", "moon", "china.jpg", "flower.jpg")
 
@@ -55,4 +62,6 @@ def _photograph(name: str) -> np.ndarray:
             "'fullstride[examples]'"
         ) from None
     pixels = load_sample_image(name) if "." in name else getattr(skimage.data, name)()
+    if isinstance(pixels, tuple):  # of two eyes, and their disparity
+        pixels = pixels[0]
     return pixels if pixels.ndim == 3 else np.stack([pixels] * 3, 2)
