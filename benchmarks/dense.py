@@ -111,7 +111,7 @@ STUDIES = {
         {"ap50": "AP50", "ap": "AP"},
         ("ap50", 60.0, "no boxes"),
         scenes("digits"),
-        replace(RECIPE, head_width=64, lr=0.02),
+        replace(RECIPE, head_width=64, lr=0.02, steps=400),
     ),
     "segmentation": Study(
         "segment",
