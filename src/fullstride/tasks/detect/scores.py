@@ -1,6 +1,6 @@
 """How good are detected boxes? VOC's AP50 and, with an extra, COCO's scores.
 
-Letters: N images, D detections, M objects. All scores are in percent; docs/tasks.md defines them.
+Letters: N images, D detections, M objects. All scores are in percent; docs/dense.md defines them.
 """
 
 from collections.abc import Mapping, Sequence
