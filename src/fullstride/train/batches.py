@@ -29,6 +29,7 @@ TASK_FIELDS = {
     "head_width": "boxes or pixels",
     "max_depth": "depths",
     "head_convs": "boxes",
+    "detector": "boxes",
 }
 
 

@@ -168,6 +168,8 @@ class Recipe:
     # for boxes and pixels: channels of the pyramid and of what follows it
     head_width: PositiveInt = 256
     max_depth: NonNegative = 0.0  # for depths: true ones above, in metres, do not count; 0: all do
+    # for boxes: fcos with the assignment of ATSS, in one stage (arXiv:1904.01355), or faster_rcnn
+    detector: Literal["fcos", "faster_rcnn"] = "fcos"
     # for boxes: convolutions of classes, and of boxes, on each level of the pyramid
     head_convs: Count = 4
 

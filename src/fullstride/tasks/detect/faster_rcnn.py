@@ -175,7 +175,7 @@ class FasterRcnnHead(nn.Module):
             sides = box_nc4[..., 2:] - box_nc4[..., :2]
             score_nc = score_nc.sigmoid() * (sides.amin(-1) >= rpn.min_size)
             # boxes without an area come last
-            score_nc, order = score_nc.sort(dim=1, descending=True, stable=True)
+            score_nc, order = top(score_nc, score_nc.shape[1])
             box_nc4 = box_nc4.gather(1, order[..., None].expand(-1, -1, 4))
             remain = suppress(box_nc4, torch.zeros_like(order), score_nc, iou=PROPOSAL_IOU)
             boxes.append(box_nc4)

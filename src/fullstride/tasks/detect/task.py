@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.data.box_data import open_boxes
 from fullstride.data.dataset import DataSet
@@ -18,6 +19,7 @@ from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.strict_json import Bounds
 from fullstride.tasks.detect.coco_ap import has_coco
 from fullstride.tasks.detect.drawing import draw_boxes
+from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead, WithTargets
 from fullstride.tasks.detect.fcos import FcosHead
 from fullstride.tasks.detect.guess import Box
 from fullstride.tasks.detect.loss import detection_loss
@@ -36,12 +38,14 @@ COCO_METRICS = (
 
 @dataclass(frozen=True)
 class Detect(Task):
-    """FCOS with the assignment of ATSS, see `detection_loss`; compared by VOC's AP50 in percent.
+    """FCOS with the assignment of ATSS, see `detection_loss`, or Faster R-CNN, whose head computes
+    its losses with the targets; compared by VOC's AP50 in percent.
 
     Outputs of the network in evaluation are detections (N, 100, 6), see `nms.detections`. COCO's
     scores need the extra `detection`.
     """
 
+    detector: Literal["fcos", "faster_rcnn"] = "fcos"
     head_width: Annotated[int, Bounds(ge=1)] = 256  # channels of the pyramid and the convolutions
     head_convs: Annotated[int, Bounds(ge=0)] = 4  # of classes, and of boxes, on each level
     box_weight: float = 2.0  # of the loss of boxes
@@ -53,9 +57,9 @@ class Detect(Task):
     metric: ClassVar[Metric] = Metric("ap50", "AP50", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = COCO_METRICS
     recipe_fields: ClassVar[frozenset[str]] = frozenset(
-        {"head_width", "head_convs", "box_augmentation", "jitter"}
+        {"detector", "head_width", "head_convs", "box_augmentation", "jitter"}
     )
-    state_fields: ClassVar[tuple[str, ...]] = ("head_width", "head_convs")
+    state_fields: ClassVar[tuple[str, ...]] = ("detector", "head_width", "head_convs")
     output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
     view_fit: ClassVar[Fit | None] = "pad"
     scoring_batch: ClassVar[int] = 16
@@ -97,12 +101,22 @@ class Detect(Task):
         """Objects of N images, each a dict with boxes, labels, difficult and scale."""
         return targets
 
-    def head(self, net: Backbone) -> FcosHead:
+    def head(self, net: Backbone) -> FcosHead | FasterRcnnHead:
+        kind = FcosHead if self.detector == "fcos" else FasterRcnnHead
         shape = dict(width=self.head_width, convs=self.head_convs)
-        return FcosHead(net.channels, net.strides, net.spec.classes, **shape)
+        return kind(net.channels, net.strides, net.spec.classes, **shape)
+
+    @property
+    def training_targets(self) -> bool:
+        return self.detector == "faster_rcnn"
+
+    def training_module(self, net: Backbone) -> nn.Module:
+        return WithTargets(net) if self.training_targets else net
 
     def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
-        """`outputs`: `Predictions`. `targets`: those of `collate`."""
+        """`outputs`: `Predictions`, or losses by name. `targets`: those of `collate`."""
+        if self.training_targets:
+            return torch.stack(list(outputs.values())).sum()
         return detection_loss(outputs, targets, box_weight=self.box_weight)
 
     def score(self) -> DetectionScore:

@@ -62,6 +62,7 @@ RECIPES = {
     "resnet_rs": resnet_rs(50, 160),
     **{f"resnet_rs_{depth}_{side}": resnet_rs(depth, side) for depth, side in RESNET_RS_SIZES},
     "resnet_rs_noisy_student": papers.RESNET_RS_NOISY_STUDENT,
+    "resnet_rs_voc": papers.RESNET_RS_VOC,
     "resnet_rs_voc_seg": papers.RESNET_RS_VOC_SEG,
     "resnet_rs_nyu_depth": papers.RESNET_RS_NYU_DEPTH,
     "scaling_10": scaling(10),
