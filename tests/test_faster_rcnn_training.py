@@ -1,0 +1,81 @@
+"""Does Faster R-CNN train, resume, and ship as the other detectors do?"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rectangles import write_rectangles
+
+from fullstride import tasks
+from fullstride.data.box_data import open_boxes
+from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
+from fullstride.tasks.detect.task import Detect
+from fullstride.train import run
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.named import RECIPES
+
+SHORT = Recipe(
+    epochs=3,
+    batch=8,
+    lr=2e-3,
+    optimizer="adamw",
+    warmup_epochs=0,
+    ema_decay=0.5,
+    resolution=64,
+    detector="faster_rcnn",
+    head_width=16,
+    head_convs=1,
+    clip_norm=5.0,
+)
+HOW = dict(task=Detect())
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("boxes") / "data"
+    return open_boxes(str(write_rectangles(folder, {"train": 24, "val": 5, "test": 5})))
+
+
+@pytest.fixture(scope="module")
+def trained(boxes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faster") / "run"
+    return folder, list(run.train(folder, "resnet_rs_tiny", boxes, SHORT, **HOW))
+
+
+def test_the_loss_falls_and_the_bundle_knows_its_detector(trained, boxes):
+    folder, rows = trained
+    assert rows[-1]["loss"] < 0.9 * rows[0]["loss"]
+    bundle = tasks.load(folder)
+    assert isinstance(bundle.net.task_head, FasterRcnnHead)
+    assert bundle.task_state["detector"] == "faster_rcnn"
+    assert bundle.preprocessing.fit == "pad"
+    with torch.inference_mode():
+        assert bundle.net.eval()(torch.zeros(1, 3, 64, 96)).shape == (1, 100, 6)
+
+
+def test_a_run_resumes_bit_for_bit(trained, boxes, tmp_path):
+    folder, _ = trained
+    started = run.train(
+        tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, checkpoint_every_steps=2, **HOW
+    )
+    next(started)
+    started.close()
+    list(run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, **HOW))
+    whole, resumed = (tasks.load(each).net.state_dict() for each in (folder, tmp_path / "run"))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def test_the_recipe_of_the_paper_trains(boxes, tmp_path):
+    recipe = RECIPES["resnet_rs_voc"]
+    assert (recipe.resolution, recipe.jitter, recipe.batch) == (896, (0.5, 2.0), 32)
+    assert (recipe.weight_decay, recipe.schedule) == (1e-4, "cosine")
+    small = replace(recipe, steps=2, batch=4, resolution=64, head_width=8, warmup_epochs=0)
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, small, **HOW)
+    assert np.isfinite(row["loss"])
+
+
+def test_passes_of_a_batch_have_their_own_targets(boxes, tmp_path):
+    recipe = replace(SHORT, steps=2, grad_accum_steps=4, box_augmentation="ssd", jitter=(0.6, 1.5))
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, recipe, **HOW)
+    assert np.isfinite(row["loss"])
