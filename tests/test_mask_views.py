@@ -118,7 +118,7 @@ def test_a_map_of_another_size_is_refused_by_the_name_of_its_file():
 
 
 def test_sides_that_maps_do_not_divide_and_what_moves_pixels_alone_are_refused():
-    with pytest.raises(ValueError, match=r"100 pixels.*multiples of 32, such as 96"):
+    with pytest.raises(ValueError, match=r"100 pixels.*multiples of 32.*such as 96"):
         MaskTestView(Preprocessing(resolution=100))
     with pytest.raises(ValueError, match="40 pixels"):
         MaskTrainView(PRE, PLAIN, sides=(40,))

@@ -104,8 +104,8 @@ def check_sides(sides: Sequence[int]) -> None:
     for side in sides:
         if side % MULTIPLE:
             raise ValueError(
-                f"{side} pixels a side: a network for pixels takes multiples of {MULTIPLE}, such "
-                f"as {max(MULTIPLE, MULTIPLE * round(side / MULTIPLE))}"
+                f"{side} pixels a side: a network for pixels takes multiples of {MULTIPLE}, so set "
+                f"--resolution, such as {max(MULTIPLE, MULTIPLE * round(side / MULTIPLE))}"
             )
 
 

@@ -29,6 +29,7 @@ class PixelHead(nn.Module):
         outputs: Values of a pixel.
         width: Channels of the pyramid and of the convolutions.
         finish: What is applied to the result in evaluation.
+        start: The result of training begins near it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class PixelHead(nn.Module):
         *,
         width: int = 256,
         finish: Callable[[Tensor], Tensor] | None = None,
+        start: float = 0.0,
     ):
         super().__init__()
         self.stride, self.finish = strides[0], finish
@@ -46,7 +48,8 @@ class PixelHead(nn.Module):
         self.convolutions = nn.Sequential(*(_convolution(width) for _ in range(CONVOLUTIONS)))
         self.output = nn.Conv2d(width, outputs, 1)
         nn.init.normal_(self.output.weight, std=0.01)
-        nn.init.zeros_(self.output.bias)
+        assert self.output.bias is not None
+        nn.init.constant_(self.output.bias, start)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         height, width = (side * self.stride for side in maps[0].shape[-2:])

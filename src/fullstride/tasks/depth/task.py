@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.mask_data import open_depths
@@ -113,10 +113,8 @@ class Depth(Task):
         return stacked(targets)
 
     def head(self, net: Backbone) -> PixelHead:
-        head = PixelHead(net.channels, net.strides, 1, width=self.head_width, finish=torch.exp)
-        if self.constant:
-            nn.init.constant_(head.output.bias, math.log(self.constant))  # pyright: ignore
-        return head
+        width, start = self.head_width, math.log(self.constant or 1.0)
+        return PixelHead(net.channels, net.strides, 1, width=width, finish=torch.exp, start=start)
 
     def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: log of metres (N, 1, h, w), resized to the targets. `targets`: (N, H, W)."""

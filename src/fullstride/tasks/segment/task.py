@@ -42,7 +42,7 @@ class Regions:
         """With the shares of the `top` most frequent classes."""
         counts = np.bincount(map_hw[map_hw != IGNORED], minlength=len(classes))
         order = [k for k in np.argsort(-counts, kind="stable").tolist() if counts[k]][:top]
-        percent = {classes[k]: 100 * counts[k].item() / counts.sum().item() for k in order}
+        percent = {str(classes[k]): 100 * counts[k].item() / counts.sum().item() for k in order}
         return cls(percent, map_hw, np.array(classes))
 
     def __str__(self) -> str:
