@@ -13,6 +13,7 @@ from fullstride.tasks.task import Score
 from fullstride.train import run_folder
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.finish import final_network
+from fullstride.train.linear_probe import probe_network
 from fullstride.train.minival_comparison import quality
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.precise_statistics import batch_norms, of_run
@@ -51,10 +52,13 @@ def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
         bundle = Bundle.load(path, build_head)
         task = task_of(bundle)
         return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
-    nets = [final_network(run).net.to(run.device)]
-    # Running statistics of few steps are far off, whether the recipe ends with precise ones or not.
-    if batch_norms(nets[0], frozen_names(nets[0], run.recipe)):
-        nets += [of_run(run, nets[0])]
+    nets = [probe_network(run).net] if run.recipe.linear_probe else []
+    if (run.folder / run_folder.CHECKPOINT).exists():
+        last = final_network(run).net.to(run.device)
+        nets += [last]
+        # Those of few steps are far off, whether the recipe ends with precise ones or not.
+        if batch_norms(last, frozen_names(last, run.recipe)):
+            nets += [of_run(run, last)]
     results, failure = [], None
     for net in nets:
         try:

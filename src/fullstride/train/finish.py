@@ -3,7 +3,7 @@
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head
-from fullstride.train import precise_statistics, run_folder, score_file, soup
+from fullstride.train import linear_probe, precise_statistics, run_folder, score_file, soup
 from fullstride.train.minival_comparison import FinalNetwork
 from fullstride.train.prepare import PreparedRun
 
@@ -19,6 +19,8 @@ def finish(run: PreparedRun) -> None:
         final = precise_statistics.better_statistics(run, final)
     if run.recipe.soup:
         final = soup.better_average(run, final)
+    if run.recipe.linear_probe:
+        final = linear_probe.better_probe(run, final)
     try:
         task, minival = run.calibrate(final.net)
         if minival:

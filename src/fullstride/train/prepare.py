@@ -246,6 +246,11 @@ def check_recipe(recipe: Recipe, data: DataSet, weights: str) -> None:
                 f"recipe.{name} {getattr(recipe, name)} needs a minival to compare epochs on: set "
                 "it to 0, or leave --minival 0 out"
             )
+    if recipe.linear_probe and not (weights and data.minival):
+        raise ValueError(
+            "recipe.linear_probe fits a classifier to the features of released weights, and "
+            "compares it on the minival: give --weights and a minival, or leave it out"
+        )
     if not weights and (recipe.freeze_stages or recipe.freeze_epochs or recipe.frozen):
         raise ValueError(
             "recipe.freeze_stages, recipe.freeze_epochs and recipe.frozen would leave random "

@@ -76,6 +76,9 @@ class Recipe:
     # measure batch statistics of the final weights on training images without augmentation, and
     # take them where the minival is better with them
     precise_bn: bool = False
+    # with released weights: fit a linear classifier to their features first, and end with it if
+    # training does not make the minival better (a linear probe)
+    linear_probe: bool = False
     # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
     # macro_f1, loss or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""

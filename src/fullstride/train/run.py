@@ -10,7 +10,7 @@ import torch
 from fullstride.data.dataset import DataSet
 from fullstride.nets.load_options import WeightsKind
 from fullstride.tasks.task import Task
-from fullstride.train import loop, run_folder, soup
+from fullstride.train import linear_probe, loop, run_folder, soup
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.finish import finish
 from fullstride.train.joint_batches import TrainingBatches
@@ -82,6 +82,8 @@ def train(
     yield from rows
     if has_ended:
         return
+    if run.recipe.linear_probe and resume is None:
+        linear_probe.save_probe(run)
     run.net.to(device)
     context.on_rank_zero(soup.check_slots, run)
     try:

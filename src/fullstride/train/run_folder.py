@@ -28,12 +28,13 @@ from fullstride.train.training_state import read_state
 from fullstride.writing import atomic_write, check_output
 
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
-BEST, BUNDLE, SCORES = "best", "bundle", "scores.json"
+BEST, PROBE, BUNDLE, SCORES = "best", "probe", "bundle", "scores.json"
 OUTPUTS = {
     RUN_CONFIG: Output("a run's configuration", "", has_keys("model", "fingerprint", "recipe")),
     LOG: Output("a run's log", "", begins_with(b'{"epoch": ', b'"images_per_s"')),
     CHECKPOINT: Output("a checkpoint", "", begins_with(b"PK", b"data.pkl")),
     BEST: bundle.OUTPUT,
+    PROBE: bundle.OUTPUT,
     BUNDLE: bundle.OUTPUT,
     SCORES: json_output("a file of scores", "network", "data", "classes", "splits"),
 }
@@ -111,12 +112,12 @@ def check_folder(folder: Path) -> None:
 def create_or_resume(folder: Path, config: RunConfig) -> None:
     """Create the folder of a run, or check that it has a run of the same `config`.
 
-    A run without a checkpoint is overwritten. Raises ValueError for a folder with another run, or
-    with something else, see `check_folder`.
+    A run without a checkpoint or a linear probe is overwritten. Raises ValueError for a folder with
+    another run, or with something else, see `check_folder`.
     """
     check_folder(folder)
     path = folder / RUN_CONFIG
-    if path.exists() and ((folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()):
+    if path.exists() and is_begun(folder):
         both = read_config(folder, "give another --out"), config
         if both[0].fingerprint == config.fingerprint:  # the splits are the same by both rules
             both = both[0], replace(config, splits=both[0].splits)
@@ -185,10 +186,14 @@ def saved_splits(folder: Path, hint: str = "give another --out") -> int:
 
 def resumable_config(folder: Path) -> RunConfig | None:
     """The configuration of a run that can be resumed or has ended; None where there is none."""
-    is_begun = (folder / CHECKPOINT).exists() or (folder / BUNDLE).exists()
-    if not (is_begun and (folder / RUN_CONFIG).exists()):
+    if not (is_begun(folder) and (folder / RUN_CONFIG).exists()):
         return None
     return read_config(folder, "give another --out")
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether the folder has what a run has computed."""
+    return any((folder / name).exists() for name in (CHECKPOINT, PROBE, BUNDLE))
 
 
 def left_to_the_device(recipe: Recipe, saved: RunConfig) -> dict[str, Any]:

@@ -54,10 +54,11 @@ def run_halving(
     """Train the candidates of `plan`, rung by rung; yields lines for people.
 
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
-    goes on from its checkpoint in the next one. The scores of a rung are those on the minival of
-    the averaged network, with precise batch statistics if it is better so; at the end those of the
-    run's bundle. Scores that choose are too good for the winner: they are the minival's, and no
-    test.
+    goes on from its checkpoint in the next one. In a rung of 0 epochs it is a linear probe: a
+    classifier of the features that its released weights give. The scores of a rung are those on the
+    minival of the averaged network, with precise batch statistics or of the probe if it is better
+    so; at the end those of the run's bundle. Scores that choose are too good for the winner: they
+    are the minival's, and no test.
 
     Who goes on is a function of the stored scores and of `ms` alone:
 
@@ -92,8 +93,9 @@ def run_halving(
     names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
     ranked, ties = list[str](), list[tuple[str, str, float]]()
     metric = metric_of(by_name[names[0]], data, recipe, devices[0])
+    recipe = plan.recipe(recipe)
     for rung in plan.rungs:
-        yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} to epoch {rung.epochs}"
+        yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} {rung.end}"
         stop = None if rung is plan.rungs[-1] else rung.epochs
         trials = [
             rung_trial(
@@ -191,7 +193,7 @@ def delete_losers(folder: Path, outcome: Outcome) -> int:
     losers = {each.candidate for each in outcome.scores} | {*outcome.failures}
     size = 0
     for name in losers - {*outcome.finalists}:
-        for part in (run_folder.CHECKPOINT, run_folder.BEST):
+        for part in (run_folder.CHECKPOINT, run_folder.BEST, run_folder.PROBE):
             path = folder / TRIALS / name / part
             size += bytes_of(path)
             remove(path)

@@ -13,6 +13,7 @@ from fullstride.search.run_scores import score_run, train_to
 from fullstride.search.trials import Study, Trial
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
+from fullstride.train.linear_probe import save_probe
 from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.run import train
@@ -27,7 +28,7 @@ class RungScore:
 
     candidate: str  # its name
     rung: int
-    epochs: int
+    epochs: int  # 0: a linear probe
     scores: Mapping[str, float]
     correct: str  # 1 or 0 for each image of the minival, in order; "" without single labels
     seconds: float  # of training in this rung, since the last start
@@ -77,22 +78,30 @@ def train_rung(
     workers: int | None,
     every_steps: int,
 ) -> Generator[str, None, RungScore]:
-    """Train the run in `folder` until the epoch `stop`, or to its end for None, and score it."""
+    """Train the run in `folder` until the epoch `stop`, or to its end for None, and score it.
+
+    Until 0, it is the linear probe of the recipe that is scored.
+    """
     begin = time.perf_counter()
     named = candidate_recipe(candidate, data, choice, device, epochs, folder)
     settings: dict[str, Any] = dict(weights=candidate.weights, width=candidate.width)
     settings |= dict(depth=candidate.depth, device=device, workers=workers)
-    rows = train(
-        folder, candidate.model, data, named, **settings, checkpoint_every_steps=every_steps
-    )
-    reached = yield from train_to(candidate.name, rows, stop)
+    reached = 0
+    if stop != 0:
+        rows = train(
+            folder, candidate.model, data, named, **settings, checkpoint_every_steps=every_steps
+        )
+        reached = yield from train_to(candidate.name, rows, stop)
     run = prepare(folder, candidate.model, data, named, **settings)
     try:
+        if stop == 0:
+            save_probe(run)
         scores, correct = score_run(run)
     finally:
         run.close()
     metric = run.metric.text(scores[run.metric.name])
-    yield f"{candidate.name}: minival {metric} after epoch {reached}"
+    after = f"after epoch {reached}" if reached else "by a linear probe"
+    yield f"{candidate.name}: minival {metric} {after}"
     return RungScore(
         candidate=candidate.name,
         rung=rung,

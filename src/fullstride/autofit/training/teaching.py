@@ -103,6 +103,7 @@ def teach(
     student = replace(best, teacher=str(path))
     scores: list[RungScore] = []
     metric = metric_of(best, data, recipe, devices[0])
+    recipe = plan.recipe(recipe)
     before = next(each for each in reversed(outcome.scores) if each.candidate == best.name)
     times[student.name] = replace(
         own, step_s=own.step_s + SCORING_SHARE * times[teacher.name].step_s

@@ -46,7 +46,9 @@ class TrainingTime:
         return self.steps * self.step_s + (self.minival_s + self.save_s) / self.score_every
 
     def seconds(self, epochs: float) -> float:
-        """So many epochs between a start and the score of a rung."""
+        """So many epochs between a start and the score of a rung, or for 0 a linear probe."""
+        if not epochs:
+            return self.start_s + self.precise_s  # the same images, once each
         return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.minival_s
 
 

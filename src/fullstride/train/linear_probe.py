@@ -1,0 +1,148 @@
+"""Which linear classifier fits the features of a frozen network? Ridge regression, in closed form.
+
+Letters: N images, D features, K classes.
+"""
+
+import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fullstride.console import print_note
+from fullstride.data.dataset import Images
+from fullstride.nets import fused_form
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks import build_head
+from fullstride.tasks.task import Task
+from fullstride.tasks.temperature import fit_temperature
+from fullstride.train import run_folder
+from fullstride.train.minival_comparison import FinalNetwork
+from fullstride.train.prepare import PreparedRun
+from fullstride.train.scoring import scoring_batches
+
+MAX_IMAGES = 5_000  # of the training images, evenly chosen
+MAX_CLASSES = 1_000  # whose images, with more, would be few of `MAX_IMAGES`
+STRENGTHS = 10.0 ** np.arange(-3, 2.1, 0.5)  # of the penalty, per image
+
+
+class LinearProbe(NamedTuple):
+    """Logits of features are `features_nd @ weight_kd.T + bias_k`."""
+
+    weight_kd: np.ndarray  # float64
+    bias_k: np.ndarray
+
+
+def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> LinearProbe:
+    """Ridge regression of standardised features on 1 for the class of an image and 0 for others.
+
+    The strength has the least squared error of each image by the regression on all others, which
+    has a closed form (the PRESS statistic). The predictions so made of each image also give the
+    factor that makes logits of the outputs, by `fit_temperature`.
+    """
+    n = len(features_nd)
+    mean_d, deviation_d = features_nd.mean(0), features_nd.std(0)
+    deviation_d[deviation_d == 0] = 1  # a constant feature has no part in the regression
+    x = (features_nd - mean_d) / deviation_d
+    targets_nk = np.eye(classes)[labels_n]
+    shares_k = targets_nk.mean(0)
+    left, squares, right = _singular(x)
+    projected = left.T @ (targets_nk - shares_k)
+    best: tuple[float, np.ndarray, np.ndarray] | None = None
+    for strength in n * STRENGTHS:
+        kept = squares / (squares + strength)
+        # the share of an image in its own prediction, with that of the mean
+        own_n = np.minimum((left**2 * kept).sum(1) + 1 / n, 1 - 1e-9)
+        residuals_nk = targets_nk - shares_k - (left * kept) @ projected
+        without_nk = residuals_nk / (1 - own_n)[:, None]
+        error = float((without_nk**2).mean())
+        if best is None or error < best[0]:
+            best = error, kept, targets_nk - without_nk
+    assert best is not None
+    _, kept, predicted_nk = best
+    weight_dk = right @ ((kept / np.sqrt(squares))[:, None] * projected) / deviation_d[:, None]
+    temperature = fit_temperature(torch.from_numpy(predicted_nk), torch.from_numpy(labels_n))
+    bias_k = shares_k - mean_d @ weight_dk
+    return LinearProbe(weight_dk.T / temperature, bias_k / temperature)
+
+
+def _singular(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Left vectors, squared values and right vectors of `x`, without those of rank 0."""
+    is_long = len(x) >= x.shape[1]
+    squares, vectors = np.linalg.eigh(x.T @ x if is_long else x @ x.T)
+    positive = squares > squares[-1] * max(x.shape) * np.finfo(float).eps
+    squares, vectors = squares[positive], vectors[:, positive]
+    others = (x if is_long else x.T) @ vectors / np.sqrt(squares)
+    left, right = (others, vectors) if is_long else (vectors, others)
+    return left, squares, right
+
+
+@torch.inference_mode()
+def features(
+    net: Backbone,
+    task: Task,
+    images: Images,
+    pre: Preprocessing,
+    device: torch.device | str,
+    workers: int,
+) -> tuple[Tensor, Tensor]:
+    """The inputs of the classifier (N, D) in float64 and the labels (N,), of readable images."""
+    net.to(device).eval()
+    batches = scoring_batches(task, images, pre, device, workers)
+    try:
+        rows = [(net.embed(x).double().cpu(), y.cpu()) for x, y, _ in batches.epoch(0)]
+    finally:
+        batches.close()
+    inputs, labels = (torch.cat(each) for each in zip(*rows, strict=True))
+    return inputs, labels
+
+
+def save_probe(run: PreparedRun) -> None:
+    """Fit the classifier of a copy of the untrained network, and save its bundle, if there is none.
+
+    It is fitted to the training images, or `MAX_IMAGES` of them, and has its scores on the minival.
+    Raises ValueError for a task without single labels, and for too many classes.
+    """
+    classes = len(run.data.classes)
+    if not run.task.single_label or classes > MAX_CLASSES:
+        raise ValueError(
+            f"recipe.linear_probe is for one of up to {MAX_CLASSES:,} classes for each image, not "
+            f"for {classes:,} classes of the task {run.task.name}: leave it out"
+        )
+    if (run.folder / run_folder.PROBE).is_dir():
+        return
+    net = copy.deepcopy(fused_form.unpadded(run.net, run.spec)).to(run.device)
+    images, number = run.data.train, min(len(run.data.train), MAX_IMAGES)
+    some = images.subset([index * len(images) // number for index in range(number)])
+    inputs, labels = features(net, run.task, some, run.pre, run.device, run.workers)
+    probe = fit_probe(inputs.numpy(), labels.numpy(), classes)
+    classifier = net.get_submodule(net.classifier)
+    assert isinstance(classifier, nn.Linear)
+    with torch.no_grad():
+        for parameter, value in zip((classifier.weight, classifier.bias), probe, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+    bundle = run.bundle(net, {"minival": run.minival_scores(net)})
+    run.context.on_rank_zero(bundle.save, run.folder / run_folder.PROBE)
+
+
+def probe_network(run: PreparedRun) -> FinalNetwork:
+    """The network with frozen features that `save_probe` saved, and its scores on the minival."""
+    bundle = Bundle.load(run.folder / run_folder.PROBE, build_head)
+    return FinalNetwork(bundle.net.to(run.device), bundle.scores["minival"])
+
+
+def better_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
+    """`final`, or the network with frozen features if its minival score is better."""
+    probe = probe_network(run)
+    if not probe.is_better(final, run.metric):
+        return final
+    if run.context.is_rank_zero:
+        print_note(
+            "a linear classifier on the features of the weights, without training them, is better "
+            f"and becomes the bundle: minival {probe.described(run.metric)}, after training "
+            f"{final.described(run.metric)}"
+        )
+    return probe

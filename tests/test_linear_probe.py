@@ -1,0 +1,124 @@
+"""Released weights, a linear classifier on their features, and what a run ends with."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from fullstride.cli import run as command
+from fullstride.nets.bundle import Bundle
+from fullstride.tasks import find_task
+from fullstride.train import linear_probe, run_folder
+from fullstride.train.linear_probe import STRENGTHS, features, fit_probe
+from fullstride.train.recipe import Recipe
+from fullstride.train.run import train
+from fullstride.train.scoring import score_bundle
+
+SHORT = Recipe(epochs=2, batch=16, lr=0.05, resolution=16, hflip_prob=0.0, linear_probe=True)
+HOPELESS = replace(SHORT, lr=1e-9)  # a classifier that stays random
+
+
+@pytest.fixture(scope="module")
+def weights(few_digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights") / "run"
+    list(train(folder, "genet_tiny", few_digits, replace(SHORT, linear_probe=False, epochs=8)))
+    return str(folder / run_folder.BUNDLE)
+
+
+def trained(folder, data, weights, recipe):
+    list(train(folder, "genet_tiny", data, recipe, weights=weights))
+    return Bundle.load(folder / run_folder.BUNDLE)
+
+
+@pytest.mark.parametrize("shape", [(60, 12), (12, 60)])
+def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_row_is_left_out(shape):
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(3, 2, shape), rng.integers(0, 3, shape[0])
+    x[:, 0] = 5.0  # a constant feature
+    x[:, 1] += 3 * labels
+    scale = np.where(x.std(0) > 0, x.std(0), 1)
+    z, y = (x - x.mean(0)) / scale, np.eye(3)[labels]
+
+    def error(strength):
+        rows = []
+        for row in range(len(z)):
+            others = np.arange(len(z)) != row
+            # the shares of classes and the scale of features are those of all rows
+            model = Ridge(alpha=strength, fit_intercept=True).fit(z[others], y[others])
+            rows.append(((y[row] - model.predict(z[row : row + 1])) ** 2).mean())
+        return np.mean(rows)
+
+    best = min(len(z) * STRENGTHS, key=error)
+    expected = Ridge(alpha=best).fit(z, y).predict(z)
+    probe = fit_probe(x, labels, 3)
+    logits = x @ probe.weight_kd.T + probe.bias_k
+    # but for the factor of the temperature
+    factor = (logits * expected).sum() / (expected**2).sum()
+    assert factor > 0
+    assert logits == pytest.approx(factor * expected, rel=1e-6, abs=1e-8)
+
+
+def test_a_run_that_does_not_get_better_ends_with_the_probe_and_its_frozen_features(
+    weights, few_digits, tmp_path
+):
+    bundle = trained(tmp_path / "probe", few_digits, weights, HOPELESS)
+    other = replace(HOPELESS, linear_probe=False)
+    random = trained(tmp_path / "random", few_digits, weights, other)
+    assert bundle.scores["minival"]["top1"] > random.scores["minival"]["top1"]
+    before, after = Bundle.load(weights).net.state_dict(), bundle.net.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {f"{bundle.net.classifier}.weight", f"{bundle.net.classifier}.bias"}
+    again = score_bundle(bundle, few_digits.test, "cpu").scores
+    assert again["top1"] == bundle.scores["test"]["top1"]
+
+
+def test_a_run_that_gets_better_than_the_probe_ends_as_without_it(
+    weights, few_digits, tmp_path, monkeypatch
+):
+    expected = trained(tmp_path / "a", few_digits, weights, replace(SHORT, linear_probe=False))
+    # a probe that is wrong everywhere
+    worst = fit_probe(np.random.default_rng(0).normal(size=(20, 64)), np.arange(20) % 10, 10)
+
+    def fit(features_nd, labels_n, classes):
+        return worst._replace(weight_kd=np.zeros((10, features_nd.shape[1])), bias_k=np.arange(10))
+
+    monkeypatch.setattr(linear_probe, "fit_probe", fit)
+    bundle = trained(tmp_path / "b", few_digits, weights, SHORT)
+    for name, value in expected.net.state_dict().items():
+        assert torch.equal(value, bundle.net.state_dict()[name])
+
+
+def test_a_run_that_was_stopped_after_its_probe_does_not_make_it_again(
+    weights, few_digits, tmp_path
+):
+    whole = trained(tmp_path / "whole", few_digits, weights, HOPELESS)
+    rows = train(tmp_path / "part", "genet_tiny", few_digits, HOPELESS, weights=weights)
+    next(rows)
+    rows.close()
+    probe = tmp_path / "part" / run_folder.PROBE
+    times = {path: path.stat().st_mtime_ns for path in probe.iterdir()}
+    bundle = trained(tmp_path / "part", few_digits, weights, HOPELESS)
+    assert {path: path.stat().st_mtime_ns for path in probe.iterdir()} == times
+    for name, value in whole.net.state_dict().items():
+        assert torch.equal(value, bundle.net.state_dict()[name])
+
+
+def test_features_are_the_inputs_of_the_classifier(weights, few_digits):
+    bundle = Bundle.load(weights)
+    task, classifier = find_task(), bundle.net.get_submodule(bundle.net.classifier)
+    inputs, labels = features(bundle.net, task, few_digits.test, bundle.preprocessing, "cpu", 0)
+    assert labels.tolist() == list(few_digits.test.targets)
+    with torch.inference_mode():
+        correct = (classifier(inputs.float()).argmax(1) == labels).float().mean()
+    assert 100 * correct.item() == pytest.approx(bundle.scores["test"]["top1"])
+
+
+def test_a_probe_needs_weights_and_single_labels(weights, tmp_path, capsys):
+    words = ["train", "digits", "--model", "genet_tiny", "--recipe.linear-probe", "--epochs", "1"]
+    assert command([*words, "--out", str(tmp_path / "a")]) == 2
+    assert "--weights" in capsys.readouterr().err
+    words += ["--task", "multilabel", "--weights", weights]
+    assert command([*words, "--out", str(tmp_path / "b")]) == 2
+    assert "recipe.linear_probe" in capsys.readouterr().err
