@@ -315,6 +315,75 @@ def test_rungs_continue_one_training_and_the_finalists_have_bundles(whole, data)
         assert [json.loads(line)["epoch"] for line in log] == [1, 2, 3, 4]
 
 
+@pytest.fixture(scope="module")
+def probed(whole, data, tmp_path_factory):
+    """Candidates with released weights, the plan that probes them, and a fit without a stop."""
+    released = [str(whole[0] / "trials" / name / "bundle") for name in whole[1].finalists]
+    widths = {each.name: each for each in CANDIDATES}
+    candidates = [
+        replace(widths[name], weights=path)
+        for name, path in zip(whole[1].finalists, released, strict=True)
+    ]
+    rungs = (
+        Rung(number=1, epochs=0, candidates=2, keep=1),
+        Rung(number=2, epochs=2, candidates=1, keep=1),
+    )
+    names = tuple(each.name for each in candidates)
+    changes = dict(candidates=names, epoch_s=dict.fromkeys(names, 1.0))
+    plan = replace(PLAN, rungs=rungs, epochs=2, **changes)
+    choice = RecipeChoice("scratch", {"epochs": 2, "batch": 16, "lr": 1e-9})
+    folder = tmp_path_factory.mktemp("probed") / "whole"
+    how = dict(recipe=choice)
+    arguments = plan, candidates, dict(zip(names, (1.0, 2.0), strict=True)), data
+    outcome = drain(run_halving(folder, *arguments, **how))[1]
+    return folder, arguments, how, outcome
+
+
+def test_a_linear_probe_chooses_who_trains_and_ships_where_training_is_no_better(probed):
+    folder, _, _, outcome = probed
+    assert [(each.rung, each.epochs) for each in outcome.scores] == [(1, 0), (1, 0), (2, 2)]
+    (last,) = outcome.finalists
+    first = max(outcome.scores[:2], key=lambda each: each.scores["top1"])
+    assert first.candidate == last
+    # with that rate the classifier of the training stays random
+    assert outcome.scores[2].scores["top1"] == first.scores["top1"]
+    probe, bundle = (
+        Bundle.load(folder / "trials" / last / part).net.state_dict()
+        for part in ("probe", "bundle")
+    )
+    assert all(torch.equal(value, bundle[name]) for name, value in probe.items())
+
+
+def test_a_fit_that_was_stopped_in_its_probes_makes_none_again(probed, tmp_path, monkeypatch):
+    folder, arguments, how, outcome = probed
+    begun = tmp_path / "fit"
+    steps = run_halving(begun, *arguments, **how)
+    assert "linear probe" in next(steps)
+    assert arguments[0].candidates[0] in next(steps)
+    steps.close()
+    (first,) = begun.glob("trials/*/probe/*.safetensors")
+    time_ns = first.stat().st_mtime_ns
+    again = drain(run_halving(begun, *arguments, **how))[1]
+    assert first.stat().st_mtime_ns == time_ns
+    assert without_seconds(again) == without_seconds(outcome)
+    assert bits(begun) == bits(folder)
+
+
+def test_a_plan_with_released_weights_begins_with_probes_and_costs_no_more(data):
+    for count in range(1, 15):
+        costs = [cost(f"c{number}", step_s=0.1 + number / 90) for number in range(count)]
+        plan = plan_of(costs, 12, can_probe=True)
+        assert plan.rungs[0].epochs == 0
+        assert plan.rungs[0].candidates == count
+        assert plan.rungs[-1].epochs == 12
+        assert plan.recipe(CHOICE).changes == {**CHOICE.changes, "linear_probe": True}
+        if count <= FEW:
+            assert plan.rungs[0].keep == count
+        elif count > 6:  # of fewer the slowest alone may cost more
+            assert plan.train_s <= MOST_COST * plan.all_s
+    assert plan_of(costs, 12).recipe(CHOICE) == CHOICE
+
+
 @pytest.mark.parametrize("stops", [(3, 14, 20), pytest.param((8, 9), marks=pytest.mark.slow)])
 def test_a_fit_that_was_stopped_ends_in_the_same_bits_and_repeats_no_step(
     whole, data, tmp_path, monkeypatch, stops
