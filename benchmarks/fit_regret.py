@@ -111,10 +111,10 @@ class Losses:
     @property
     def regret(self) -> float:
         """Against the best file by its test score, which nobody knows."""
-        return self.minival + self.found
+        return self.minival + self.beyond_minival
 
     @property
-    def found(self) -> float:
+    def beyond_minival(self) -> float:
         """Against what training every candidate to the end finds: the best file by its minival."""
         return self.ties + self.rest
 
@@ -236,7 +236,7 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
     shipped = [row for row in rows if not row.failure]
     each_lost = [losses(reference.files, row.budget_ms, row.test, metric) for row in shipped]
     regrets = [each.regret for each in each_lost if each is not None]
-    found = [each.found for each in each_lost if each is not None]
+    others = [each.beyond_minival for each in each_lost if each is not None]
     first = sum(row.again_ms[0] <= NOISE * row.budget_ms for row in shipped)
     costs = [cost(row, reference) for row in shipped]
     lines = [
@@ -248,8 +248,8 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
             f"Regret at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in regrets)}"
             f" of {len(rows)}; mean {statistics.mean(regrets):.2f}, largest {max(regrets):.2f}.",
             "Against the file that training every candidate to the end finds, by the minival:",
-            f"at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in found)} of "
-            f"{len(rows)}; mean {statistics.mean(found):.2f}, largest {max(found):.2f}.",
+            f"at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in others)} of "
+            f"{len(rows)}; mean {statistics.mean(others):.2f}, largest {max(others):.2f}.",
         ]
     if costs:
         seconds, epochs = (

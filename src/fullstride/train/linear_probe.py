@@ -53,17 +53,17 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
     projected = left.T @ (targets_nk - shares_k)
     best: tuple[float, np.ndarray, np.ndarray] | None = None
     for strength in n * STRENGTHS:
-        kept = squares / (squares + strength)
+        shrinkage = squares / (squares + strength)
         # the share of an image in its own prediction, with that of the mean
-        own_n = np.minimum((left**2 * kept).sum(1) + 1 / n, 1 - 1e-9)
-        residuals_nk = targets_nk - shares_k - (left * kept) @ projected
+        own_n = np.minimum((left**2 * shrinkage).sum(1) + 1 / n, 1 - 1e-9)
+        residuals_nk = targets_nk - shares_k - (left * shrinkage) @ projected
         without_nk = residuals_nk / (1 - own_n)[:, None]
         error = float((without_nk**2).mean())
         if best is None or error < best[0]:
-            best = error, kept, targets_nk - without_nk
+            best = error, shrinkage, targets_nk - without_nk
     assert best is not None
-    _, kept, predicted_nk = best
-    weight_dk = right @ ((kept / np.sqrt(squares))[:, None] * projected) / deviation_d[:, None]
+    _, shrinkage, predicted_nk = best
+    weight_dk = right @ ((shrinkage / np.sqrt(squares))[:, None] * projected) / deviation_d[:, None]
     temperature = fit_temperature(torch.from_numpy(predicted_nk), torch.from_numpy(labels_n))
     bias_k = shares_k - mean_d @ weight_dk
     return LinearProbe(weight_dk.T / temperature, bias_k / temperature)
