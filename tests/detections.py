@@ -1,7 +1,11 @@
-"""Random objects and detections for the tests of the task detect."""
+"""Random objects, detections and pictures for the tests of the task detect."""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from fullstride.tasks.detect.voc_ap import Scene
@@ -45,3 +49,33 @@ def random_scenes(seed: int, images: int = 40, classes: int = 3) -> list[Scene]:
         rows = rows[np.argsort(-rows[:, 4], kind="stable")]
         scenes.append(Scene(rows, boxes, labels, rng.random(len(boxes)) < 0.1))
     return scenes
+
+
+COLOURS = {"red": (220, 40, 40), "blue": (40, 60, 220)}
+
+
+def write_rectangles(folder: Path, counts: dict[str, int], side: int) -> None:
+    """Pictures of 1 to 3 rectangles on noise, whose colours are their classes, in COCO's format.
+
+    The first of each split has none.
+    """
+    rng = np.random.default_rng(0)
+    (folder / "annotations").mkdir(parents=True)
+    for split, count in counts.items():
+        (folder / split).mkdir()
+        images, annotations = [], []
+        for number in range(count):
+            pixels = rng.integers(90, 160, (side, side, 3), np.uint8)
+            for _ in range(rng.integers(1, 4) if number else 0):
+                w, h = rng.integers(side // 4, side // 2, 2).tolist()
+                x, y = (int(rng.integers(0, side - length)) for length in (w, h))
+                label = int(rng.integers(2))
+                pixels[y : y + h, x : x + w] = list(COLOURS.values())[label]
+                box = dict(image_id=number, category_id=label, bbox=[x, y, w, h], area=w * h)
+                annotations.append(dict(box, id=len(annotations) + 1, iscrowd=0))
+            Image.fromarray(pixels).save(folder / split / f"{number}.png")
+            images.append(dict(id=number, file_name=f"{number}.png", width=side, height=side))
+        categories = [dict(id=k, name=name) for k, name in enumerate(COLOURS)]
+        file = folder / "annotations" / f"instances_{split}.json"
+        parts = dict(images=images, annotations=annotations, categories=categories)
+        file.write_text(json.dumps(parts))

@@ -1,16 +1,29 @@
 """Boxes of a view and of its picture, their drawing, and files that find the same boxes."""
 
+import json
+import subprocess
+
+import box_processes
 import numpy as np
 import pytest
 import torch
+from detections import write_rectangles
 from PIL import Image
+from test_ranks import TORCHRUN
 
+from fullstride import tasks
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
 from fullstride.tasks.detect import coco_ap, task
 from fullstride.tasks.detect.guess import Box
 from fullstride.tasks.task import json_values
+from fullstride.train import run
+from fullstride.train.batches import check_task
+from fullstride.train.optimizer import lr_at
 from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.choice import RecipeChoice, case_of
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.scoring import score_bundle
 
 DETECT = find_task("detect")
 
@@ -68,3 +81,85 @@ def test_a_score_of_the_extra_is_refused_without_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(task, "has_coco", lambda: False)
     with pytest.raises(ValueError, match=r"fullstride\[detection\]"):
         DETECT.with_options(recipe)
+
+
+RECIPE = Recipe(
+    epochs=6,
+    batch=8,
+    lr=0.03,
+    weight_decay=1e-4,
+    warmup_epochs=1,
+    ema_decay=0.9,
+    clip_norm=10.0,
+    resolution=64,
+    head_width=16,
+    head_convs=1,
+    score_every_epochs=6,
+)
+
+
+@pytest.fixture(scope="module")
+def rectangles(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rectangles")
+    write_rectangles(folder / "data", {"train": 80, "val": 8, "test": 20}, 64)
+    return DETECT.open_data(str(folder / "data"))
+
+
+@pytest.fixture(scope="module")
+def trained(rectangles, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    rows = list(run.train(folder, "resnet_rs_tiny", rectangles, RECIPE, task=DETECT))
+    return folder, rows
+
+
+def test_training_finds_objects(trained):
+    """A single box for all images has an AP50 of 9.1, the first recall point of eleven, or less."""
+    folder, log = trained
+    scores = json.loads((folder / "scores.json").read_text())["splits"]["test"]
+    assert log[-1]["loss"] < 0.8 * log[0]["loss"]
+    assert scores["scores"]["ap50"] > 15
+    assert [each["name"] for each in scores["by_class"]] == ["red", "blue"]
+
+
+def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangles, tmp_path):
+    folder, _ = trained
+    started = run.train(
+        tmp_path / "run",
+        "resnet_rs_tiny",
+        rectangles,
+        RECIPE,
+        task=DETECT,
+        checkpoint_every_steps=3,
+    )
+    next(started)
+    started.close()
+    list(run.train(tmp_path / "run", "resnet_rs_tiny", rectangles, RECIPE, task=DETECT))
+    whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
+    state = resumed.net.state_dict()
+    assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
+    assert whole.task_state == {"head_width": 16, "head_convs": 1}
+    scores = score_bundle(whole, rectangles.test, "cpu").scores
+    saved = json.loads((folder / "scores.json").read_text())["splits"]["test"]["scores"]
+    assert scores["ap50"] == pytest.approx(saved["ap50"])
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
+    box_processes.main(str(tmp_path / "one"))
+    words = [*TORCHRUN, box_processes.__file__, str(tmp_path / "two")]
+    subprocess.run(words, check=True, capture_output=True)
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
+    assert two[0] == pytest.approx(one[0], rel=1e-6)
+    assert two[1] == pytest.approx(one[1], rel=1e-5)
+    assert two[1]["images"] == 5
+
+
+def test_the_recipe_of_the_paper_and_the_default_are_those_of_detectors(rectangles):
+    recipe = RECIPES["tresnet_fcos"]
+    rates = [10 * round(1e4 * lr_at(epoch, recipe)) for epoch in (20, 50, 65)]
+    assert rates == [1000, 100, 10]
+    assert DETECT.with_options(recipe).box_augmentation == "ssd"
+    case = case_of(rectangles, "", 1.0, DETECT.default_recipe)
+    assert RecipeChoice().resolve(case).name == "dense"
+    with pytest.raises(ValueError, match="box_augmentation"):
+        check_task(tasks.find_task("classify"), recipe)

@@ -130,7 +130,7 @@ def train(
     splits |= dict(keep_duplicates=keep_duplicates, splits=run_folder.saved_splits(out))
     images = kind.open_data(data, **splits)
     report_ignored(images.ignored, images.notes)
-    named = run_folder.resolve(recipe, out, images, weights, width)
+    named = run_folder.resolve(recipe, out, images, weights, width, kind.default_recipe)
     with (
         init_distributed(choose_device(device), ddp_timeout_s) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,

@@ -72,6 +72,8 @@ class Task(ABC):
     single_label: ClassVar[bool] = False
     # fields of a recipe that not every task has a use for, and this one has
     recipe_fields: ClassVar[frozenset[str]] = frozenset()
+    # name of the recipe where none is chosen; "": the one for the data and the weights
+    default_recipe: ClassVar[str] = ""
     # fields of the task that are stored with the weights, such as what is fitted on the minival
     state_fields: ClassVar[tuple[str, ...]] = ()
     # images that are scored at once, over all processes: fewer where an image has many outputs

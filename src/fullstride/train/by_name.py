@@ -76,7 +76,8 @@ def train_network(
             "minival, test, group and keep_duplicates are for the name of data: give them to "
             "open_data where you give a DataSet"
         )
-    named = run_folder.resolve(RecipeChoice(recipe, changes), out, data, weights, width)
+    choice = RecipeChoice(recipe, changes)
+    named = run_folder.resolve(choice, out, data, weights, width, kind.default_recipe)
     if workers is None and default_start_method() != "fork":
         workers = 0
     settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)

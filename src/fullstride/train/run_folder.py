@@ -206,15 +206,21 @@ def left_to_the_device(recipe: Recipe, saved: RunConfig) -> dict[str, Any]:
 
 
 def resolve(
-    choice: RecipeChoice, folder: Path, data: DataSet, weights: str = "", width: float = 1.0
+    choice: RecipeChoice,
+    folder: Path,
+    data: DataSet,
+    weights: str = "",
+    width: float = 1.0,
+    of_task: str = "",
 ) -> NamedRecipe:
     """The recipe that `choice` gives on `data` from `weights`, at a multiple of the widths.
 
-    A run in `folder` that can be resumed keeps its own recipe, with the changes of the choice.
+    `of_task` is the task's `default_recipe`. A run in `folder` that can be resumed keeps its own
+    recipe, with the changes of the choice.
     """
     config = resumable_config(folder)
     saved = config and NamedRecipe(Recipe(**config.recipe), config.recipe_name)
-    return choice.resolve(case_of(data, weights, width), saved)
+    return choice.resolve(case_of(data, weights, width, of_task), saved)
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

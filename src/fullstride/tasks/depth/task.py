@@ -83,6 +83,7 @@ class Depth(Task):
         Metric("loss", "loss", higher_is_better=False),
     )
     recipe_fields: ClassVar[frozenset[str]] = frozenset({"jitter", "head_width", "max_depth"})
+    default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("head_width", "max_depth", "constant", "rows")
     output_names: ClassVar[tuple[str, str]] = ("metres", "metres")
     view_fit: ClassVar[Fit | None] = "pad"

@@ -59,6 +59,7 @@ class Detect(Task):
     recipe_fields: ClassVar[frozenset[str]] = frozenset(
         {"detector", "head_width", "head_convs", "box_augmentation", "jitter"}
     )
+    default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("detector", "head_width", "head_convs")
     output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
     view_fit: ClassVar[Fit | None] = "pad"

@@ -45,11 +45,11 @@ def match(scene: Scene) -> np.ndarray:
         return result
     iou_dm = pairwise_iou(detections[:, :4], boxes)
     iou_dm[detections[:, 5, None] != labels] = -1
-    object_d, found = iou_dm.argmax(1), iou_dm.max(1) >= MIN_IOU
-    places = np.flatnonzero(found)
+    object_d, is_match = iou_dm.argmax(1), iou_dm.max(1) >= MIN_IOU
+    places = np.flatnonzero(is_match)
     _, first = np.unique(object_d[places], return_index=True)
     result[places[first]] = 1
-    result[found & difficult[object_d]] = -1
+    result[is_match & difficult[object_d]] = -1
     return result
 
 

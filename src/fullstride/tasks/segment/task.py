@@ -69,6 +69,7 @@ class Segment(Task):
         Metric("loss", "loss", higher_is_better=False),
     )
     recipe_fields: ClassVar[frozenset[str]] = frozenset({"jitter", "head_width"})
+    default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("head_width",)
     view_fit: ClassVar[Fit | None] = "pad"
     scoring_batch: ClassVar[int] = 16

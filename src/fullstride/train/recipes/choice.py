@@ -79,13 +79,17 @@ class RecipeChoice:
         return NamedRecipe(recipe, name if name in RECIPES else "", case)
 
 
-def case_of(data: "DataSet", weights: str = "", width: float = 1.0) -> Case:
-    """The case of training on `data` from `weights`, "" for random ones, at a multiple of width."""
+def case_of(data: "DataSet", weights: str = "", width: float = 1.0, of_task: str = "") -> Case:
+    """The case of training on `data` from `weights`, "" for random ones, at a multiple of width.
+
+    `of_task` is the task's `default_recipe`.
+    """
     return Case(
         images=max(1, len(data.train)),
         has_weights=bool(weights),
         is_digits=data.where == "digits",
         width=width,
+        of_task=of_task,
     )
 
 

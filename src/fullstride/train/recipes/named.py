@@ -11,7 +11,7 @@ from fullstride.storage import looks_like_path
 from fullstride.strict_json import read_json
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import modern, papers
-from fullstride.train.recipes.defaults import DIGITS, finetune, scratch
+from fullstride.train.recipes.defaults import DIGITS, dense, finetune, scratch
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.reading import saved_recipe
 
@@ -25,17 +25,19 @@ class Case:
     is_digits: bool = False  # whether the data are the digits of the package
     width: float = 1.0  # multiplier of the network's widths
     resolution: int | None = None  # that the user set, in pixels per side
+    of_task: str = ""  # the name of the recipe that a task has for any data
 
 
 NOMINAL = Case()
 
 # Recipes whose numbers follow the number of images.
-BY_IMAGES = {"finetune": finetune, "scratch": scratch}
+BY_IMAGES = {"finetune": finetune, "scratch": scratch, "dense": dense}
 
 # Recipes whose numbers follow the case.
 BY_CASE: dict[str, Callable[[Case], Recipe]] = {
     "finetune": lambda case: finetune(case.images),
     "scratch": lambda case: scratch(case.images),
+    "dense": lambda case: dense(case.images),
     "scaling_350": lambda case: scaling(350, case.width, case.resolution or 224),
 }
 
@@ -50,6 +52,7 @@ RECIPES = {
     "tresnet_finegrained": papers.TRESNET_FINEGRAINED,
     "tresnet_triplet": papers.TRESNET_FINEGRAINED,  # its earlier name
     "tresnet_multilabel": papers.TRESNET_MULTILABEL,
+    "tresnet_fcos": papers.TRESNET_FCOS,
     "resnet": papers.RESNET,
     "study_cosine": papers.STUDY_COSINE,
     "study_longer": papers.STUDY_LONGER,
@@ -78,6 +81,8 @@ RECIPES = {
 
 def default_recipe(case: Case) -> str:
     """The name of the recipe where none is chosen."""
+    if case.of_task:
+        return case.of_task
     if case.is_digits:
         return "digits"
     return "finetune" if case.has_weights else "scratch"
