@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 
 import box_processes
 import numpy as np
@@ -152,6 +153,15 @@ def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
     assert two[0] == pytest.approx(one[0], rel=1e-6)
     assert two[1] == pytest.approx(one[1], rel=1e-5)
     assert two[1]["images"] == 5
+
+
+@pytest.mark.parametrize("name", ["tresnet_fcos", "dense"])
+def test_a_named_recipe_trains_a_step(name, rectangles, tmp_path):
+    small = dict(steps=1, resolution=64, batch=8, head_width=16, head_convs=1)
+    recipe = replace(RECIPES[name], **small)
+    few = replace(rectangles, test=rectangles.test.subset(range(1, 3)))
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", few, recipe, task=DETECT)
+    assert 0 < row["loss"] < 20
 
 
 def test_the_recipe_of_the_paper_and_the_default_are_those_of_detectors(rectangles):

@@ -49,7 +49,8 @@ SAMPLE = (
 )
 SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600", "tresnet_multilabel")
 # These are trained by the tests of their tasks, and are no recipes for digits.
-OF_OTHER_TASKS = {"resnet_rs_voc_seg", "resnet_rs_nyu_depth"}
+OF_OTHER_TASKS = {"dense", "tresnet_fcos", "resnet_rs_voc"}
+OF_OTHER_TASKS |= {"resnet_rs_voc_seg", "resnet_rs_nyu_depth"}
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
 PART_OF |= {f"unlabelled_{each}": "unlabelled" for each in ("ratio", "min_confidence", "per_class")}
