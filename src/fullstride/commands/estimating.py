@@ -21,6 +21,8 @@ def estimate(
     resolution: int | None = None,
     train: bool = False,
     json: bool = False,
+    task: str = "",
+    classes: int | None = None,
 ) -> None:
     """Estimate the time of networks on a device that need not be present, the fastest first.
 
@@ -32,13 +34,18 @@ def estimate(
         resolution: Pixels a side; by default each network's own.
         train: Estimate the time of a training step, where the profile has it.
         json: Print one JSON object instead of a table.
+        task: Of names: with the head of this task, such as detect, segment or depth, and what it
+            computes of the network's maps. Runs and bundles have their own.
+        classes: Of names: outputs for so many classes; by default each network's own.
     """
+    from fullstride import tasks
     from fullstride.latency.by_name import estimate_by_name, estimates_json
     from fullstride.latency.profiles import load_profile
     from fullstride.report import console_lines, console_tables
 
     device = load_profile(profile)
-    rows = estimate_by_name(models, device, batch, resolution, training=train)
+    networks = [tasks.find_network(model, task, classes) for model in models]
+    rows = estimate_by_name(networks, device, batch, resolution, training=train)
     if json:
         print(dumps(estimates_json(rows, device)))
         return

@@ -42,6 +42,8 @@ def cost(
     train: bool = False,
     precision: str | None = None,
     step_recipe: StepRecipe = "",
+    task: str = "",
+    classes: int | None = None,
 ) -> None:
     """Print the cost of a network and of its stages: parameters, multiply-adds (MACs) and bytes.
 
@@ -57,7 +59,11 @@ def cost(
         train: Print also the bytes that a training step on a GPU saves for its backward pass.
         precision: Of the tensors whose bytes are counted: fp32, bf16 or fp16; by default that of
             the recipe, or else bf16.
+        task: Of a name: count the head of this task too, such as detect, segment or depth, with
+            what it computes of the network's maps. Runs and bundles have their own.
+        classes: Of a name: outputs for so many classes; by default the network's own.
     """
+    from fullstride import tasks
     from fullstride.measure.network_cost import network_cost
     from fullstride.measure.workload import find_precision
     from fullstride.nets.precision import short_precision
@@ -68,7 +74,8 @@ def cost(
         raise ValueError(f"--recipe {step_recipe} is for --train: say --train too")
     step = training_step(step_recipe, resolution=resolution, precision=precision)
     counted = step["resolution"], find_precision(step["precision"])
-    total = network_cost(model, *counted, training=train, form=step["form"])
+    network = tasks.find_network(model, task, classes)
+    total = network_cost(network, *counted, training=train, form=step["form"])
     if layers:
         print(*console_lines.layer_lines(total), sep="\n")
     print(*console_lines.whole_lines(total), sep="\n")
@@ -136,6 +143,7 @@ def bench(
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
+    from fullstride import tasks
     from fullstride.deploy.formats import open_as_modules
     from fullstride.measure import bench_by_name
     from fullstride.measure.environment import choose_device
@@ -149,6 +157,7 @@ def bench(
     settings |= dict(precision=precision, layout=layout, compiled=compiled, padded=padded)
     settings |= dict(efficiency=efficiency, memory_gib=memory_gib, reference=reference)
     settings |= dict(files=files, protocols=protocol, device=choose_device(device))
+    settings |= dict(head=tasks.build_head)
     plan, results = bench_by_name.plan(models, **settings), []
     for parts in plan.run():
         results.append(parts)

@@ -16,6 +16,9 @@ from fullstride.tasks import task_of
 
 Backend = Literal["onnx", "openvino", "tensorrt"]
 STRIDE = 32  # pixels: sides of images of any size are multiples of it, at least two
+# Sides of the images that a file for any size is traced with: maps of stride 128 then have several
+# pixels, and a graph that is traced with maps of one has that size as a constant.
+TRACED_SIDES = (5 * STRIDE, 9 * STRIDE)
 MAX_SIDE = 16_384  # pixels of a picture that the file resizes
 
 
@@ -60,7 +63,11 @@ class ExportJob:
     ) -> torch.export.ExportedProgram:
         """The graph of `module`, for images in batches of `batch`; None: of any number."""
         # torch.export would take a batch of 1 for a constant. A fresh array has plain strides.
-        images = np.resize(self.example, (batch or 2, *self.example.shape[1:]))
+        shape = list(self.example.shape[1:])
+        if self.any_size:
+            for dim, side in zip(self.dynamic_sides, TRACED_SIDES, strict=True):
+                shape[dim] = side
+        images = np.resize(self.example, (batch or 2, *shape))
         sizes: dict[int, Any] = {} if batch else {0: torch.export.Dim("batch")}
         for dim, name in zip(self.dynamic_sides, ("height", "width"), strict=False):
             if self.metadata.input_kind == "pictures":

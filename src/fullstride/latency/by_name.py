@@ -6,7 +6,10 @@ from typing import Any
 
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_by_name
+from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.cost.operators import Operators
+from fullstride.measure.cost.tracer import traced_with_names
+from fullstride.nets import zoo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,33 +23,45 @@ class NamedEstimate:
 
 
 def estimate_by_name(
-    names: Sequence[str],
+    networks: Sequence[str | zoo.NamedNetwork],
     profile: Profile,
     batch: int = 1,
     resolution: int | None = None,
     *,
     training: bool = False,
 ) -> list[NamedEstimate]:
-    """The times of named networks on the device of `profile`, the fastest first.
+    """The times of networks, which may be named, on the device of `profile`, the fastest first.
 
     `resolution` is by default each network's own. With `training` they are times of a training
     step, where the profile has them. Raises ValueError, in one line, for an unknown name.
     """
-    if not names:
+    if not networks:
         raise ValueError("nothing to estimate: name one or more networks or runs")
-    networks = [operators_by_name(name, resolution) for name in names]
-    operators = [each for each, _ in networks]
-    times = estimates(operators, profile, [batch] * len(names), training=training)
-    order = sorted(range(len(names)), key=lambda i: times[i].ms_per_image)
+    named = [zoo.find_network(each) if isinstance(each, str) else each for each in networks]
+    sides = [each.spec.resolution if resolution is None else resolution for each in named]
+    work = [operators_with_names(each, side) for each, side in zip(named, sides, strict=True)]
+    operators, ran = [each for each, _ in work], [each for _, each in work]
+    batches = [batch] * len(named)
+    times = estimates(operators, profile, batches, training=training, names=ran)
+    order = sorted(range(len(named)), key=lambda i: times[i].ms_per_image)
     return [
         NamedEstimate(
-            network=names[i],
-            resolution=networks[i][1],
+            network=named[i].name,
+            resolution=sides[i],
             estimate=times[i],
             ties=tuple(line for line, j in enumerate(order) if is_tie(times[i], times[j])),
         )
         for i in order
     ]
+
+
+def operators_with_names(
+    network: zoo.NamedNetwork, resolution: int
+) -> tuple[Operators, frozenset[str]]:
+    """The operators of a network, and ATen's names of them where it has the head of a task."""
+    if network.head is None:
+        return operators_of(network.spec, resolution), frozenset()
+    return traced_with_names(network.build, resolution, network.spec.in_channels)
 
 
 def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str, Any]:

@@ -12,6 +12,14 @@ UNUSUAL = {  # operators that not every ConvNet has
     "statistics": "layer norms or softmax",
     "product": "attention",
 }
+# How names of ATen's operators begin that heads of tasks have, and which no profile was fitted on.
+OUTSIDE = {
+    "topk": "sorting",
+    "gather": "choosing of candidates",
+    "bmm": "suppression of boxes",
+    "upsample": "resizing of maps",
+    "roi_align": "regions of maps",
+}
 # Shares of a network's estimated time on the device from which the interval of a profile does not
 # hold, by timm's tables for RTX 3090 and 4090 (benchmarks/latency.md). Of the fitted ConvNets 2 %
 # are above one of them, of timm's other networks 91 to 93 %.
@@ -41,6 +49,13 @@ def unfitted(
         description
         for kind, description in UNUSUAL.items()
         if not fitted[kind] and (operators.kind == KIND[kind]).any()
+    ]
+
+
+def outside_fit(names: frozenset[str]) -> list[str]:
+    """What no fitted network had among ATen's names of operators, in words."""
+    return [
+        words for start, words in OUTSIDE.items() if any(name.startswith(start) for name in names)
     ]
 
 

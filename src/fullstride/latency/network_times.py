@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fullstride.latency.network_kinds import WIDENING, unfitted, unlike_fitted
+from fullstride.latency.network_kinds import WIDENING, outside_fit, unfitted, unlike_fitted
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import prepare, times
 from fullstride.measure.budget import MOST_IMAGES
@@ -62,8 +62,12 @@ def estimates(
     batches: Sequence[int],
     *,
     training: bool = False,
+    names: Sequence[frozenset[str]] = (),
 ) -> list[Estimate]:
-    """The time of each network at its entry of `batches`."""
+    """The time of each network at its entry of `batches`.
+
+    `names` may have ATen's names of its operators, some of which no fitted network has.
+    """
     fit = fit_of(profile, training)
     for batch in batches:
         check_range("batch", batch, MOST_IMAGES)
@@ -79,6 +83,7 @@ def estimates(
         bound: Bound = "host launches" if host_bound else causes[int(np.argmax(shares))]
         reasons = unfitted(networks[i], fit.numbers, microbenchmarks=fit.calibrated)
         reasons += unlike_fitted(networks[i], by_operator[i])
+        reasons += outside_fit(names[i]) if names else []
         if fit.full_batches and bound in ("host launches", "device launches"):
             reasons.append("batches this small")
         power = WIDENING if reasons else 1

@@ -1,6 +1,6 @@
 """Which networks and protocols does a benchmark by names compare?"""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from fullstride.measure.workload import (
     find_precision,
     fused_copy,
 )
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.bundle import no_head
 from fullstride.nets.efficiency import Efficiency, is_fused
 from fullstride.nets.zoo import measurable
 
@@ -87,11 +89,13 @@ def plan(
     padded: bool = False,
     memory_gib: float | None = None,
     reference: str | None = None,
+    head: Callable[[Any, Backbone], nn.Module | None] = no_head,
 ) -> Plan:
     """Find networks and protocols by name; see `fullstride bench --help` for the arguments.
 
-    `files` are modules with a `preprocessing` that run exported files, by name. Raises
-    ValueError, in one line, for what cannot be measured.
+    `files` are modules with a `preprocessing` that run exported files, by name, and `head` builds
+    the heads of bundles, see `zoo.load`. Raises ValueError, in one line, for what cannot be
+    measured.
     """
     files = files or {}
     if not models:
@@ -104,7 +108,7 @@ def plan(
     names = {*models, *filter(None, [reference])}
     if names <= set(files) and (ignored := [f"--{name}" for name, value in flags.items() if value]):
         raise ValueError(f"{', '.join(ignored)}: a file computes as it was exported, leave it out")
-    networks = find_networks(models, files, reference, efficiency, padded)
+    networks = find_networks(models, files, reference, efficiency, padded, head)
 
     def adapted(part: Protocol) -> Protocol:
         own = TRESNET_RESOLUTION if part.name == "tresnet" else networks.resolution
@@ -156,12 +160,13 @@ def find_networks(
     reference: str | None,
     efficiency: Efficiency,
     padded: bool,
+    head: Callable[[Any, Backbone], nn.Module | None] = no_head,
 ) -> Networks:
     """The reference as it is, and the models in the form in which they are to be measured."""
     names = list(dict.fromkeys([*filter(None, [reference]), *models]))
     sizes = {name: files[name].preprocessing for name in names if name in files}
     channels: dict[str, int] = {name: size.channels for name, size in sizes.items()}
-    own = measurable([name for name in names if name not in files], channels)
+    own = measurable([name for name in names if name not in files], channels, head)
     channels |= {name: net.spec.in_channels for name, net in own.items()}
     sides = {name: size.resolution for name, size in sizes.items()}
     sides |= {name: net.spec.resolution for name, net in own.items() if Path(name).exists()}

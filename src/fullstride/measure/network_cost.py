@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from fullstride.measure.cost.by_stage import StageCost, stage_costs
-from fullstride.measure.cost.flops import Cost, LayerCost, cost, layer_costs
+from fullstride.measure.cost.flops import Cost, LayerCost, cost, layer_costs, without_unused
 from fullstride.measure.memory.activation_bytes import ActivationBytes, activation_bytes
 from fullstride.measure.workload import Precision, in_training_form
-from fullstride.nets import bundle, zoo
+from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import PLAIN, TrainingForm, is_compiled
 from fullstride.nets.spec import NetSpec
@@ -44,24 +44,32 @@ class NetworkCost:
 
 
 def network_cost(
-    name: str,
+    network: str | zoo.NamedNetwork,
     resolution: int | None = None,
     precision: Precision = "bfloat16",
     *,
     training: bool = False,
     form: TrainingForm = PLAIN,
 ) -> NetworkCost:
-    """The cost of a network of the zoo, `timm/NAME`, or what `zoo.load` opens at a path.
+    """The cost of a network of the zoo, `timm/NAME`, what `zoo.load` opens at a path, or another.
+
+    With the head of a task, that is counted with what it computes of the maps, and layers that are
+    not used then are left out.
 
     `resolution` is by default the network's own. With `training` also the bytes of a training step
     on a GPU: of the network with plain and with fused modules, and in `form` if that is a compiled
     one. Nothing is computed. Raises ValueError for a name or a resolution that is not possible.
     """
-    spec = zoo.find_spec(name)
+    network = zoo.find_network(network) if isinstance(network, str) else network
+    name, spec = network.name, network.spec
     side = spec.resolution if resolution is None else resolution
     if side < 1:
         raise ValueError(f"resolution {side}: use a whole number from 1")
-    build = partial(bundle.build, spec)
+    build: Any = network.build
+    if network.head is not None:
+        if training:
+            raise ValueError(f"{name} has the head of a task: leave --train out")
+        build = without_unused(build, side, spec.in_channels)
     stages = stage_costs(build, side, precision, spec.in_channels)
 
     def trained(**changes: Any) -> Backbone:

@@ -1,7 +1,7 @@
 """Where does a network come from? From a name, `timm/NAME`, a folder, or a file of weights."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
@@ -41,6 +41,26 @@ def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
     if Path(name_or_path).exists() and not is_spec_file(name_or_path):
         return cast(NetSpec | TimmSpec, load(name_or_path).net.spec)
     return spec(name_or_path)
+
+
+@dataclass(frozen=True)
+class NamedNetwork:
+    """What a name or a path means, to be built with fresh weights."""
+
+    name: str
+    spec: NetSpec | TimmSpec
+    head: Callable[[Backbone], nn.Module | None] | None = None  # None: the classifier
+
+    def build(self) -> Backbone:
+        net = build(self.spec)
+        if self.head is not None:
+            net.task_head = self.head(net)
+        return net
+
+
+def find_network(name_or_path: str) -> NamedNetwork:
+    """The network of `find_spec`; `fullstride.tasks.find_network` knows the heads of tasks."""
+    return NamedNetwork(name_or_path, find_spec(name_or_path))
 
 
 def create(
@@ -204,16 +224,19 @@ def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
 
 
 def measurable(
-    names: Sequence[str], others: Mapping[str, int] | None = None
+    names: Sequence[str],
+    others: Mapping[str, int] | None = None,
+    head: Callable[[Metadata, Backbone], nn.Module | None] = no_head,
 ) -> dict[str, Backbone]:
     """Networks to be measured on the same input: runs and bundles, and names with fresh weights.
 
-    `others` are the input channels of other modules that are measured, by name. Names are built for
+    `others` are the input channels of other modules that are measured, by name; `head` builds the
+    heads of bundles, see `load`. Names are built for
     the channels of the first of `others`, else of the first folder. Raises ValueError if these
     differ.
     """
     paths = (name for name in names if Path(name).exists() and not is_spec_file(name))
-    folders = {name: load(name).net for name in paths}
+    folders = {name: load(name, head=head).net for name in paths}
     channels = {**(others or {}), **{name: net.spec.in_channels for name, net in folders.items()}}
     if len(set(channels.values())) > 1:
         counts = ", ".join(f"{name} takes {count}" for name, count in channels.items())

@@ -1,6 +1,8 @@
 """Which tasks are there? `TASKS` by name, the name that a run and a bundle record."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,6 +77,27 @@ def common_metric(models: Iterable[Any]) -> Metric:
 def load(what: str | Path, name: str | None = None, options: LoadOptions = BY_DEFAULT) -> Bundle:
     """`zoo.load`, also of networks that have the head of a task."""
     return zoo.load(what, name, build_head, options)
+
+
+def find_network(name: str, task: str = "", classes: int | None = None) -> zoo.NamedNetwork:
+    """The network of a name with the head of `task` for so many classes, or that at a path.
+
+    The task is by default classification, and the classes those of the network. What is at a path
+    has its own. Raises ValueError, in one line.
+    """
+    if Path(name).exists() and not zoo.is_spec_file(name):
+        if task or classes:
+            what = f"task {task}" if task else f"classes {classes}"
+            raise ValueError(f"--{what} is for names of networks, {name} has its own: leave it out")
+        bundle = load(name)
+        head = None if bundle.net.task_head is None else partial(build_head, bundle)
+        return zoo.NamedNetwork(name, bundle.net.spec, head)
+    if classes is not None and classes < 1:
+        raise ValueError(f"--classes {classes}: use 1 or more")
+    spec = zoo.spec(name)
+    spec = spec if classes is None else replace(spec, classes=classes)
+    kind = find_task(task or "classify").for_classes([*map(str, range(spec.classes))])
+    return zoo.NamedNetwork(name, spec, None if type(kind).head is Task.head else kind.head)
 
 
 def build_head(model: TrainedModel, net: Backbone) -> nn.Module | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 COUNTED = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
@@ -76,6 +77,28 @@ def on_meta(net: nn.Module | Callable[[], nn.Module]) -> nn.Module:
         return copy.deepcopy(net, memo).eval()
     with torch.device("meta"):
         return net().eval()
+
+
+def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels: int) -> nn.Module:
+    """The network on the meta device, without parameters that its outputs do not depend on.
+
+    Such are those of the classifier beside the head of a task, which files do not have. Raises
+    ValueError for an image that the network does not take.
+    """
+    with torch.device("meta"):
+        net = build().eval().requires_grad_()
+    image = torch.empty(1, in_channels, resolution, resolution, device="meta")
+    with unfit_image(image):
+        outputs = [leaf for leaf in tree_leaves(net(image)) if leaf.requires_grad]
+    parameters = dict(net.named_parameters())
+    gradients = torch.autograd.grad(
+        [leaf.sum() for leaf in outputs], list(parameters.values()), allow_unused=True
+    )
+    for path, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None:
+            layer, _, name = path.rpartition(".")
+            setattr(net.get_submodule(layer), name, None)
+    return net
 
 
 def run(net: nn.Module, resolution: int, in_channels: int) -> list[LayerCost]:

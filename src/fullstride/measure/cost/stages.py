@@ -11,6 +11,7 @@ MAX_STAGE_SHARE = 0.8
 
 def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
     """The modules of each stage: stem, stages and head of a `Network`, the top level of others."""
+    task_head = net.task_head if isinstance(net, Backbone) else None
     if isinstance(net, Backbone):
         net = net.get_submodule(net.root)
     if isinstance(net, Network):
@@ -28,6 +29,8 @@ def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
                 for n, m in children.items()
                 for name, module in (inner if n == large else {n: m}).items()
             }
+    if task_head is not None:
+        children["task_head"] = task_head
     # Hooks of a Sequential do not run where its blocks are called one by one, with their masks.
     return {
         name: [*module.children()] if type(module) is nn.Sequential and [*module] else [module]

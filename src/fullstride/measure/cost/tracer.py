@@ -29,6 +29,14 @@ from fullstride.nets.spec import MOST_CHANNELS
 from fullstride.strict_json import check_range
 
 
+def traced_with_names(
+    net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3
+) -> tuple[Operators, frozenset[str]]:
+    """The operators of `traced`, and ATen's names of those that ran."""
+    tracer = _trace(net, resolution, in_channels)
+    return Operators.of(tracer.rows), frozenset(tracer.names)
+
+
 def traced(
     net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3
 ) -> Operators:
@@ -37,6 +45,10 @@ def traced(
     It runs on the meta device, so that nothing is computed. Raises ValueError for an image that the
     network does not take.
     """
+    return Operators.of(_trace(net, resolution, in_channels).rows)
+
+
+def _trace(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int) -> "Tracer":
     check_range("resolution", resolution, MOST_CHANNELS)
     net = on_meta(net)
     image = torch.empty(1, in_channels, resolution, resolution, device="meta")
@@ -44,7 +56,7 @@ def traced(
     # Not inference_mode, which would hide the parts of composite operators.
     with unfit_image(image), torch.no_grad(), tracer:
         net(image)
-    return Operators.of(tracer.rows)
+    return tracer
 
 
 # Names of ATen operators, or how they begin.
@@ -87,6 +99,7 @@ class Tracer(TorchDispatchMode):
         self.states = {storage(image): TensorState(image, 0, "", ALONE)}
         # Parameters that are computed on the way must not free their storage for activations.
         self.references: list[Tensor] = []
+        self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -101,6 +114,7 @@ class Tracer(TorchDispatchMode):
         if not inplace and any(storage(first) == storage(t) for t in tensors):
             return out  # a view
         if not name.startswith(CREATION):
+            self.names.add(name)
             self.record(name.rstrip("_") if name != "copy_" else name, tensors, first, args)
         return out
 

@@ -1,0 +1,88 @@
+"""Files of detectors, of segmentation and of depth: the same predictions as PyTorch's."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from toy_bundles import bundle_of, some_pictures
+
+from fullstride.cli import main
+from fullstride.data.scenes import write_scenes
+from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import export
+from fullstride.deploy.formats import open_file
+from fullstride.deploy.predict import inputs, outputs
+
+
+@pytest.mark.parametrize(
+    ("task", "format", "kind"),
+    [
+        ("detect", "onnx", "normalised"),
+        ("detect", "openvino", "pixels"),
+        ("segment", "onnx", "pictures"),
+        ("depth", "openvino", "normalised"),
+        pytest.param("segment", "pt2", "pixels", marks=pytest.mark.slow),
+    ],
+)
+def test_a_file_has_the_outputs_of_pytorch(task, format, kind, tmp_path):
+    bundle, pictures = bundle_of(task), some_pictures()
+    path = tmp_path / ("net" + {"onnx": ".onnx", "openvino": "", "pt2": ".pt2"}[format])
+    result = export(bundle, path, ComparisonImages(pictures), format=format, input_kind=kind)
+    assert result.comparison.same_class == len(pictures)
+    if kind != "pictures":
+        assert result.comparison.relative_difference < 1e-3
+    model = open_file(path, trust=True)
+    rows = outputs(model, inputs(kind, bundle.preprocessing, pictures))
+    sizes = {"detect": (100, 6), "segment": (3, 64, 64), "depth": (1, 64, 64)}
+    assert rows.shape == (len(pictures), *sizes[task])
+
+
+@pytest.mark.parametrize("task", ["detect", pytest.param("segment", marks=pytest.mark.slow)])
+def test_a_file_for_any_size_has_the_outputs_of_pytorch(task, tmp_path):
+    import torch
+
+    bundle, path = bundle_of(task, side=96), tmp_path / "net.onnx"
+    export(bundle, path, ComparisonImages(some_pictures()), any_size=True)
+    model = open_file(path)
+    for sides in ((160, 128), (64, 256)):
+        images = np.random.default_rng(0).standard_normal((2, 3, *sides)).astype(np.float32)
+        with torch.inference_mode():
+            expected = bundle.net(torch.from_numpy(images)).numpy()
+        np.testing.assert_allclose(model.run(images), expected, atol=2e-3)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command; returns what it printed."""
+
+    def run(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["fullstride", *map(str, words)])
+        try:
+            main()
+        except SystemExit as stop:
+            assert not stop.code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["detect", "segment", "depth"])
+def test_a_user_trains_scores_predicts_exports_and_measures(task, run, tmp_path):
+    data, out = tmp_path / "scenes", tmp_path / "run"
+    kind = "floor" if task == "depth" else "digits"
+    write_scenes(data, {"train": 12, "val": 4, "test": 4}, 64, seed=0, kind=kind)
+    fields = ("--head-width", 32, "--epochs", 1, "--batch", 4, "--resolution", 64)
+    run("train", data, "--task", task, "--model", "resnet_rs_tiny", "--out", out, *fields)
+    assert "test" in run("validate", out)
+    folders = ["--draw", tmp_path / "drawn"]
+    folders += [] if task == "detect" else ["--maps", tmp_path / "maps"]
+    lines = run("predict", out, data / "test", "--json", *folders).splitlines()
+    assert len(lines) == len([*(tmp_path / "drawn").iterdir()]) == 4
+    assert all(not json.loads(line)["unreadable"] for line in lines)
+    for path in (tmp_path / "net.onnx", tmp_path / "openvino"):
+        run("export", out, "--out", path, "--with-preprocessing")
+        run("bench", path, "--rounds", 2, "--protocol", "online", "--reference", "none")
+    run("bench", out, "--rounds", 2, "--protocol", "online", "--reference", "none")
+    assert "task_head" in run("cost", out)
