@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from toy_bundles import bundle_of, some_pictures
 
 from fullstride.cli import main
@@ -40,8 +41,6 @@ def test_a_file_has_the_outputs_of_pytorch(task, format, kind, tmp_path):
 
 @pytest.mark.parametrize("task", ["detect", pytest.param("segment", marks=pytest.mark.slow)])
 def test_a_file_for_any_size_has_the_outputs_of_pytorch(task, tmp_path):
-    import torch
-
     bundle, path = bundle_of(task, side=96), tmp_path / "net.onnx"
     export(bundle, path, ComparisonImages(some_pictures()), any_size=True)
     model = open_file(path)
@@ -56,7 +55,7 @@ def test_a_file_for_any_size_has_the_outputs_of_pytorch(task, tmp_path):
 def run(monkeypatch, capsys):
     """Runs a command; returns what it printed."""
 
-    def run(*words: object) -> str:
+    def call(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["fullstride", *map(str, words)])
         try:
             main()
@@ -64,7 +63,7 @@ def run(monkeypatch, capsys):
             assert not stop.code, capsys.readouterr().err
         return capsys.readouterr().out
 
-    return run
+    return call
 
 
 @pytest.mark.slow
@@ -73,7 +72,7 @@ def test_a_user_trains_scores_predicts_exports_and_measures(task, run, tmp_path)
     data, out = tmp_path / "scenes", tmp_path / "run"
     kind = "floor" if task == "depth" else "digits"
     write_scenes(data, {"train": 12, "val": 4, "test": 4}, 64, seed=0, kind=kind)
-    fields = ("--head-width", 32, "--epochs", 1, "--batch", 4, "--resolution", 64)
+    fields = ("--epochs", 1, "--resolution", 64, "--recipe.head-width", 32)
     run("train", data, "--task", task, "--model", "resnet_rs_tiny", "--out", out, *fields)
     assert "test" in run("validate", out)
     folders = ["--draw", tmp_path / "drawn"]
