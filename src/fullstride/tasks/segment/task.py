@@ -101,9 +101,10 @@ class Segment(Task):
         """`outputs`: logits (N, K, h, w), resized to the targets. `targets`: uint8 (N, H, W)."""
         logits = resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))
         classes = targets.long()
-        total = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="sum")
-        pixels = mean_over_processes((classes != IGNORED).sum().to(total.dtype))
-        return total / pixels.clamp_min(1)
+        # not the sum of cross_entropy, which is not deterministic on a GPU
+        each = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")
+        pixels = mean_over_processes((classes != IGNORED).sum().to(each.dtype))
+        return each.sum() / pixels.clamp_min(1)
 
     def score(self) -> SegmentScore:
         return SegmentScore()
