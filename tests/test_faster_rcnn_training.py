@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rectangles import write_rectangles
+from test_ranks import run_two
 
 from fullstride import tasks
 from fullstride.data.box_data import open_boxes
@@ -73,6 +74,31 @@ def test_the_recipe_of_the_paper_trains(boxes, tmp_path):
     small = replace(recipe, steps=2, batch=4, resolution=64, head_width=8, warmup_epochs=0)
     (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, small, **HOW)
     assert np.isfinite(row["loss"])
+
+
+@pytest.mark.parametrize("efficiency", ["plain_compiled", "auto"])
+def test_steps_are_not_compiled(boxes, tmp_path, efficiency):
+    with pytest.raises(ValueError, match=f"recipe.efficiency {efficiency}.*use plain or fused"):
+        next(
+            run.train(
+                tmp_path / "run",
+                "resnet_rs_tiny",
+                boxes,
+                replace(SHORT, efficiency=efficiency),
+                **HOW,
+            )
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_score(boxes, tmp_path):
+    words = ["train", boxes.where, "--task", "detect", "--model", "resnet_rs_tiny"]
+    words += ["--recipe.detector", "faster_rcnn", "--recipe.head-width", "8", "--epochs", "1"]
+    words += ["--recipe.head-convs", "1", "--resolution", "64", "--batch-size", "8"]
+    status, errors = run_two(*words, "--out", str(tmp_path / "run"), "--lr", "0.01")
+    assert status == 0, errors
+    assert np.isfinite(tasks.load(tmp_path / "run").scores["test"]["ap50"])
 
 
 def test_passes_of_a_batch_have_their_own_targets(boxes, tmp_path):

@@ -72,7 +72,13 @@ class Detect(Task):
                 f"recipe.score {recipe.score} needs hotcoco: pip install 'fullstride[detection]', "
                 f"or use {self.metric.name}"
             )
-        return super().with_options(recipe)
+        task = super().with_options(recipe)
+        if task.training_targets and recipe.efficiency not in ("plain", "fused"):
+            raise ValueError(
+                f"recipe.efficiency {recipe.efficiency}: the samples of faster_rcnn have shapes "
+                "that depend on data, which do not compile: use plain or fused"
+            )
+        return task
 
     def for_classes(self, classes: Sequence[str]) -> Self:
         return replace(self, labels=len(classes))
