@@ -38,14 +38,13 @@ def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_row_is_l
     x, labels = rng.normal(3, 2, shape), rng.integers(0, 3, shape[0])
     x[:, 0] = 5.0  # a constant feature
     x[:, 1] += 3 * labels
-    scale = np.where(x.std(0) > 0, x.std(0), 1)
-    z, y = (x - x.mean(0)) / scale, np.eye(3)[labels]
+    z, y = (x - x.mean(0)) / np.sqrt(x.var(0).mean()), np.eye(3)[labels]
 
     def error(strength):
         rows = []
         for row in range(len(z)):
             others = np.arange(len(z)) != row
-            # the shares of classes and the scale of features are those of all rows
+            # the scale of features is that of all rows
             model = Ridge(alpha=strength, fit_intercept=True).fit(z[others], y[others])
             rows.append(((y[row] - model.predict(z[row : row + 1])) ** 2).mean())
         return np.mean(rows)
@@ -58,6 +57,18 @@ def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_row_is_l
     factor = (logits * expected).sum() / (expected**2).sum()
     assert factor > 0
     assert logits == pytest.approx(factor * expected, rel=1e-6, abs=1e-8)
+
+
+def test_features_that_hardly_vary_have_small_weights_and_rounding_them_changes_little():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 400)
+    x = rng.normal(0, 1, (400, 40)) + labels[:, None] * (np.arange(40) < 5)
+    x[:, 20:] *= 1e-3
+    probe = fit_probe(x, labels, 2)
+    step = (x.max() - x.min()) / 255  # of int8 features
+    rounded = np.round(x / step) * step
+    first, second = ((z @ probe.weight_kd.T + probe.bias_k).argmax(1) for z in (x, rounded))
+    assert (first == second).mean() > 0.98
 
 
 def test_a_run_that_does_not_get_better_ends_with_the_probe_and_its_frozen_features(

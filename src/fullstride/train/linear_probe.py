@@ -37,16 +37,19 @@ class LinearProbe(NamedTuple):
 
 
 def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> LinearProbe:
-    """Ridge regression of standardised features on 1 for the class of an image and 0 for others.
+    """Ridge regression of the features on 1 for the class of an image and 0 for others.
+
+    All features are divided by one number. With a deviation of 1 for each, those that hardly vary
+    would have large weights, which the rounding of int8 files turns into noise (docs/log.md).
 
     The strength has the least squared error of each image by the regression on all others, which
     has a closed form (the PRESS statistic). The predictions so made of each image also give the
     factor that makes logits of the outputs, by `fit_temperature`.
     """
     n = len(features_nd)
-    mean_d, deviation_d = features_nd.mean(0), features_nd.std(0)
-    deviation_d[deviation_d == 0] = 1  # a constant feature has no part in the regression
-    x = (features_nd - mean_d) / deviation_d
+    mean_d = features_nd.mean(0)
+    deviation = np.sqrt(features_nd.var(0).mean()) or 1.0
+    x = (features_nd - mean_d) / deviation
     targets_nk = np.eye(classes)[labels_n]
     shares_k = targets_nk.mean(0)
     left, squares, right = _singular(x)
@@ -63,7 +66,7 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
             best = error, shrinkage, targets_nk - without_nk
     assert best is not None
     _, shrinkage, predicted_nk = best
-    weight_dk = right @ ((shrinkage / np.sqrt(squares))[:, None] * projected) / deviation_d[:, None]
+    weight_dk = right @ ((shrinkage / np.sqrt(squares))[:, None] * projected) / deviation
     temperature = fit_temperature(torch.from_numpy(predicted_nk), torch.from_numpy(labels_n))
     bias_k = shares_k - mean_d @ weight_dk
     return LinearProbe(weight_dk.T / temperature, bias_k / temperature)
