@@ -147,6 +147,20 @@ def test_images_without_objects_have_a_finite_loss_and_gradients() -> None:
         assert values.grad.isfinite().all()
 
 
+def test_the_loss_is_of_float32_under_16_bits() -> None:
+    torch.manual_seed(0)
+    head = FcosHead((8, 8, 8), (8, 16, 32), 3, width=16, convs=1)
+    maps = [torch.randn(2, 8, 64 // s, 64 // s) for s in (8, 16, 32)]
+    targets = random_targets(3, 2, 3, 64)
+    expected = detection_loss(head(maps), targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = detection_loss(head(maps), targets)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())
+
+
 def test_suppression_equals_torchvision() -> None:
     for seed in range(30):
         rng = np.random.default_rng(seed)
