@@ -57,11 +57,14 @@ def run(monkeypatch, capsys):
 
     def call(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["fullstride", *map(str, words)])
+        code = None
         try:
             main()
         except SystemExit as stop:
-            assert not stop.code, capsys.readouterr().err
-        return capsys.readouterr().out
+            code = stop.code
+        printed = capsys.readouterr()
+        assert not code, printed.err
+        return printed.out
 
     return call
 

@@ -1,12 +1,17 @@
 """What networks with the head of a task cost, and how long they take on a device."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from toy_bundles import bundle_of
 
 from fullstride import tasks
 from fullstride.latency.by_name import estimate_by_name
 from fullstride.latency.profiles import load_profile
+from fullstride.latency.select import select
+from fullstride.measure.budget import Budget
 from fullstride.measure.network_cost import network_cost
 
 SIDE, CLASSES = 64, 3
@@ -49,17 +54,36 @@ def test_an_estimate_says_which_operators_of_a_head_no_profile_was_fitted_on():
     networks = [tasks.find_network("resnet_rs_tiny", task) for task in ("classify", "detect")]
     rows = estimate_by_name(networks, load_profile("rtx3090"), 8, SIDE)
     plain, detector = rows  # the fastest first
-    outside = {"group norms", "sorting", "suppression of boxes"}
+    outside = {"sorting", "choosing of candidates", "suppression of boxes"}
     assert outside <= {*detector.estimate.unfitted}
     assert not outside & {*plain.estimate.unfitted}
+    assert "attention" not in detector.estimate.unfitted
 
 
 def test_a_bundle_has_its_own_task(tmp_path):
-    from toy_bundles import bundle_of
-
     bundle_of("segment").save(tmp_path / "bundle")
     network = tasks.find_network(str(tmp_path / "bundle"))
     params, _ = counted_by_hooks(network.build())
     assert network_cost(network, SIDE).whole.params == params
     with pytest.raises(ValueError, match="has its own"):
         tasks.find_network(str(tmp_path / "bundle"), "detect")
+
+
+def test_choose_times_the_candidates_with_the_head_at_one_resolution(tmp_path):
+    accuracies = tmp_path / "a.csv"
+    rows = ["model,img_size,top1", "genet_tiny,32,50", "genet_tiny,64,60", "resnet_rs_tiny,32,40"]
+    accuracies.write_text("\n".join(rows))
+    profile, budget = load_profile("rtx3090"), Budget(ms_per_image=1e3, batch=8)
+    how = dict(sources=[str(accuracies)], resolution=SIDE)
+    plain = select(profile, budget, **how)
+    heads = select(profile, budget, **how, with_head=partial(tasks.find_network, task="segment"))
+    assert [(o.network.name, o.network.top1) for o in heads.options] == [
+        ("resnet_rs_tiny", 40),
+        ("genet_tiny", 60),
+    ]
+    for without, option in zip(plain.options, heads.options, strict=True):
+        (row,) = estimate_by_name(
+            [tasks.find_network(option.network.name, "segment")], profile, 8, SIDE
+        )
+        assert option.ms == pytest.approx(row.estimate.ms_per_image)
+        assert option.ms > without.ms

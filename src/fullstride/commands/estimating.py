@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -116,6 +117,9 @@ def choose(
     times: Literal["published", "estimated"] = "published",
     out: Path | None = None,
     json: bool = False,
+    task: str = "",
+    classes: int | None = None,
+    resolution: int | None = None,
 ) -> None:
     """Choose the most accurate network within a budget, at the resolution of its accuracy.
 
@@ -132,6 +136,11 @@ def choose(
             precedence over the estimate; with estimated, never.
         out: A PNG file for a plot.
         json: Print one JSON object instead of a table.
+        task: Times are those with the head of this task, such as detect, segment or depth; the
+            accuracies are still those of classification. Each network takes about a second.
+        classes: Of the task; by default each network's own.
+        resolution: Times are those of images of so many pixels a side; by default of those that an
+            accuracy is published for. Heads need multiples of 32.
     """
     from fullstride.latency import select
     from fullstride.latency.profiles import load_profile
@@ -145,6 +154,7 @@ def choose(
     if budget is None:
         raise ValueError("no budget: give --budget-ms or --images-per-s")
     settings: dict[str, Any] = dict(sources=source, prefer_published=times == "published")
+    settings |= dict(with_head=heads(task, classes), resolution=resolution)
     selection = select.select(device, budget, watch=progress, **settings)
     if selection.left_out:
         print_error(console_lines.left_out_line(selection))
@@ -162,6 +172,18 @@ def choose(
     print(console_lines.profile_line(device))
     if out:
         print(out)
+
+
+def heads(task: str, classes: int | None) -> Any:
+    """What makes networks with the head of a task of names; None without."""
+    if not task:
+        if classes:
+            raise ValueError(f"--classes {classes} is for --task: leave it out")
+        return None
+    from fullstride import tasks
+
+    tasks.find_task(task)
+    return partial(tasks.find_network, task=task, classes=classes)
 
 
 def progress(networks: Sequence[Any]) -> Any:

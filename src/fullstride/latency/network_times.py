@@ -83,7 +83,9 @@ def estimates(
         bound: Bound = "host launches" if host_bound else causes[int(np.argmax(shares))]
         reasons = unfitted(networks[i], fit.numbers, microbenchmarks=fit.calibrated)
         reasons += unlike_fitted(networks[i], by_operator[i])
-        reasons += outside_fit(names[i]) if names else []
+        if names and (outside := outside_fit(names[i])):
+            # products of activations are then those of boxes
+            reasons = [each for each in reasons if each != "attention"] + outside
         if fit.full_batches and bound in ("host launches", "device launches"):
             reasons.append("batches this small")
         power = WIDENING if reasons else 1

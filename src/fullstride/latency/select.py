@@ -6,10 +6,10 @@ under its own label, and may decide in its place.
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
 from fullstride.latency.network_times import Estimate, estimates, is_tie
@@ -22,6 +22,9 @@ from fullstride.storage import read_regular
 from fullstride.tables import Published, genet_paper, latencies, published, timm_published
 from fullstride.tables.names import PRINTED
 
+if TYPE_CHECKING:
+    from fullstride.nets.zoo import NamedNetwork
+
 # Profiles that were fitted to one of GENet's tables -> that table.
 GENET_TABLES: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
     "v100-fp16": "v100_fp16",
@@ -29,6 +32,7 @@ GENET_TABLES: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
     "t4-int8": "t4_int8",
 }
 SAFE = 0.9  # probability to stay inside of a budget
+WithHead = Callable[[str], "NamedNetwork"]
 MEASURED = 3  # networks that are worth measuring, at most
 MAX_BYTES = 10_000_000  # of a CSV file; timm's table of 1,300 networks has 0.1 million
 
@@ -157,20 +161,22 @@ def price(
     batch: int,
     prefer_published: bool = False,
     left_out: dict[str, str] | None = None,
+    with_head: WithHead | None = None,
 ) -> Iterator[Option]:
     """The time of each network at its own resolution.
 
     `prefer_published`: published times decide where they exist. Networks that cannot be built, or
     take no such image, are recorded in `left_out` with the reason; without it ValueError is raised.
+    Those of `with_head` are traced, and have no published times.
     """
-    operators: dict[tuple[str, int], Operators] = {}
+    operators: dict[tuple[str, int], tuple[Operators, frozenset[str]]] = {}
     reasons: dict[str, str] = {} if left_out is None else left_out
     options = []
     for network in networks:
         key, label = (network.name, network.resolution), f"{network.name} at {network.resolution}"
         try:
             if key not in operators and label not in reasons:
-                operators[key] = find_operators(*key) or trace_operators(*key)
+                operators[key] = operators_of_option(*key, with_head)
         except ValueError as error:
             if left_out is None:
                 raise
@@ -178,11 +184,23 @@ def price(
         if key in operators:
             options.append(network)
     keys = [(network.name, network.resolution) for network in options]
-    times = published_times(profile, batch)
-    rows = estimates([operators[key] for key in keys], profile, [batch] * len(keys)) if keys else []
+    times = {} if with_head else published_times(profile, batch)
+    work, ran = [operators[key][0] for key in keys], [operators[key][1] for key in keys]
+    rows = estimates(work, profile, [batch] * len(keys), names=ran) if keys else []
     for network, key, row in zip(options, keys, rows, strict=True):
         by = "published" if prefer_published and key in times else "estimated"
         yield Option(network=network, estimate=row, published_ms=times.get(key), by=by)
+
+
+def operators_of_option(
+    name: str, resolution: int, with_head: WithHead | None
+) -> tuple[Operators, frozenset[str]]:
+    """The operators of a network, and those of its head by ATen's names."""
+    if with_head is None:
+        return find_operators(name, resolution) or trace_operators(name, resolution), frozenset()
+    from fullstride.latency.by_name import operators_with_names  # needs PyTorch
+
+    return operators_with_names(with_head(name), resolution)
 
 
 def trace_operators(name: str, resolution: int) -> Operators:
@@ -300,18 +318,28 @@ def select(
     *,
     sources: Sequence[str] = ("ours", "timm"),
     prefer_published: bool = True,
+    with_head: WithHead | None = None,
+    resolution: int | None = None,
     watch: Callable[[Sequence[Published]], Iterable[Published]] = lambda networks: networks,
 ) -> Selection:
     """The most accurate network of `sources` within `budget` on the device of `profile`.
 
     A source is one of `SOURCES` or a CSV file. `prefer_published`: published times decide
-    where they exist. `watch` may wrap the networks, to show progress. Raises ValueError if nothing
-    fits.
+    where they exist. `with_head` makes a network with the head of a task of a name. With a
+    `resolution`, all times are those of images of so many pixels a side, and a network has the
+    highest accuracy that is published for any. `watch` may wrap the networks, to show progress.
+    Raises ValueError if nothing fits.
     """
     networks = [network for name in sources for network in find_source(name)()]
+    if resolution is not None:
+        rising = sorted(networks, key=lambda network: network.top1)
+        best = {network.name: network for network in rising}
+        networks = [replace(network, resolution=resolution) for network in best.values()]
     budget = budget.on(profile.device, profile.precision)
     left_out: dict[str, str] = {}
-    options = tuple(price(watch(networks), profile, budget.batch, prefer_published, left_out))
+    options = tuple(
+        price(watch(networks), profile, budget.batch, prefer_published, left_out, with_head)
+    )
     return Selection(
         profile=profile,
         options=options,
