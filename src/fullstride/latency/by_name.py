@@ -6,9 +6,7 @@ from typing import Any
 
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.cost.operators import Operators
-from fullstride.measure.cost.tracer import traced_with_names
+from fullstride.latency.spec_operators import operators_with_names
 from fullstride.nets import zoo
 
 
@@ -53,15 +51,6 @@ def estimate_by_name(
         )
         for i in order
     ]
-
-
-def operators_with_names(
-    network: zoo.NamedNetwork, resolution: int
-) -> tuple[Operators, frozenset[str]]:
-    """The operators of a network, and ATen's names of them where it has the head of a task."""
-    if network.head is None:
-        return operators_of(network.spec, resolution), frozenset()
-    return traced_with_names(network.build, resolution, network.spec.in_channels)
 
 
 def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str, Any]:

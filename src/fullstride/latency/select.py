@@ -198,7 +198,7 @@ def operators_of_option(
     """The operators of a network, and those of its head by ATen's names."""
     if with_head is None:
         return find_operators(name, resolution) or trace_operators(name, resolution), frozenset()
-    from fullstride.latency.by_name import operators_with_names  # needs PyTorch
+    from fullstride.latency.spec_operators import operators_with_names  # needs PyTorch
 
     return operators_with_names(with_head(name), resolution)
 

@@ -27,7 +27,7 @@ from fullstride.measure.cost.operators import (
     where,
 )
 from fullstride.measure.cost.operators import convolution as convolution_of_pixels
-from fullstride.measure.cost.tracer import traced
+from fullstride.measure.cost.tracer import traced, traced_with_names
 from fullstride.nets import zoo
 from fullstride.nets.blocks import Style
 from fullstride.nets.bundle import build
@@ -49,6 +49,15 @@ def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operato
     spec: Any = zoo.find_spec(name)
     side = spec.resolution if resolution is None else resolution
     return operators_of(spec, side), side
+
+
+def operators_with_names(
+    network: zoo.NamedNetwork, resolution: int
+) -> tuple[Operators, frozenset[str]]:
+    """The operators of a network, and ATen's names of them where it has the head of a task."""
+    if network.head is None:
+        return operators_of(network.spec, resolution), frozenset()
+    return traced_with_names(network.build, resolution, network.spec.in_channels)
 
 
 def operators_of(spec: NetSpec | TimmSpec, resolution: int | None = None) -> Operators:
