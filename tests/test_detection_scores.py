@@ -8,7 +8,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchvision.ops import box_iou
 
-from fullstride.tasks.detect import coco_ap, voc_ap
+from fullstride.tasks.detect import coco_ap, scores, voc_ap
 from fullstride.tasks.detect.scores import DetectionScore
 from fullstride.tasks.detect.voc_ap import Scene
 
@@ -115,6 +115,14 @@ def test_parts_of_processes_add_up_and_the_interval_holds_the_score() -> None:
     low, high = whole.interval() or (0, 0)
     assert 0 < low < whole.compute()["ap50"] < high < 100
     assert high - low < 40
+
+
+def test_without_the_extra_there_is_voc_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, alone = DetectionScore(3), DetectionScore(3)
+    whole.scenes = alone.scenes = random_scenes(1)
+    expected = whole.compute()
+    monkeypatch.setattr(scores, "has_coco", lambda: False)
+    assert alone.compute() == {name: expected[name] for name in ("ap50", "absent_classes")}
 
 
 def test_boxes_are_compared_in_pixels_of_the_picture() -> None:
