@@ -268,10 +268,11 @@ def main() -> None:
         recipe=replace(study.recipe, steps=words.steps or study.recipe.steps),
         models=tuple(words.models or study.models),
     )
+    environment = asdict(Environment.here("cpu"))  # of the code that is loaded now
     content: dict[str, Any] = {"study": words.study, "recipe": asdict(study.recipe), "rows": []}
+    content["environment"] = environment
     for each in study_rows(study, words.work, words.peers):
         content["rows"].append(each)
-        content["environment"] = asdict(Environment.here("cpu"))
         with atomic_write(words.out, OUTPUT) as temporary:
             temporary.write_text(json.dumps(content, indent=1))
         with atomic_write(words.out.with_suffix(".md"), PAGE) as temporary:
