@@ -10,6 +10,8 @@ from test_ranks import run_two
 
 from fullstride import tasks
 from fullstride.data.box_data import open_boxes
+from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import export
 from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
 from fullstride.tasks.detect.task import Detect
 from fullstride.train import run
@@ -89,6 +91,14 @@ def test_steps_are_not_compiled(boxes, tmp_path, efficiency):
             )
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_file_has_the_detections_of_pytorch(trained, boxes, tmp_path):
+    pictures = [boxes.test.picture(index) for index in range(3)]
+    result = export(tasks.load(trained[0]), tmp_path / "net.onnx", ComparisonImages(pictures))
+    assert result.comparison.same_class == 3
+    assert result.comparison.relative_difference < 1e-3
 
 
 @pytest.mark.slow
