@@ -13,6 +13,7 @@ KINDS = ("digits", "floor")
 MIN_VISIBLE = 0.7  # of a digit's pixels that others leave visible
 MIN_CONTRAST = 60  # grey levels between a digit and what is behind it in the mean
 TRIES = 20  # of placing a digit
+TINT = (0.3, 1.0)  # of each channel of a photograph
 MIN_SIDE = 6  # pixels of a digit that is far, of which at least 5 are above half
 
 # The camera of the kind "floor" is level; lengths are in metres.
@@ -70,7 +71,8 @@ def flat_scene(
     look: Look = LOOK,
 ) -> Scene:
     """A square of a photograph with digits of random number, size, place and colour."""
-    background = photograph_square(rng, photographs, side) * np.float32(0.5 if look.is_plain else 1)
+    background = photograph_square(rng, photographs, side)
+    background = background * np.float32(0.5) if look.is_plain else tinted(rng, background)
     smallest, largest = (round(share * side) for share in look.sides)
 
     def place() -> Sprite:
@@ -97,6 +99,7 @@ def floor_scene(
     floor = floor_depths(horizon, side)
     background = photograph_square(rng, photographs, side).astype(np.float32)
     _lay_floor(rng, background, photographs[int(rng.integers(len(photographs)))], horizon)
+    background = tinted(rng, background)
     rows = np.flatnonzero(floor)
 
     def place() -> Sprite:
@@ -148,6 +151,14 @@ def photograph_square(
     pixels = np.asarray(square.resize((side, side), Image.Resampling.BILINEAR))
     pixels = np.rot90(pixels, int(rng.integers(4)))
     return pixels[:, ::-1] if rng.integers(2) else pixels
+
+
+def tinted(rng: np.random.Generator, pixels: np.ndarray) -> np.ndarray:
+    """Pixels (H, W, 3) in light of a random colour, float32.
+
+    Most photographs of the training are grey, and without it what has a colour would be a digit.
+    """
+    return pixels * rng.uniform(*TINT, 3).astype(np.float32)
 
 
 def _place(
