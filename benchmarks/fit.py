@@ -39,7 +39,7 @@ from fullstride.autofit.shipping.finalist_files import read_record
 from fullstride.autofit.shipping.ship import Shipment, ship
 from fullstride.autofit.timing.budget_table import WhatFits
 from fullstride.autofit.training.halving import Outcome, run_halving
-from fullstride.autofit.training.plan import FitPlan, Rung
+from fullstride.autofit.training.plan import FitPlan, rungs_of
 from fullstride.data.dataset import DataSet
 from fullstride.deploy.file_scores import score_model
 from fullstride.deploy.formats import open_file
@@ -105,7 +105,9 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
     candidates, times = bought.candidates, bought.times
     plan: FitPlan = results["plan"]
     count = len(plan.candidates)
-    whole = Rung(number=1, epochs=plan.epochs, candidates=count, keep=count)
+    # with linear probes where the fits have them: trainings may end with those
+    ends = (0, plan.epochs) if plan.rungs[0].epochs == 0 else (plan.epochs,)
+    rungs = rungs_of(ends, [count] * len(ends))
     unseen = replace(job.data, test=job.data.test.subset([]))
     ms = {each.candidate: each.ms for each in times if each.ms is not None}
     outcome: Outcome = yield from run_stage(
@@ -114,7 +116,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
         Outcome,
         run_halving(
             folder,
-            replace(plan, rungs=(whole,)),
+            replace(plan, rungs=rungs),
             candidates,
             ms,
             unseen,
@@ -123,7 +125,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
             workers=job.workers,
         ),
     )
-    trained = tuple(each.candidate for each in outcome.scores)
+    trained = tuple(dict.fromkeys(each.candidate for each in outcome.scores))
     shipment: Shipment = yield from run_stage(
         folder,
         "shipping",
