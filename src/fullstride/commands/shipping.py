@@ -88,7 +88,8 @@ def print_predictions(
     paths, ignored = find_images(images)
     report_ignored(ignored)
     skipped: dict[str, str] = {}
-    rows = predict(model, paths, **how | {"device": choose_device(how["device"])})
+    options: dict[str, Any] = {**how, "device": choose_device(how["device"])}
+    rows = predict(model, paths, **options)
     for row in nearest_images(rows, nearest, model, how["top"]) if nearest else rows:
         if row.unreadable:
             skipped[row.path] = row.unreadable

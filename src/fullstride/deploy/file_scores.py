@@ -27,7 +27,7 @@ View = Image.Image | np.ndarray  # an image as `probabilities` takes it
 class Sample(NamedTuple):
     """An image that can be read, and its target in the view."""
 
-    index: int
+    number: int  # of the image among all
     view: View
     target: Any
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import nn
 
@@ -12,6 +12,8 @@ from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
+from fullstride.nets.spec import NetSpec
+from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.depth.task import Depth
 from fullstride.tasks.detect.task import Detect
@@ -91,7 +93,7 @@ def find_network(name: str, task: str = "", classes: int | None = None) -> zoo.N
             raise ValueError(f"--{what} is for names of networks, {name} has its own: leave it out")
         bundle = load(name)
         head = None if bundle.net.task_head is None else partial(build_head, bundle)
-        return zoo.NamedNetwork(name, bundle.net.spec, head)
+        return zoo.NamedNetwork(name, cast(NetSpec | TimmSpec, bundle.net.spec), head)
     if classes is not None and classes < 1:
         raise ValueError(f"--classes {classes}: use 1 or more")
     spec = zoo.spec(name)
