@@ -201,7 +201,7 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
     """
     images = getattr(data, data.score_split)
     parts = [*batches(model, readable(model, images))]
-    indices = [sample.index for part, _ in parts for sample in part]
+    indices = [sample.number for part, _ in parts for sample in part]
     probability_nk = np.concatenate([rows for _, rows in parts])
     task = find_task(model.task)
     labels, predicted = np.array(images.targets)[indices], probability_nk.argmax(1)
