@@ -195,6 +195,7 @@ OPENERS = {
     "writing.py": "opens what it wrote",
     "console.py": "opens the null device",
     "data/readers/digits.py": "the digits of the package",
+    "data/scenes/files.py": "writes the labels",
     "data/pack.py": "writes a shard",
     "data/readers/tar_headers.py": "checks before it opens",
     "data/readers/tar_shards.py": "checks before it opens",

@@ -1,5 +1,6 @@
 """Which networks are there, what do they cost, how fast are they here? Commands that measure."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,17 +159,25 @@ def bench(
     settings |= dict(efficiency=efficiency, memory_gib=memory_gib, reference=reference)
     settings |= dict(files=files, protocols=protocol, device=choose_device(device))
     settings |= dict(head=tasks.build_head)
-    plan, results = bench_by_name.plan(models, **settings), []
-    for parts in plan.run():
-        results.append(parts)
-        if protocol:
-            console().print(console_tables.protocol_table(parts))
-    if not protocol:
-        console().print(console_tables.latency_and_throughput_table(results[0][0], results[1][0]))
-    rows = [row for parts in results for part in parts for row in part]
+    plan = bench_by_name.plan(models, **settings)
+    rows = print_tables(plan.run(), is_one_table=not protocol)
     print(*console_tables.measurement_notes(rows, plan.networks.in_channels), sep="\n")
     if out:
         save_measurements(rows, out)
+
+
+def print_tables(runs: Iterable[Any], is_one_table: bool) -> list[Any]:
+    """Print a table of the measurements of each protocol, or one of both; returns the rows."""
+    from fullstride.report import console_tables
+
+    results: list[Any] = []
+    for parts in runs:
+        results.append(parts)
+        if not is_one_table:
+            console().print(console_tables.protocol_table(parts))
+    if is_one_table:
+        console().print(console_tables.latency_and_throughput_table(results[0][0], results[1][0]))
+    return [row for parts in results for part in parts for row in part]
 
 
 def bench_suite(
