@@ -57,7 +57,7 @@ def test_wherever_the_disk_is_full_the_same_run_goes_on(few_digits, tmp_path, mo
     folder, sync = tmp_path / "run", writing._sync
     # in the order in which they are written
     names = ("run.json", "best", "log.jsonl", "checkpoint.pt", "scores.json", "bundle")
-    assert set(names) == run_folder.OUTPUTS.keys()
+    assert {*names, "probe"} == run_folder.OUTPUTS.keys()  # that is a bundle too, before training
     for name in names:
 
         def full(path: Path, name: str = name) -> None:

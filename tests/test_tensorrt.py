@@ -7,6 +7,7 @@ values, and computes with ONNX Runtime on the CPU. It does not show that TensorR
 import ctypes
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,6 +75,11 @@ class Context:
         self.shape = shape
         return self.engine.smallest <= shape[0] <= self.engine.largest
 
+    def get_tensor_shape(self, name):
+        (result,) = self.engine.session.get_outputs()
+        assert name == result.name
+        return (self.shape[0], *result.shape[1:])
+
     def set_tensor_address(self, name, address):
         self.addresses[name] = address
 
@@ -119,6 +125,7 @@ class Logger:
 def _tensorrt_and_a_gpu(monkeypatch):
     module = SimpleNamespace(
         __version__="10.0",
+        __spec__=ModuleSpec("tensorrt", None),  # libraries look for it
         Builder=Builder,
         Logger=Logger,
         NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=3),

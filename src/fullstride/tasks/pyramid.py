@@ -4,8 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
-from torchvision.ops import FeaturePyramidNetwork
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 
 FROM_NETWORK = (8, 16, 32)  # strides of the maps of a network that P3 to P5 are made of
 
@@ -34,6 +32,9 @@ class Pyramid(nn.Module):
         width: int = 256,
         norm: Callable[[int], nn.Module] | None = None,
     ):
+        from torchvision.ops import FeaturePyramidNetwork  # takes seconds to import
+        from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
         super().__init__()
         if missing := [stride for stride in FROM_NETWORK if stride not in strides]:
             raise ValueError(

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 from fullstride.data.readers.decode import Crop, Size, image_size
 from fullstride.data.readers.objects import Objects
@@ -164,6 +162,8 @@ def ssd_region(boxes: Tensor, size: Size) -> tuple[Region, Tensor | None]:
 
     With it, of each box whether its centre is inside; None where there is no crop.
     """
+    from torchvision.transforms import v2  # takes seconds to import, which others need not wait for
+
     (w, h), left, top = size, 0, 0
     if torch.rand(()) < 0.5:
         canvas = _bounding_boxes(boxes, size)
@@ -180,6 +180,8 @@ def ssd_region(boxes: Tensor, size: Size) -> tuple[Region, Tensor | None]:
 
 
 def _bounding_boxes(boxes: Tensor, size: Size) -> Any:
+    from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
+
     how: Any = dict(format=BoundingBoxFormat.XYXY, canvas_size=(size[1], size[0]))
     return BoundingBoxes(boxes, **how)
 
@@ -263,6 +265,8 @@ def render(
 
 
 def _distorted(image: Image.Image) -> Image.Image:
+    from torchvision.transforms import v2
+
     pixels = np.array(image)
     x = torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1)
     x = v2.RandomPhotometricDistort()(x)

@@ -19,10 +19,7 @@ from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.strict_json import Bounds
 from fullstride.tasks.detect.coco_ap import has_coco
 from fullstride.tasks.detect.drawing import draw_boxes
-from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead, WithTargets
-from fullstride.tasks.detect.fcos import FcosHead
 from fullstride.tasks.detect.guess import Box
-from fullstride.tasks.detect.loss import detection_loss
 from fullstride.tasks.detect.pairing import difference, predict_alike
 from fullstride.tasks.detect.scores import DetectionScore, ObjectScore
 from fullstride.tasks.task import Metric, Score, Task
@@ -108,7 +105,11 @@ class Detect(Task):
         """Objects of N images, each a dict with boxes, labels, difficult and scale."""
         return targets
 
-    def head(self, net: Backbone) -> FcosHead | FasterRcnnHead:
+    def head(self, net: Backbone) -> nn.Module:
+        # these modules import torchvision, which takes seconds that other tasks need not wait for
+        from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
+        from fullstride.tasks.detect.fcos import FcosHead
+
         kind = FcosHead if self.detector == "fcos" else FasterRcnnHead
         shape = dict(width=self.head_width, convs=self.head_convs)
         return kind(net.channels, net.strides, net.spec.classes, **shape)
@@ -118,10 +119,14 @@ class Detect(Task):
         return self.detector == "faster_rcnn"
 
     def training_module(self, net: Backbone) -> nn.Module:
+        from fullstride.tasks.detect.faster_rcnn import WithTargets
+
         return WithTargets(net) if self.training_targets else net
 
     def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: `Predictions`, or losses by name. `targets`: those of `collate`."""
+        from fullstride.tasks.detect.loss import detection_loss
+
         if self.training_targets:
             return torch.stack(list(outputs.values())).sum()
         return detection_loss(outputs, targets, box_weight=self.box_weight)
