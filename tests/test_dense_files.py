@@ -127,6 +127,12 @@ def test_predict_replaces_no_picture_of_others(command, pictures, tmp_path, caps
     assert (tmp_path / "drawn" / "x.png").read_bytes() == before
 
 
+def test_a_table_of_predictions_with_places_is_refused(command, tmp_path, capsys):
+    assert command("--out", str(tmp_path / "table")) == 2
+    assert "--json" in capsys.readouterr().err
+    assert not (tmp_path / "table").exists()
+
+
 def test_a_task_without_maps_refuses_them(command, tmp_path, monkeypatch, capsys):
     monkeypatch.delattr(Dense, "maps")
     assert command("--maps", str(tmp_path / "maps")) == 2

@@ -325,7 +325,6 @@ def test_pictures_of_a_batch_are_resized_one_by_one_and_a_batch_is_bounded(tmp_p
         return picture, choose(picture.size)
 
     monkeypatch.setattr(cropping, "decode_crop", decoded)
-    monkeypatch.setattr(predicting, "image_size", lambda path: (60, 60))
     assert len(list(predict(bundle, ["a"] * 9, batch=4))) == 9
     assert batches == [4, 4, 1]
     monkeypatch.setattr(predicting, "MAX_BATCH_PIXELS", 2 * 40 * 40)

@@ -81,7 +81,7 @@ def predict(
     batch = min(batch, task.scoring_batch, max(1, MAX_BATCH_PIXELS // pre.resolution**2))
     for start in range(0, len(pictures), batch):
         group, reasons, sizes = pictures[start : start + batch], {}, {}
-        views = _readable(group, model, reasons, sizes)
+        views = _readable(group, model, reasons, sizes, task.has_places)
         rows = torch.from_numpy(probabilities(model, views, device, batch, tta))
         guesses = iter(task.decode(rows, model.classes, top) if sizes else ())
         for index, picture in enumerate(group):
@@ -125,15 +125,18 @@ def _readable(
     model: Bundle | ExportedModel,
     reasons: dict[int, str],
     sizes: dict[int, Size],
+    has_places: bool,
 ) -> Iterator[Image.Image | np.ndarray]:
     """The pictures that can be read, one in memory at a time, whose sizes go into `sizes`.
 
+    The size of a file, which is opened for it once more, is read for predictions with places only.
     The reasons for the others go into `reasons`.
     """
     for index, picture in enumerate(pictures):
         try:
             if isinstance(picture, (str, os.PathLike)):
-                view, size = read_view(Path(picture), model), image_size(Path(picture))
+                view = read_view(Path(picture), model)
+                size = image_size(Path(picture)) if has_places else (0, 0)
             else:
                 view = _plain(picture, model.preprocessing.channels)
                 size = view.size

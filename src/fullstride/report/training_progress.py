@@ -107,9 +107,10 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         if recipe.schedule == "one_cycle"
         else f" after a warmup of {recipe.warmup_epochs:.3g} epochs"
     )
+    noun = "class" if len(data.classes) == 1 else "classes"
     lines = [
         f"device   {environment.device}{threads}{processes}, workers: {plan.workers}",
-        f"data     {data.where}: {len(data.classes):,} classes; images: {', '.join(splits)}",
+        f"data     {data.where}: {len(data.classes):,} {noun}; images: {', '.join(splits)}",
         f"network  {plan.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
         f"recipe   {name_of_recipe(plan)}: {recipe.epochs:.4g} epochs x "

@@ -127,6 +127,11 @@ class Task(ABC):
         return self
 
     @property
+    def has_places(self) -> bool:
+        """Whether predictions have places, which `place` puts on the picture."""
+        return type(self).place is not Task.place
+
+    @property
     def has_fit(self) -> bool:
         """Whether `fit` changes anything, so that the outputs of the minival must be held."""
         return type(self).fit is not Task.fit

@@ -27,10 +27,9 @@ from fullstride.data.transforms.crop import (
     pad_to,
     test_view,
 )
-from fullstride.data.transforms.geometry import view_geometry
+from fullstride.data.transforms.geometry import check_sides, view_geometry
 from fullstride.nets.preprocessing import Preprocessing
 
-STRIDE = 32  # of the deepest maps, which the sides of a view must be multiples of
 MIN_SIDE = 1.0  # pixels of a clipped box in a training view, below which it is left out
 MIN_VISIBLE = 0.75  # pixels of a picture in a view, of which there is none below
 MIN_CROP_SIDE = 8  # pixels of a picture, below which IoU crops of it could be empty
@@ -75,8 +74,7 @@ class BoxTrainView:
     decodes_files: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for side in (self.pre.resolution, *self.sides):
-            check_side(side)
+        check_sides((self.pre.resolution, *self.sides))
 
     def __call__(
         self, image: Source, target: Objects, rng: np.random.Generator, epoch: int = 0
@@ -106,7 +104,7 @@ class BoxTestView:
     decodes_files: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_side(self.pre.resolution)
+        check_sides((self.pre.resolution,))
 
     def __call__(
         self, image: Source, target: Objects, rng: np.random.Generator, epoch: int = 0
@@ -117,16 +115,6 @@ class BoxTestView:
         boxes = torch.tensor(geometry.to_view(corners), dtype=torch.float32).reshape(-1, 4)
         keep = torch.ones(len(boxes), dtype=torch.bool)
         return test_view(image, self.pre), as_targets(boxes, target, geometry[:2], keep)
-
-
-def check_side(side: int) -> None:
-    """Raises ValueError for a side that the maps of strides up to 32 do not divide."""
-    if side % STRIDE:
-        near = max(STRIDE, STRIDE * round(side / STRIDE))
-        raise ValueError(
-            f"a resolution of {side} pixels is not a multiple of {STRIDE}, the stride of the "
-            f"deepest maps: use {near}"
-        )
 
 
 @contextmanager

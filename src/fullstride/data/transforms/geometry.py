@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from fullstride.nets.preprocessing import Preprocessing
 
+STRIDE = 32  # of the deepest maps: sides of views with boxes or maps are multiples of it
+
 
 class Geometry(NamedTuple):
     """view = picture * scale - (left, top), in coordinates that are 0 at the corner of a pixel."""
@@ -51,3 +53,21 @@ def view_offset(resized: tuple[int, int], pre: Preprocessing) -> tuple[int, int]
         return 0, 0
     left, top = (round((length - pre.resolution) / 2) for length in resized)
     return left, top
+
+
+def check_sides(sides: Iterable[int]) -> None:
+    """Raises ValueError for a side of a view that the maps of a network do not divide."""
+    for side in sides:
+        if side % STRIDE:
+            raise ValueError(
+                f"{side} pixels a side: a network for boxes or pixels takes multiples of {STRIDE}, "
+                f"so set --resolution, such as {max(STRIDE, STRIDE * round(side / STRIDE))}"
+            )
+
+
+def check_decoder(decoder: str) -> None:
+    """Raises ValueError for a decoder whose transforms move no targets."""
+    if decoder != "pillow":
+        raise ValueError(
+            f"recipe.decoder {decoder} cannot move boxes or maps with the pixels: use pillow"
+        )

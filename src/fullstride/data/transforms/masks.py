@@ -1,6 +1,5 @@
 """Which pixels does a network for pixels see? A picture and its map, through one geometry."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
@@ -10,10 +9,9 @@ from PIL import Image
 from fullstride.data.readers.decode import Size, UnreadableImage
 from fullstride.data.readers.map_files import MapFile
 from fullstride.data.transforms.crop import KERNELS, Augmentation, in_mode, pad_to, test_view
-from fullstride.data.transforms.geometry import view_geometry
+from fullstride.data.transforms.geometry import check_sides, view_geometry
 from fullstride.nets.preprocessing import Preprocessing
 
-MULTIPLE = 32  # pixels: the sides of views are multiples, so that maps of all strides are whole
 # What moves or replaces pixels in a way that maps do not follow.
 NOT_FOR_MAPS = ("rotation_degrees", "auto_augment", "trivial_augment", "rand_layers", "cutout")
 NOT_FOR_MAPS += ("random_erasing_prob", "random_kernel")
@@ -99,16 +97,6 @@ class MaskTestView:
         return test_view(image, self.pre), nearest(values, rows, columns, self.outside)
 
 
-def check_sides(sides: Sequence[int]) -> None:
-    """Raises ValueError for a side of a view that the maps of a network do not divide."""
-    for side in sides:
-        if side % MULTIPLE:
-            raise ValueError(
-                f"{side} pixels a side: a network for pixels takes multiples of {MULTIPLE}, so set "
-                f"--resolution, such as {max(MULTIPLE, MULTIPLE * round(side / MULTIPLE))}"
-            )
-
-
 def read_map(target: MapFile, size: Size) -> np.ndarray:
     """The values (H, W) of the map of a picture of `size`. Raises UnreadableImage for others."""
     values = target.read()
@@ -163,9 +151,3 @@ def nearest(
     taken = values[np.clip(y, 0, h - 1)][:, np.clip(x, 0, w - 1)]
     inside = ((y >= 0) & (y < h))[:, None] & ((x >= 0) & (x < w))
     return np.where(inside, taken, values.dtype.type(outside))
-
-
-def check_decoder(decoder: str) -> None:
-    """Raises ValueError for a decoder whose transforms have no maps."""
-    if decoder != "pillow":
-        raise ValueError(f"recipe.decoder {decoder} cannot move maps with the pixels: use pillow")

@@ -49,8 +49,17 @@ def write_predictions(
     settings: OfflineSettings,
     watch: Callable[[Any], Any] = lambda batches: batches,
 ) -> Summary:
-    """Write the columns of the model's task, with the `top` most probable predictions."""
-    columns = partial(task_of(model).columns, classes=model.classes, top=top)
+    """Write the columns of the model's task, with the `top` most probable predictions.
+
+    Raises ValueError for predictions with places, which need the size of each picture.
+    """
+    task = task_of(model)
+    if task.has_places:
+        raise ValueError(
+            f"--out {out}: rows of the task {task.name} would have no places in the pictures: use "
+            "--json"
+        )
+    columns = partial(task.columns, classes=model.classes, top=top)
     how: dict[str, Any] = dict(arguments={"top": str(top)}, settings=settings, watch=watch)
     return predict_all(model, data, out, columns, **how)
 

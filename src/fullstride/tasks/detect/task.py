@@ -13,7 +13,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import Size
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.data.transforms.geometry import view_geometry
+from fullstride.data.transforms.geometry import check_decoder, view_geometry
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.strict_json import Bounds
@@ -94,8 +94,7 @@ class Detect(Task):
         decoder: Literal["pillow", "opencv"] = "pillow",
         sides: tuple[int, ...] = (),
     ) -> BoxTrainView:
-        if decoder != "pillow":
-            raise ValueError(f"recipe.decoder {decoder}: boxes need the decoder pillow")
+        check_decoder(decoder)
         return BoxTrainView(pre, augmentation, self.box_augmentation, self.jitter, sides)
 
     def test_view(self, pre: Preprocessing) -> BoxTestView:

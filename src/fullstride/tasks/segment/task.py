@@ -15,7 +15,8 @@ from fullstride.data.mask_data import open_masks
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.map_files import IGNORED
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.data.transforms.masks import MaskTestView, MaskTrainView, check_decoder
+from fullstride.data.transforms.geometry import check_decoder
+from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.strict_json import Bounds
