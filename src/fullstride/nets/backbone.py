@@ -10,7 +10,8 @@ from torch import Tensor, nn
 class Masks(NamedTuple):
     """The random masks of one training step. None: nothing is dropped."""
 
-    branches: tuple[Tensor | None, ...]  # of stochastic depth, (N, 1, 1, 1) for every block
+    # of stochastic depth, for every block (N, 1, 1, 1), or (N, 1, 1, 1, 1) of clips
+    branches: tuple[Tensor | None, ...]
     pooled: Tensor | None  # of dropout, (N, channels of the global average)
 
 
@@ -27,9 +28,27 @@ class Spec(Protocol):
     def resolution(self) -> int: ...
 
     @property
+    def frames(self) -> int: ...
+
+    @property
     def source(self) -> str: ...
 
     def to_json(self) -> str: ...
+
+
+def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
+    """Of one input: (C, H, W), or (C, T, H, W) of a network of clips.
+
+    H and W are `resolution`, by default the network's own.
+    """
+    side = spec.resolution if resolution is None else resolution
+    return (spec.in_channels, *([spec.frames] if spec.frames else []), side, side)
+
+
+def input_text(spec: Spec) -> str:
+    """For example "images 3 x 224 x 224"."""
+    what = "clips" if spec.frames else "images"
+    return f"{what} {' x '.join(map(str, input_shape(spec)))}"
 
 
 class EmbeddingHead(nn.Module):
@@ -38,6 +57,8 @@ class EmbeddingHead(nn.Module):
 
 class Backbone(nn.Module, ABC):
     """A classifier with a feature pyramid: (N, in_channels, H, W) -> (N, K) logits.
+
+    Networks of clips take (N, in_channels, T, H, W), and their maps have T as well.
 
     `channels` and `strides` describe what `features` returns. With a `task_head`, a module over
     these maps or, if it is an `EmbeddingHead`, over `embed`, `forward` returns what that makes of
@@ -57,10 +78,9 @@ class Backbone(nn.Module, ABC):
     def __repr__(self) -> str:
         """One line; `print` shows the tree of modules, as of any module of PyTorch."""
         spec, count = self.spec, sum(parameter.numel() for parameter in self.parameters())
-        shape = f"{spec.in_channels} x {spec.resolution} x {spec.resolution}"
         return (
-            f"{type(self).__name__}({count:,} parameters, images {shape}, classes {spec.classes:,};"
-            f" {spec.source})"
+            f"{type(self).__name__}({count:,} parameters, {input_text(spec)}, "
+            f"classes {spec.classes:,}; {spec.source})"
         )
 
     __str__ = nn.Module.__repr__

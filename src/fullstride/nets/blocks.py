@@ -1,11 +1,19 @@
 """What lies between two feature maps? The stems of the networks and their residual blocks."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fullstride.nets.layers import ConvNorm, SpaceToDepth, SqueezeExcite, average_pool, named
+from fullstride.nets.layers import (
+    ConvNorm,
+    SelfGate,
+    SpaceToDepth,
+    SqueezeExcite,
+    average_pool,
+    max_pool,
+    named,
+)
 from fullstride.strict_json import Bounds, check_bounds
 
 
@@ -17,6 +25,22 @@ class Style:
     stem_slope: float = 0.0  # the same in the stem
     blur: bool = False  # downsample by a `BlurPool` after the convolution, not by its stride
     average_shortcut: bool = False  # downsample the shortcut by an average pool, not by a stride
+    # Frames that the stem's first convolution sees; 0: of images. Blocks have their stage's.
+    time_kernel: Annotated[int, Bounds(ge=0, le=255)] = 0
+    time_stride: Annotated[int, Bounds(ge=1, le=2)] = 1  # of the stem's first convolution
+    self_gate: bool = False  # a `SelfGate` in the last block of each stage
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    @property
+    def clips(self) -> bool:
+        return self.time_kernel > 0
+
+    @property
+    def within_frame(self) -> int:
+        """The time kernel of convolutions that see one frame at a time; 0 for images."""
+        return int(self.clips)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +55,8 @@ class SE:
     def __post_init__(self) -> None:
         check_bounds(self, "SE ")
 
-    def build(self, channels: int) -> SqueezeExcite:
-        return SqueezeExcite(channels, max(int(channels * self.ratio), self.least))
+    def build(self, channels: int, *, clips: bool = False) -> SqueezeExcite:
+        return SqueezeExcite(channels, max(int(channels * self.ratio), self.least), clips=clips)
 
 
 class Block(nn.Module):
@@ -40,6 +64,9 @@ class Block(nn.Module):
 
     The shortcut is the identity, or a 1 x 1 convolution where the shape changes. `mask`,
     (N, 1, 1, 1), scales the branch of each image: stochastic depth (arXiv:1603.09382).
+
+    In networks of clips, the first convolution has `style.time_kernel` frames, all others one, and
+    the number of frames stays.
     """
 
     def __init__(
@@ -75,9 +102,13 @@ class Block(nn.Module):
 def shortcut(c_in: int, c_out: int, stride: int, style: Style) -> nn.Module:
     if stride == 1 and c_in == c_out:
         return nn.Identity()
-    if style.average_shortcut:
-        return named(("pool", average_pool(stride)), ("project", ConvNorm(c_in, c_out, 1)))
-    return named(("project", ConvNorm(c_in, c_out, 1, stride=stride)))
+    pooled = style.average_shortcut
+    project = ConvNorm(
+        c_in, c_out, 1, stride=1 if pooled else stride, time_kernel=style.within_frame
+    )
+    if pooled:
+        return named(("pool", average_pool(stride, clips=style.clips)), ("project", project))
+    return named(("project", project))
 
 
 class Basic(Block):
@@ -85,12 +116,15 @@ class Basic(Block):
 
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
         down = dict(stride=stride, groups=groups, slope=style.slope, blur=style.blur)
+        frame = style.within_frame
         parts: list[tuple[str, nn.Module]] = [
-            ("conv1", ConvNorm(c_in, inner, kernel, **down)),
-            ("conv2", ConvNorm(inner, c_out, kernel, groups=groups)),
+            ("conv1", ConvNorm(c_in, inner, kernel, time_kernel=style.time_kernel, **down)),
+            ("conv2", ConvNorm(inner, c_out, kernel, groups=groups, time_kernel=frame)),
         ]
+        if style.self_gate:
+            parts.append(("self_gate", SelfGate(c_out, clips=style.clips)))
         if se:
-            parts.append(("se", se.build(c_out)))
+            parts.append(("se", se.build(c_out, clips=style.clips)))
         return parts
 
 
@@ -99,25 +133,46 @@ class Bottleneck(Block):
 
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
         down = dict(stride=stride, groups=groups, slope=style.slope, blur=style.blur)
+        frame = style.within_frame
         parts: list[tuple[str, nn.Module]] = [
-            ("conv1", ConvNorm(c_in, inner, 1, slope=style.slope)),
-            ("conv2", ConvNorm(inner, inner, kernel, **down)),
-            ("conv3", ConvNorm(inner, c_out, 1)),
+            ("conv1", ConvNorm(c_in, inner, 1, slope=style.slope, time_kernel=style.time_kernel)),
+            ("conv2", ConvNorm(inner, inner, kernel, time_kernel=frame, **down)),
+            ("conv3", ConvNorm(inner, c_out, 1, time_kernel=frame)),
         ]
+        if style.self_gate:
+            parts.append(("self_gate", SelfGate(c_out, clips=style.clips)))
         if se and se.at == "inner":
-            parts.insert(2, ("se", se.build(inner)))
+            parts.insert(2, ("se", se.build(inner, clips=style.clips)))
         elif se:
-            parts.append(("se", se.build(c_out)))
+            parts.append(("se", se.build(c_out, clips=style.clips)))
         return parts
 
 
 class Stem(nn.Module):
-    """The first layers of a network: (N, in_channels, H, W) -> (N, width, H/stride, W/stride)."""
+    """The first layers of a network: (N, in_channels, H, W) -> (N, width, H/stride, W/stride).
+
+    Those that take clips have `style.time_kernel` frames and `style.time_stride` in their first
+    convolution.
+    """
 
     stride: int
+    takes_clips: ClassVar[bool] = True
 
     def __init__(self, in_channels: int, width: int, style: Style):
         super().__init__()
+
+
+def first_convolution(in_channels: int, width: int, kernel: int, style: Style) -> ConvNorm:
+    """Of stride 2 in H and W."""
+    return ConvNorm(
+        in_channels,
+        width,
+        kernel,
+        stride=2,
+        slope=style.stem_slope,
+        time_kernel=style.time_kernel,
+        time_stride=style.time_stride,
+    )
 
 
 class ConvStem(Stem):
@@ -127,7 +182,7 @@ class ConvStem(Stem):
 
     def __init__(self, in_channels: int, width: int, style: Style):
         super().__init__(in_channels, width, style)
-        self.conv = ConvNorm(in_channels, width, 3, stride=2, slope=style.stem_slope)
+        self.conv = first_convolution(in_channels, width, 3, style)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x)
@@ -140,8 +195,8 @@ class PoolStem(Stem):
 
     def __init__(self, in_channels: int, width: int, style: Style):
         super().__init__(in_channels, width, style)
-        self.conv = ConvNorm(in_channels, width, 7, stride=2, slope=style.stem_slope)
-        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.conv = first_convolution(in_channels, width, 7, style)
+        self.pool = max_pool(clips=style.clips)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pool(self.conv(x))
@@ -155,13 +210,13 @@ class DeepStem(Stem):
     def __init__(self, in_channels: int, width: int, style: Style):
         super().__init__(in_channels, width, style)
         half, slope = max(width // 2, 1), style.stem_slope
-        self.conv1 = ConvNorm(in_channels, half, 3, stride=2, slope=slope)
-        self.conv2 = ConvNorm(half, half, 3, slope=slope)
-        self.conv3 = ConvNorm(half, width, 3, slope=slope)
-        self.pool = self.downsample(width, slope)
+        self.conv1 = first_convolution(in_channels, half, 3, style)
+        self.conv2 = ConvNorm(half, half, 3, slope=slope, time_kernel=style.within_frame)
+        self.conv3 = ConvNorm(half, width, 3, slope=slope, time_kernel=style.within_frame)
+        self.pool = self.downsample(width, style)
 
-    def downsample(self, width: int, slope: float) -> nn.Module:
-        return nn.MaxPool2d(3, 2, 1)
+    def downsample(self, width: int, style: Style) -> nn.Module:
+        return max_pool(clips=style.clips)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pool(self.conv3(self.conv2(self.conv1(x))))
@@ -174,8 +229,10 @@ class DeepConvStem(DeepStem):
     the stride into the first bottleneck; the code and the released weights do not.
     """
 
-    def downsample(self, width: int, slope: float) -> nn.Module:
-        return ConvNorm(width, width, 3, stride=2, slope=slope)
+    def downsample(self, width: int, style: Style) -> nn.Module:
+        return ConvNorm(
+            width, width, 3, stride=2, slope=style.stem_slope, time_kernel=style.within_frame
+        )
 
 
 class SpaceToDepthStem(Stem):
@@ -186,6 +243,7 @@ class SpaceToDepthStem(Stem):
     """
 
     stride = SpaceToDepth.patch
+    takes_clips: ClassVar[bool] = False
 
     def __init__(self, in_channels: int, width: int, style: Style):
         super().__init__(in_channels, width, style)

@@ -28,17 +28,18 @@ def fused(
 
     Raises ValueError for a network that is not one of this package; `name` is for its message.
     """
-    if not isinstance(net, Network):
+    if not isinstance(net, Network) or net.spec.frames:
         raise ValueError(
-            f"{name} has no fused form: use efficiency plain, or a network that `fullstride zoo` "
-            "lists"
+            f"{name} has no fused form: use efficiency plain, or a network of images that "
+            "`fullstride zoo` lists"
         )
     return fused_module("network").to_fused(net, group, int8=int8)
 
 
 def is_available(net: nn.Module) -> bool:
-    """Whether `fused` takes this network: one of this package, with the room installed."""
-    return isinstance(net, Network) and find_spec(FUSED) is not None
+    """Whether `fused` takes this network: one of this package for images, with the room there."""
+    takes_images = isinstance(net, Network) and not net.spec.frames
+    return takes_images and find_spec(FUSED) is not None
 
 
 def plain(net: nn.Module) -> Any:
@@ -49,9 +50,9 @@ def plain(net: nn.Module) -> Any:
 
 def padded(net: nn.Module, name: str = "this network") -> Network:
     """The network with channels padded to multiples of 8 (see `nets.fused.padding.padded`)."""
-    if not isinstance(net, Network):
+    if not isinstance(net, Network) or net.spec.frames:
         raise ValueError(
-            f"{name} has no padded form: leave pad_channels out, or use a network that "
+            f"{name} has no padded form: leave pad_channels out, or use a network of images that "
             "`fullstride zoo` lists"
         )
     return fused_module("padding").padded(net)

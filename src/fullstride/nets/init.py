@@ -4,6 +4,9 @@ from torch import nn
 
 from fullstride.nets.blocks import Block
 
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 def tresnet(net: nn.Module) -> None:
     """Convolutions N(0, 2 / fan_out), classifier N(0, 0.01^2), last gain of every block zero.
@@ -12,7 +15,7 @@ def tresnet(net: nn.Module) -> None:
     Source: the code of TResNet, Alibaba-MIIL/TResNet@aea5f0f.
     """
     for layer in net.modules():
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, CONVOLUTIONS):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, 0, 0.01)
@@ -27,14 +30,14 @@ def resnet_rs(net: nn.Module) -> None:
     Source: the TPU code of ResNet-RS, tensorflow/tpu@7dc921f.
     """
     for layer in net.modules():
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, CONVOLUTIONS):
             fan_in = layer.weight[0].numel()
             # TensorFlow truncates at two standard deviations and corrects the variance for it.
             std = fan_in**-0.5 / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, 0, std, -2 * std, 2 * std)
         elif isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, 0, 0.01)
-        if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+        if isinstance(layer, (*CONVOLUTIONS, nn.Linear)) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
     zero_last_gains(net)
 
@@ -46,7 +49,7 @@ def genet(net: nn.Module) -> None:
     is from the same authors' ZenNAS, idstcv/ZenNAS@d1d617e. All gains are one.
     """
     for layer in net.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, (*CONVOLUTIONS, nn.Linear)):
             nn.init.xavier_normal_(layer.weight, gain=3.26033)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -58,7 +61,7 @@ def resnet(net: nn.Module) -> None:
     Source: arXiv:1502.01852, with fan_out as in the authors' and in torchvision's code.
     """
     for layer in net.modules():
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, CONVOLUTIONS):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
 
@@ -66,5 +69,5 @@ def zero_last_gains(net: nn.Module) -> None:
     """Set the last gain of every branch to zero, so that every block starts as its shortcut."""
     for block in net.modules():
         if isinstance(block, Block):
-            norms = [m for m in block.branch.modules() if isinstance(m, nn.BatchNorm2d)]
+            norms = [m for m in block.branch.modules() if isinstance(m, NORMS)]
             nn.init.zeros_(norms[-1].weight)

@@ -1,9 +1,12 @@
 """What are the networks made of? Convolution with batch norm, squeeze-and-excitation, downsampling.
 
-Letters of the shapes, here and in every docstring: N images, C channels, H x W pixels, K classes.
+Letters of the shapes, here and in every docstring: N images, C channels, H x W pixels, K classes,
+and N clips of T frames. Layers of networks of clips have the paths and the shapes of those of
+images, with T before H and W.
 """
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +26,14 @@ class ConvNorm(nn.Module):
     (N, C_in, H, W) -> (N, C_out, H/stride, W/stride). With `blur`, the convolution has stride 1 and
     a `BlurPool` after the activation does the downsampling: TResNet's anti-aliasing
     (arXiv:2003.13630), after arXiv:1904.11486.
+
+    With `time_kernel`, clips: (N, C_in, T, H, W) -> (N, C_out, T/time_stride, H/stride, W/stride),
+    by kernels of so many frames.
     """
+
+    # of three dimensions for clips, which fused operators do not take
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
 
     def __init__(
         self,
@@ -35,13 +45,27 @@ class ConvNorm(nn.Module):
         groups: int = 1,
         slope: float | None = None,
         blur: bool = False,
+        time_kernel: int = 0,
+        time_stride: int = 1,
     ):
         super().__init__()
         conv_stride = 1 if blur else stride
-        self.conv = nn.Conv2d(
-            c_in, c_out, kernel, conv_stride, kernel // 2, groups=groups, bias=False
-        )
-        self.norm = nn.BatchNorm2d(c_out)
+        if time_kernel:
+            self.conv = nn.Conv3d(  # pyright: ignore[reportAttributeAccessIssue]
+                c_in,
+                c_out,
+                (time_kernel, kernel, kernel),
+                (time_stride, conv_stride, conv_stride),
+                (time_kernel // 2, kernel // 2, kernel // 2),
+                groups=groups,
+                bias=False,
+            )
+            self.norm = nn.BatchNorm3d(c_out)  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            self.conv = nn.Conv2d(
+                c_in, c_out, kernel, conv_stride, kernel // 2, groups=groups, bias=False
+            )
+            self.norm = nn.BatchNorm2d(c_out)
         self.act = activation(slope)
         self.slope = slope
         self.blur = BlurPool(c_out) if blur and stride == 2 else nn.Identity()
@@ -57,18 +81,33 @@ class SqueezeExcite(nn.Module):
     Source: arXiv:1709.01507; with biases, as in the code of TResNet and ResNet-RS.
     """
 
-    def __init__(self, channels: int, reduced: int):
+    def __init__(self, channels: int, reduced: int, *, clips: bool = False):
         super().__init__()
-        self.reduce = nn.Conv2d(channels, reduced, 1)
+        conv = nn.Conv3d if clips else nn.Conv2d
+        self.reduce = conv(channels, reduced, 1)
         self.act = nn.ReLU(inplace=True)
-        self.expand = nn.Conv2d(reduced, channels, 1)
+        self.expand = conv(reduced, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x.mean((2, 3), keepdim=True))
+        return x * self.gate(x.mean(pixel_dims(x), keepdim=True))
 
     def gate(self, means: Tensor) -> Tensor:
         """The factor of each channel, from the means over the pixels: both (N, C, 1, 1)."""
         return self.expand(self.act(self.reduce(means))).sigmoid()
+
+
+class SelfGate(nn.Module):
+    """A gate on each channel, without a narrower layer: (N, C, T, H, W) -> (N, C, T, H, W).
+
+    Source: arXiv:1712.04851, as in the code of the 3D ResNets of arXiv:2008.03800.
+    """
+
+    def __init__(self, channels: int, *, clips: bool):
+        super().__init__()
+        self.expand = (nn.Conv3d if clips else nn.Conv2d)(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.expand(x.mean(pixel_dims(x), keepdim=True)).sigmoid()
 
 
 class BlurPool(nn.Module):
@@ -124,16 +163,28 @@ class SpaceToDepth(nn.Module):
         return x.permute(0, 3, 5, 1, 2, 4).reshape(n, c * p * p, h // p, w // p)
 
 
-def average_pool(stride: int) -> nn.Module:
+def average_pool(stride: int, *, clips: bool = False) -> nn.Module:
     """The 2 x 2 average before a projection: odd sides round up, padding is not counted.
 
+    Frames of clips stay apart.
     Source: ResNet-D, arXiv:1812.01187, in the form that TResNet and ResNet-RS use.
     """
-    return (
-        nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False)
-        if stride > 1
-        else nn.Identity()
-    )
+    if stride == 1:
+        return nn.Identity()
+    how: Any = dict(ceil_mode=True, count_include_pad=False)
+    if clips:
+        return nn.AvgPool3d((1, 2, 2), (1, stride, stride), **how)
+    return nn.AvgPool2d(2, stride, **how)
+
+
+def max_pool(*, clips: bool) -> nn.Module:
+    """The 3 x 3 maximum of stride 2 of a stem. Frames of clips stay apart."""
+    return nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1)) if clips else nn.MaxPool2d(3, 2, 1)
+
+
+def pixel_dims(x: Tensor) -> tuple[int, ...]:
+    """The dimensions after N and C: H and W, or T, H and W."""
+    return (2, 3) if x.ndim == 4 else (2, 3, 4)
 
 
 class Head(nn.Module):
@@ -142,16 +193,19 @@ class Head(nn.Module):
     `mask`, (N, channels of the average), scales the classifier's input: dropout.
     """
 
-    def __init__(self, c_in: int, width: int, classes: int):
+    def __init__(self, c_in: int, width: int, classes: int, *, clips: bool = False):
         super().__init__()
-        self.conv = ConvNorm(c_in, width, 1, slope=0.0) if width else nn.Identity()
+        self.conv = (
+            ConvNorm(c_in, width, 1, slope=0.0, time_kernel=int(clips)) if width else nn.Identity()
+        )
         self.fc = nn.Linear(width or c_in, classes)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.classify(self.embed(x), mask)
 
     def embed(self, x: Tensor) -> Tensor:
-        return self.conv(x).mean((2, 3))
+        x = self.conv(x)
+        return x.mean(pixel_dims(x))
 
     def classify(self, pooled: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.fc(pooled if mask is None else pooled * mask)

@@ -1,17 +1,21 @@
 """How is a network built from its spec? By `Network(spec)`."""
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fullstride.nets.backbone import Backbone, Masks
+from fullstride.nets.backbone import Backbone, Masks, input_shape
 from fullstride.nets.layers import Head
 from fullstride.nets.spec import NetSpec, Stage
 
 
 class Network(Backbone):
-    """The stem, stages and head of `spec`: (N, in_channels, H, W) -> (N, K) logits. Any H and W."""
+    """The stem, stages and head of `spec`: (N, in_channels, H, W) -> (N, K) logits. Any H and W.
+
+    With `spec.frames`, the network takes clips, (N, in_channels, T, H, W) of any T.
+    """
 
     spec: NetSpec
     classifier = "head.fc"
@@ -28,7 +32,7 @@ class Network(Backbone):
             width, stride = stage.width, stride * stage.stride
             ends[stride] = width
         self.stages = nn.Sequential(*stages)
-        self.head = Head(width, spec.head_width, spec.classes)
+        self.head = Head(width, spec.head_width, spec.classes, clips=spec.style.clips)
         self._channels = ends  # by stride
         self.regularise()
         spec.init(self)
@@ -94,7 +98,8 @@ class Network(Backbone):
             values = torch.empty(images, *shape, device=weight.device)
             return values.bernoulli_(1 - rate) / (1 - rate)
 
-        branches = tuple(mask(rate, 1, 1, 1) for rate in self.drop_paths)
+        ones = [1] * len(input_shape(self.spec))
+        branches = tuple(mask(rate, *ones) for rate in self.drop_paths)
         return Masks(branches, mask(self.dropout, weight.shape[1]))
 
     def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
@@ -155,7 +160,11 @@ def build_stage(c_in: int, stage: Stage, spec: NetSpec) -> nn.Sequential:
             stride=stage.stride if number == 0 else 1,
             groups=stage.groups,
             se=stage.se,
-            style=spec.style,
+            style=replace(
+                spec.style,
+                time_kernel=stage.time_kernel,
+                self_gate=spec.style.self_gate and number == stage.depth - 1,
+            ),
         )
 
     return nn.Sequential(*(block(number) for number in range(stage.depth)))

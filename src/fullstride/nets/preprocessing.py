@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MAX_FRAMES = 1024  # of a clip, and of a stride
 MAX_RESOLUTION = 4096  # one image has 200 MB in float32, and a network needs several times that
 
 Kernel = Literal["bilinear", "bicubic", "lanczos"]
@@ -25,6 +26,8 @@ class Preprocessing:
     crop: float = 0.875  # with "crop": side of the centre crop / shorter side of the image
     # Decode large JPEGs at 1/2, 1/4 or 1/8 of their size. Files that lack the field do not.
     draft: bool = False
+    frames: int = 0  # of a clip; 0: pictures
+    frame_stride: int = 1  # from a frame of a clip to the next one, in frames of the video
 
     def __post_init__(self) -> None:
         if len(self.mean) not in (1, 3) or len(self.mean) != len(self.std):
@@ -37,6 +40,11 @@ class Preprocessing:
         for name, value, kinds in (("kernel", self.kernel, Kernel), ("fit", self.fit, Fit)):
             if value not in get_args(kinds):
                 raise ValueError(f"{name} {value!r}: use {' or '.join(get_args(kinds))}")
+        if not 0 <= self.frames <= MAX_FRAMES or not 1 <= self.frame_stride <= MAX_FRAMES:
+            raise ValueError(
+                f"frames {self.frames} and frame_stride {self.frame_stride}: use 0 frames for "
+                f"pictures, up to {MAX_FRAMES}, and a stride from 1"
+            )
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop {self.crop}: use a ratio above 0, up to 1")
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
@@ -50,7 +58,10 @@ class Preprocessing:
             "squish": "squished to a square",
             "pad": "padded to a square",
         }
-        return f"{self.resolution} pixels, {views[self.fit]}"
+        text = f"{self.resolution} pixels, {views[self.fit]}"
+        if not self.frames:
+            return text
+        return f"{self.frames} frames with stride {self.frame_stride}, {text}"
 
     @property
     def fill(self) -> tuple[int, ...]:

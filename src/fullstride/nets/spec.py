@@ -9,6 +9,7 @@ from torch import nn
 
 from fullstride import strict_json
 from fullstride.nets import init
+from fullstride.nets.backbone import input_text
 from fullstride.nets.blocks import (
     SE,
     Basic,
@@ -41,7 +42,7 @@ NAMED: dict[str, Any] = {
 NAMES = {part: name for name, part in NAMED.items()}
 
 # Limits for files from elsewhere. Published networks have at most 4096 channels and 144 blocks.
-MOST_CHANNELS, MOST_BLOCKS = 65_536, 1_024
+MOST_CHANNELS, MOST_BLOCKS, MOST_FRAMES = 65_536, 1_024, 1_024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,8 @@ class Stage:
     # channels per group of a k x k convolution; 0: all, 1: depthwise
     group_width: Annotated[int, Bounds(ge=0)] = 0
     se: SE | None = None
+    # frames that the first convolution of a block sees; 0: of a network of images
+    time_kernel: Annotated[int, Bounds(ge=0, le=255)] = 0
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -66,6 +69,7 @@ class Stage:
             raise ValueError(f"stride {self.stride} of a stage: use 1 or 2")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"kernel {self.kernel} of a stage: use an odd number, as 3 or 5")
+        check_time_kernel(self.time_kernel, "stage")
         check_range(
             f"inner channels of width {self.width} x ratio {self.ratio:g}:",
             self.inner,
@@ -102,14 +106,15 @@ class NetSpec:
     in_channels: int = 3
     classes: int = 1000
     resolution: int = 224  # pixels a side; inputs of any size are accepted
+    # frames of a clip, of which inputs may have any number; 0: the network takes images
+    frames: Annotated[int, Bounds(ge=0, le=MOST_FRAMES)] = 0
 
     def __repr__(self) -> str:
         """The widths and depths; `to_json` has every field."""
         parts = [f"{self.stem.__name__} {self.stem_width}"]
         parts += [f"{each.block.__name__} {each.depth} x {each.width}" for each in self.stages]
-        shape = f"{self.in_channels} x {self.resolution} x {self.resolution}"
         return (
-            f"NetSpec({', '.join(parts)}, head {self.head_width}; images {shape}, "
+            f"NetSpec({', '.join(parts)}, head {self.head_width}; {input_text(self)}, "
             f"classes {self.classes:,}; {self.source})"
         )
 
@@ -119,6 +124,22 @@ class NetSpec:
             check_range(name, getattr(self, name), MOST_CHANNELS * 16)
         if not self.stages or sum(stage.depth for stage in self.stages) > MOST_BLOCKS:
             raise ValueError(f"a network has 1 to {MOST_BLOCKS} blocks in its stages")
+        self._check_frames()
+
+    def _check_frames(self) -> None:
+        """Raises ValueError where some parts are of images and others of clips."""
+        check_time_kernel(self.style.time_kernel, "stem")
+        kernels = [self.style.time_kernel, *(stage.time_kernel for stage in self.stages)]
+        if any((kernel > 0) != (self.frames > 0) for kernel in kernels):
+            raise ValueError(
+                f"frames {self.frames} with time kernels {', '.join(map(str, kernels))} of stem "
+                "and stages: for clips use 1 or more everywhere, for images 0"
+            )
+        if self.frames and (self.style.blur or not self.stem.takes_clips):
+            raise ValueError(
+                f"{self.stem.__name__} with blur {self.style.blur} does not take clips: use "
+                "PoolStem, DeepStem, DeepConvStem or ConvStem, and no blur"
+            )
 
     def scaled(self, *, width: float = 1.0, depth: float = 1.0) -> "NetSpec":
         """The network with every width and every depth multiplied.
@@ -151,6 +172,11 @@ class NetSpec:
     def from_json(data: str | Mapping[str, Any], where: str = "network spec") -> "NetSpec":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
         return strict_json.from_json(NetSpec, data, where, NAMED)
+
+
+def check_time_kernel(kernel: int, what: str) -> None:
+    if kernel and kernel % 2 == 0:
+        raise ValueError(f"time_kernel {kernel} of a {what}: use 0 for images, or an odd number")
 
 
 def half_up(value: float) -> int:

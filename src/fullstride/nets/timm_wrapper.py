@@ -30,6 +30,11 @@ class TimmSpec:
     def source(self) -> str:
         return f"timm, {self.name}"
 
+    @property
+    def frames(self) -> int:
+        """0: timm's networks take images."""
+        return 0
+
     def to_json(self) -> str:
         return json.dumps({"timm": asdict(self)}, indent=1)
 

@@ -21,6 +21,8 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec, released, timm_names, timm_spec
 from fullstride.nets.weights import hub
 
+FRAME_STRIDE = 2  # of clips, arXiv:2103.07579 section 6.4
+
 
 def spec(name: str) -> NetSpec | TimmSpec:
     """The spec of a network's name, or in a JSON file. Raises ValueError with near misses."""
@@ -248,14 +250,21 @@ def measurable(
 def family_preprocessing(spec: Spec) -> Preprocessing:
     """The paper's preprocessing of a network; of others ImageNet's mean and standard deviation.
 
-    Images without three channels are scaled to 0..1 only.
+    Clips, and images without three channels, are scaled to 0..1 only.
     """
     stem = spec.stem if isinstance(spec, NetSpec) else None
     mean, std = IMAGENET_MEAN, IMAGENET_STD
-    if spec.in_channels != len(mean) or stem is SpaceToDepthStem:
+    if spec.in_channels != len(mean) or stem is SpaceToDepthStem or spec.frames:
         mean, std = (0.0,) * spec.in_channels, (1.0,) * spec.in_channels
     kernel = "bicubic" if stem is DeepConvStem else "bilinear"
-    return Preprocessing(resolution=spec.resolution, mean=mean, std=std, kernel=kernel)
+    return Preprocessing(
+        resolution=spec.resolution,
+        mean=mean,
+        std=std,
+        kernel=kernel,
+        frames=spec.frames,
+        frame_stride=FRAME_STRIDE if spec.frames else 1,
+    )
 
 
 def list(pattern: str = "*") -> tuple[str, ...]:  # the last function, as it hides the built-in one

@@ -198,13 +198,17 @@ test_view.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # not
 
 
 def to_input(pixels_nhwc: Tensor, pre: Preprocessing) -> Tensor:
-    """uint8 (N, H, W, C) -> float32 (N, C, H, W), channels last in memory, on the same device."""
+    """uint8 (N, H, W, C) -> float32 (N, C, H, W), channels last in memory, on the same device.
+
+    Clips, (N, T, H, W, C), become (N, C, T, H, W).
+    """
 
     def per_channel(values: tuple[float, ...]) -> Tensor:
         # non_blocking: waiting for the copy would stall the GPU once per batch
-        return torch.tensor(values).view(-1, 1, 1).to(pixels_nhwc.device, non_blocking=True)
+        column = torch.tensor(values).view(-1, *[1] * (pixels_nhwc.ndim - 2))
+        return column.to(pixels_nhwc.device, non_blocking=True)
 
-    x = pixels_nhwc.permute(0, 3, 1, 2).to(torch.float32)
+    x = pixels_nhwc.movedim(-1, 1).to(torch.float32)
     # 255 as a tensor: a GPU multiplies by a number's reciprocal, which differs in the last bit.
     return x.div_(per_channel((255.0,))).sub_(per_channel(pre.mean)).div_(per_channel(pre.std))
 

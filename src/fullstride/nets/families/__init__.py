@@ -3,11 +3,11 @@
 from difflib import get_close_matches
 from pathlib import Path
 
-from fullstride.nets.families import genet, resnet, resnet_rs, tresnet
+from fullstride.nets.families import genet, resnet, resnet_rs, tresnet, video
 from fullstride.nets.spec import NetSpec
 from fullstride.storage import looks_like_path
 
-SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet.SPECS}
+SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet.SPECS, **video.SPECS}
 
 
 def find(name: str) -> NetSpec:

@@ -1,0 +1,110 @@
+"""3D ResNet-50 and 3D ResNet-RS: networks of clips, arXiv:2103.07579 section 6.4 and Table 6.
+
+Each residual block looks across frames in its first convolution, in the last two stages only; the
+stem halves their number. Source of the numbers, which the paper does not print: the code of both
+networks in tensorflow/models, official/projects/video_ssl (CVRL, arXiv:2008.03800) and
+official/vision (resnet_3d and resnet_3d_rs), with the recipe k400_resnet3drs_50_tpu.yaml.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from fullstride.nets import init
+from fullstride.nets.blocks import SE, DeepStem, PoolStem, Stem, Style
+from fullstride.nets.families import resnet, resnet_rs
+from fullstride.nets.spec import NetSpec, Stage
+
+CODE = "arXiv:2103.07579 Table 6 and tensorflow/models, official/vision resnet_3d"
+TIME_KERNELS = (1, 1, 3, 3)  # of the stages
+FRAMES, RESOLUTION, CLASSES = 32, 224, 400  # of Kinetics-400
+
+
+def video(
+    base: NetSpec,
+    *,
+    source: str = CODE,
+    stem: type[Stem] = PoolStem,
+    se_ratio: float = 0.0,
+    self_gate: bool = False,
+    average_shortcut: bool = False,
+    time_kernels: tuple[int, ...] = TIME_KERNELS,
+    stem_time_kernel: int = 5,
+    stem_time_stride: Literal[1, 2] = 2,
+) -> NetSpec:
+    """The network of clips with the depths and widths of `base`, a network of images.
+
+    Args:
+        base: A ResNet or ResNet-RS.
+        source: Where the numbers come from.
+        stem: `PoolStem` (7 x 7) or `DeepStem` (ResNet-D's); both end in a max-pool.
+        se_ratio: Of squeeze-and-excitation at the end of each branch; 0: none. 1/4 in the recipe's
+            file, 1/5 in the code without one.
+        self_gate: A gate without a narrower layer in the last block of each stage, before the
+            squeeze-and-excitation: the code's default for ResNet-RS. The paper has no word of it.
+        average_shortcut: ResNet-D's average pool in shortcuts. Table 6 names ResNet-D, but the code
+            has its stem only.
+        time_kernels: Frames of the first convolution of each block, by stage.
+        stem_time_kernel: Frames of the first convolution.
+        stem_time_stride: Its stride in time.
+    """
+    stages = tuple(
+        replace(
+            stage,
+            time_kernel=time_kernel,
+            se=SE(at="out", ratio=se_ratio) if se_ratio else None,
+        )
+        for stage, time_kernel in zip(base.stages, time_kernels, strict=True)
+    )
+    style = Style(
+        average_shortcut=average_shortcut,
+        time_kernel=stem_time_kernel,
+        time_stride=stem_time_stride,
+        self_gate=self_gate,
+    )
+    return replace(
+        base,
+        source=source,
+        stem=stem,
+        stages=stages,
+        style=style,
+        init=init.resnet_rs,
+        classes=CLASSES,
+        resolution=RESOLUTION,
+        frames=FRAMES,
+    )
+
+
+def video_rs(base: NetSpec) -> NetSpec:
+    """ResNet-RS of clips, as in the recipe's file: 78.2 % on Kinetics-400 with 50 layers."""
+    return video(base, stem=DeepStem, se_ratio=1 / 4, self_gate=True)
+
+
+def without_time(spec: NetSpec) -> NetSpec:
+    """The network of the same clips whose kernels have one frame each.
+
+    It sees the frames as a set: their order changes nothing but where the strides begin.
+    """
+    stages: tuple[Stage, ...] = tuple(replace(stage, time_kernel=1) for stage in spec.stages)
+    return replace(spec, stages=stages, style=replace(spec.style, time_kernel=1))
+
+
+SPECS = {
+    "resnet3d_50": video(resnet.SPECS["resnet50"]),
+    **{
+        f"resnet3d_rs_{layers}": video_rs(resnet_rs.of_layers(layers))
+        for layers in (50, 101, 152, 200, 270, 300, 350)
+    },
+    "resnet3d_rs_tiny": replace(
+        video(
+            resnet_rs.SPECS["resnet_rs_tiny"],
+            source="ours: 3D ResNet-RS made small, for tests and the demo",
+            stem=DeepStem,
+            se_ratio=1 / 4,
+            stem_time_kernel=3,
+            stem_time_stride=1,
+        ),
+        classes=10,
+        resolution=32,
+        frames=8,
+    ),
+}
