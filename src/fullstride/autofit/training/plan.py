@@ -21,7 +21,7 @@ from fullstride.train.linear_probe import MAX_CLASSES
 from fullstride.train.recipes.choice import RecipeChoice
 
 ETA = 3  # one of so many candidates goes on, and trains for so many times the epochs
-FEW = 3  # candidates that all train to the end
+FEW = 3  # candidates that all train to the end, or after linear probes all but one
 MOST_COST = 1 / 3  # of training all candidates to the end
 FINALISTS = 3  # networks that are exported, at most
 FILE_S = 10.0  # of an export, with its comparison and its measurement
@@ -89,7 +89,8 @@ def make_plan(
     Each candidate trains by its whole recipe, one schedule from the first to the last step, in
     rungs that end at about 1/9, 1/3 and all of the epochs; of each rung about a third goes on, and
     two families stay to the last. Rungs are left out where that would cost more than a third of
-    training all to the end. Up to three candidates are all trained to the end.
+    training all to the end. Up to three candidates are all trained to the end, after linear probes
+    all but the last.
 
     Where all candidates have released weights, the first rung is a linear probe in place of a ninth
     of the epochs: it takes the time of a third of an epoch, and on photographs its order was that
@@ -247,7 +248,7 @@ def choose_rungs(
     """
     families = {each.candidate.family for each in costs}
     is_mixed = len({each.is_float for each in costs}) > 1
-    last = FINALISTS if len(costs) <= FEW else 1 + (len(families) > 1 or is_mixed)
+    last = 1 + (len(families) > 1 or is_mixed)
     times = [each.time for each in costs]
     all_s = training_seconds((whole_rung(len(costs), epochs),), times, devices)
     forms = [*(probings if can_probe else halvings)(len(costs), epochs, min(last, len(costs)))]
@@ -286,7 +287,7 @@ def probings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
     """
     second = max(1, round(epochs / ETA))
     if count <= FEW:
-        yield rungs_of((0, epochs), (count, count))
+        yield rungs_of((0, epochs), (count, max(last, count - 1)))
         return
     for middle in range(math.ceil(count / 2), last, -1) if second < epochs else ():
         finalists = max(last, math.ceil(middle / ETA))
