@@ -417,7 +417,7 @@ def test_metadata_of_version_0_1_is_read():
     )
     added = {"task": "classify", "temperature": "1.0", "mirror": "true", "task_state": "{}"}
     added["outputs"] = "0"
-    added["preprocessing"] = pre.replace("}", ', "draft": false}')
+    added["preprocessing"] = pre.replace("}", ', "draft": false, "frames": 0, "frame_stride": 1}')
     assert metadata.to_strings() == strings | added
 
 

@@ -1,6 +1,6 @@
 """Does an exported file compute what PyTorch does? Outputs are compared on the same images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import Images
+from fullstride.data.loader import View
+from fullstride.data.readers.decode import UnreadableImage
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
@@ -23,26 +25,51 @@ RESIZE_MAX_DIFFERENCE, RESIZE_MAX_DROP = 0.05, 0.2
 
 
 @dataclass(frozen=True)
-class LazyImages(Sequence[Image.Image]):
-    """The images at `indices` of a split, decoded at each access: few photographs fit in memory."""
+class LazyImages(Sequence[Image.Image | np.ndarray]):
+    """The images at `indices` of a split, decoded at each access: few photographs fit in memory.
+
+    With a `view`, such as of the clips of videos, they are what it makes of them.
+    """
 
     images: Images
     indices: Sequence[int]
+    view: View | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
-            return [self.images.picture(index) for index in self.indices[item]]
-        return self.images.picture(self.indices[item])
+            return [self._at(index) for index in self.indices[item]]
+        return self._at(self.indices[item])
+
+    def readable(self) -> Iterator[int]:
+        """Those of `indices` whose image can be read."""
+        for index in self.indices:
+            try:
+                self._at(index)
+            except UnreadableImage:
+                continue
+            yield index
+
+    def _at(self, index: int) -> Image.Image | np.ndarray:
+        if self.view is None:
+            return self.images.picture(index)
+        source = (
+            self.images.source(index) if self.view.decodes_files else self.images.picture(index)
+        )
+        pixels, _ = self.view(source, self.images.targets[index], np.random.default_rng(0))
+        return pixels
 
 
 @dataclass(frozen=True)
 class ComparisonImages:
-    """Real images to compare outputs on, with their labels if these are available."""
+    """Real images to compare outputs on, with their labels if these are available.
 
-    pictures: Sequence[Image.Image]
+    Clips are arrays, uint8 (T, H, W, C) as the network takes them.
+    """
+
+    pictures: Sequence[Image.Image | np.ndarray]
     labels: Sequence[int] = ()
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from fullstride.deploy.formats import FORMATS, output
 from fullstride.deploy.formats.base import Format, last_line
 from fullstride.deploy.int8 import fall_back_to_float, sensitivity
 from fullstride.deploy.job import STRIDE, Backend, ExportJob
-from fullstride.deploy.predict import FullSizeInputs, activate, inputs, logits, outputs
+from fullstride.deploy.predict import LazyInputs, activate, inputs, logits, outputs
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.storage import remove
@@ -67,7 +67,7 @@ def export(
     input_kind: InputKind = "normalised",
     any_size: bool = False,
     backend: Backend = "onnx",
-    calibration: Sequence[Image.Image] = (),
+    calibration: Sequence[Image.Image | np.ndarray] = (),
     max_drop: float | None = None,
     finetune: Finetune | None = None,
     device: str = "cpu",
@@ -199,6 +199,11 @@ def check_arguments(
         raise ValueError(f"--backend {backend} is for --format triton-server: leave it out")
     if max_drop is not None and not max_drop >= 0:
         raise ValueError(f"--max-drop {max_drop:g}: use 0 or more points")
+    if bundle.preprocessing.frames and input_kind == "pictures":
+        raise ValueError(
+            f"{bundle.name} takes clips, which files do not resize: use --with-preprocessing, or "
+            "leave both out"
+        )
     if any_size and input_kind == "pictures":
         raise ValueError("a file that resizes takes pictures of any size: leave --any-size out")
     side = bundle.preprocessing.resolution
@@ -235,11 +240,14 @@ def output_sizes(shape: tuple[int, ...], classes: int) -> tuple[int, ...]:
 
 
 def input_batches(
-    input_kind: InputKind, pre: Preprocessing, pictures: Sequence[Image.Image]
+    input_kind: InputKind, pre: Preprocessing, pictures: Sequence[Image.Image | np.ndarray]
 ) -> Sequence[np.ndarray]:
-    """`inputs` that can be iterated repeatedly; pictures of full size are decoded each time."""
-    if input_kind == "pictures":
-        return FullSizeInputs(pre, pictures)
+    """`inputs` that can be iterated repeatedly.
+
+    Pictures of full size, and clips, are decoded each time.
+    """
+    if input_kind == "pictures" or pre.frames:
+        return LazyInputs(input_kind, pre, pictures)
     return list(inputs(input_kind, pre, pictures))
 
 

@@ -48,6 +48,7 @@ class Metadata:
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
     # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
+    # Clips are (N, C, T, H, W) and (N, T, H, W, C), and are not resized in files.
     input_kind: InputKind = "normalised"
     device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
     float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float
@@ -56,6 +57,10 @@ class Metadata:
     def output_shape(self) -> tuple[int, ...]:
         """The sizes of the outputs for an image; 0: of a map, that of the image."""
         return self.outputs or (len(self.classes),)
+
+    def input_shape(self, resolution: int | None = None) -> tuple[int, ...]:
+        """`one_input` of the file."""
+        return one_input(self.preprocessing, self.input_kind, resolution)
 
     @classmethod
     def file_keys(cls) -> dict[str, str]:
@@ -91,6 +96,18 @@ class Metadata:
             ) from None
 
 
+def one_input(
+    pre: Preprocessing, kind: InputKind, resolution: int | None = None
+) -> tuple[int, ...]:
+    """The shape of one input of a file: (C, H, W), of clips (C, T, H, W); of pixels C is last.
+
+    H and W are `resolution`, by default that of `pre`.
+    """
+    side = resolution or pre.resolution
+    sizes = (*([pre.frames] if pre.frames else []), side, side)
+    return (pre.channels, *sizes) if kind == "normalised" else (*sizes, pre.channels)
+
+
 def as_utf8(text: str) -> str:
     """Text that runtimes take. Bytes in names of files need not be UTF-8, and are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -118,13 +135,13 @@ class ExportedModel:
         Raises ValueError where the file does not take images of this shape, or its outputs are not
         those of its metadata.
         """
-        shape, side = tuple(images.shape), self.preprocessing.resolution
+        shape = tuple(images.shape)
         try:
             outputs = self.infer(images)
         except Exception as error:  # each runtime has its own types
             raise ValueError(
-                f"{self.path} does not take images of {shape}: it was exported for {side} x {side} "
-                f"pixels ({type(error).__name__})"
+                f"{self.path} does not take inputs of {shape}: it was exported for "
+                f"{self.exported_for} ({type(error).__name__})"
             ) from error
         sizes = self.metadata.output_shape
         if not has_shape(outputs, (len(images), *sizes)):
@@ -134,6 +151,12 @@ class ExportedModel:
                 f"{self.path} returns {outputs.shape} for {shape}, but its metadata has {what}"
             )
         return outputs
+
+    @property
+    def exported_for(self) -> str:
+        pre = self.preprocessing
+        frames = f"{pre.frames} frames of " if pre.frames else ""
+        return f"{frames}{pre.resolution} x {pre.resolution} pixels"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -180,10 +203,10 @@ class ExportedModule(nn.Module):
 
     def random_images(self, batch: int, resolution: int) -> Tensor:
         """Random inputs of the kind that the file takes, on the CPU."""
-        channels = self.model.preprocessing.channels
+        shape = batch, *self.model.metadata.input_shape(resolution)
         if self.model.metadata.input_kind == "normalised":
-            return torch.randn(batch, channels, resolution, resolution)
-        return torch.randint(256, (batch, resolution, resolution, channels), dtype=torch.uint8)
+            return torch.randn(shape)
+        return torch.randint(256, shape, dtype=torch.uint8)
 
     def forward(self, images: Tensor) -> Tensor:
         return torch.from_numpy(self.model.run(images.numpy()))

@@ -1,5 +1,6 @@
 """How good is an exported file? Its scores on images, by the outputs that it computes itself."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +12,7 @@ from PIL import Image
 
 from fullstride.data.dataset import Images
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.deploy.exported import ExportedModel
+from fullstride.deploy.exported import ExportedModel, one_input
 from fullstride.deploy.predict import probabilities
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import task_of
@@ -104,7 +105,8 @@ def score_model(
 def load_views(model: Model, images: Images) -> list[Sample] | None:
     """The readable ones of `images` as `model` takes them; None if they need much memory."""
     pre = model.preprocessing
-    if resizes(model) or len(images) * pre.resolution**2 * pre.channels > MAX_VIEWS_BYTES:
+    view = math.prod(one_input(pre, "pixels"))
+    if resizes(model) or len(images) * view > MAX_VIEWS_BYTES:
         return None
     return list(readable(model, images))
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fullstride.nets import fused_form
+from fullstride.nets.backbone import input_shape
 from fullstride.nets.network import Network
 
 TOLERANCE = 1e-9  # largest difference of an output / largest output, in float64
@@ -61,11 +62,11 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
 
 
 def noise(net: nn.Module) -> Tensor:
-    """One random image of a size that `net` takes."""
+    """One random image, or clip, of a size that `net` takes."""
     spec = getattr(net, "spec", None)
-    side = 64 if isinstance(net, Network) else spec.resolution if spec else 224
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, spec.in_channels if spec else 3, side, side, generator=generator)
+    side = 64 if isinstance(net, Network) else None
+    shape = input_shape(spec, side) if spec else (3, 224, 224)
+    return torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def check(outputs: list[Tensor], expected: list[Tensor]) -> None:

@@ -26,7 +26,8 @@ MAX_SIDE = 16_384  # pixels of a picture that the file resizes
 class ExportJob:
     """The input of a format's writer."""
 
-    # float32, in evaluation mode, batch norms folded: (N, C, H, W) normalised -> (N, K) logits
+    # float32, in evaluation mode, batch norms folded: normalised images (N, C, H, W), or clips
+    # (N, C, T, H, W) -> (N, K) logits
     net: nn.Module
     metadata: Metadata
     example: np.ndarray  # real inputs of the file; its shapes are theirs, except for the batch
@@ -38,10 +39,14 @@ class ExportJob:
 
     @property
     def dynamic_sides(self) -> tuple[int, ...]:
-        """The dimensions of an image that may have other sizes than those of `example`."""
-        if self.metadata.input_kind == "pictures":
-            return (0, 1)
-        return () if not self.any_size else (1, 2) if self.normalised else (0, 1)
+        """The dimensions of an image that may have other sizes than those of `example`.
+
+        They are its height and its width.
+        """
+        if not self.any_size and self.metadata.input_kind != "pictures":
+            return ()
+        width = self.example.ndim - 2 if self.normalised else self.example.ndim - 3
+        return (width - 1, width)
 
     @property
     def normalised(self) -> bool:

@@ -78,7 +78,7 @@ def predict(
     is no picture, and for flip where `check_tta` does.
     """
     pictures, pre, task = _listed(pictures), model.preprocessing, task_of(model)
-    batch = min(batch, task.scoring_batch, max(1, MAX_BATCH_PIXELS // pre.resolution**2))
+    batch = min(batch, task.scoring_batch, most_in_batch(pre))
     for start in range(0, len(pictures), batch):
         group, reasons, sizes = pictures[start : start + batch], {}, {}
         views = _readable(group, model, reasons, sizes, task.has_places)
@@ -90,6 +90,11 @@ def predict(
                 yield Prediction(path, unreadable=reasons[index])
             else:
                 yield Prediction(path, task.place(next(guesses), sizes[index], pre))
+
+
+def most_in_batch(pre: Preprocessing) -> int:
+    """How many inputs have `MAX_BATCH_PIXELS`."""
+    return max(1, MAX_BATCH_PIXELS // (pre.resolution**2 * max(1, pre.frames)))
 
 
 def predictions(
@@ -204,7 +209,7 @@ def probabilities(
     for x in inputs(kind, model.preprocessing, pictures, batch):
         rows = _activated(model, x, device)
         if tta == "flip":
-            mirrored = np.ascontiguousarray(np.flip(x, 3 if kind == "normalised" else 2))
+            mirrored = np.ascontiguousarray(np.flip(x, -1 if kind == "normalised" else -2))
             rows = (rows + _activated(model, mirrored, device)) / 2
         parts.append(rows)
     rows = np.concatenate(parts) if parts else np.empty((0, len(model.classes)), np.float32)
@@ -256,9 +261,11 @@ def inputs(
 ) -> Iterator[np.ndarray]:
     """Pictures as inputs of a file (see `Metadata.input_kind`), in batches of up to `batch`.
 
-    Each picture is resized before the next one is taken; arrays are views already. Inputs of the
-    kind pictures keep their size and come one by one.
+    Each picture is resized before the next one is taken; arrays are views already. Batches are
+    smaller where they would need much memory. Inputs of the kind pictures keep their size and come
+    one by one.
     """
+    batch = min(batch, most_in_batch(pre))
     if kind == "pictures":
         for picture in pictures:
             assert isinstance(picture, Image.Image)
@@ -278,17 +285,18 @@ def inputs(
 
 
 @dataclass(frozen=True)
-class FullSizeInputs(Sequence[np.ndarray]):
-    """`inputs` of the kind pictures, computed at each access: few photographs fit in memory."""
+class LazyInputs(Sequence[np.ndarray]):
+    """`inputs`, one by one, computed at each access: few photographs or clips fit in memory."""
 
+    kind: InputKind
     pre: Preprocessing
-    pictures: Sequence[Image.Image]
+    pictures: Sequence[Image.Image | np.ndarray]
 
     def __len__(self) -> int:
         return len(self.pictures)
 
     def __getitem__(self, index: Any) -> Any:
-        return next(inputs("pictures", self.pre, [self.pictures[index]]))
+        return next(inputs(self.kind, self.pre, [self.pictures[index]]))
 
 
 def activate(model: Bundle | ExportedModel, rows: np.ndarray) -> np.ndarray:

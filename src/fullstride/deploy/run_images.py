@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.loader import Batches
+from fullstride.data.loader import Batches, View
 from fullstride.deploy.comparison import ComparisonImages, LazyImages
 from fullstride.deploy.export import Finetune, Progress
+from fullstride.deploy.exported import one_input
 from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
 from fullstride.deploy.predict import inputs, logits
 from fullstride.nets.bundle import Bundle
@@ -18,29 +19,31 @@ from fullstride.tasks import find_task
 from fullstride.train import loop
 from fullstride.train.run_data import matching_data
 
-MAX_COMPARISON_IMAGES = 500
-MAX_CALIBRATION_IMAGES = 256
+MAX_COMPARISON_IMAGES, MAX_COMPARISON_CLIPS = 500, 100
+MAX_CALIBRATION_IMAGES, MAX_CALIBRATION_CLIPS = 256, 64
 MAX_OUTPUTS = 2**27  # values of the comparison images, which are in memory: 512 MiB
 
 
 def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonImages:
     """`images_to_compare` of the data set `data`, by default that which `run` was trained on."""
     pre = bundle.preprocessing
-    black = np.zeros((1, pre.channels, pre.resolution, pre.resolution), np.float32)
+    black = np.zeros((1, *one_input(pre, "normalised")), np.float32)
     most = max(1, MAX_OUTPUTS // logits(bundle, [black]).size)
+    most = min(most, MAX_COMPARISON_CLIPS if pre.frames else MAX_COMPARISON_IMAGES)
     images = matching_data(run, bundle, data)
-    return images_to_compare(images, bundle.task, min(most, MAX_COMPARISON_IMAGES))
+    return images_to_compare(images, bundle.task, most, view_of_clips(bundle))
 
 
 def images_to_compare(
-    data: DataSet, task: str, most: int = MAX_COMPARISON_IMAGES
+    data: DataSet, task: str, most: int = MAX_COMPARISON_IMAGES, view: View | None = None
 ) -> ComparisonImages:
     """At most so many images of the minival split, with their classes if the task has these.
 
     Without a minival they are training images: outputs of two forms of a network are compared.
+    With a `view`, its results are compared on.
     """
     minival = data.minival or data.train
-    images = evenly_spaced(minival, most)
+    images = evenly_spaced(minival, most, view)
     if not images:
         raise ValueError("none of the images to compare on could be read: give others by --data")
     if not find_task(task).single_label:
@@ -50,12 +53,21 @@ def images_to_compare(
 
 def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:
     """`images_for_ranges` of the data set `data`, by default that which `run` was trained on."""
-    return images_for_ranges(matching_data(run, bundle, data))
+    most = MAX_CALIBRATION_CLIPS if bundle.preprocessing.frames else MAX_CALIBRATION_IMAGES
+    return images_for_ranges(matching_data(run, bundle, data), most, view_of_clips(bundle))
 
 
-def images_for_ranges(data: DataSet, most: int = MAX_CALIBRATION_IMAGES) -> LazyImages:
+def view_of_clips(bundle: Bundle) -> View | None:
+    """The view of a network of clips in evaluation; None for one of images."""
+    pre = bundle.preprocessing
+    return find_task(bundle.task).test_view(pre) if pre.frames else None
+
+
+def images_for_ranges(
+    data: DataSet, most: int = MAX_CALIBRATION_IMAGES, view: View | None = None
+) -> LazyImages:
     """At most so many training images, which int8 takes its ranges from."""
-    images = evenly_spaced(data.train, most)
+    images = evenly_spaced(data.train, most, view)
     if not images:
         raise ValueError(
             "none of the images for int8's ranges could be read: give others by --calibration"
@@ -63,11 +75,11 @@ def images_for_ranges(data: DataSet, most: int = MAX_CALIBRATION_IMAGES) -> Lazy
     return images
 
 
-def evenly_spaced(images: Images, count: int) -> LazyImages:
+def evenly_spaced(images: Images, count: int, view: View | None = None) -> LazyImages:
     """At most `count` readable images from all over a set, which may be sorted by class."""
     count = min(count, len(images))
-    indices = [number * len(images) // count for number in range(count)]
-    return LazyImages(images, [indices[number] for number, _ in images.subset(indices).readable()])
+    spaced = LazyImages(images, [number * len(images) // count for number in range(count)], view)
+    return replace(spaced, indices=[*spaced.readable()])
 
 
 def int8_finetuning(

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.deploy.export import write
-from fullstride.deploy.exported import ExportedModel, InputKind, Metadata, Precision
+from fullstride.deploy.exported import (
+    ExportedModel,
+    InputKind,
+    Metadata,
+    Precision,
+    one_input,
+)
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import FORMATS, onnx, open_file
 from fullstride.deploy.job import ExportJob
@@ -34,7 +40,7 @@ class UntrainedFiles:
         """The same network at another resolution; it is not traced again where its graph fits."""
         job, graphs = self.job, {}
         if job.metadata.input_kind != "pictures":  # whose graphs have the resolution in constants
-            sides = (2, 3) if job.normalised else (1, 2)
+            sides = replace(job, any_size=True).dynamic_sides
             graphs = {
                 key: onnx.at_resolution(model, pre.resolution, sides)
                 for key, model in job.graphs.items()
@@ -86,8 +92,7 @@ def untrained_files(
     `name` is in their metadata, `pre` has the resolution and the channels of the network's input,
     and `classes` is the number of its outputs.
     """
-    side = pre.resolution
-    with_typical_statistics(net, torch.randn(IMAGES, pre.channels, side, side))
+    with_typical_statistics(net, torch.randn(IMAGES, *one_input(pre, "normalised")))
     metadata = Metadata(
         name=name,
         classes=tuple(map(str, range(classes))),
@@ -115,8 +120,8 @@ def with_typical_statistics(net: nn.Module, images: Tensor) -> None:
 
 
 def example(pre: Preprocessing, input_kind: InputKind) -> np.ndarray:
-    """Random inputs of a file, (N, C, H, W) or (N, H, W, C)."""
-    random, side = np.random.default_rng(0), pre.resolution
+    """Random inputs of a file."""
+    random, shape = np.random.default_rng(0), (IMAGES, *one_input(pre, input_kind))
     if input_kind == "normalised":
-        return random.standard_normal((IMAGES, pre.channels, side, side), np.float32)
-    return random.integers(256, size=(IMAGES, side, side, pre.channels), dtype=np.uint8)
+        return random.standard_normal(shape, np.float32)
+    return random.integers(256, size=shape, dtype=np.uint8)

@@ -54,8 +54,8 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
     return model
 
 
-def at_resolution(model: Any, resolution: int, sides: tuple[int, int]) -> Any:
-    """A copy of an `onnx.ModelProto` for images of another resolution, at dimensions `sides`.
+def at_resolution(model: Any, resolution: int, sides: tuple[int, ...]) -> Any:
+    """A copy of an `onnx.ModelProto` for another resolution, at the dimensions `sides` of an image.
 
     Most graphs do not depend on it. Of others the copy fails when it is opened or run, or its
     outputs have another shape: trace these again.
@@ -67,7 +67,7 @@ def at_resolution(model: Any, resolution: int, sides: tuple[int, int]) -> Any:
     del copied.graph.value_info[:]  # the shapes of activations
     shape = copied.graph.input[0].type.tensor_type.shape
     for side in sides:
-        shape.dim[side].dim_value = resolution
+        shape.dim[side + 1].dim_value = resolution
     return copied
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from fullstride.data.prediction_store import pyarrow
-from fullstride.deploy.exported import ExportedModel, as_utf8
+from fullstride.deploy.exported import ExportedModel, as_utf8, one_input
 from fullstride.deploy.predict import probabilities
 from fullstride.nets.bundle import Bundle
 
@@ -23,8 +23,7 @@ def schema(
     model: Bundle | ExportedModel, columns: Columns, device: torch.device | str
 ) -> "pa.Table":
     """The table of no rows, by the outputs for a black image: a part may have no readable one."""
-    pre = model.preprocessing
-    black: Any = np.zeros((pre.resolution, pre.resolution, pre.channels), np.uint8)
+    black: Any = np.zeros(one_input(model.preprocessing, "pixels"), np.uint8)
     if isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures":
         black = Image.fromarray(black.squeeze())
     rows = probabilities(model, [black], device)

@@ -15,7 +15,7 @@ from fullstride.data.loader import Batches, TestView
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.crop import to_input
 from fullstride.deploy.exported import ExportedModel
-from fullstride.deploy.predict import MAX_BATCH_PIXELS, Tta, activate, probabilities, read_view
+from fullstride.deploy.predict import Tta, activate, most_in_batch, probabilities, read_view
 from fullstride.nets.bundle import Bundle
 
 PART_IMAGES = 8192  # rows that are held at once: 64 MiB of embeddings of 2,048 numbers
@@ -58,7 +58,7 @@ def outputs(
     """
     pre = model.preprocessing
     kind = "normalised" if isinstance(model, Bundle) else model.metadata.input_kind
-    batch = min(how.batch, max(1, MAX_BATCH_PIXELS // pre.resolution**2))
+    batch = min(how.batch, most_in_batch(pre))
     if kind == "pictures":
         yield from _outputs_of_pictures(model, images, batch, how, skipped)
         return
