@@ -591,23 +591,23 @@ def test_a_header_with_a_bad_checksum_behind_good_ones_is_refused(tmp_path):
     [
         (
             [("1.png", b""), ("1.txt", b"")],
-            "1 of 1 pictures in .* have no label, the first is '1': add 1.cls",
+            "1 of 1 images in .* have no label, the first is '1': add 1.cls",
         ),
-        ([*samples(3), ("a/1.jpg", b""), ("a/1.json", b"[1]")], "1 of 4 pictures"),
-        ([("a.png", b""), ("a.cls", b" \n")], "1 of 1 pictures"),
-        ([("a.png", b""), ("a.json", b"[" * 10**5)], "1 of 1 pictures"),
-        ([("a.png", b""), ("a.cls", b"7" * 2**21)], "1 of 1 pictures"),
+        ([*samples(3), ("a/1.jpg", b""), ("a/1.json", b"[1]")], "1 of 4 images"),
+        ([("a.png", b""), ("a.cls", b" \n")], "1 of 1 images"),
+        ([("a.png", b""), ("a.json", b"[" * 10**5)], "1 of 1 images"),
+        ([("a.png", b""), ("a.cls", b"7" * 2**21)], "1 of 1 images"),
         (
             [("a.png", b""), ("a.jpg", b""), ("a.cls", b"1")],
-            "has two pictures for 'a', .png and .jpg",
+            "has two images for 'a', .png and .jpg",
         ),
         ([("a.png", b""), ("a.cls", b"1"), ("a.png", b"")], "has 'a.png' twice"),
-        ([("a.txt", b"words"), ("a.cls", b"1")], "has no pictures: give shards of .jpg"),
+        ([("a.txt", b"words"), ("a.cls", b"1")], "has no images: give shards of .jpg"),
         (
             [("a.png", b""), ("a.cls", b"1"), ("b.png", b""), ("b.cls", b"1")],
             "have one class only, '1'",
         ),
-        ([], "has no pictures"),
+        ([], "has no images"),
     ],
 )
 def test_shards_that_will_not_do_are_refused_in_one_line(tmp_path, files, message):

@@ -17,6 +17,7 @@ from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.csv_table import find_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.readers.digits import DIGIT_CLASSES, DIGITS, read_digit, split_digits
+from fullstride.data.readers.file_kinds import IMAGES, FileKind
 from fullstride.data.readers.folder import find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
 from fullstride.data.readers.idx import holds_idx, read_idx_folder
@@ -244,27 +245,35 @@ def open_source(where: str, group: str, unseen_classes: bool = False) -> Source:
     folder, choice = choice_in(where)
     if choice:
         return _dataset_source(find_folder(folder), choice, group)
+    if os.path.isdir(where) and not holds_shards(root := find_folder(where)):  # noqa: PTH112
+        if holds_dataset(root):
+            return _dataset_source(root, {}, group)
+        if holds_idx(root):
+            listing, reader = read_idx_folder(root)
+            return Source(root.name, str(root), listing, 1, False, reader.picture)
+    return open_files(where, group, unseen_classes)
+
+
+def open_files(
+    where: str, group: str, unseen_classes: bool = False, kind: FileKind = IMAGES
+) -> Source:
+    """The files of a kind in a folder with one subfolder per class, a table or shards."""
     path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
     if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(where)
-        return Source(table.stem, str(table), read_table(table, group, unseen_classes))
+        return Source(table.stem, str(table), read_table(table, group, unseen_classes, kind))
     if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
-        return _shards_source(find_folder(str(path.parent)), path.name)
+        return _shards_source(find_folder(str(path.parent)), path.name, kind)
     root = find_folder(where)
     if holds_shards(root):
-        return _shards_source(root, "")
-    if holds_dataset(root):
-        return _dataset_source(root, {}, group)
-    if holds_idx(root):
-        listing, reader = read_idx_folder(root)
-        return Source(root.name, str(root), listing, 1, False, reader.picture)
-    listing = read_folder(root, unseen_classes)
+        return _shards_source(root, "", kind)
+    listing = read_folder(root, unseen_classes, kind)
     used = {sample.name for sample in listing.samples}
-    return Source(root.name, str(root), listing, ignored=count_unused(root, used))
+    return Source(root.name, str(root), listing, ignored=count_unused(root, used, kind))
 
 
-def _shards_source(folder: Path, pattern: str) -> Source:
-    index, listing = read_shards(folder, pattern)
+def _shards_source(folder: Path, pattern: str, kind: FileKind) -> Source:
+    index, listing = read_shards(folder, pattern, kind)
     ignored: Counter[str] = Counter()
     for shard in index.shards.values():
         ignored.update(shard.ignored)

@@ -25,6 +25,7 @@ from fullstride.data.readers.decode import (
     file_bytes,
     image_format,
 )
+from fullstride.data.readers.file_kinds import VIDEOS
 from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
 from fullstride.data.readers.tar_shards import Index, write_index
 from fullstride.data.transforms.crop import TEST_OVERSAMPLING
@@ -213,9 +214,9 @@ def _png(picture: Image.Image) -> tuple[str, bytes]:
 
 
 def _suffix(name: str, file: bytes) -> str:
-    """The suffix of the name or, where it is not one of an image, of the content."""
+    """The suffix of the name or, where it is not one of an image or video, of the content."""
     suffix = PurePosixPath(name).suffix.lower()
-    if suffix in SUFFIXES:
+    if suffix in (*SUFFIXES, *VIDEOS.suffixes):
         return suffix
     suffix = f".{image_format(file).lower()}"  # raises UnreadableImage
     # a JPEG with several images has a format of its own

@@ -21,7 +21,7 @@ from fullstride.data.readers.csv_table import (
 )
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.decode import SUFFIXES
-from fullstride.data.readers.folder import find_folder, image_files
+from fullstride.data.readers.folder import find_files, find_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset
 from fullstride.data.readers.idx import IdxReader, idx_images
 from fullstride.data.readers.listing import TEST, TRAIN, VAL, Below
@@ -88,7 +88,7 @@ def of_files(paths: Sequence[Path], ignored: Mapping[str, int] | None = None) ->
 
 
 def _of_folder(root: Path) -> Unlabelled:
-    files = [Entry(name, _folder_class(name), size) for name, size in image_files(root)]
+    files = [Entry(name, _folder_class(name), size) for name, size in find_files(root)]
     ignored = count_unused(root, {entry.name for entry in files})
     if not files:
         raise ValueError(

@@ -3,11 +3,13 @@
 import csv
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+from fullstride.data.readers.file_kinds import IMAGES, FileKind
 from fullstride.data.readers.listing import (
     TEST,
     TRAIN,
@@ -17,6 +19,7 @@ from fullstride.data.readers.listing import (
     Sample,
     sorted_classes,
 )
+from fullstride.data.readers.videos import frames_size
 from fullstride.storage import read_regular
 
 SUFFIXES = (".csv", ".tsv")
@@ -58,8 +61,10 @@ def find_table(where: str) -> Path:
     raise ValueError(f"no table {where!r}: {hint}")
 
 
-def read_table(table: Path, group: str = "", unseen_classes: bool = False) -> Listing:
-    """The images of a table in the order of the rows, without repeated rows.
+def read_table(
+    table: Path, group: str = "", unseen_classes: bool = False, kind: FileKind = IMAGES
+) -> Listing:
+    """The images or videos of a table in the order of the rows, without repeated rows.
 
     Paths are relative to the table's folder, or absolute. The values of the column `group` are the
     groups, if there is such a column. With `unseen_classes`, labels that no training row has are
@@ -88,7 +93,7 @@ def read_table(table: Path, group: str = "", unseen_classes: bool = False) -> Li
                 "has: add or remove it"
             )
     splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
-    sizes = file_sizes(table, [(row.line, row.name) for row in rows])
+    sizes = file_sizes(table, [(row.line, row.name) for row in rows], kind)
     for row, size in zip(rows, sizes, strict=True):
         splits[row.split].append(Sample(row.name, labels[row.label], size))
     return Listing(
@@ -235,18 +240,21 @@ def check_repeated(table: Path, row: Any, earlier: Any, columns: Sequence[str]) 
             )
 
 
-def file_sizes(table: Path, names: Sequence[tuple[int, str]]) -> list[int]:
+def file_sizes(table: Path, names: Sequence[tuple[int, str]], kind: FileKind = IMAGES) -> list[int]:
     """The bytes of the files on these lines. Raises ValueError if some are missing."""
     sizes, missing = [], []
     for line, name in names:
-        try:
+        size = None
+        with suppress(OSError, ValueError):  # ValueError: a NUL in the path
             status = (table.parent / name).stat()
-        except (OSError, ValueError):  # ValueError: a NUL in the path
-            status = None
-        if status is None or not stat.S_ISREG(status.st_mode):
+            if stat.S_ISREG(status.st_mode):
+                size = status.st_size
+            elif kind.frames:  # raises OSError for what is no folder
+                size = frames_size(table.parent / name) or None
+        if size is None:
             missing.append((line, name))
         else:
-            sizes.append(status.st_size)
+            sizes.append(size)
     if missing:
         line, name = missing[0]
         raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.file_kinds import IMAGES, FileKind
 from fullstride.data.readers.listing import (
     TEST,
     TRAIN,
@@ -17,6 +17,7 @@ from fullstride.data.readers.listing import (
     quote_names,
 )
 from fullstride.data.readers.unused import count_unused, first_reason, is_folder
+from fullstride.data.readers.videos import frames_size
 
 HINT = (
     "give a folder with one subfolder of images per class, 'digits', a .csv table, shards or a "
@@ -24,19 +25,19 @@ HINT = (
 )
 
 
-def read_folder(root: Path, unseen_classes: bool = False) -> Listing:
-    """The images of a folder, by the rules of `open_data`."""
+def read_folder(root: Path, unseen_classes: bool = False, kind: FileKind = IMAGES) -> Listing:
+    """The images or videos of a folder, by the rules of `open_data`."""
     train, val, test = (_split_folder(root, names) for names in (TRAIN, VAL, TEST))
     folders = {name: folder for name, folder in (("val", val), ("test", test)) if folder}
     if not (train and folders):
-        classes = _classes(root)
-        return Listing(classes, {"train": _samples(root, root, classes)}, Below(root))
-    classes = names = _classes(train)
+        classes = _classes(root, kind)
+        return Listing(classes, {"train": _samples(root, root, classes, kind)}, Below(root))
+    classes = names = _classes(train, kind)
     if unseen_classes:
         others = {name for folder in folders.values() for name in _subfolders(folder)}
         classes = (*names, *sorted(others.difference(names)))
-    splits = {"train": _samples(root, train, names)}
-    splits |= {name: _held_out(root, folder, classes) for name, folder in folders.items()}
+    splits = {"train": _samples(root, train, names, kind)}
+    splits |= {name: _held_out(root, folder, classes, kind) for name, folder in folders.items()}
     return Listing(classes, splits, Below(root), val.name if val else "")
 
 
@@ -84,7 +85,7 @@ def _split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
     return root / folders[0] if folders else None
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
+def _classes(folder: Path, kind: FileKind) -> tuple[str, ...]:
     names = _subfolders(folder)
     if len(names) > 1:
         return tuple(names)
@@ -93,15 +94,15 @@ def _classes(folder: Path) -> tuple[str, ...]:
         raise ValueError(
             f"{str(folder)!r} has one class only, {names[0]!r}: add a second class folder{hint}"
         )
-    flat = any(each.name.lower().endswith(SUFFIXES) for each in _entries(folder))
-    what = "has images but no class folders" if flat else "has no class folders"
-    raise ValueError(f"{str(folder)!r} {what}: put the images of each class in a subfolder")
+    flat = any(each.name.lower().endswith(kind.suffixes) for each in _entries(folder))
+    what = f"has {kind.name} but no class folders" if flat else "has no class folders"
+    raise ValueError(f"{str(folder)!r} {what}: put the {kind.name} of each class in a subfolder")
 
 
-def _samples(root: Path, split: Path, names: tuple[str, ...]) -> list[Sample]:
-    """The images in the class folders `names` of `split`; targets count from 0.
+def _samples(root: Path, split: Path, names: tuple[str, ...], kind: FileKind) -> list[Sample]:
+    """The files in the class folders `names` of `split`; targets count from 0.
 
-    Raises ValueError for a class without images.
+    Raises ValueError for a class without any.
     """
     samples, empty = [], []
     for label, name in enumerate(names):
@@ -109,26 +110,27 @@ def _samples(root: Path, split: Path, names: tuple[str, ...]) -> list[Sample]:
         below = folder.relative_to(root).as_posix()
         files = [
             Sample(f"{below}/{file}", label, size)
-            for file, size in image_files(folder, (root, split))
+            for file, size in find_files(folder, kind, (root, split))
         ]
         samples += files
         if not files:
             empty.append(name)
     if empty:
-        content = first_reason(count_unused(split / empty[0], ()))
+        content = first_reason(count_unused(split / empty[0], (), kind))
+        frames = ", or folders of frames" if kind.frames else ""
         raise ValueError(
-            f"no images in {quote_names(empty)} of {str(split)!r}{content}: add some "
-            f"({' '.join(SUFFIXES)}) or remove it"
+            f"no {kind.name} in {quote_names(empty)} of {str(split)!r}{content}: add some "
+            f"({' '.join(kind.suffixes)}{frames}) or remove it"
         )
     return samples
 
 
-def _held_out(root: Path, split: Path, classes: tuple[str, ...]) -> list[Sample]:
-    """The images of val/ or test/, which may lack classes of the training images."""
+def _held_out(root: Path, split: Path, classes: tuple[str, ...], kind: FileKind) -> list[Sample]:
+    """The files of val/ or test/, which may lack classes of the training images."""
     names = _subfolders(split)
     if not names:
         raise ValueError(
-            f"{str(split)!r} has no class folders: put the images of each class in a subfolder"
+            f"{str(split)!r} has no class folders: put the {kind.name} of each class in a subfolder"
         )
     if unknown := [name for name in names if name not in classes]:
         raise ValueError(
@@ -137,20 +139,29 @@ def _held_out(root: Path, split: Path, classes: tuple[str, ...]) -> list[Sample]
         )
     return [
         s._replace(target=classes.index(names[s.target]))
-        for s in _samples(root, split, tuple(names))
+        for s in _samples(root, split, tuple(names), kind)
     ]
 
 
-def image_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[str, int]]:
-    """Image files at any depth, and their sizes. Links to a folder in `above` are not followed."""
+def find_files(
+    folder: Path, kind: FileKind = IMAGES, above: tuple[Path, ...] = ()
+) -> Iterator[tuple[str, int]]:
+    """Files of a kind at any depth, and their sizes. Links to a folder in `above` are not followed.
+
+    Of videos, a folder with pictures in it is one too.
+    """
     for entry in _entries(folder):
         if is_folder(entry):
             path, parents = folder / entry.name, (*above, folder)
-            if not any(path.samefile(each) for each in parents):
+            if any(path.samefile(each) for each in parents):
+                continue
+            if size := frames_size(path) if kind.frames else 0:
+                yield entry.name, size
+            else:
                 yield from (
-                    (f"{entry.name}/{file}", size) for file, size in image_files(path, parents)
+                    (f"{entry.name}/{file}", size) for file, size in find_files(path, kind, parents)
                 )
-        elif entry.name.lower().endswith(SUFFIXES):
+        elif entry.name.lower().endswith(kind.suffixes):
             try:
                 status = entry.stat()
             except OSError:  # a broken link is reported when it is read, as other broken images

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from fullstride.data.readers.folder import image_files
+from fullstride.data.readers.folder import find_files
 from fullstride.data.readers.listing import (
     TEST,
     TRAIN,
@@ -110,7 +110,7 @@ class _Matched(NamedTuple):
 def _matched(root: Path, pictures: Path, folder: Path, kind: MapKind) -> _Matched:
     maps = dict(_map_files(root, folder, kind.suffixes))
     below, samples, of_pictures, lacking = pictures.relative_to(root), [], {}, []
-    for name, size in image_files(pictures):
+    for name, size in find_files(pictures):
         sample = Sample((below / name).as_posix(), (), size)
         if map_file := maps.get(_stem(name)):
             samples.append(sample)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.file_kinds import IMAGES, FileKind
 from fullstride.data.readers.unused import why_unused
 from fullstride.storage import check_regular
 
@@ -37,10 +37,10 @@ class ShardError(ValueError):
     """A tar file that cannot be read as a shard."""
 
 
-def scan(path: Path, *, labelled: bool = True) -> Shard:
+def scan(path: Path, *, labelled: bool = True, kind: FileKind = IMAGES) -> Shard:
     """Read the headers and labels of a shard; without `labelled`, labels may be "".
 
-    Raises ValueError for a shard without such images.
+    Raises ValueError for a shard without such files.
     """
     samples: dict[str, dict[str, tuple[int, int]]] = {}  # key -> suffix -> (offset, size)
     members: list[Member] = []
@@ -49,18 +49,19 @@ def scan(path: Path, *, labelled: bool = True) -> Shard:
     with _HeaderFile(path) as file:
         for name, *location in _files(file, path):
             key, suffix = _key_and_suffix(name)
-            if suffix in (*SUFFIXES, *TEXT_SUFFIXES):
+            if suffix in (*kind.suffixes, *TEXT_SUFFIXES):
                 files = samples.setdefault(key, {})
                 if suffix in files:
                     raise ShardError(f"{str(path)!r} has {name!r} twice: keep one")
                 files[suffix] = (location[0], location[1])
             else:
-                ignored[why_unused(f"x{suffix}")] += 1
+                ignored[why_unused(f"x{suffix}", kind)] += 1
         for key, files in samples.items():
-            images = [suffix for suffix in files if suffix in SUFFIXES]
+            images = [suffix for suffix in files if suffix in kind.suffixes]
             if len(images) > 1:
                 raise ShardError(
-                    f"{str(path)!r} has two pictures for {key!r}, {' and '.join(images)}: keep one"
+                    f"{str(path)!r} has two {kind.name} for {key!r}, {' and '.join(images)}: "
+                    "keep one"
                 )
             label = _label(file.fileno(), files) if images else ""
             if images and (label or not labelled):
@@ -69,13 +70,14 @@ def scan(path: Path, *, labelled: bool = True) -> Shard:
                 unlabelled.append(key)
     if unlabelled:
         raise ShardError(
-            f"{len(unlabelled)} of {len(unlabelled) + len(members)} pictures in {str(path)!r} have "
-            f"no label, the first is {unlabelled[0]!r}: add {unlabelled[0]}.cls, or 'label' to its "
-            ".json"
+            f"{len(unlabelled)} of {len(unlabelled) + len(members)} {kind.name} in {str(path)!r} "
+            f"have no label, the first is {unlabelled[0]!r}: add {unlabelled[0]}.cls, or 'label' "
+            "to its .json"
         )
     if not members:
         raise ShardError(
-            f"{str(path)!r} has no pictures: give shards of {' '.join(SUFFIXES)} with a .cls each"
+            f"{str(path)!r} has no {kind.name}: give shards of {' '.join(kind.suffixes)} with a "
+            ".cls each"
         )
     return Shard(file.size, members, dict(ignored))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fullstride.data.readers.decode import UnreadableImage
+from fullstride.data.readers.file_kinds import IMAGES, FileKind
 from fullstride.data.readers.listing import (
     TEST,
     TRAIN,
@@ -110,8 +111,8 @@ def holds_shards(folder: Path) -> bool:
     )
 
 
-def read_shards(folder: Path, pattern: str) -> tuple[Index, Listing]:
-    """The index of shards, and their images.
+def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[Index, Listing]:
+    """The index of shards, and their images or videos.
 
     Args:
         folder: The folder of the shards.
@@ -121,7 +122,7 @@ def read_shards(folder: Path, pattern: str) -> tuple[Index, Listing]:
     A shard is for train, val (or minival) or test if one of these words is in its name, separated
     by hyphens, underscores or dots.
     """
-    index, shards = _open_shards(folder, pattern)
+    index, shards = _open_shards(folder, pattern, kind=kind)
     names = list(shards)
     groups = _by_split(names)
     members = {
@@ -159,13 +160,13 @@ def list_shards(folder: Path, pattern: str) -> tuple[list[Member], ShardReader]:
 
 
 def _open_shards(
-    folder: Path, pattern: str, labelled: bool = True
+    folder: Path, pattern: str, labelled: bool = True, kind: FileKind = IMAGES
 ) -> tuple[Index | None, dict[str, Shard]]:
     """The index, if there is one, and the shards that a pattern names."""
     index = _read_index(folder / INDEX) if os.path.lexists(folder / INDEX) else None
     names = _matching_names(folder, pattern, index)
     if index is None:
-        return None, {name: scan(folder / name, labelled=labelled) for name in names}
+        return None, {name: scan(folder / name, labelled=labelled, kind=kind) for name in names}
     for name in names:
         _check_size(folder / name, index.shards[name].size)
     return index, {name: index.shards[name] for name in names}

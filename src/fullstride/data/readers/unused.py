@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 
-from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.file_kinds import IMAGES, VIDEOS, FileKind
 
 # Formats of photographs that no reader here decodes -> what converts them to JPEG.
 CONVERTERS = {
@@ -20,13 +20,13 @@ CONVERTERS = {
     ".psd": "psd-tools",
     ".svg": "CairoSVG",
 }
-VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 
 
-def count_unused(root: Path, used: Collection[str]) -> dict[str, int]:
+def count_unused(root: Path, used: Collection[str], kind: FileKind = IMAGES) -> dict[str, int]:
     """The number of files below `root` that are not `used`, by reason, the most frequent first.
 
-    `used` has POSIX paths below `root`. A hidden folder counts as one file.
+    `used` has POSIX paths below `root`, of files and of folders of frames. A hidden folder counts
+    as one file.
     """
     counts: Counter[str] = Counter()
     folders, visited = [(root, "")], set()
@@ -45,16 +45,16 @@ def count_unused(root: Path, used: Collection[str]) -> dict[str, int]:
             name = prefix + entry.name
             if entry.name.startswith("."):
                 counts["hidden"] += 1
-            elif is_folder(entry):
-                folders.append((folder / entry.name, f"{name}/"))
             elif name in used:
                 continue
+            elif is_folder(entry):
+                folders.append((folder / entry.name, f"{name}/"))
             elif not is_file(entry):
                 counts["neither files nor folders"] += 1
-            elif entry.name.lower().endswith(SUFFIXES):
-                counts["images outside of the class folders"] += 1
+            elif entry.name.lower().endswith(kind.suffixes):
+                counts[f"{kind.name} outside of the class folders"] += 1
             else:
-                counts[why_unused(name)] += 1
+                counts[why_unused(name, kind)] += 1
     return dict(counts.most_common())
 
 
@@ -77,11 +77,11 @@ def is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def why_unused(name: str) -> str:
+def why_unused(name: str, kind: FileKind = IMAGES) -> str:
     """The reason for a file of this name, which is not used."""
     suffix = PurePosixPath(name).suffix.lower()
-    if suffix in CONVERTERS:
+    if kind is IMAGES and suffix in CONVERTERS:
         return f"{suffix} (convert them to JPEG, for example with {CONVERTERS[suffix]})"
-    if suffix in VIDEOS:
+    if kind is IMAGES and suffix in VIDEOS.suffixes:
         return f"{suffix} (videos: extract their frames, for example with ffmpeg)"
-    return f"{suffix} (no images)" if suffix else "files without a suffix"
+    return f"{suffix} (no {kind.name})" if suffix else "files without a suffix"

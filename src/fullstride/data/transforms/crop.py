@@ -109,8 +109,44 @@ class Augmentation:
         )
 
 
+# draws the box of a crop in an image of some size
+RandomBox = Callable[[Size, Augmentation, np.random.Generator], Box]
+
+
+def random_crop_box(
+    size: tuple[int, int], augmentation: Augmentation, rng: np.random.Generator
+) -> Box:
+    """(left, top, right, bottom) of torchvision's RandomResizedCrop, in fractions of pixels.
+
+    With whole pixels small images would have a handful of different crops. A crop that is larger
+    than the image contains it.
+    """
+    w, h = size
+    (least, most), (low, high) = augmentation.scale, augmentation.ratio
+    for _ in range(10):
+        area = w * h * rng.uniform(least, most)
+        ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
+        width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        if most > 1 or (width <= w and height <= h):
+            left, top = (free * rng.random() for free in (w - width, h - height))
+            right, bottom = left + width, top + height
+            # rounding must not reach over the border, which Pillow refuses
+            return (
+                left,
+                top,
+                min(right, w) if width <= w else right,
+                min(bottom, h) if height <= h else bottom,
+            )
+    width, height = min(w, h * high), min(h, w / low)  # the largest center crop
+    return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
+
+
 def train_view(
-    source: Source, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
+    source: Source,
+    pre: Preprocessing,
+    augmentation: Augmentation,
+    rng: np.random.Generator,
+    draw_box: RandomBox = random_crop_box,
 ) -> np.ndarray:
     """A random crop of an image at the network's resolution, augmented: uint8 (H, W, C).
 
@@ -119,7 +155,7 @@ def train_view(
     square = (pre.resolution, pre.resolution)
 
     def choose(size: Size) -> Crop:
-        return Crop(random_crop_box(size, augmentation, rng), square)
+        return Crop(draw_box(size, augmentation, rng), square)
 
     image, (box, _) = opened(source, pre, choose, TRAINING_OVERSAMPLING)
     pre = replace(pre, kernel=draw_kernel(pre, augmentation, rng))
@@ -211,34 +247,6 @@ def to_input(pixels_nhwc: Tensor, pre: Preprocessing) -> Tensor:
     x = pixels_nhwc.movedim(-1, 1).to(torch.float32)
     # 255 as a tensor: a GPU multiplies by a number's reciprocal, which differs in the last bit.
     return x.div_(per_channel((255.0,))).sub_(per_channel(pre.mean)).div_(per_channel(pre.std))
-
-
-def random_crop_box(
-    size: tuple[int, int], augmentation: Augmentation, rng: np.random.Generator
-) -> Box:
-    """(left, top, right, bottom) of torchvision's RandomResizedCrop, in fractions of pixels.
-
-    With whole pixels small images would have a handful of different crops. A crop that is larger
-    than the image contains it.
-    """
-    w, h = size
-    (least, most), (low, high) = augmentation.scale, augmentation.ratio
-    for _ in range(10):
-        area = w * h * rng.uniform(least, most)
-        ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
-        width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
-        if most > 1 or (width <= w and height <= h):
-            left, top = (free * rng.random() for free in (w - width, h - height))
-            right, bottom = left + width, top + height
-            # rounding must not reach over the border, which Pillow refuses
-            return (
-                left,
-                top,
-                min(right, w) if width <= w else right,
-                min(bottom, h) if height <= h else bottom,
-            )
-    width, height = min(w, h * high), min(h, w / low)  # the largest center crop
-    return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
 
 
 def draw_kernel(pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator) -> Kernel:
