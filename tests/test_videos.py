@@ -99,6 +99,54 @@ def test_frames_that_nothing_depends_on_are_not_decoded(tmp_path, monkeypatch):
     assert len(decoded) < 35  # not those between 2 and 30
 
 
+def test_a_key_frame_that_does_not_serve_is_left_for_the_start(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "a.mp4", FRAMES, options={"g": "12"})
+    expected, starts = all_frames(path), []
+    seek = videos._Reader._seek
+
+    def too_late(self, key):
+        starts.append(key)
+        seek(self, key + 1 if key else 0)
+
+    monkeypatch.setattr(videos._Reader, "_seek", too_late)
+    assert np.array_equal(read(path, [3, 30, 31]), expected[[3, 30, 31]])
+    assert starts == [0, 2, 0]
+
+
+def test_a_frame_that_the_decoder_never_shows_is_named(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "a.mp4", FRAMES, options={"g": "12"})
+    frames = videos._Reader._frames
+
+    def without_one(self, needed):
+        missing = self.index.times[31]
+        return (frame for frame in frames(self, needed) if frame.pts != missing)
+
+    monkeypatch.setattr(videos._Reader, "_frames", without_one)
+    assert len(read(path, [3, 30, 32])) == 3
+    with pytest.raises(UnreadableImage, match="frame 31 of 60 cannot be decoded"):
+        read(path, [3, 30, 31])
+
+
+def test_other_streams_of_a_file_are_not_its_frames(tmp_path):
+    path = tmp_path / "a.mkv"
+    with av.open(path, "w") as container:
+        pictures = container.add_stream("libx264", rate=25)
+        pictures.width, pictures.height, pictures.pix_fmt = 64, 48, "yuv420p"
+        tone = container.add_stream("aac", rate=16000)
+        for number, pixels in enumerate(drawn(20)):
+            container.mux(pictures.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            samples = np.zeros((1, 1024), np.float32)
+            frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = 16000, 1024 * number, Fraction(1, 16000)
+            container.mux(tone.encode(frame))
+        container.mux(pictures.encode())
+        container.mux(tone.encode())
+    assert np.array_equal(read(path), all_frames(path))
+    with open_video(path) as video:
+        assert video.frames == 20
+        assert [*video.read([])] == []
+
+
 def test_frames_at_uneven_times_are_counted_and_timed(tmp_path):
     times = np.cumsum(np.random.default_rng(0).integers(1, 5, 30)).tolist()
     path = write_video(tmp_path / "a.mp4", 30, times=times)

@@ -30,7 +30,7 @@ FILES_PER_WORKER = 8  # pipes, and the tensors of batches that are on their way
 class View(Protocol):
     """The transform of one image and its target; pickled to the workers of data loaders."""
 
-    # whether it takes an image file, its path or its bytes, in place of a decoded image
+    # whether it takes a file of an image or a video, its path or its bytes, and no decoded image
     decodes_files: ClassVar[bool]
 
     @property
@@ -39,7 +39,10 @@ class View(Protocol):
     def __call__(
         self, image: Any, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
-        """An image, PIL or a file, and its target -> uint8 (H, W, C) and their target."""
+        """An image, PIL or a file, and its target -> uint8 (H, W, C) and their target.
+
+        Of a video (T, H, W, C), or (V, T, H, W, C) for several views.
+        """
         ...
 
 
@@ -151,7 +154,7 @@ class Batches:
         repeats: int = 1,  # views of an image in an epoch
         distinct_views: int = 0,  # views of an image before the first repeats; 0: one per epoch
         collate: Callable[[list[Any]], Any] = class_indices,  # targets of N samples -> `targets`
-        # uint8 (N, H, W, C) -> `Batch.x`, on the device
+        # uint8 (N, H, W, C), of clips (N, T, H, W, C) -> `Batch.x`, on the device
         to_x: Callable[[Tensor, Preprocessing], Tensor] = to_input,
     ):
         if not len(images):
@@ -286,7 +289,7 @@ class _Views(Dataset[_Item]):
 
 @dataclass(frozen=True)
 class _Collate:
-    """Items -> pixels (N, H, W, C), targets, indices, and the reasons of unreadable images."""
+    """Items -> pixels (N, ...), targets, indices, and the reasons of unreadable images."""
 
     collate: Callable[[list[Any]], Any]
 
