@@ -213,6 +213,48 @@ def test_what_is_no_video_is_named_with_the_reason(tmp_path):
     assert len(read(write_video(tmp_path / "two.mp4", 2))) == 2
 
 
+def test_a_title_in_another_encoding_is_no_reason_against_the_pictures(tmp_path):
+    with av.open(tmp_path / "a.mkv", "w") as container:
+        container.metadata["title"] = "A title of Z."
+        stream = container.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for pixels in drawn(5):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    data = (tmp_path / "a.mkv").read_bytes()
+    latin = data.replace(b"title of Z", b"title of \xe9")
+    assert latin != data
+    assert np.array_equal(read(latin), read(data))
+
+
+def test_random_damage_ends_in_frames_or_in_one_line(tmp_path):
+    files = [
+        write_video(tmp_path / name, 20, **how).read_bytes()
+        for name, how in {
+            "a.mp4": dict(options={"movflags": "faststart", "g": "8"}),
+            "a.mkv": {},
+            "a.avi": dict(codec="mpeg4"),
+            "a.mpg": dict(codec="mpeg2video"),
+            "a.flv": dict(codec="flv"),
+        }.items()
+    ]
+    rng, read_whole, reasons = np.random.default_rng(0), 0, []
+    for number in range(500):
+        data = bytearray(files[number % len(files)])
+        most = len(data) if number % 2 else min(len(data), 2000)
+        for place in rng.integers(most, size=rng.integers(1, 30)):
+            data[place] = rng.integers(256)
+        try:
+            with open_video(bytes(data)) as video:
+                frames = [*video.read(sorted({0, video.frames // 2, video.frames - 1}))]
+            assert len(frames) in (2, 3)
+            read_whole += 1
+        except UnreadableImage as error:
+            reasons.append(error.reason)
+    assert min(read_whole, len(reasons)) > 50
+    assert not [reason for reason in reasons if not reason or "\n" in reason]
+
+
 @pytest.mark.parametrize(
     "playlist",
     [

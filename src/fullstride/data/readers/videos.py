@@ -76,10 +76,10 @@ def open_video(source: Path | bytes) -> Iterator[Video]:
     with _unreadable(name):
         file = BytesIO(source) if isinstance(source, bytes) else open_regular(source)
     with file:
-        with _unreadable(name):
+        with _unreadable(name, "it is broken: "):
             container, stream = _open(file, name)
         with container:
-            with _unreadable(name):
+            with _unreadable(name, "it is broken: "):
                 index = _index(container, stream, name)
                 _check_frames(name, len(index.times))
             first, base = index.times[0], float(stream.time_base or 0)
@@ -177,7 +177,8 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
         "max_pixels": str(round(1e6 * MAX_MEGAPIXELS)),
     }
     try:
-        container = av.open(file, "r", options=options)
+        # titles in other encodings than UTF-8 are no reason against the pictures
+        container = av.open(file, "r", options=options, metadata_errors="replace")
     except FFmpegError as error:
         kinds = "an MP4, MOV, MKV, WebM, AVI, MPEG, FLV or WMV video"
         reason = "it is empty" if not file.seek(0, os.SEEK_END) else f"it is not {kinds}, or broken"
@@ -189,6 +190,8 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
             raise UnreadableImage(name, "it has no pictures, only sound or text")
         stream = streams[0]
         context = stream.codec_context
+        if context is None:
+            raise UnreadableImage(name, "its pictures are in a format that FFmpeg does not know")
         if context.width * context.height > 1e6 * MAX_MEGAPIXELS:
             raise UnreadableImage(
                 name,
@@ -262,7 +265,7 @@ class _Reader:
         size, done, key = None, 0, self._key(wanted[0])
         needed = {self.index.times[number] for number in wanted}
         picture_of = _Pictures()
-        with _unreadable(self.name):
+        with _unreadable(self.name, "it is broken: "):
             while done < len(wanted):
                 before = done
                 for frame in self._decode(key, wanted[done:], needed):
@@ -382,7 +385,7 @@ class _Deadline:
 
 
 @contextmanager
-def _unreadable(name: str) -> Iterator[None]:
+def _unreadable(name: str, before: str = "") -> Iterator[None]:
     """Any error of a broken file as UnreadableImage; FFmpeg and PyAV raise many kinds."""
     try:
         yield
@@ -392,4 +395,5 @@ def _unreadable(name: str) -> Iterator[None]:
         text = getattr(error, "strerror", None) or str(error)
         if text.startswith(f"{name} "):  # of `open_regular`
             text = f"it{text.removeprefix(name)}"
-        raise UnreadableImage(name, " ".join(text.split()) or type(error).__name__) from error
+        reason = " ".join(text.split()) or type(error).__name__
+        raise UnreadableImage(name, f"{before}{reason}") from error
