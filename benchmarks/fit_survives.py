@@ -13,7 +13,7 @@ the files that were complete, and the comparisons.
 
 With `--teacher` the fit has hours, and of its two networks the better one is beyond the budget, so
 that it trains as a teacher, and the other once more as its student. The moments are uniform over
-these two trainings and what follows.
+these two trainings and what follows. `ships` is the network that shipped, the student or not.
 """
 
 import argparse
@@ -40,7 +40,7 @@ FIT = ["fit", "digits", "--weights", "none", "--formats", "onnx", "--train-devic
 COMMAND = [*FIT, "--budget-ms", "50", "--epochs", "6", "--precisions", "fp32", "int8"]
 COMMAND += ["--candidates", "genet_tiny", "resnet_rs_tiny", "--resolutions", "16", "24"]
 # Of a network of 0.06 ms here and one of 1 ms.
-TEACHING = [*FIT, "--budget-ms", "0.25", "--hours", "10", "--epochs", "4", "--precisions", "fp32"]
+TEACHING = [*FIT, "--budget-ms", "0.25", "--hours", "10", "--precisions", "fp32"]
 # What is complete once it is there. ship/times.json has a second measurement where the first one
 # is in doubt, and seconds.json grows.
 ONCE = ("*.json", "times/*.json", "training_times/*.json", "rungs/*/*.json", "ship/*.json")
@@ -60,9 +60,10 @@ def start(folder: Path, command: Sequence[str] = COMMAND) -> subprocess.Popen[st
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def with_teacher(folder: Path) -> list[str]:
+def with_teacher(folder: Path, epochs: int) -> list[str]:
     """The command of a fit with a teacher; its networks are written to `folder`."""
-    spec, words = zoo.spec("genet_tiny"), [*TEACHING, "--candidates"]
+    spec = zoo.spec("genet_tiny")
+    words = [*TEACHING, "--epochs", str(epochs), "--candidates"]
     for name, width, side in (("small", 0.25, 12), ("large", 2.0, 32)):
         path = folder / f"{name}.json"
         path.write_text(replace(spec.scaled(width=width), resolution=side).to_json())
@@ -181,11 +182,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--teacher", action="store_true", help="a fit that trains a teacher")
+    parser.add_argument("--epochs", type=int, default=4, help="of each training with a teacher")
     args = parser.parse_args(words)
     draw = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
         first, second, third = (Path(temporary) / name for name in ("first", "second", "third"))
-        command = with_teacher(Path(temporary)) if args.teacher else COMMAND
+        command = with_teacher(Path(temporary), args.epochs) if args.teacher else COMMAND
         moments = left_alone(first, command)
         print(f"alone: {len(moments)} files in {moments[-1]:.1f} s", flush=True)
         kills = []
@@ -199,12 +201,15 @@ def main(words: Sequence[str] | None = None) -> None:
         copy_measured(second, third)
         fail_on_error(start(third, command))
         killed, alone = digests(second), digests(third)
+        shipment = json.loads((third / "fit.json").read_text())["shipment"]
+        ships = shipment["files"][shipment["best"]]["candidate"]
     different = sorted(name for name in {*killed, *alone} if killed.get(name) != alone.get(name))
     again = [name for name in before if after[name] != before[name]]
     result = {
         "environment": asdict(Environment.here()),
         "command": " ".join(command).replace(f"{temporary}/", ""),
         "seconds": round(moments[-1], 1),
+        "ships": ships,
         "kills": kills,
         "written_again": [name for kill in kills for name in kill["written_again"]] + again,
         "same": not different,
