@@ -24,6 +24,7 @@ def estimate(
     json: bool = False,
     task: str = "",
     classes: int | None = None,
+    frames: int | None = None,
 ) -> None:
     """Estimate the time of networks on a device that need not be present, the fastest first.
 
@@ -38,6 +39,7 @@ def estimate(
         task: Of names: with the head of this task, such as detect, segment or depth, and what it
             computes of the network's maps. Runs and bundles have their own.
         classes: Of names: outputs for so many classes; by default each network's own.
+        frames: Of names of networks of clips: so many frames; by default each one's own.
     """
     from fullstride import tasks
     from fullstride.latency.by_name import estimate_by_name, estimates_json
@@ -45,7 +47,7 @@ def estimate(
     from fullstride.report import console_lines, console_tables
 
     device = load_profile(profile)
-    networks = [tasks.find_network(model, task, classes) for model in models]
+    networks = [tasks.find_network(model, task, classes, frames) for model in models]
     rows = estimate_by_name(networks, device, batch, resolution, training=train)
     if json:
         print(dumps(estimates_json(rows, device)))

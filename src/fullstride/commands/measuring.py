@@ -45,6 +45,7 @@ def cost(
     step_recipe: StepRecipe = "",
     task: str = "",
     classes: int | None = None,
+    frames: int | None = None,
 ) -> None:
     """Print the cost of a network and of its stages: parameters, multiply-adds (MACs) and bytes.
 
@@ -63,6 +64,7 @@ def cost(
         task: Of a name: count the head of this task too, such as detect, segment or depth, with
             what it computes of the network's maps. Runs and bundles have their own.
         classes: Of a name: outputs for so many classes; by default the network's own.
+        frames: Of the name of a network of clips: so many frames; by default its own.
     """
     from fullstride import tasks
     from fullstride.measure.network_cost import network_cost
@@ -75,7 +77,7 @@ def cost(
         raise ValueError(f"--recipe {step_recipe} is for --train: say --train too")
     step = training_step(step_recipe, resolution=resolution, precision=precision)
     counted = step["resolution"], find_precision(step["precision"])
-    network = tasks.find_network(model, task, classes)
+    network = tasks.find_network(model, task, classes, frames)
     total = network_cost(network, *counted, training=train, form=step["form"])
     if layers:
         print(*console_lines.layer_lines(total), sep="\n")

@@ -13,7 +13,9 @@ UNUSUAL = {  # operators that not every ConvNet has
     "product": "attention",
 }
 # How names of ATen's operators begin that heads of tasks have, and which no profile was fitted on.
+OF_FRAMES = "conv3d"
 OUTSIDE = {
+    OF_FRAMES: "convolutions of frames",
     "topk": "sorting",
     "gather": "choosing of candidates",
     "bmm": "suppression of boxes",

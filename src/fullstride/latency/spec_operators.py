@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fullstride.latency.network_kinds import OF_FRAMES
 from fullstride.measure.cost.operators import (
     AFTER_PRODUCT,
     ALONE,
@@ -55,6 +56,8 @@ def operators_with_names(
     network: zoo.NamedNetwork, resolution: int
 ) -> tuple[Operators, frozenset[str]]:
     """The operators of a network, and ATen's names of them where it has the head of a task."""
+    if network.spec.frames:
+        return operators_of(network.spec, resolution), frozenset({OF_FRAMES})
     if network.head is None:
         return operators_of(network.spec, resolution), frozenset()
     return traced_with_names(network.build, resolution, network.spec.in_channels)
@@ -86,7 +89,7 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
     check_range("resolution", side, MOST_CHANNELS)
     stem = NAMES.get(spec.stem)
     branches = [NAMES.get(stage.block) for stage in spec.stages]
-    if stem not in WALKS or not BRANCHES.keys() >= set(branches):
+    if stem not in WALKS or not BRANCHES.keys() >= set(branches) or spec.frames:
         yield (("network", spec, side), ()), 1
         return
     options = (side % 4 > 0, spec.in_channels > 1 or side > 4) if stem == "SpaceToDepthStem" else ()

@@ -211,7 +211,7 @@ def measure_all(
 
     def summary(name: str) -> Measurement:
         step = steps[name]
-        side = step.shape[2] if isinstance(step, Step) else protocol.resolution
+        side = step.shape[-1] if isinstance(step, Step) else protocol.resolution
         p50, p90, p99 = (float(p) for p in np.percentile(samples[name], (50, 90, 99)))
         online = protocol.name == "online"
         trim = round(protocol.trim * len(samples[name]))

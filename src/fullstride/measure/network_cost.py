@@ -16,10 +16,11 @@ from fullstride.nets.spec import NetSpec
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkCost:
-    """The cost of one image."""
+    """The cost of one image, or clip."""
 
     name: str
     source: str  # of the network's specification
+    frames: int  # of a clip; 0: of images
     resolution: int  # pixels a side
     precision: Precision
     whole: Cost
@@ -83,7 +84,7 @@ def network_cost(
     if step is not None:
         names = {row.stage for row in stages}
         stages += [StageCost(stage, 0, 0, 0, 0) for stage in step.by_stage if stage not in names]
-        if isinstance(spec, NetSpec):
+        if isinstance(spec, NetSpec) and not spec.frames:
             for label, int8 in (("fused", False), ("fused with int8 activations", True)):
                 others[label] = saved(efficiency="fused", int8=int8).bytes_per_image
         if is_compiled(form.efficiency):
@@ -94,6 +95,7 @@ def network_cost(
     return NetworkCost(
         name=name,
         source=spec.source,
+        frames=spec.frames,
         resolution=side,
         precision=precision,
         whole=cost(build, side, spec.in_channels),

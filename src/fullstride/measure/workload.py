@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.nets import fused_form
-from fullstride.nets.backbone import Backbone
+from fullstride.nets.backbone import Backbone, batch_shape
 from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.precision import SPELLINGS, short_precision
@@ -88,8 +88,9 @@ class Step:
         efficiency: Efficiency = "plain",
     ):
         self.device, self.work, self.dtype = device, work, getattr(torch, precision)
-        self.format = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}[layout]
-        self.shape = batch, in_channels, resolution, resolution
+        self.shape = batch_shape(net, batch, in_channels, resolution)
+        last = torch.channels_last_3d if len(self.shape) == 5 else torch.channels_last
+        self.format = {"nchw": torch.contiguous_format, "nhwc": last}[layout]
         dtype = torch.float32 if self.trains else self.dtype
         own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)
         self.net = own.train(self.trains).to(device, dtype).to(memory_format=self.format)
@@ -132,7 +133,7 @@ class Step:
     def random_images(self) -> Tensor:
         # An exported file decides the type and layout of its input.
         if own := getattr(self.net, "random_images", None):
-            return own(self.shape[0], self.shape[2])
+            return own(self.shape[0], self.shape[-1])
         images = torch.randn(
             self.shape, device=self.device, dtype=torch.float32 if self.trains else self.dtype
         )

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -43,6 +44,17 @@ def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
     """
     side = spec.resolution if resolution is None else resolution
     return (spec.in_channels, *([spec.frames] if spec.frames else []), side, side)
+
+
+def batch_shape(net: nn.Module, batch: int, in_channels: int, resolution: int) -> tuple[int, ...]:
+    """Of a batch for `net`: (N, C, H, W), or (N, C, T, H, W) with the frames of its spec."""
+    frames = net.spec.frames if isinstance(net, Backbone) else 0
+    return (batch, in_channels, *([frames] if frames else []), resolution, resolution)
+
+
+def channels_last(spec: Spec) -> torch.memory_format:
+    """The memory format of its inputs with the channels of a pixel side by side."""
+    return torch.channels_last_3d if spec.frames else torch.channels_last
 
 
 def input_text(spec: Spec) -> str:

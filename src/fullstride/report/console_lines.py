@@ -42,8 +42,9 @@ def offline_lines(summary: "Summary", out: "Path") -> list[str]:
 
 def whole_lines(cost: "NetworkCost") -> list[str]:
     side, whole = cost.resolution, cost.whole
+    frames = f"{cost.frames} frames of " if cost.frames else ""
     return [
-        f"{cost.name} at {side} x {side} pixels, from {cost.source}",
+        f"{cost.name} at {frames}{side} x {side} pixels, from {cost.source}",
         f"{whole.params:,} parameters, {whole.macs:,} MACs, {whole.activations:,} activations",
         f"MACs are multiply-adds; FLOPs are 2 x MACs: {2 * whole.macs:,}",
     ]

@@ -81,15 +81,17 @@ def load(what: str | Path, name: str | None = None, options: LoadOptions = BY_DE
     return zoo.load(what, name, build_head, options)
 
 
-def find_network(name: str, task: str = "", classes: int | None = None) -> zoo.NamedNetwork:
+def find_network(
+    name: str, task: str = "", classes: int | None = None, frames: int | None = None
+) -> zoo.NamedNetwork:
     """The network of a name with the head of `task` for so many classes, or that at a path.
 
-    The task is by default classification, and the classes those of the network. What is at a path
-    has its own. Raises ValueError, in one line.
+    The task is by default classification, and the classes, and the frames of a clip, those of the
+    network. What is at a path has its own. Raises ValueError, in one line.
     """
     if Path(name).exists() and not zoo.is_spec_file(name):
-        if task or classes:
-            what = f"task {task}" if task else f"classes {classes}"
+        given = {"task": task, "classes": classes, "frames": frames}
+        if what := next((f"{key} {value}" for key, value in given.items() if value), ""):
             raise ValueError(f"--{what} is for names of networks, {name} has its own: leave it out")
         bundle = load(name)
         head = None if bundle.net.task_head is None else partial(build_head, bundle)
@@ -98,6 +100,10 @@ def find_network(name: str, task: str = "", classes: int | None = None) -> zoo.N
         raise ValueError(f"--classes {classes}: use 1 or more")
     spec = zoo.spec(name)
     spec = spec if classes is None else replace(spec, classes=classes)
+    if frames is not None:
+        if not spec.frames or frames < 1:
+            raise ValueError(f"--frames {frames} of {name}: use 1 or more, of networks of clips")
+        spec = replace(cast(NetSpec, spec), frames=frames)
     kind = find_task(task or "classify").for_classes([*map(str, range(spec.classes))])
     return zoo.NamedNetwork(name, spec, None if type(kind).head is Task.head else kind.head)
 

@@ -12,6 +12,7 @@ from fullstride.measure.cost.operators import OPERATOR_KINDS, PRODUCTS
 from fullstride.measure.cost.stages import stages
 from fullstride.measure.cost.tracer import Tracer
 from fullstride.measure.workload import Precision
+from fullstride.nets.backbone import batch_shape
 from fullstride.nets.spec import MOST_CHANNELS
 from fullstride.strict_json import check_range
 
@@ -77,7 +78,7 @@ def operator_costs(
     check_range("resolution", resolution, MOST_CHANNELS)
     net, size = on_meta(net), getattr(torch, precision).itemsize
     stage_of = {id(module): stage for stage, modules in stages(net).items() for module in modules}
-    image = torch.empty(1, in_channels, resolution, resolution, device="meta")
+    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
     tracer = Tracer(image)
     active, positions = [(REST, "", net)], []  # (stage, path, module): the stack, and of each row
 

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from fullstride.nets.backbone import batch_shape
+
 COUNTED = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
 
@@ -87,7 +89,7 @@ def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels:
     """
     with torch.device("meta"):
         net = build().eval().requires_grad_()
-    image = torch.empty(1, in_channels, resolution, resolution, device="meta")
+    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
     with unfit_image(image):
         outputs = [leaf for leaf in tree_leaves(net(image)) if leaf.requires_grad]
     parameters = dict(net.named_parameters())
@@ -116,7 +118,7 @@ def run(net: nn.Module, resolution: int, in_channels: int) -> list[LayerCost]:
     for name, layer in net.named_modules():
         if isinstance(layer, COUNTED):
             watch(name, layer)
-    image = torch.empty(1, in_channels, resolution, resolution, device="meta")
+    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
     with unfit_image(image), torch.inference_mode():
         net(image)
     return rows

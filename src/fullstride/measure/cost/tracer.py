@@ -25,6 +25,7 @@ from fullstride.measure.cost.operators import (
     elementwise,
     linear,
 )
+from fullstride.nets.backbone import batch_shape
 from fullstride.nets.spec import MOST_CHANNELS
 from fullstride.strict_json import check_range
 
@@ -51,7 +52,7 @@ def traced(
 def _trace(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int) -> "Tracer":
     check_range("resolution", resolution, MOST_CHANNELS)
     net = on_meta(net)
-    image = torch.empty(1, in_channels, resolution, resolution, device="meta")
+    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
     tracer = Tracer(image)
     # Not inference_mode, which would hide the parts of composite operators.
     with unfit_image(image), torch.no_grad(), tracer:
@@ -70,6 +71,7 @@ STATISTICS = ("native_layer_norm", "_softmax", "_safe_softmax", "linalg_vector_n
 REDUCTIONS = ("mean", "sum", "amax", "var", "std", "argmax")
 REDUCTIONS += ("_adaptive_avg_pool2d", "adaptive_max_pool2d")
 POOLS = ("max_pool2d_with_indices", "avg_pool2d", "upsample", "_upsample", "grid_sampler", "im2col")
+POOLS += ("max_pool3d_with_indices", "avg_pool3d")
 COPIES = ("cat", "stack", "clone", "copy_", "_to_copy", "pad", "roll", "index", "gather", "repeat")
 COPIES += ("flip", "unfold")
 MATRICES = ("addmm", "mm", "bmm", "baddbmm", "_scaled_dot_product")

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fullstride.measure.cost.flops import on_meta
 from fullstride.measure.cost.stages import stages
 from fullstride.measure.workload import Precision
+from fullstride.nets.backbone import batch_shape
 
 # Images of two batches. Bytes that grow from one to the other are per image, others are fixed.
 FEW, MORE = 2, 4
@@ -118,7 +119,7 @@ def saved_storages(
                 partial(enter, location, stage_of.get(id(module)), path)
             )
             module.register_forward_hook(partial(leave, location))
-        images = torch.empty(batch, in_channels, resolution, resolution, device=device)
+        images = torch.empty(batch_shape(net, batch, in_channels, resolution), device=device)
         try:
             with (
                 torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),

@@ -9,7 +9,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
 from fullstride.measure.workload import Precision, compiling
-from fullstride.nets.backbone import Backbone
+from fullstride.nets.backbone import Backbone, batch_shape
 from fullstride.nets.compile import CustomOperators, RecomputePartitioner
 
 # Images. A tensor counts as one of the batch where its first dimension has this size.
@@ -81,7 +81,8 @@ def compiled_bytes(
             net, fullgraph=True, dynamic=False, options={"custom_partitioner_fn": partitioner}
         )
         try:
-            call(torch.empty(BATCH, in_channels, resolution, resolution, dtype=dtype), *masks)
+            shape = batch_shape(net, BATCH, in_channels, resolution)
+            call(torch.empty(shape, dtype=dtype), *masks)
         except RuntimeError:  # torch wraps the exception that ended it
             if partitioner.bytes_per_image is None:
                 raise

@@ -5,6 +5,7 @@ out of it before. `python -m fullstride.measure.memory.max_batch` is that proces
 """
 
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -34,6 +35,7 @@ from fullstride.measure.workload import (
     fused_copy,
     in_training_form,
 )
+from fullstride.nets.backbone import batch_shape
 from fullstride.nets.efficiency import PLAIN, Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import measurable
@@ -98,7 +100,8 @@ def predict(
     weights = sum(p.numel() for p in net.parameters()) * FLOAT_BYTES
     statistics = sum(b.numel() for b in net.buffers()) * FLOAT_BYTES
     # In float32, the image is among the saved tensors, of the first convolution.
-    image = in_channels * resolution**2 * FLOAT_BYTES if precision != "float32" else 0
+    shape = batch_shape(net, 1, in_channels, resolution)
+    image = math.prod(shape) * FLOAT_BYTES if precision != "float32" else 0
     return Prediction(
         bytes_per_image=saved_bytes + image,
         largest_map=eager.largest_map,
