@@ -19,7 +19,11 @@ TIMM = {
 
 
 def randomise(
-    net: nn.Module, generator: torch.Generator, resolution: int = 64, channels: int = 3
+    net: nn.Module,
+    generator: torch.Generator,
+    resolution: int = 64,
+    channels: int = 3,
+    frames: int = 0,
 ) -> nn.Module:
     """Draw all that an initialisation leaves at zero or one, and leave `net` in evaluation mode.
 
@@ -35,19 +39,21 @@ def randomise(
 
     def settle(norm: nn.BatchNorm2d, inputs: tuple[Tensor]):
         x = inputs[0]
-        norm.running_mean.copy_(x.mean((0, 2, 3)) + x.std() * normal(norm.running_mean, 0.3))
+        means = x.transpose(0, 1).flatten(1).mean(1)
+        norm.running_mean.copy_(means + x.std() * normal(norm.running_mean, 0.3))
         norm.running_var.copy_(x.var() * between(norm.running_var, 0.5, 1.5))
 
     with torch.no_grad():
         hooks = []
         for layer in net.modules():
-            if isinstance(layer, nn.BatchNorm2d):
+            if isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d):
                 layer.weight.copy_(between(layer.weight, 0.5, 1.5) * normal(layer.weight, 1).sign())
                 layer.bias.copy_(normal(layer.bias, 0.3))
                 hooks.append(layer.register_forward_pre_hook(settle))
-            elif isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+            elif isinstance(layer, nn.Conv2d | nn.Conv3d | nn.Linear) and layer.bias is not None:
                 layer.bias.copy_(normal(layer.bias, 1))
-        net.eval()(torch.randn(2, channels, resolution, resolution, generator=generator))
+        size = (*([frames] if frames else []), resolution, resolution)
+        net.eval()(torch.randn(2, channels, *size, generator=generator))
         for hook in hooks:
             hook.remove()
     return net

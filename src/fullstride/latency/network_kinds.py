@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fullstride.latency.spec_operators import OF_FRAMES
 from fullstride.measure.cost.operators import KIND, Operators
 
 UNUSUAL = {  # operators that not every ConvNet has
@@ -13,7 +14,6 @@ UNUSUAL = {  # operators that not every ConvNet has
     "product": "attention",
 }
 # How names of ATen's operators begin that heads of tasks have, and which no profile was fitted on.
-OF_FRAMES = "conv3d"
 OUTSIDE = {
     OF_FRAMES: "convolutions of frames",
     "topk": "sorting",

@@ -21,6 +21,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
 from fullstride.nets.weights.convert import fit
+from fullstride.nets.weights.inflate import inflated
 from fullstride.nets.weights.key_maps import no_init
 from fullstride.nets.weights.reader import read_flat
 from fullstride.outputs import Output, has_keys
@@ -244,8 +245,12 @@ def load_network(
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
-    """Copy every weight whose name and shape agree; returns the names of the others in `target`."""
-    state, old = source.state_dict(), target.state_dict()
+    """Copy every weight whose name and shape agree; returns the names of the others in `target`.
+
+    Kernels of a network of images are inflated for one of clips, see `inflated`.
+    """
+    old = target.state_dict()
+    state = inflated(source.state_dict(), old)
     unchanged = [
         name for name, value in old.items() if name not in state or state[name].shape != value.shape
     ]

@@ -90,8 +90,8 @@ def find_network(
     network. What is at a path has its own. Raises ValueError, in one line.
     """
     if Path(name).exists() and not zoo.is_spec_file(name):
-        given = {"task": task, "classes": classes, "frames": frames}
-        if what := next((f"{key} {value}" for key, value in given.items() if value), ""):
+        options = {"task": task, "classes": classes, "frames": frames}
+        if what := next((f"{key} {value}" for key, value in options.items() if value), ""):
             raise ValueError(f"--{what} is for names of networks, {name} has its own: leave it out")
         bundle = load(name)
         head = None if bundle.net.task_head is None else partial(build_head, bundle)
