@@ -171,6 +171,11 @@ def test_a_folder_has_its_frames_in_natural_order(tmp_path):
     assert frames_size(folder) == sum(each.stat().st_size for each in folder.glob("i*.png"))
     with open_video(folder) as video:
         assert (video.frames, video.rate, video.times) == (12, None, None)
+    size = frames_size(folder)
+    (folder / "img12.png").symlink_to(tmp_path / "nowhere.png")
+    assert frames_size(folder) == size
+    assert "'img12.png': No such file" in reason(folder)
+    assert frames_size(tmp_path / "nowhere") == frames_size(tmp_path) == 0
 
 
 def test_the_picture_of_a_video_is_its_middle_frame(tmp_path):

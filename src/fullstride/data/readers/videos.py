@@ -9,7 +9,7 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
@@ -130,8 +130,13 @@ def frame_names(folder: Path) -> list[str]:
 
 
 def frames_size(folder: Path) -> int:
-    """The bytes of the frames in a folder; 0 where there are none."""
-    return sum(os.stat(folder / name).st_size for name in frame_names(folder))  # noqa: PTH116
+    """The bytes of the frames in a folder that can be reached; 0 where there are none."""
+    size = 0
+    with suppress(OSError):  # of a folder that cannot be listed
+        for name in frame_names(folder):
+            with suppress(OSError):  # a broken link is reported when it is read
+                size += (folder / name).stat().st_size
+    return size
 
 
 def _open_folder(folder: Path) -> Video:
