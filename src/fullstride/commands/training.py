@@ -152,6 +152,8 @@ def validate(
     device: Device = "auto",
     per_class: bool = False,
     tta: Literal["none", "flip"] = "none",
+    views: str = "",
+    clip_starts: Literal["inclusive", "slowfast"] = "inclusive",
     out: Path | None = None,
     loading: Loading = BY_DEFAULT,
 ) -> None:
@@ -167,6 +169,11 @@ def validate(
         device: Where to compute.
         per_class: Print the precision, recall and F1 of each class too, where the task has classes.
         tta: With flip, score the mean of the probabilities of an image and of its mirror image.
+        views: Of a video, CLIPSxCROPS: score the mean of the probabilities of so many clips all
+            over it, and 3 crops of each from side to side, or 1. 10x3 is the 30-view protocol;
+            --resolution 256 --crop 1 make its crops as large as the shorter side.
+        clip_starts: Where the clips of --views begin: inclusive, evenly up to the last possible
+            start (TensorFlow's code), or slowfast, which does not reach it (PySlowFast's).
         out: A JSON file for all scores, those of each class and the confusion matrix.
     """
     from fullstride import tasks
@@ -174,6 +181,7 @@ def validate(
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import validation_lines
     from fullstride.report.console_tables import class_table
+    from fullstride.tasks.video.views import views_of
     from fullstride.train import score_file
     from fullstride.train.run_data import images_to_score
     from fullstride.train.scoring import score_bundle
@@ -185,7 +193,8 @@ def validate(
     report_ignored(on.data.ignored, on.notes)
     if tta == "flip":
         check_tta(bundle, on.data)
-    result = score_bundle(bundle, on.images, place, mirrored=tta == "flip")
+    several = views_of(views, bundle.preprocessing, clip_starts) if views else None
+    result = score_bundle(bundle, on.images, place, mirrored=tta == "flip", views=several)
     report_skipped(result.skipped)
     metrics = tasks.find_task(bundle.task).metrics(tasks.common_metric([bundle]))
     for line in validation_lines(on.split, result, metrics, bundle.classes, on.missing):

@@ -74,6 +74,7 @@ def create(
     width: float = 1.0,
     depth: float = 1.0,
     resolution: int | None = None,
+    frames: int | None = None,
     efficiency: Literal["plain", "fused"] = "plain",
     padded: bool = False,
     int8: bool = False,
@@ -83,10 +84,11 @@ def create(
     The name may also be the path of a JSON file with a spec, as `to_json` of a spec writes it.
     `num_classes` is timm's name of `classes`, and is read too.
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
-    `resolution` is the intended one, in pixels per side; other sizes work too. With `efficiency`
-    fused, a training step saves fewer tensors, and with `int8` smaller ones (see
-    `nets.fused.network.to_fused`); training sets both as its recipe says. `padded`: with channels
-    padded to multiples of 8 by zeros. These are for networks that `fullstride zoo` lists.
+    `resolution` is the intended one, in pixels per side, and `frames` that of a network of clips;
+    other sizes work too. With `efficiency` fused, a training step saves fewer tensors, and with
+    `int8` smaller ones (see `nets.fused.network.to_fused`); training sets both as its recipe says.
+    `padded`: with channels padded to multiples of 8 by zeros. These are for networks that
+    `fullstride zoo` lists.
     """
     if current_name(efficiency) not in ("plain", "fused"):
         raise ValueError(
@@ -107,7 +109,8 @@ def create(
                 "lists"
             )
         base = base.scaled(width=width, depth=depth)
-    changes = dict(classes=classes, in_channels=in_channels, resolution=resolution)
+    changes = dict(classes=classes, in_channels=in_channels)
+    changes |= dict(resolution=resolution, frames=frames)
     net = build(
         replace(base, **{key: value for key, value in changes.items() if value is not None})
     )

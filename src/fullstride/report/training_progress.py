@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fullstride.console import Bar, report_skipped
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.environment import Environment
+from fullstride.nets.backbone import input_shape
 from fullstride.nets.bundle import Metadata, read_metadata
 from fullstride.report.console_lines import test_line
 from fullstride.report.format import count, three_digits
@@ -98,6 +99,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     threads = f", threads: {environment.threads}" if plan.device.type == "cpu" else ""
     processes = f", processes: {plan.processes}" if plan.processes > 1 else ""
     total = cost(plan.net, side, plan.net.spec.in_channels)
+    shape = " x ".join(map(str, input_shape(plan.net.spec, side)[1:]))
     weights = f"weights from {plan.weights}" if plan.weights else "random weights"
     passes = f" in {recipe.grad_accum_steps} passes" if recipe.grad_accum_steps > 1 else ""
     layout = "channels last" if recipe.channels_last else "contiguous"
@@ -112,7 +114,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"device   {environment.device}{threads}{processes}, workers: {plan.workers}",
         f"data     {data.where}: {len(data.classes):,} {noun}; images: {', '.join(splits)}",
         f"network  {plan.model}: {count(total.params)} parameters, "
-        f"{three_digits(total.macs / 1e9)} GMACs at {side} x {side}, {weights}",
+        f"{three_digits(total.macs / 1e9)} GMACs at {shape}, {weights}",
         f"recipe   {name_of_recipe(plan)}: {recipe.epochs:.4g} epochs x "
         f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images"
         f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, "

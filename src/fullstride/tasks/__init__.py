@@ -21,6 +21,7 @@ from fullstride.tasks.multilabel.task import MultiLabel
 from fullstride.tasks.retrieval.task import Retrieval
 from fullstride.tasks.segment.task import Segment
 from fullstride.tasks.task import Metric, Task
+from fullstride.tasks.video.task import Video
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,
@@ -29,6 +30,7 @@ TASKS: dict[str, type[Task]] = {
     "retrieval": Retrieval,
     "segment": Segment,
     "depth": Depth,
+    "video": Video,
 }
 
 

@@ -70,6 +70,7 @@ class Task(ABC):
     # whether a target is the index of one class, which mixup, CutMix, teachers, batches by class
     # and int8 files require
     single_label: ClassVar[bool] = False
+    takes_clips: ClassVar[bool] = False  # whether its networks are those of clips, not of images
     # fields of a recipe that not every task has a use for, and this one has
     recipe_fields: ClassVar[frozenset[str]] = frozenset()
     # name of the recipe where none is chosen; "": the one for the data and the weights

@@ -24,6 +24,9 @@ TASK_FIELDS = {
     "focal_weight_gradient": "several labels of an image",
     "embedding_size": "embeddings",
     "normalise_embedding": "embeddings",
+    "frames": "clips",
+    "frame_stride": "clips",
+    "short_side": "clips",
     "jitter": "boxes and masks",
     "box_augmentation": "boxes",
     "head_width": "boxes or pixels",
@@ -78,6 +81,11 @@ def training_batches(
 
 def check_task(task: Task, recipe: Recipe) -> None:
     """Raises ValueError if `recipe` asks for what `task` has no use for."""
+    if recipe.unlabelled and task.takes_clips:
+        raise ValueError(
+            f"recipe.unlabelled {recipe.unlabelled} has images, and the task {task.name} clips: "
+            "leave it out"
+        )
     for field in fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
         if value == field.default or name in task.recipe_fields:
@@ -153,6 +161,7 @@ def repeat(batch: Batch, images: int) -> Batch:
         if isinstance(batch.targets, torch.Tensor)
         else [batch.targets[index] for index in indices.tolist()]
     )
+    x = batch.x[on_device]
     # channels last in memory, as from the loader
-    x = batch.x[on_device].contiguous(memory_format=torch.channels_last)
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1)
     return Batch(x, targets, batch.indices[indices])

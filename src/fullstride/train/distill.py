@@ -58,7 +58,7 @@ class Teacher(nn.Module):
         own = bundle.preprocessing
 
         def per_channel(values: tuple[float, ...]) -> Tensor:
-            return torch.tensor(values).view(-1, 1, 1)
+            return torch.tensor(values).view(-1, *([1] if student.frames else []), 1, 1)
 
         scale = per_channel(student.std) / per_channel(own.std)
         shift = (per_channel(student.mean) - per_channel(own.mean)) / per_channel(own.std)
@@ -100,6 +100,9 @@ def matching_teacher(
         raise ValueError(
             f"the teacher {name} takes gray images, the student RGB: use another teacher"
         )
+    if (bundle.preprocessing.frames > 0) != (student.frames > 0):
+        what = "clips and the student images" if student.frames == 0 else "images and not clips"
+        raise ValueError(f"the teacher {name} takes {what}: use another teacher")
     return Teacher(bundle, student, None if match.is_identity else match.outputs)
 
 
@@ -125,6 +128,8 @@ def build_teacher(
     )
     if cache is None:
         return teacher
+    if pre.frames:
+        raise ValueError(f"--teacher-cache {cache} is for images, and not for clips: leave it out")
     if recipe.mixup or recipe.cutmix or recipe.resolutions(pre.resolution):
         raise ValueError(
             "--teacher-cache stores the probabilities of single images at the resolution: set "
@@ -139,6 +144,7 @@ def build_teacher(
             )
     # Earlier caches stay valid: the key has the names of version 0.1, and what it lacks was off.
     preprocessing = asdict(pre)
+    del preprocessing["frames"], preprocessing["frame_stride"]
     if not pre.draft:
         del preprocessing["draft"]
     old_names = {new: old for old, new in RENAMED.items()}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fullstride.nets import fused_form
-from fullstride.nets.backbone import Backbone
+from fullstride.nets.backbone import Backbone, channels_last
 from fullstride.nets.efficiency import is_compiled, is_fused
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
@@ -164,9 +164,10 @@ class Learner:
                 f"recipe.precision {recipe.precision} with recipe.channels_last is not reliable on "
                 "a CPU: set recipe.precision fp32, or use a GPU"
             )
-        self.layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.layout = torch.contiguous_format
         if recipe.channels_last:
-            net.to(memory_format=torch.channels_last)
+            self.layout = channels_last(net.spec)
+            net.to(memory_format=self.layout)
         shares = recipe.sync_bn and context.is_distributed
         if is_fused(recipe.efficiency):
             group = dist.group.WORLD if shares else None

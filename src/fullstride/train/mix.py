@@ -18,10 +18,10 @@ def mix(
     cutmix: float,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Mix every image (N, C, H, W) and its target with the previous one of the batch.
+    """Mix every image and its target with the previous one of the batch.
 
     Args:
-        x: Images.
+        x: Images (N, C, H, W), or clips (N, C, T, H, W), all of whose frames are mixed alike.
         labels: Class indices (N,), or a target for each class (N, K).
         classes: Number of classes K.
         mixup: Alpha of the Beta distribution for mixup (arXiv:1710.09412), 0 for never.
@@ -35,7 +35,7 @@ def mix(
 
     if mixup and (not cutmix or rng.random() < 0.5):
         return apply(v2.MixUp(num_classes=classes), x, labels, lam=float(rng.beta(mixup, mixup)))
-    share, height, width = float(rng.beta(cutmix, cutmix)), *x.shape[2:]
+    share, height, width = float(rng.beta(cutmix, cutmix)), *x.shape[-2:]
     box = box_of(share, rng.random(), rng.random(), height, width)
     x1, y1, x2, y2 = box
     visible = 1 - (x2 - x1) * (y2 - y1) / (width * height)
@@ -47,7 +47,8 @@ def apply(
 ) -> tuple[Tensor, Tensor]:
     """Run a transform with our parameters in place of those that its `make_params` would draw."""
     params |= {"labels": labels, "batch_size": len(x)}
-    return transform.transform(x, params), transform.transform(labels, params)
+    mixed = transform.transform(x.flatten(1, -3), params)  # the transforms know no clips
+    return mixed.view(x.shape), transform.transform(labels, params)
 
 
 def box_of(

@@ -195,6 +195,13 @@ class Recipe:
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # random resized crop: width / height
     # random rotation by up to this angle in either direction
     rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
+    # for clips: frames of one; 0: those of the weights, or the network's own
+    frames: Count = 0
+    # for clips: from a frame to the next one, in frames of the video; 0: that of the weights, or 2
+    frame_stride: Count = 0
+    # for clips, in place of random resized crops: least and most pixels of the shorter side, which
+    # is drawn for each clip, of which a random square is cropped (scale jitter)
+    short_side: tuple[PositiveInt, PositiveInt] | None = None
     # for boxes and masks, in place of random resized crops: side of the whole picture, padded to a
     # square, / side of the view, which is a random crop of it
     jitter: tuple[Positive, Positive] = (1.0, 1.0)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
+from fullstride.data.transforms.clips import ViewsOfVideo
+from fullstride.data.transforms.crop import to_input
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import task_of
@@ -135,13 +137,32 @@ def score_images(
 
 
 def score_bundle(
-    bundle: Bundle, images: Images, device: torch.device | str, *, mirrored: bool = False
+    bundle: Bundle,
+    images: Images,
+    device: torch.device | str,
+    *,
+    mirrored: bool = False,
+    views: ViewsOfVideo | None = None,
 ) -> Evaluation:
-    """What `bundle` achieves on `images`; with `mirrored` by the mean with their mirror images."""
+    """What `bundle` achieves on `images`; with `mirrored` by the mean with their mirror images.
+
+    With `views`, by the mean over these views of each video.
+    """
     net, task = bundle.net.to(device), task_of(bundle)
     if mirrored:
         net, task = MirrorAverage(net, task), task.uncalibrated()
-    return score_images(net, task, images, bundle.preprocessing, device).with_interval()
+    if views is None:
+        return score_images(net, task, images, bundle.preprocessing, device).with_interval()
+    average = ViewAverage(net, task, views.pre)
+    # one video at a time, whose views stay uint8: in float32 they would have four times the bytes
+    batches = Batches(
+        images, views, batch=1, device=device, collate=task.collate, to_x=lambda pixels, _: pixels
+    )
+    try:
+        result = score_batches(average, task.uncalibrated(), batches, SINGLE_PROCESS)
+        return result.with_interval()
+    finally:
+        batches.close()
 
 
 class MirrorAverage(nn.Module):
@@ -156,8 +177,29 @@ class MirrorAverage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         both = [self.task.activate(self.net(each).float()) for each in (x, x.flip(-1))]
-        mean = torch.stack(both).mean(0)
-        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+        return logarithms(torch.stack(both).mean(0))
+
+
+class ViewAverage(nn.Module):
+    """The mean of a network's probabilities for the views of a video.
+
+    Views uint8 (N, V, T, H, W, C) -> (N, K), the logarithms of the means. As many views as the task
+    scores at once become float32 at a time.
+    """
+
+    def __init__(self, net: nn.Module, task: Task, pre: Preprocessing):
+        super().__init__()
+        self.net, self.task, self.pre = net, task, pre
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        parts = pixels.flatten(0, 1).split(self.task.scoring_batch)
+        rows = [self.task.activate(self.net(to_input(part, self.pre)).float()) for part in parts]
+        return logarithms(torch.cat(rows).unflatten(0, pixels.shape[:2]).mean(1))
+
+
+def logarithms(probabilities: Tensor) -> Tensor:
+    """Finite logits of these probabilities."""
+    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
 
 def score_batches(

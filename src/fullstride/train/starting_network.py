@@ -69,7 +69,9 @@ def initial_network(
     `width` and `depth` multiply those of `model`. Gray images are read as RGB, with three equal
     channels, where the weights of `start` take RGB.
     """
+    check_input(model, task)
     resolution = recipe.resolution or resolution or (start and start.preprocessing.resolution)
+    frames = (recipe.frames or (start and start.preprocessing.frames)) if task.takes_clips else 0
     channels = max(data.channels, start.preprocessing.channels) if start else data.channels
     torch.manual_seed(recipe.seed)
     net = zoo.create(
@@ -79,6 +81,7 @@ def initial_network(
         width=width,
         depth=depth,
         resolution=resolution,
+        frames=frames or None,
     )
     if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
         net.check_size(net.spec.resolution, net.spec.resolution)
@@ -87,7 +90,7 @@ def initial_network(
         raise ValueError(
             f"recipe.pad_channels: the head of the task {task.name} cannot be padded: leave it out"
         )
-    pre = zoo.family_preprocessing(net.spec)
+    own = pre = zoo.family_preprocessing(net.spec)
     if start:
         outputs = permutation(start.classes, data.classes) if task.single_label else None
         left = copy_weights(start.net, net)
@@ -106,4 +109,21 @@ def initial_network(
         crop=pre.crop if recipe.crop is None else recipe.crop,
         fit=recipe.fit or task.view_fit or pre.fit,
         draft=recipe.draft is not False,
+        frames=net.spec.frames,
+        frame_stride=recipe.frame_stride or (pre if pre.frames else own).frame_stride,
     )
+
+
+def check_input(model: str, task: Task) -> None:
+    """Raises ValueError for a network of images and a task of clips, and the other way round."""
+    takes_clips = zoo.spec(model).frames > 0
+    if takes_clips and not task.takes_clips:
+        raise ValueError(
+            f"{model} takes clips, and the task {task.name} has images: use --task video, or a "
+            "network of images"
+        )
+    if task.takes_clips and not takes_clips:
+        raise ValueError(
+            f"{model} takes images, and the task {task.name} has clips: use a network of clips, "
+            "such as resnet3d_rs_50"
+        )

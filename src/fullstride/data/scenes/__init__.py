@@ -5,10 +5,22 @@
 
 The pixels are real: handwritten digits of the package, whose test was written by other people, and
 photographs of scikit-image and scikit-learn (extra `examples`). The test has other digits and other
-photographs than the training; the digits of "val" are the minival's.
+photographs than the training; the digits of "val" are the minival's. The kind "motion" has clips
+for the task video.
 """
 
 from fullstride.data.scenes.files import COUNTS, write_scenes
+from fullstride.data.scenes.motion import Clip, split_clip
+from fullstride.data.scenes.motion_files import write_motion
 from fullstride.data.scenes.scene import Look, Scene, split_scene
 
-__all__ = ["COUNTS", "Look", "Scene", "split_scene", "write_scenes"]
+__all__ = [
+    "COUNTS",
+    "Clip",
+    "Look",
+    "Scene",
+    "split_clip",
+    "split_scene",
+    "write_motion",
+    "write_scenes",
+]

@@ -1,4 +1,4 @@
-"""Writes scenes: python -m fullstride.data.scenes FOLDER --count N --side S [--kind floor]."""
+"""Writes scenes: python -m fullstride.data.scenes FOLDER --count N --side S [--kind KIND]."""
 
 import argparse
 import sys
@@ -6,6 +6,8 @@ from pathlib import Path
 
 from fullstride.console import printable
 from fullstride.data.scenes.files import COUNTS, write_scenes
+from fullstride.data.scenes.motion import FRAMES
+from fullstride.data.scenes.motion_files import write_motion
 from fullstride.data.scenes.scene import KINDS
 
 
@@ -16,16 +18,25 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=COUNTS["train"], help="scenes for training")
     parser.add_argument("--side", type=int, default=96, help="pixels a side")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="floor: with depths")
+    kinds = (*KINDS, MOTION)
+    what = "floor: with depths; motion: clips of digits that move, by direction"
+    parser.add_argument("--kind", choices=kinds, default=KINDS[0], help=what)
+    parser.add_argument("--frames", type=int, default=FRAMES, help="of a clip")
+    parser.add_argument("--as-videos", action="store_true", help="clips are .mp4 files")
     parser.add_argument("--one-class", action="store_true", help="all digits are of class digit")
     words = parser.parse_args()
     counts = {
         split: round(count * words.count / COUNTS["train"]) for split, count in COUNTS.items()
     }
     try:
-        write_scenes(
-            words.folder, counts, words.side, words.seed, words.kind, one_class=words.one_class
-        )
+        if words.kind == MOTION:
+            how = dict(frames=words.frames, as_videos=words.as_videos)
+            write_motion(words.folder, counts, words.side, words.seed, **how)
+        else:
+            one_class = words.one_class
+            write_scenes(
+                words.folder, counts, words.side, words.seed, words.kind, one_class=one_class
+            )
     except (ValueError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(2 if isinstance(error, ValueError) else 1) from None
@@ -33,7 +44,8 @@ def main() -> None:
     print(printable(f"{words.folder}: scenes of the kind {words.kind}: {total}"))
 
 
-WHAT = "Write an example data set for the tasks multilabel, detect, segment and depth."
+WHAT = "Write example data for the tasks multilabel, detect, segment, depth and video."
+MOTION = "motion"
 
 if __name__ == "__main__":
     main()

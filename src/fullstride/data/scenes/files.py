@@ -72,7 +72,9 @@ def write_scenes(
 
     Raises ValueError in one line, also without the extra `examples`.
     """
-    _check(counts, side, kind)
+    check_scenes(counts, side)
+    if kind not in KINDS:
+        raise ValueError(f"scenes of the kind {kind!r}: use {' or '.join(KINDS)}")
     classes = ("digit",) if one_class else tuple("0123456789")
     with atomic_write(folder, OUTPUT) as temporary:
         for path in (temporary / "annotations", temporary / "masks"):
@@ -85,13 +87,12 @@ def write_scenes(
             _write_split(temporary, split, scenes, classes)
 
 
-def _check(counts: Mapping[str, int], side: int, kind: str) -> None:
+def check_scenes(counts: Mapping[str, int], side: int) -> None:
+    """Raises ValueError for splits, numbers or a side that scenes cannot have."""
     if others := [split for split in counts if split not in SPLITS]:
         raise ValueError(f"scenes have no split {others[0]!r}: use {', '.join(SPLITS)}")
     if wrong := [split for split, count in counts.items() if count < 1]:
         raise ValueError(f"{counts[wrong[0]]} scenes for {wrong[0]}: use at least 1")
-    if kind not in KINDS:
-        raise ValueError(f"scenes of the kind {kind!r}: use {' or '.join(KINDS)}")
     low, high = SIDES
     if not low <= side <= high:
         raise ValueError(f"scenes of {side} pixels a side: use {low} to {high}")

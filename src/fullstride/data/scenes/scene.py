@@ -80,7 +80,7 @@ def flat_scene(
         top, left = rng.integers(0, side - size + 1, 2)
         box = (slice(top, top + size), slice(left, left + size))
         colour = np.full(3, 255) if look.is_plain else rng.integers(0, 256, 3)
-        return Sprite(_resized(digits.images[index], size), colour, int(digits.labels[index]), box)
+        return Sprite(resized(digits.images[index], size), colour, int(digits.labels[index]), box)
 
     sprites = _place(rng, look.most, place, background)
     image, mask = compose(background, sprites)
@@ -105,7 +105,7 @@ def floor_scene(
     def place() -> Sprite:
         index, bottom = rng.integers(len(digits.labels)), int(rng.choice(rows))
         size = rng.uniform(*DIGIT_HEIGHTS) / CAMERA_HEIGHT * (bottom + 0.5 - horizon)
-        alpha = _resized(digits.images[index], max(round(size), MIN_SIDE))
+        alpha = resized(digits.images[index], max(round(size), MIN_SIDE))
         visible = np.flatnonzero((alpha > 0.5).any(1))  # a digit stands on its lowest pixels
         alpha = alpha[visible[0] : visible[-1] + 1, : min(alpha.shape[1], side)]
         alpha = alpha[max(len(alpha) - bottom - 1, 0) :]
@@ -205,7 +205,8 @@ def _lay_floor(
         image[side - rows :, :, channel] = samples.reshape(rows, 4, side).mean(1)
 
 
-def _resized(digit: np.ndarray, size: int) -> np.ndarray:
+def resized(digit: np.ndarray, size: int) -> np.ndarray:
+    """A digit as shares of its colour, (size, size), 0..1."""
     picture = Image.fromarray(digit)
     return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC)) / 255
 

@@ -25,6 +25,7 @@ FINETUNE = Recipe(
 # the rate: 60 images in 20 epochs of one step stay near chance.
 MIN_STEPS = {"finetune": 200, "scratch": 500}
 MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
+MAX_CLIPS = 64  # in a batch
 
 
 def finetune(images: int) -> Recipe:
@@ -64,6 +65,17 @@ def dense(images: int) -> Recipe:
     steps = max(MIN_STEPS["scratch"], 1000 * (images / 60) ** 0.5)
     recipe = following(images, batch, steps, lr=0.02 * rate_factor(batch), weight_decay=1e-4)
     return replace(recipe, clip_norm=10.0)
+
+
+def video(images: int, has_weights: bool = False) -> Recipe:
+    """The recipe for so many videos: that of `finetune` or `scratch`, in batches of at most 64.
+
+    A clip has as many pixels as many images.
+    """
+    recipe = (finetune if has_weights else scratch)(images)
+    batch = min(recipe.batch, MAX_CLIPS)
+    average = recipe.ema_decay ** (batch / recipe.batch)  # over as many images
+    return replace(recipe.at_batch(batch), ema_decay=average)
 
 
 def batch_for(images: int, factor: int = 1) -> int:

@@ -11,7 +11,7 @@ from fullstride.storage import looks_like_path
 from fullstride.strict_json import read_json
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import modern, papers
-from fullstride.train.recipes.defaults import DIGITS, dense, finetune, scratch
+from fullstride.train.recipes.defaults import DIGITS, dense, finetune, scratch, video
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.reading import saved_recipe
 
@@ -31,13 +31,14 @@ class Case:
 NOMINAL = Case()
 
 # Recipes whose numbers follow the number of images.
-BY_IMAGES = {"finetune": finetune, "scratch": scratch, "dense": dense}
+BY_IMAGES = {"finetune": finetune, "scratch": scratch, "dense": dense, "video": video}
 
 # Recipes whose numbers follow the case.
 BY_CASE: dict[str, Callable[[Case], Recipe]] = {
     "finetune": lambda case: finetune(case.images),
     "scratch": lambda case: scratch(case.images),
     "dense": lambda case: dense(case.images),
+    "video": lambda case: video(case.images, case.has_weights),
     "scaling_350": lambda case: scaling(350, case.width, case.resolution or 224),
 }
 
