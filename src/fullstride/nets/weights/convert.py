@@ -212,7 +212,7 @@ def compare(state: State, form: str, name: str, spec: NetSpec) -> Match:
     if bias is not None and bias.dim() == 1:
         spec = replace(spec, classes=len(bias))
     folded = SpaceToDepthStem.stride**2 if spec.stem is SpaceToDepthStem else 1
-    if stem is not None and stem.dim() == 4 and stem.shape[1] % folded == 0:
+    if stem is not None and stem.dim() in (4, 5) and stem.shape[1] % folded == 0:
         spec = replace(spec, in_channels=stem.shape[1] // folded)
     shapes = parameter_shapes(spec)
     # Files differ in whether they count batches; nothing is computed from it.

@@ -73,13 +73,14 @@ def squeeze_excite(block: str, theirs: str) -> Pairs:
 
 def layer_paths(spec: NetSpec) -> tuple[str, ...]:
     """The path of every module with parameters, in the order of the forward pass."""
-    # All blocks of a stage but the first have the same layers: two of each are enough to build.
-    stages = tuple(replace(stage, depth=min(stage.depth, 2)) for stage in spec.stages)
+    # All blocks of a stage but the first and the last have the same layers.
+    stages = tuple(replace(stage, depth=min(stage.depth, 3)) for stage in spec.stages)
     built = built_paths(replace(spec, source="", stages=stages, resolution=1))
     paths = [path for path in built if path.startswith("stem.")]
     for s, stage in enumerate(spec.stages):
         for b in range(stage.depth):
-            block = f"stages.{s}.{min(b, 1)}."
+            number = stages[s].depth - 1 if b == stage.depth - 1 else min(b, 1)
+            block = f"stages.{s}.{number}."
             layers = [path.removeprefix(block) for path in built if path.startswith(block)]
             paths += [f"stages.{s}.{b}.{layer}" for layer in layers]
     return (*paths, *(path for path in built if path.startswith("head.")))
@@ -108,6 +109,8 @@ def fullstride(spec: NetSpec) -> Pairs:
 
 def timm(spec: NetSpec) -> Pairs:
     """timm's TResNet, GENet (`gernet`), ResNet-RS and ResNet; torchvision's ResNet too."""
+    if spec.frames:
+        return
     if spec.stem is SpaceToDepthStem:
         yield from timm_tresnet(spec)
     elif spec.stem is ConvStem:
@@ -179,6 +182,8 @@ def timm_resnet(spec: NetSpec) -> Pairs:
 
 def official(spec: NetSpec) -> Pairs:
     """The authors' own `.pth` files."""
+    if spec.frames:
+        return
     if spec.stem is SpaceToDepthStem:
         yield from official_tresnet(spec)
     elif spec.stem is ConvStem:
@@ -231,7 +236,7 @@ def tf_resnet_rs(spec: NetSpec) -> Pairs:
 
     In a block the projection is created first.
     """
-    if spec.stem is not DeepConvStem:
+    if spec.stem is not DeepConvStem or spec.frames:
         return
     convs, norms = numbered("conv2d"), numbered("batch_normalization")
     for conv in ("conv1", "conv2", "conv3", "pool"):
