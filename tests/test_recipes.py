@@ -53,6 +53,7 @@ OF_OTHER_TASKS = {"dense", "tresnet_fcos", "resnet_rs_voc"}
 OF_OTHER_TASKS |= {"resnet_rs_voc_seg", "resnet_rs_nyu_depth"}
 NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
+PART_OF |= {"drop_path_by": "drop_path"}
 PART_OF |= {f"unlabelled_{each}": "unlabelled" for each in ("ratio", "min_confidence", "per_class")}
 NUMBERS |= {"rand_magnitude", "crop", "scale", "ratio", "seed"}
 

@@ -90,6 +90,7 @@ def without_time(spec: NetSpec) -> NetSpec:
 
 SPECS = {
     "resnet3d_50": video(resnet.SPECS["resnet50"]),
+    "resnet3d_se_50": video(resnet.SPECS["resnet50"], se_ratio=1 / 4),
     **{
         f"resnet3d_rs_{layers}": video_rs(resnet_rs.of_layers(layers))
         for layers in (50, 101, 152, 200, 270, 300, 350)
