@@ -521,7 +521,7 @@ def test_commands_begin_with_what_they_do_not_use(tmp_path, capsys):
     assert sorted(ignored.values()) == [1, 2]
     (root / "only").mkdir()
     (root / "only/1.heic").touch()
-    with pytest.raises(ValueError, match="no pictures .*, but 1 .heic"):
+    with pytest.raises(ValueError, match="no images .*, but 1 .heic"):
         find_images([str(root / "only")])
 
 

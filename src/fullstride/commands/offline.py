@@ -43,10 +43,12 @@ class OfflineFlags:
         """What `write`, of `deploy.offline.by_name`, did with the images, after printing it."""
         from fullstride.data.prediction_store import check_store
         from fullstride.deploy.offline.by_name import open_images, this_device, this_share
+        from fullstride.deploy.offline.engine import check_takes_images
         from fullstride.deploy.offline.outputs import OfflineSettings
         from fullstride.measure.environment import choose_device
         from fullstride.report.console_lines import offline_lines
 
+        check_takes_images(model, out)
         check_store(out)
         rank, ranks = this_share(self.rank, self.ranks)
         place = this_device(choose_device(device))

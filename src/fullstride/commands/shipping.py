@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fullstride.commands.flags import Device, Images, Loading, Run, Runs
 from fullstride.commands.offline import OFFLINE, Offline
+from fullstride.commands.streaming import ONE_CLIP, Videos
 from fullstride.console import Bar, console, printable, report_ignored, report_skipped
 from fullstride.nets.load_options import BY_DEFAULT
 
@@ -23,10 +24,11 @@ def predict(
     nearest: Path | None = None,
     draw: Path | None = None,
     maps: Path | None = None,
+    videos: Videos = ONE_CLIP,
     offline: Offline = OFFLINE,
     loading: Loading = BY_DEFAULT,
 ) -> None:
-    """Predict what images show: classes, labels, objects, regions or depths, by the model's task.
+    """Predict what images or videos show: classes, labels, objects, regions or depths, by the task.
 
     Example: fullstride predict runs/digits photo.jpg
 
@@ -36,7 +38,8 @@ def predict(
     Args:
         run: A run, a bundle, an exported file, a file of weights, or a name with released weights.
         images: Image files, folders of them, or - for a list of paths on standard input. With
-            --out also a list in a .txt, .csv or .tsv file, tar shards, IDX files or digits.
+            --out also a list in a .txt, .csv or .tsv file, tar shards, IDX files or digits. For a
+            network of clips video files, folders of frames, and folders of these.
         top: How many classes to print for each.
         json: Print one line of JSON for each image.
         batch: Images at a time.
@@ -52,6 +55,7 @@ def predict(
     """
     from fullstride.deploy.offline.by_name import write_predictions
     from fullstride.deploy.open_model import open_model
+    from fullstride.measure.environment import choose_device
 
     for flag, value in (("top", top), ("batch", batch)):
         if value < 1:
@@ -60,11 +64,16 @@ def predict(
         raise ValueError("--nearest prints images, and --out writes embeddings: give one of them")
     if out and (draw or maps):
         raise ValueError("--out writes rows, and --draw and --maps pictures: give one of them")
+    videos.check(out=out, nearest=nearest, draw=draw, maps=maps)
     model = open_model(run, trust=trust, options=loading)
     if out:
         offline.write(write_predictions, model, images, out, top, batch, device, tta)
         return
-    how: dict[str, Any] = dict(top=top, batch=batch, device=device, tta=tta)
+    how: dict[str, Any] = dict(top=top, device=choose_device(device), tta=tta)
+    if videos.stream:
+        videos.print_windows(model, images, how, json)
+        return
+    how |= dict(batch=batch, views=videos.views, clip_starts=videos.clip_starts)
     print_predictions(model, images, how, json, nearest, draw, maps)
 
 
@@ -77,19 +86,19 @@ def print_predictions(
     draw: Path | None,
     maps: Path | None,
 ) -> None:
+    from fullstride.data.readers.file_kinds import IMAGES, VIDEOS
     from fullstride.deploy.drawn import drawings, map_files
     from fullstride.deploy.offline.nearest import nearest_images
     from fullstride.deploy.open_model import find_images
     from fullstride.deploy.predict import predict
-    from fullstride.measure.environment import choose_device
 
     folders = [drawings(model, draw)] if draw else []
     folders += [map_files(model, maps)] if maps else []
-    paths, ignored = find_images(images)
+    kind = VIDEOS if model.preprocessing.frames else IMAGES
+    paths, ignored = find_images(images, kind=kind)
     report_ignored(ignored)
     skipped: dict[str, str] = {}
-    options: dict[str, Any] = {**how, "device": choose_device(how["device"])}
-    rows = predict(model, paths, **options)
+    rows = predict(model, paths, **how)
     for row in nearest_images(rows, nearest, model, how["top"]) if nearest else rows:
         if row.unreadable:
             skipped[row.path] = row.unreadable
@@ -102,7 +111,7 @@ def print_predictions(
             print(printable(f"{row.path}: {', '.join(map(str, row.guesses)) or 'nothing'}"))
     report_skipped(skipped)
     if len(skipped) == len(paths):
-        raise ValueError("none of the pictures could be read")
+        raise ValueError(f"none of the {kind.name} could be read")
 
 
 def export(

@@ -1,4 +1,4 @@
-"""Which model and which images do the words of a command line name?"""
+"""Which model and which images or videos do the words of a command line name?"""
 
 import sys
 from collections import Counter
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullstride import tasks
-from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.file_kinds import IMAGES, FileKind
+from fullstride.data.readers.folder import find_files
 from fullstride.data.readers.unused import count_unused, first_reason
+from fullstride.data.readers.videos import frames_size
 from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.formats import is_exported_path, open_file
 from fullstride.nets.bundle import Bundle
@@ -18,7 +20,7 @@ from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 
 class ImagePaths(NamedTuple):
     paths: list[Path]
-    ignored: Mapping[str, int]  # number of files in the folders that are no images, by reason
+    ignored: Mapping[str, int]  # number of other files in the folders, by reason
 
 
 def open_model(
@@ -41,10 +43,13 @@ def differs(options: LoadOptions, name: str) -> bool:
     return getattr(options, name) != getattr(BY_DEFAULT, name)
 
 
-def find_images(words: Sequence[str], listed: Iterable[str] | None = None) -> ImagePaths:
+def find_images(
+    words: Sequence[str], listed: Iterable[str] | None = None, kind: FileKind = IMAGES
+) -> ImagePaths:
     """Files, those in folders in sorted order, and for - the paths in the lines of `listed`.
 
-    `listed` is standard input by default. Raises ValueError if there are none.
+    Of videos, a folder of frames is one itself. `listed` is standard input by default. Raises
+    ValueError if there are none.
     """
     paths, ignored = [], Counter()
     for word in words:
@@ -52,28 +57,16 @@ def find_images(words: Sequence[str], listed: Iterable[str] | None = None) -> Im
         if word == "-":
             lines = sys.stdin if listed is None else listed
             paths += [Path(line.rstrip("\n")) for line in lines if line.strip()]
-        elif path.is_dir():
-            inside = _images_below(path)
-            ignored.update(count_unused(path, {each.as_posix() for each in inside}))
-            paths += [path / each for each in inside]
+        elif path.is_dir() and not (kind.frames and frames_size(path)):
+            inside = [name for name, _ in find_files(path, kind)]
+            ignored.update(count_unused(path, {*inside}, kind))
+            paths += [path / name for name in inside]
         else:
             paths.append(path)
     if not paths:
         where = f" in {', '.join(words)}" if words else ""
         raise ValueError(
-            f"no pictures{where}{first_reason(ignored)}: name files or folders of "
-            f"{' '.join(SUFFIXES)} after the run"
+            f"no {kind.name}{where}{first_reason(ignored)}: name files or folders of "
+            f"{' '.join(kind.suffixes)} after the run"
         )
     return ImagePaths(paths, dict(ignored))
-
-
-def _images_below(folder: Path) -> list[Path]:
-    """The paths below `folder` of its images, without hidden ones."""
-    paths = (each.relative_to(folder) for each in sorted(folder.rglob("*")))
-    return [
-        path
-        for path in paths
-        if path.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in path.parts)
-        and not (folder / path).is_dir()
-    ]

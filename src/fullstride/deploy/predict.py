@@ -1,4 +1,4 @@
-"""What do these pictures show? Predictions of a bundle or of an exported file."""
+"""What do these pictures or videos show? Predictions of a bundle or of an exported file."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import DataSet
+from fullstride.data.loader import View
 from fullstride.data.readers.decode import (
     MAX_MEGAPIXELS,
     Size,
@@ -19,13 +20,16 @@ from fullstride.data.readers.decode import (
     decode,
     image_size,
 )
+from fullstride.data.readers.file_kinds import IMAGES, VIDEOS
 from fullstride.data.readers.pixel_modes import plain_image
+from fullstride.data.transforms.clips import ClipTestView, Starts
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
-from fullstride.deploy.exported import ExportedModel, InputKind
+from fullstride.deploy.exported import ExportedModel, InputKind, one_input
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import json_values
+from fullstride.tasks.video.views import views_of
 
 Tta = Literal["none", "flip"]  # test-time augmentation
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -62,8 +66,13 @@ def predict(
     batch: int = 32,
     device: torch.device | str = "cpu",
     tta: Tta = "none",
+    views: str = "",
+    clip_starts: Starts = "inclusive",
 ) -> Iterator[Prediction]:
     """One `Prediction` for each picture, in order, with the `top` most probable classes.
+
+    Of a network of clips the pictures are videos: paths of files or of folders of frames, or uint8
+    arrays (T, H, W, C) with 1 or 3 channels; an array (N, T, H, W, C) is N videos.
 
     Args:
         model: A bundle, or an exported file.
@@ -73,16 +82,27 @@ def predict(
         batch: Pictures at a time; fewer where their inputs would need much memory.
         device: Where a bundle computes; an exported file has its own device.
         tta: With flip, the mean of the probabilities of a picture and of its mirror image.
+        views: Of a video, "CLIPSxCROPS" such as "10x3": the mean of the probabilities of these;
+            by default its middle clip alone.
+        clip_starts: Where the clips of `views` begin, see `data.transforms.clips.clip_starts`.
 
     A picture that cannot be read yields a `Prediction` with the reason. Raises ValueError for what
     is no picture, and for flip where `check_tta` does.
     """
-    pictures, pre, task = _listed(pictures), model.preprocessing, task_of(model)
+    pre, task = model.preprocessing, task_of(model)
+    pictures, many = _listed(pictures, pre), views_of(views, pre, clip_starts) if views else None
+    count = many.clips * many.crops if many else 1  # views of a picture
     batch = min(batch, task.scoring_batch, most_in_batch(pre))
-    for start in range(0, len(pictures), batch):
-        group, reasons, sizes = pictures[start : start + batch], {}, {}
-        views = _readable(group, model, reasons, sizes, task.has_places)
-        rows = torch.from_numpy(probabilities(model, views, device, batch, tta))
+    step = max(1, batch // count)
+    for start in range(0, len(pictures), step):
+        group, reasons, sizes = pictures[start : start + step], {}, {}
+        if pre.frames:
+            shown = _readable_clips(group, many or ClipTestView(pre), reasons, sizes)
+        else:
+            shown = _readable(group, model, reasons, sizes, task.has_places)
+        rows = torch.from_numpy(probabilities(model, shown, device, batch, tta))
+        if many:
+            rows = rows.view(len(sizes), count, rows.shape[1]).mean(1)
         guesses = iter(task.decode(rows, model.classes, top) if sizes else ())
         for index, picture in enumerate(group):
             path = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else ""
@@ -105,7 +125,7 @@ def predictions(
     Raises ValueError for one picture that cannot be read.
     """
     rows = list(predict(model, pictures, **options))
-    if _one(pictures) is None:
+    if _one(pictures, model.preprocessing) is None:
         return rows
     (row,) = rows
     if row.unreadable:
@@ -113,15 +133,15 @@ def predictions(
     return row
 
 
-def _one(pictures: Any) -> Picture | None:
-    """The argument itself if it is one picture."""
+def _one(pictures: Any, pre: Preprocessing) -> Picture | None:
+    """The argument itself if it is one picture, or one video of a network of clips."""
     if isinstance(pictures, np.ndarray):
-        return pictures if pictures.ndim < 4 else None
+        return pictures if pictures.ndim < (5 if pre.frames else 4) else None
     return pictures if isinstance(pictures, (str, os.PathLike, Image.Image)) else None
 
 
-def _listed(pictures: Any) -> list[Picture]:
-    one = _one(pictures)
+def _listed(pictures: Any, pre: Preprocessing) -> list[Picture]:
+    one = _one(pictures, pre)
     return list(pictures) if one is None else [one]
 
 
@@ -140,6 +160,7 @@ def _readable(
     for index, picture in enumerate(pictures):
         try:
             if isinstance(picture, (str, os.PathLike)):
+                check_suffix(Path(picture), model.preprocessing)
                 view = read_view(Path(picture), model)
                 size = image_size(Path(picture)) if has_places else (0, 0)
             else:
@@ -150,6 +171,50 @@ def _readable(
             continue
         sizes[index] = size
         yield view
+
+
+def _readable_clips(
+    videos: Sequence[Picture], view: View, reasons: dict[int, str], sizes: dict[int, Size]
+) -> Iterator[np.ndarray]:
+    """The clips that `view` shows of the videos that can be read, (T, H, W, C) each.
+
+    As `_readable`; sizes are (0, 0), as predictions for clips have no places.
+    """
+    rng = np.random.default_rng(0)  # views of evaluation draw nothing
+    for index, video in enumerate(videos):
+        try:
+            if isinstance(video, (str, os.PathLike)):
+                check_suffix(video := Path(video), view.pre)
+            else:
+                _check_clip(video)
+            pixels, _ = view(video, None, rng)
+        except UnreadableImage as error:
+            reasons[index] = error.reason
+            continue
+        sizes[index] = (0, 0)
+        yield from pixels.reshape(-1, *one_input(view.pre, "pixels"))
+
+
+def check_suffix(path: Path, pre: Preprocessing) -> None:
+    """Raises UnreadableImage for a picture where clips are needed, and the other way round."""
+    suffix = path.suffix.lower()
+    if pre.frames and suffix in IMAGES.suffixes:
+        raise UnreadableImage(
+            str(path), f"it is a picture, and the network takes clips of {pre.frames} frames"
+        )
+    if not pre.frames and suffix in VIDEOS.suffixes:
+        raise UnreadableImage(str(path), "it is a video, and the network takes pictures")
+
+
+def _check_clip(video: Any) -> None:
+    if not isinstance(video, np.ndarray):
+        raise ValueError(
+            f"a video of the type {type(video).__name__}: use a path, or an array (T, H, W, C)"
+        )
+    if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"a video of {video.dtype} {video.shape}: use uint8 (T, H, W, C) with 1 or 3 channels"
+        )
 
 
 def read_view(

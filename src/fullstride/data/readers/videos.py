@@ -10,12 +10,13 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from fullstride.data.readers.decode import SUFFIXES as PICTURES
@@ -23,7 +24,7 @@ from fullstride.data.readers.decode import Size, UnreadableImage, decode
 from fullstride.storage import open_regular
 
 if TYPE_CHECKING:
-    from av import VideoFrame, VideoStream
+    from av import Packet, VideoFrame, VideoStream
     from av.container import InputContainer
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".flv", ".3gp")
@@ -59,18 +60,70 @@ class Video:
     read: Callable[[Iterable[int]], Iterator[Image.Image]]
 
 
+class TimedFrame(NamedTuple):
+    seconds: float  # after the first frame
+    picture: Image.Image  # upright, "L" or "RGB"
+
+
 @contextmanager
-def open_video(source: Path | bytes) -> Iterator[Video]:
-    """A video file, its bytes, or a folder of frames, whose files are taken in natural order.
+def open_video(source: Path | bytes | np.ndarray) -> Iterator[Video]:
+    """A video file, its bytes, a folder of frames in natural order, or uint8 (T, H, W, C).
 
     Frames are counted in the order in which they are shown, whatever the time between them.
 
     Raises UnreadableImage, here or where frames are read, for what is no video, broken, cut short,
     without pictures, larger than the limits above, or shorter than two frames.
     """
+    if isinstance(source, np.ndarray):
+        _check_frames("array", len(source))
+        pixels = source[..., 0] if source.shape[-1] == 1 else source
+        yield Video(
+            len(pixels), None, None, lambda numbers: map(Image.fromarray, pixels[[*numbers]])
+        )
+        return
     if isinstance(source, Path) and source.is_dir():
         yield _open_folder(source)
         return
+    with _opened(source) as (container, stream, name):
+        with _unreadable(name, "it is broken: "):
+            index = _index(container, stream, name)
+            _check_frames(name, len(index.times))
+        first, base = index.times[0], float(stream.time_base or 0)
+        times = tuple((each - first) * base for each in index.times)
+        rate = (len(times) - 1) / times[-1] if times[-1] > 0 else None
+        reader = _Reader(container, stream, index, name)
+        yield Video(len(times), rate, times, reader.read)
+
+
+def timed_frames(source: Path | bytes) -> Iterator[TimedFrame]:
+    """All frames of a video file, or its bytes, in order, each decoded once.
+
+    Nothing is read ahead, so that of a broken file the frames before that place are yielded. Raises
+    UnreadableImage there, and for what `open_video` refuses.
+    """
+    if isinstance(source, Path) and source.is_dir():
+        raise UnreadableImage(str(source), "it is a folder of frames, which have no times")
+    with _opened(source) as (container, stream, name):
+        frames, convert, number = _in_order(container, stream, name), _Pictures(), -1
+        timed, first = _has_times(container, stream), 0.0
+        step = float(1 / stream.average_rate) if stream.average_rate else 0.0
+        while True:
+            with _unreadable(name, "it is broken: "):
+                frame = next(frames, None)
+                if frame is None:
+                    _check_frames(name, min(number + 1, 2))  # of any length
+                    return
+                number += 1
+                picture, seconds = convert(frame), frame.time
+            if not timed or seconds is None:
+                seconds = step * number
+            first = first if number else seconds
+            yield TimedFrame(seconds - first, picture)
+
+
+@contextmanager
+def _opened(source: Path | bytes) -> Iterator[tuple["InputContainer", "VideoStream", str]]:
+    """An open file, or its bytes, with its first stream of pictures and its name."""
     check_decoder()
     name = "video bytes" if isinstance(source, bytes) else str(source)
     with _unreadable(name):
@@ -79,14 +132,7 @@ def open_video(source: Path | bytes) -> Iterator[Video]:
         with _unreadable(name, "it is broken: "):
             container, stream = _open(file, name)
         with container:
-            with _unreadable(name, "it is broken: "):
-                index = _index(container, stream, name)
-                _check_frames(name, len(index.times))
-            first, base = index.times[0], float(stream.time_base or 0)
-            times = tuple((each - first) * base for each in index.times)
-            rate = (len(times) - 1) / times[-1] if times[-1] > 0 else None
-            reader = _Reader(container, stream, index, name)
-            yield Video(len(times), rate, times, reader.read)
+            yield container, stream, name
 
 
 def check_decoder() -> None:
@@ -214,14 +260,11 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
 def _index(container: "InputContainer", stream: "VideoStream", name: str) -> _Index:
     """The times of all frames by the headers of their packets, without decoding where possible."""
     deadline, context = _Deadline(name), stream.codec_context
-    times, keys, form = [], [], container.format.name.split(",")
-    timed = TIMED if context.has_b_frames else (*TIMED, "avi")
-    trusted = context.name not in UNSHOWN and any(each in timed for each in form)
-    ends: dict[int, int] = {}  # the last time of each stream
+    times, keys, ends = [], [], _Ends(container)
+    trusted = context.name not in UNSHOWN and _has_times(container, stream)
     for packet in container.demux():
         deadline.check()
-        if packet.pts is not None:
-            ends[packet.stream_index] = max(ends.get(packet.stream_index, 0), packet.pts)
+        ends.include(packet)
         if packet.stream_index != stream.index:
             continue
         if packet.is_corrupt:
@@ -235,13 +278,7 @@ def _index(container: "InputContainer", stream: "VideoStream", name: str) -> _In
             keys.append(packet.pts)
         _check_length(name, len(times))
     else:
-        length = (container.duration or 0) / MICROSECONDS
-        end = max(
-            (float(at * (container.streams[n].time_base or 0)) for n, at in ends.items()),
-            default=0.0,
-        )
-        if end - (container.start_time or 0) / MICROSECONDS < 0.9 * length - 1:
-            raise UnreadableImage(name, f"it is cut short after {end:.1f} of {length:.1f} s")
+        ends.check(name)
         if keys and len({*times}) == len(times):
             return _Index(sorted(times), sorted(keys))
     container.seek(0)
@@ -253,6 +290,53 @@ def _index(container: "InputContainer", stream: "VideoStream", name: str) -> _In
     rate, base = stream.average_rate, stream.time_base
     step = max(1, round(1 / (rate * base))) if rate and base else 1
     return _Index(range(0, count * step, step))
+
+
+def _has_times(container: "InputContainer", stream: "VideoStream") -> bool:
+    """Whether packets have the times at which their frames are shown."""
+    timed = TIMED if stream.codec_context.has_b_frames else (*TIMED, "avi")
+    return any(each in timed for each in container.format.name.split(","))
+
+
+@dataclass
+class _Ends:
+    """The last time of each stream so far, by which a file that is cut short is recognised."""
+
+    container: "InputContainer"
+    last: dict[int, int] = field(default_factory=dict)
+
+    def include(self, packet: "Packet") -> None:
+        if packet.pts is not None:
+            number = packet.stream_index
+            self.last[number] = max(self.last.get(number, 0), packet.pts)
+
+    def check(self, name: str) -> None:
+        length = (self.container.duration or 0) / MICROSECONDS
+        streams = self.container.streams
+        end = max(
+            (float(at * (streams[n].time_base or 0)) for n, at in self.last.items()), default=0.0
+        )
+        if end - (self.container.start_time or 0) / MICROSECONDS < 0.9 * length - 1:
+            raise UnreadableImage(name, f"it is cut short after {end:.1f} of {length:.1f} s")
+
+
+def _in_order(
+    container: "InputContainer", stream: "VideoStream", name: str
+) -> Iterator["VideoFrame"]:
+    """All frames, packet by packet, up to the end or to the place where the file breaks."""
+    deadline, ends, count = _Deadline(name), _Ends(container), 0
+    for packet in container.demux():
+        deadline.check()
+        ends.include(packet)
+        if packet.stream.index != stream.index:
+            continue
+        for frame in stream.decode(packet):
+            if frame.is_corrupt or packet.is_corrupt:
+                raise UnreadableImage(name, f"it is cut short or damaged at frame {count}")
+            count += 1
+            yield frame
+            deadline = _Deadline(name)
+    ends.check(name)
 
 
 @dataclass(frozen=True)

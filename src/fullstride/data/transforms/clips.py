@@ -58,7 +58,11 @@ class ClipTrainView:
                 )
 
     def __call__(
-        self, image: Path | bytes, target: Any, rng: np.random.Generator, epoch: int = 0
+        self,
+        image: Path | bytes | np.ndarray,
+        target: Any,
+        rng: np.random.Generator,
+        epoch: int = 0,
     ) -> tuple[np.ndarray, Any]:
         """A video file, its bytes or a folder of frames -> uint8 (T, H, W, C)."""
         box: RandomBox = random_crop_box
@@ -90,7 +94,11 @@ class ClipTestView:
         _check_frames(self.pre)
 
     def __call__(
-        self, image: Path | bytes, target: Any, rng: np.random.Generator, epoch: int = 0
+        self,
+        image: Path | bytes | np.ndarray,
+        target: Any,
+        rng: np.random.Generator,
+        epoch: int = 0,
     ) -> tuple[np.ndarray, Any]:
         """A video file, its bytes or a folder of frames -> uint8 (T, H, W, C)."""
         with open_video(image) as video:
@@ -125,7 +133,11 @@ class ViewsOfVideo:
             raise ValueError(f"{self.crops} crops of frames that are no crops: use 1")
 
     def __call__(
-        self, image: Path | bytes, target: Any, rng: np.random.Generator, epoch: int = 0
+        self,
+        image: Path | bytes | np.ndarray,
+        target: Any,
+        rng: np.random.Generator,
+        epoch: int = 0,
     ) -> tuple[np.ndarray, Any]:
         with open_video(image) as video:
             span = self.pre.frames * self.pre.frame_stride

@@ -44,6 +44,11 @@ class Summary:
     skipped: dict[str, str] = field(default_factory=dict)  # unreadable images -> reason
 
 
+def check_takes_images(model: Model, out: Path) -> None:
+    if model.preprocessing.frames:
+        raise ValueError(f"--out {out} is for images, and the network takes clips: use --json")
+
+
 def predict_all(
     model: Model,
     data: Unlabelled,
@@ -71,9 +76,11 @@ def predict_all(
         settings: How it is computed.
         watch: May wrap the batches, to show progress.
 
-    Raises ValueError where `out` has something else, or predictions of another model, of other
-    images or by other arguments; FloatingPointError where an output is not finite.
+    Raises ValueError for a network of clips, and where `out` has something else, or predictions of
+    another model, of other images or by other arguments; FloatingPointError where an output is not
+    finite.
     """
+    check_takes_images(model, out)
     how = settings or OfflineSettings()
     pyarrow()
     if how.tta == "flip":
