@@ -7,14 +7,17 @@ import pytest
 import torch
 from clips import PRE, clip_bundle, some_clips
 from torch import nn
+from videos import write_frames
 
+from fullstride.data.clip_data import open_clips
 from fullstride.deploy import select
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.exported import ExportedModule
 from fullstride.deploy.fold_batch_norm import folding
 from fullstride.deploy.formats import FORMATS, open_file
-from fullstride.deploy.predict import most_in_batch, probabilities
+from fullstride.deploy.predict import most_in_batch, predict, probabilities
+from fullstride.deploy.run_images import images_for_ranges, images_to_compare, view_of_clips
 from fullstride.deploy.untrained import untrained_files
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
@@ -204,6 +207,23 @@ def test_untrained_files_of_clips_are_written_at_several_resolutions(kind, tmp_p
         assert shape == tuple(side if size == 32 else size for size in SHAPES[kind])
         rows = model.run(np.zeros((1, *shape), np.uint8 if kind == "pixels" else np.float32))
         assert rows.shape == (1, 4)
+
+
+def test_files_are_compared_on_the_middle_clips_of_videos_that_can_be_read(tmp_path):
+    for label in ("a", "b"):
+        for number in range(10):
+            write_frames(tmp_path / label / f"{number}", 20, seed=number)
+    data = open_clips(str(tmp_path), minival=0.5, test=0)
+    name = data.minival.names[0]
+    (tmp_path / name / "img8.png").write_bytes(b"broken")
+    bundle = clip_bundle(task="video")
+    images = images_to_compare(data, "video", view=view_of_clips(bundle))
+    assert len(images.pictures) == len(data.minival) - 1 == len(images.labels)
+    (row,) = predict(bundle, [tmp_path / data.minival.names[1]])
+    (same,) = predict(bundle, [images.pictures[0][np.repeat(np.arange(8), 2)]])
+    assert row.guesses == same.guesses
+    ranges = images_for_ranges(data, 3, view_of_clips(bundle))
+    assert [each.shape for each in ranges] == [SHAPES["pixels"]] * 3
 
 
 def test_a_batch_of_clips_has_no_more_pixels_than_one_of_images():
