@@ -31,7 +31,7 @@ def zoo() -> None:
     for row in networks():
         scores = (f"{p.top1:g} ({p.resolution})" for p in accuracies if p.name == row.name)
         weights = f"hub: {row.weights}" if row.weights else ""
-        size = f"{row.params / 1e6:.2f}", f"{row.macs / 1e9:.3f}", row.resolution
+        size = f"{row.params / 1e6:.2f}", f"{row.macs / 1e9:.3f}", row.size
         print(line(row.name, *size, ", ".join(scores), weights))
     print("Wherever these names are accepted, timm/NAME is any network of timm.")
 

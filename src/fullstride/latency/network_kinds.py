@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fullstride.latency.spec_operators import OF_FRAMES
-from fullstride.measure.cost.operators import KIND, Operators
+from fullstride.measure.cost.operators import KIND, OF_FRAMES, Operators
 
 UNUSUAL = {  # operators that not every ConvNet has
     "norm": "batch norms apart from convolutions",

@@ -89,12 +89,13 @@ def derive(keys: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Operators]]:
 def all_keys() -> Iterator[tuple[str, int]]:
     """The zoo's networks at their own and at published resolutions, and timm's at those of weights.
 
+    Without those of clips, which have no published accuracies on images to choose by.
     timm's networks without weights are taken at 224 pixels, and those of `pretrained_networks` at
     the resolutions of candidates too.
     """
     from timm.models import get_arch_pretrained_cfgs, list_models
 
-    own = [(row.name, row.resolution) for row in tables.networks()]
+    own = [(row.name, row.resolution) for row in tables.networks() if not row.frames]
     printed = [(row.name, row.resolution) for row in tables.published()]
     others = [(row.name, row.resolution) for row in tables.timm_published()]
     others += [

@@ -19,6 +19,7 @@ from fullstride.measure.cost.operators import (
     IN_OTHER_CHAIN,
     JOINING,
     KIND,
+    OF_FRAMES,
     OperatorRow,
     Operators,
     Size,
@@ -34,8 +35,6 @@ from fullstride.nets.bundle import build
 from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, Stage
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.strict_json import check_range
-
-OF_FRAMES = "conv3d"  # ATen's name of what networks of clips run, and those of images do not
 
 # What decides which operators run (the name of the walk first), and the sizes. Numbers and names
 # only: the garbage collector looks at tuples of these once, and at others again and again, which

@@ -28,7 +28,8 @@ def derive(names: Iterable[str] = SPECS) -> Iterator[tables.ListedNetwork]:
         spec = SPECS[name]
         total = cost(partial(Network, spec), spec.resolution, spec.in_channels)
         weights = f"timm/{HUB[name]}" if name in HUB else ""
-        yield tables.ListedNetwork(name, total.params, total.macs, spec.resolution, weights)
+        size = spec.frames, spec.resolution
+        yield tables.ListedNetwork(name, total.params, total.macs, *size, weights)
 
 
 def main() -> None:

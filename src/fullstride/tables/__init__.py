@@ -25,13 +25,19 @@ SMALL_RESOLUTIONS = (96, 128)
 
 
 class ListedNetwork(NamedTuple):
-    """A network of the zoo, for one image at its own resolution."""
+    """A network of the zoo, for one image, or clip, at its own resolution."""
 
     name: str
     params: int
     macs: int  # multiply-adds
+    frames: int  # of a clip; 0: it takes images
     resolution: int  # pixels a side
     weights: str  # where released weights are, as `fullstride.zoo.load` takes it; "" for none
+
+    @property
+    def size(self) -> str:
+        """Of an input: pixels a side, after the frames of a clip."""
+        return f"{self.frames}x{self.resolution}" if self.frames else str(self.resolution)
 
 
 def networks() -> list[ListedNetwork]:
@@ -41,6 +47,7 @@ def networks() -> list[ListedNetwork]:
             row["name"],
             int(row["params"]),
             int(row["macs"]),
+            int(row["frames"]),
             int(row["resolution"]),
             row["weights"],
         )

@@ -33,6 +33,7 @@ OPERATOR_KINDS = (
 KIND = {name: number for number, name in enumerate(OPERATOR_KINDS)}
 CONVOLUTIONS = ("dense", "1x1", "depthwise", "grouped")
 PRODUCTS = (*CONVOLUTIONS, "linear", "product")
+OF_FRAMES = "conv3d"  # what networks of clips run, and those of images do not
 CHAINED = ("batch_norm", "norm", "activation", "silu", "add", "scale")  # compilers merge these
 
 # Where an element-by-element operator stands. Its operand: the larger one, of two of one size the
