@@ -1,9 +1,11 @@
 """Which network does training begin with? A new one, or one with the weights of another run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from fullstride.console import print_note
 from fullstride.data.dataset import DataSet
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.backbone import Backbone, Spec
@@ -12,6 +14,7 @@ from fullstride.nets.class_names import permutation
 from fullstride.nets.load_options import LoadOptions, WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.nets.weights.text import first_ten
 from fullstride.tasks import build_head
 from fullstride.tasks.task import Task
 from fullstride.train.recipe import Recipe
@@ -45,11 +48,15 @@ def network_to_train(
 def initial_weights(
     model: str, weights: str, weights_kind: WeightsKind = "averaged"
 ) -> Bundle | None:
-    """The bundle whose weights training of `model` begins with; None for random ones."""
+    """The bundle whose weights training of `model` begins with; None for random ones.
+
+    A network of clips may begin with those of one of images, so a file may be of any network.
+    """
     if not weights:
         return None
     options = LoadOptions(weights_kind=weights_kind)
-    return zoo.load(model if weights == "hub" else weights, model, build_head, options)
+    name = None if zoo.spec(model).frames else model
+    return zoo.load(model if weights == "hub" else weights, name, build_head, options)
 
 
 def initial_network(
@@ -95,7 +102,10 @@ def initial_network(
         outputs = permutation(start.classes, data.classes) if task.single_label else None
         left = copy_weights(start.net, net)
         other = [name for name in left if not name.startswith((net.classifier, "task_head."))]
-        if other:
+        if is_inflated(start.net.spec, net.spec, left):
+            what = f"; new: {first_ten(other)}" if other else ""
+            print_note(f"{start.name}, of images, begins the middle frames of all kernels{what}")
+        elif other:
             raise ValueError(
                 f"{start.name} does not begin {model} with {channels} input channels: "
                 f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
@@ -112,6 +122,13 @@ def initial_network(
         frames=net.spec.frames,
         frame_stride=recipe.frame_stride or (pre if pre.frames else own).frame_stride,
     )
+
+
+def is_inflated(images: Spec, clips: Spec, left: Sequence[str]) -> bool:
+    """Whether weights of images began all blocks of a network of clips, but for those in `left`."""
+    has_blocks = not any(".branch.conv" in name or ".project." in name for name in left)
+    same_channels = images.in_channels == clips.in_channels
+    return clips.frames > 0 == images.frames and same_channels and has_blocks
 
 
 def check_input(model: str, task: Task) -> None:
