@@ -209,5 +209,3 @@ def test_a_spec_of_images_and_clips_at_once_is_refused(change, words):
 def test_even_numbers_of_frames_in_a_kernel_are_refused():
     with pytest.raises(ValueError, match="time_kernel 2 of a stage"):
         replace(SPECS["resnet3d_50"].stages[0], time_kernel=2)
-
-

@@ -17,8 +17,9 @@ from fullstride import cli, tasks
 from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
 from fullstride.data.scenes import write_motion
-from fullstride.nets import zoo
+from fullstride.nets import families, zoo
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.video.task import Video
 from fullstride.tasks.video.views import views_of
@@ -32,6 +33,7 @@ from fullstride.train.scoring import score_bundle
 from fullstride.train.starting_network import initial_network
 
 NET = "resnet3d_rs_tiny"
+PRE = Preprocessing(resolution=32)
 SHORT = Recipe(
     epochs=2, batch=4, lr=0.05, warmup_epochs=0.5, ema_decay=0.9, resolution=24, frames=4
 )
@@ -307,3 +309,20 @@ def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert two[0] == pytest.approx(one[0], rel=1e-6)
     assert two[1] == pytest.approx(one[1], rel=1e-5)
+
+
+def test_training_begins_with_weights_of_images_and_names_what_is_new(data, capsys):
+    def start(name: str) -> Bundle:
+        spec = families.SPECS[name]
+        return Bundle(net=Network(spec), name=name, classes=("a",), preprocessing=PRE)
+
+    images = start("resnet_rs_tiny")
+    net, pre = initial_network(NET, Video(), data, SHORT, images)
+    assert (pre.frames, pre.mean) == (4, PRE.mean)
+    kernel = dict(net.named_parameters())["stages.2.0.branch.conv1.conv.weight"]
+    theirs = dict(images.net.named_parameters())["stages.2.0.branch.conv1.conv.weight"]
+    assert torch.equal(kernel[:, :, 1], theirs)
+    assert not kernel[:, :, [0, 2]].any()
+    assert "resnet_rs_tiny, of images" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="genet_tiny does not begin"):
+        initial_network(NET, Video(), data, SHORT, start("genet_tiny"))
