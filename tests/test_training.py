@@ -33,6 +33,7 @@ from fullstride.train.distill import (
     Teacher,
     build_teacher,
     matching_teacher,
+    resized,
 )
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, train_epochs
@@ -825,3 +826,25 @@ def test_fit_leaves_the_network_it_was_given_trained(digits):
     ):
         pass
     assert not torch.equal(net.head.fc.weight, before["head.fc.weight"])
+
+
+def test_a_teacher_for_another_resolution_sees_the_view_at_its_own(digits):
+    bundle = Bundle(
+        net=zoo.create("resnet_rs_tiny", classes=10, in_channels=1),
+        name="it",
+        classes=digits.classes,
+        preprocessing=Preprocessing(resolution=32, mean=(0.0,), std=(1.0,)),
+    )
+    sizes = []
+    bundle.net.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape))
+    for side in (12, 32):
+        student = replace(bundle.preprocessing, resolution=side)
+        matching_teacher(bundle, "it", digits.classes, student)(torch.rand(2, 1, side, side))
+    assert sizes == [(2, 1, 32, 32)] * 2
+    ramp = torch.arange(12.0).expand(1, 1, 12, 12)
+    # pixel j of 24 is in the middle of (j, j + 1) / 2
+    inside = torch.arange(1, 23)
+    assert torch.allclose(resized(ramp, 24)[0, 0, 5, inside], (inside + 0.5) / 2 - 0.5)
+    clip = torch.rand(2, 3, 4, 12, 10)
+    for t in range(4):
+        assert torch.equal(resized(clip, 16)[:, :, t], resized(clip[:, :, t], 16))

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.console import print_note
@@ -44,7 +45,8 @@ class Teacher(nn.Module):
     """A trained network on the student's input: (N, C, H, W) -> probabilities (N, K).
 
     The input is converted from the student's mean and standard deviation to the teacher's; a gray
-    one of (N, 1, H, W) becomes three equal channels for a teacher that takes RGB.
+    one of (N, 1, H, W) becomes three equal channels for a teacher that takes RGB. A teacher for
+    another resolution gets it resized: at 12 x 12 pixels one of 32 x 32 for digits is at chance.
     `outputs`: the teacher's output for each class of the student; by default the same.
     """
 
@@ -64,14 +66,24 @@ class Teacher(nn.Module):
         shift = (per_channel(student.mean) - per_channel(own.mean)) / per_channel(own.std)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
+        same_size = own.resolution == student.resolution
+        self.side = None if same_size else own.resolution
         # None for the same order, as caches of earlier versions have no such entry in their key.
         order = None if outputs is None else torch.tensor(outputs)
         self.register_buffer("outputs", order, persistent=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor, epoch: int = 0, indices: Tensor | None = None) -> Tensor:
-        logits = self.net(x * cast(Tensor, self.scale) + cast(Tensor, self.shift)).float()
+        x = x * cast(Tensor, self.scale) + cast(Tensor, self.shift)
+        logits = self.net(x if self.side is None else resized(x, self.side)).float()
         return (logits if self.outputs is None else logits[:, self.outputs]).softmax(1)
+
+
+def resized(x: Tensor, side: int) -> Tensor:
+    """(N, C, H, W) or (N, C, T, H, W) with H and W of `side` pixels."""
+    pixels = x.flatten(1, -3)  # frames, as the channels, are resized alone
+    pixels = F.interpolate(pixels, (side, side), mode="bilinear", antialias=True)
+    return pixels.view(*x.shape[:-2], side, side)
 
 
 def matching_teacher(
@@ -186,6 +198,8 @@ class CachedTeacher:
         conversion = {
             name: value.flatten().tolist() for name, value in teacher.named_buffers(recurse=False)
         }
+        if teacher.side:  # caches of teachers of the same resolution have no such entry
+            conversion["side"] = teacher.side
         key = json.dumps(
             {"teacher": digest(teacher), **conversion, "images": images, **views},
             sort_keys=True,
