@@ -117,6 +117,20 @@ def test_a_run_resumes_bit_for_bit(data, tmp_path):
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
 
 
+def test_frozen_stages_stay_and_the_other_options_of_training_take_clips(data, tmp_path):
+    recipe = replace(
+        SHORT, freeze_stages=2, drop_path=0.2, drop_path_by="stage", dropout=0.2, layer_decay=0.9
+    )
+    recipe = replace(recipe, precise_bn=True, soup=2)
+    before, weights = make_bundle(PRE), str(tmp_path / "bundle")
+    before.save(weights)
+    list(run.train(tmp_path / "run", NET, data, recipe, task=Video(), weights=weights))
+    old, new = before.net.state_dict(), tasks.load(tmp_path / "run").net.state_dict()
+    changed = {name.rpartition(".")[0] for name in old if not torch.equal(old[name], new[name])}
+    assert not [name for name in changed if name.startswith(("stem", "stages.0", "stages.1"))]
+    assert {"stages.3.0.branch.conv1.conv", "stages.3.0.branch.conv1.norm"} <= changed
+
+
 @pytest.mark.parametrize(
     ("model", "task", "named"),
     [("genet_tiny", "video", "resnet3d"), (NET, "classify", "--task video")],
