@@ -195,7 +195,7 @@ class CachedTeacher:
     ):
         self.teacher, self.epochs = teacher, epochs
         self.shape = images, teacher.net.spec.classes
-        conversion = {
+        conversion: dict[str, Any] = {
             name: value.flatten().tolist() for name, value in teacher.named_buffers(recurse=False)
         }
         if teacher.side:  # caches of teachers of the same resolution have no such entry
