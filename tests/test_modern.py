@@ -48,7 +48,8 @@ def test_lamb_updates_the_weights_as_timms_train_script_does(name):
             net(x).square().sum().backward()
             optimizer.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other)  # the norm is summed in another order
+        # the norm is summed in another order: 1.3e-5 apart on an AMD EPYC
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-5)
     assert not torch.equal(ours[0].weight, small_net()[0].weight)
 
 

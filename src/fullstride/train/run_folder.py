@@ -16,6 +16,7 @@ from fullstride.nets import bundle
 from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights.reader import read_data
 from fullstride.outputs import Output, begins_with, has_keys, json_output
 from fullstride.storage import read_regular
@@ -149,6 +150,9 @@ def read_config(folder: Path, hint: str) -> RunConfig:
         config = from_json(RunConfig, read_json(path), str(path))
         recipe = asdict(saved_recipe(config.recipe, str(path)))
         preprocessing = _saved_preprocessing(config.preprocessing, f"{path}: preprocessing")
+        spec = config.spec
+        if "stages" in spec:  # with the fields that an earlier version did not have
+            spec = json.loads(NetSpec.from_json(spec, f"{path}: spec").to_json())
     except ValueError as error:
         raise ValueError(f"{error}; or {hint}") from None
     efficiency = current_name(config.efficiency)
@@ -158,6 +162,7 @@ def read_config(folder: Path, hint: str) -> RunConfig:
         recipe["efficiency"] = efficiency
     return replace(
         config,
+        spec=spec,
         preprocessing=preprocessing,
         efficiency=efficiency,
         recipe=recipe,
@@ -170,8 +175,8 @@ def read_config(folder: Path, hint: str) -> RunConfig:
 
 
 def _saved_preprocessing(saved: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The preprocessing of a run; those of earlier versions did not decode at reduced scale."""
-    saved = {"draft": False, **saved}
+    """The preprocessing of a run; those of earlier versions lack the fields with values here."""
+    saved = {"draft": False, "frames": 0, "frame_stride": 1, **saved}
     if missing := [each.name for each in fields(Preprocessing) if each.name not in saved]:
         raise ValueError(f"{where} lacks {', '.join(missing)}")
     return asdict(from_json(Preprocessing, saved, where))
