@@ -363,7 +363,7 @@ def test_a_file_with_the_hard_layer_in_float_predicts_as_the_network_does(
             rows = openvino.core().compile_model(model, "CPU")([pixels(tests)])[0]
         shares.append(same(rows, expected))
     assert shares[0] < 0.9
-    assert shares[1] >= 0.97  # by OpenVINO 98 % on an AMD EPYC, more on an Intel Xeon
+    assert shares[1] >= 0.98  # which it is by OpenVINO on an AMD EPYC
 
 
 def test_ranges_hold_zero_and_all_inputs_of_a_layer():

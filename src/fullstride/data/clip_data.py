@@ -6,7 +6,8 @@ from typing import Any
 from fullstride.data.dataset import DataSet, Images, from_source, open_files
 from fullstride.data.readers.file_kinds import VIDEOS
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.readers.videos import MiddleFrame, check_decoder
+from fullstride.data.readers.video_files import check_decoder
+from fullstride.data.readers.videos import MiddleFrame
 
 
 def open_clips(where: str, **how: Any) -> DataSet:

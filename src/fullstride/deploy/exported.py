@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import Temperature
 from fullstride.nets.precision import Precision
 from fullstride.nets.preprocessing import Preprocessing
@@ -103,8 +104,7 @@ def one_input(
 
     H and W are `resolution`, by default that of `pre`.
     """
-    side = resolution or pre.resolution
-    sizes = (*([pre.frames] if pre.frames else []), side, side)
+    sizes = pixel_sizes(pre.frames, resolution or pre.resolution)
     return (pre.channels, *sizes) if kind == "normalised" else (*sizes, pre.channels)
 
 

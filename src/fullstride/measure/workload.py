@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.nets import fused_form
-from fullstride.nets.backbone import Backbone, batch_shape
+from fullstride.nets.backbone import Backbone, batch_shape, channels_last
 from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.precision import SPELLINGS, short_precision
@@ -89,7 +89,7 @@ class Step:
     ):
         self.device, self.work, self.dtype = device, work, getattr(torch, precision)
         self.shape = batch_shape(net, batch, in_channels, resolution)
-        last = torch.channels_last_3d if len(self.shape) == 5 else torch.channels_last
+        last = channels_last(len(self.shape))
         self.format = {"nchw": torch.contiguous_format, "nhwc": last}[layout]
         dtype = torch.float32 if self.trains else self.dtype
         own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)

@@ -43,18 +43,23 @@ def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
     H and W are `resolution`, by default the network's own.
     """
     side = spec.resolution if resolution is None else resolution
-    return (spec.in_channels, *([spec.frames] if spec.frames else []), side, side)
+    return (spec.in_channels, *pixel_sizes(spec.frames, side))
 
 
 def batch_shape(net: nn.Module, batch: int, in_channels: int, resolution: int) -> tuple[int, ...]:
     """Of a batch for `net`: (N, C, H, W), or (N, C, T, H, W) with the frames of its spec."""
     frames = net.spec.frames if isinstance(net, Backbone) else 0
-    return (batch, in_channels, *([frames] if frames else []), resolution, resolution)
+    return (batch, in_channels, *pixel_sizes(frames, resolution))
 
 
-def channels_last(spec: Spec) -> torch.memory_format:
-    """The memory format of its inputs with the channels of a pixel side by side."""
-    return torch.channels_last_3d if spec.frames else torch.channels_last
+def pixel_sizes(frames: int, side: int) -> tuple[int, ...]:
+    """(H, W), or (T, H, W) of clips of so many frames."""
+    return (frames, side, side) if frames else (side, side)
+
+
+def channels_last(dims: int) -> torch.memory_format:
+    """The memory format of batches of 4 or 5 dimensions with a pixel's channels side by side."""
+    return torch.channels_last_3d if dims == 5 else torch.channels_last
 
 
 def input_text(spec: Spec) -> str:

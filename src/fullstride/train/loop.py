@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fullstride.nets import fused_form
-from fullstride.nets.backbone import Backbone, channels_last
+from fullstride.nets.backbone import Backbone, channels_last, input_shape
 from fullstride.nets.efficiency import is_compiled, is_fused
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
@@ -166,7 +166,7 @@ class Learner:
             )
         self.layout = torch.contiguous_format
         if recipe.channels_last:
-            self.layout = channels_last(net.spec)
+            self.layout = channels_last(1 + len(input_shape(net.spec)))
             net.to(memory_format=self.layout)
         shares = recipe.sync_bn and context.is_distributed
         if is_fused(recipe.efficiency):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fullstride.data.readers.videos import check_decoder
+from fullstride.data.readers.video_files import check_decoder
 from fullstride.data.scenes.files import COUNTS, check_scenes
 from fullstride.data.scenes.motion import FRAMES, STEPS, split_clip
 from fullstride.data.scenes.sources import SPLITS

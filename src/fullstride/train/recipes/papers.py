@@ -216,7 +216,7 @@ RESNET_RS_VOC = replace(
 RESNET_RS_NYU_DEPTH = replace(RESNET_RS_VOC_SEG, lr=0.04, resolution=640, max_depth=10.0)
 
 # The baseline of the additive study of clips, arXiv:2103.07579 Table 6: 3D ResNet-50 on
-# Kinetics-400, clips of 32 frames, every second one of a video. Claim: 73.4 %. Batch, learning rate
+# Kinetics-400, clips of 32 frames, every second one of a video. Batch, learning rate
 # (0.2 x batch / 256), cosine schedule, warmup (1,050 steps) and the ratios of crops are those of
 # the file of the last row in tensorflow/models, k400_resnet3drs_50_tpu.yaml. Epochs, weight decay,
 # and the area of crops before scale jitter are not stated: ours. Which parameters decay is as in
@@ -232,7 +232,8 @@ RESNET3D = replace(
     resolution=224,
 )
 
-# The rows of that table, each on top of the previous one; the numbers are those of the same file.
+# The rows of that table, each on top of the previous one; the numbers are those of the same file,
+# and the order was not compared with the paper.
 # The last two rows change the network and not the recipe: squeeze-and-excitation (resnet3d_se_50),
 # and ResNet-D (resnet3d_rs_50).
 RESNET3D_DROPOUT = replace(RESNET3D, dropout=0.5)
