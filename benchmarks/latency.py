@@ -3,8 +3,8 @@
     python benchmarks/latency.py --timm DIR [--cache FILE] [--write]
 
 DIR has timm's result tables (results/benchmark-*.csv of its repository, Apache-2.0), which are not
-part of this one. Writes latency.json and latency.md beside this file, and with --write the profiles
-of the package.
+part of this one; "benchmark-" may be missing in their names. Writes latency.json and latency.md
+beside this file, and with --write the profiles of the package.
 
 Every table is split the same way, which was fixed before anything was fitted: leave one family out.
 Families are those of PAPER (latency_tables.py) for GENet's tables, and timm's modules for timm's.
@@ -32,6 +32,7 @@ from latency_tables import (
     Tracer,
     paper_cases,
     timm_cases,
+    timm_file,
 )
 from scipy.stats import rankdata
 
@@ -327,6 +328,12 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="file for traced operators (.npz)")
     parser.add_argument("--write", action="store_true", help="write the profiles of the package")
     args = parser.parse_args()
+    try:
+        for table in TABLES:
+            if table.file:
+                timm_file(args.timm, table)
+    except ValueError as error:
+        raise SystemExit(f"latency.py: {error}") from None
     tracer = Tracer(args.cache)
     results, fits, cases, budgets, outside = [], [], {}, [], {}
     for table in TABLES:

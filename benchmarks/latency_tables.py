@@ -15,6 +15,7 @@ from torch import nn
 
 from fullstride.latency import Operators, traced
 from fullstride.latency.calibration.fitting import FULL_BATCH, PRIORS
+from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import Machine
 from fullstride.measure.cost.operators import KIND
 from fullstride.outputs import Output, begins_with
@@ -273,7 +274,10 @@ class Case:
 
 
 class Tracer:
-    """Operators of timm's networks, cached in a file because tracing all takes minutes."""
+    """Operators of timm's networks: those of the package's table, others traced.
+
+    Traced ones are cached in a file, because tracing all takes minutes.
+    """
 
     def __init__(self, path: Path | None):
         self.path, self.cache, self.changed = path, {}, False
@@ -289,9 +293,12 @@ class Tracer:
     ) -> Operators:
         key = f"{name} {resolution} {int(merge)}"
         if key not in self.cache:
-            net = reparameterize_model(build().eval()) if merge else build
-            self.cache[key] = traced(net, resolution).merged()
-            self.changed = True
+            known = None if merge else find_operators(f"timm/{name}", resolution)
+            if known is None:
+                net = reparameterize_model(build().eval()) if merge else build
+                known = traced(net, resolution).merged()
+                self.changed = True
+            self.cache[key] = known
         return self.cache[key]
 
     def save(self) -> None:
@@ -325,6 +332,18 @@ def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
     ]
 
 
+def timm_file(folder: Path, table: Table) -> Path:
+    """A table in a folder of timm's `results/`, or in one where names lack `benchmark-`.
+
+    Raises ValueError, in one line, if it is in neither.
+    """
+    paths = [folder / f"benchmark-{table.file}", folder / table.file]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        raise ValueError(f"{folder} has no {paths[0].name}: give the folder results/ of timm")
+    return found
+
+
 # timm's modules with branches that can be merged
 REPARAMETERIZABLE = ("byobnet", "repghost", "repvit", "ghostnet")
 
@@ -336,7 +355,7 @@ def timm_cases(table: Table, folder: Path, tracer: Tracer, *, others: bool = Fal
     """
     kind = "train" if table.training else "infer"
     cases: dict[tuple[str, int], Case] = {}
-    with (folder / table.file).open() as file:
+    with timm_file(folder, table).open() as file:
         for row in csv.DictReader(file):
             name, resolution = row["model"].split(".")[0], int(row[f"{kind}_img_size"])
             if not timm.is_model(name) or (name, resolution) in cases:
