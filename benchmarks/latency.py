@@ -252,7 +252,8 @@ Limitations:
 - TensorRT's profiles have a time per batch and a time per image that no operator explains; we
   interpret the latter as the copy of the image.
 - timm's tables of torch 2.9 timed networks with merged branches (RepVGG, MobileOne, RepGhost,
-  RepViT, GhostNetV3), as their parameter counts show. They are traced in that form.
+  RepViT, GhostNetV3, FastViT and others), as their parameter counts show; those of torch 2.4 timed
+  all branches. They are traced in that form.
 - Training in nhwc (torch 1.12) is not reached: grouped convolutions and TResNet took several times
   as long there as in nchw. The training numbers of the profile rtx3090 are those of nchw.
 - timm's tables have full batches only. Host time of a launch is assumed there, and small batches

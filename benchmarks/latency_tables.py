@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import timm
 from timm.models.efficientnet import _gen_mobilenet_v2
-from timm.utils.model import reparameterize_model
 from torch import nn
 
 from fullstride.latency import Operators, traced
@@ -18,6 +17,7 @@ from fullstride.latency.calibration.fitting import FULL_BATCH, PRIORS
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import Machine
 from fullstride.measure.cost.operators import KIND
+from fullstride.nets.merged_branches import merge_branches
 from fullstride.outputs import Output, begins_with
 from fullstride.tables import latencies
 from fullstride.writing import atomic_write
@@ -293,9 +293,9 @@ class Tracer:
     ) -> Operators:
         key = f"{name} {resolution} {int(merge)}"
         if key not in self.cache:
-            known = None if merge else find_operators(f"timm/{name}", resolution)
+            known = find_operators(f"timm/{name}", resolution, training=not merge)
             if known is None:
-                net = reparameterize_model(build().eval()) if merge else build
+                net = (lambda: merge_branches(build())) if merge else build
                 known = traced(net, resolution).merged()
                 self.changed = True
             self.cache[key] = known
@@ -344,10 +344,6 @@ def timm_file(folder: Path, table: Table) -> Path:
     return found
 
 
-# timm's modules with branches that can be merged
-REPARAMETERIZABLE = ("byobnet", "repghost", "repvit", "ghostnet")
-
-
 def timm_cases(table: Table, folder: Path, tracer: Tracer, *, others: bool = False) -> list[Case]:
     """Each network once at each resolution, since the time does not depend on the weights.
 
@@ -363,8 +359,8 @@ def timm_cases(table: Table, folder: Path, tracer: Tracer, *, others: bool = Fal
             family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
             if family not in MODULES and not others:
                 continue
-            merge = table.reparameterized and family in REPARAMETERIZABLE
-            net = tracer(name, resolution, partial(timm.create_model, name), merge)
+            build = partial(timm.create_model, name)
+            net = tracer(name, resolution, build, table.reparameterized)
             spatial = np.isin(net.kind, [KIND[k] for k in ("dense", "depthwise", "grouped")])
             attention = (net.macs * net.count)[net.kind == KIND["product"]].sum()
             fits = net.count[spatial].sum() >= 4 and attention <= 0.01 * net.total_macs

@@ -9,26 +9,37 @@ import pytest
 
 from fullstride import tables
 from fullstride.latency import operator_table
-from fullstride.latency.operator_table import derive, find_operators, key_of, table_keys
+from fullstride.latency.operator_table import (
+    TRAINING,
+    derive,
+    find_operators,
+    key_of,
+    own_resolution,
+    table_keys,
+)
+from fullstride.nets import zoo
 
 SAMPLE = [
     ("timm/mobilenetv3_small_050", 224),
     ("timm/vit_tiny_patch16_224", 224),
     ("timm/efficientnet_b4", 380),
+    ("timm/repghostnet_050", 224),
 ]
 
 
-def same(key: tuple[str, int], traced) -> bool:
-    known = find_operators(*key)
+def same(key: tuple[str, int], traced, *, training: bool = False) -> bool:
+    known = find_operators(*key, training=training)
     return known is not None and all(
         np.array_equal(column, asdict(known)[name]) for name, column in asdict(traced).items()
     )
 
 
 def check(keys: list[tuple[str, int]]) -> None:
-    for key, (name, traced) in zip(keys, derive(keys), strict=True):
-        assert name == key_of(*key)
-        assert same(key, traced), key
+    found = dict(derive(keys))
+    for key in keys:
+        inference = found[key_of(*key)]
+        assert same(key, inference), key
+        assert same(key, found.get(f"{key_of(*key)}{TRAINING}", inference), training=True), key
 
 
 def test_the_table_has_the_operators_of_all_of_the_zoos_networks():
@@ -80,20 +91,29 @@ assert used.ru_utime + used.ru_stime < 20
 def test_what_is_encoded_is_decoded():
     keys = [("resnet50", 224), ("genet_large", 256), ("timm/mixnet_l", 224)]
     networks = {key_of(*key): find_operators(*key) for key in keys}
-    columns, spans = operator_table.decode(operator_table.encode(networks))
+    columns, spans, sides = operator_table.decode(operator_table.encode(networks, {"a": 96}))
     assert list(spans) == list(networks)
+    assert sides == {"a": 96}
     for key, (begin, end) in spans.items():
         assert np.array_equal(columns[:, begin:end], networks[key].table())
 
 
 @pytest.mark.slow
 def test_the_command_writes_the_table_of_the_package_again(tmp_path, monkeypatch):
-    before = {key: find_operators(*key) for key in table_keys()}
+    before = operator_table.table()
     monkeypatch.setattr(operator_table, "PATH", tmp_path / "operators.xz")
     monkeypatch.setattr(sys, "argv", ["operator_table"])
     operator_table.main()
-    columns, spans = operator_table.decode((tmp_path / "operators.xz").read_bytes())
-    assert {key_of(*key) for key in before} <= set(spans)
-    for key, rows in before.items():
-        begin, end = spans[key_of(*key)]
-        assert np.array_equal(columns[:, begin:end], rows.table()), key
+    after = operator_table.decode((tmp_path / "operators.xz").read_bytes())
+    assert after.sides == before.sides
+    assert after.spans.keys() == before.spans.keys()
+    for key, (begin, end) in before.spans.items():
+        there = slice(*after.spans[key])
+        assert np.array_equal(after.rows[:, there], before.rows[:, begin:end]), key
+
+
+def test_own_resolutions_are_those_of_the_zoo_and_of_timms_tags():
+    tagged = ["timm/convnext_base.fb_in22k_ft_in1k_384", "timm/efficientnet_b3.ra2_in1k"]
+    for name in ("genet_large", "timm/resnet50", "timm/tf_efficientnet_b4", *tagged):
+        assert own_resolution(name) == zoo.spec(name).resolution
+    assert own_resolution("timm/resnet50.no_such_tag") is None

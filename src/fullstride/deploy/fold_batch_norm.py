@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import input_shape
+from fullstride.nets.merged_branches import has_branches, merge_branches
 from fullstride.nets.network import Network
 
 TOLERANCE = 1e-9  # largest difference of an output / largest output, in float64
@@ -36,6 +37,8 @@ def fold_batch_norm(net: nn.Module, images: Tensor | None = None) -> nn.Module:
 def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
     """A copy of `net` for evaluation with batch norms folded into the layers before them.
 
+    Branches of training are merged first, where it has them.
+
     A batch norm is folded if its input is the output of one convolution or linear layer and nothing
     else reads that output, which is observed in one forward pass of `images` (by default noise). So
     control flow must not depend on the images. Everything is computed in float64, where an error
@@ -45,7 +48,8 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
     dtype = next(net.parameters()).dtype
     net = fused_form.plain(deepcopy(net)).eval().double()  # the fused form needs its norms
     images = (noise(net) if images is None else images).to(next(net.parameters()))
-    trace = Trace(net)
+    with_branches = tensors(net(images)) if has_branches(net) else []
+    trace = Trace(merge_branches(net))
     expected = trace.run(images)
     skipped = {name: why for name, norm in trace.norms.items() if (why := trace.why_not(norm))}
     pairs = {
@@ -56,7 +60,7 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
     for name, module in list(net.named_modules(remove_duplicate=False)):
         if module in substitutes:
             net.set_submodule(name, substitutes[module])
-    check(tensors(net.eval()(images)), expected)
+    check(tensors(net.eval()(images)), with_branches or expected)
     layers = {names[norm]: names[layer] for norm, layer in pairs.items()}
     return Folding(net.to(dtype), layers, skipped)
 

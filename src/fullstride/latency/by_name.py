@@ -37,7 +37,10 @@ def estimate_by_name(
         raise ValueError("nothing to estimate: name one or more networks or runs")
     named = [zoo.find_network(each) if isinstance(each, str) else each for each in networks]
     sides = [each.spec.resolution if resolution is None else resolution for each in named]
-    work = [operators_with_names(each, side) for each, side in zip(named, sides, strict=True)]
+    work = [
+        operators_with_names(each, side, training=training)
+        for each, side in zip(named, sides, strict=True)
+    ]
     operators, ran = [each for each, _ in work], [each for _, each in work]
     batches = [batch] * len(named)
     times = estimates(operators, profile, batches, training=training, names=ran)

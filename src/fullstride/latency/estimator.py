@@ -11,8 +11,10 @@ from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import prepare_rows, times, total_seconds
 from fullstride.latency.spec_operators import Part, parts, rows_of
 from fullstride.measure.budget import MOST_IMAGES
+from fullstride.measure.cost.flops import on_meta
 from fullstride.measure.cost.operators import COLUMNS, Operators
 from fullstride.measure.cost.tracer import traced
+from fullstride.nets.merged_branches import merge_branches
 from fullstride.nets.spec import NetSpec
 from fullstride.strict_json import check_range
 
@@ -32,10 +34,13 @@ def estimate(
     """The time of a network: a module, a function that builds one, or its operators.
 
     `resolution` in pixels and `in_channels` describe the image; operators have theirs already.
+    Inference is that of the network as it ships, with branches merged (`nets.merged_branches`).
     Raises ValueError for training steps where the profile has none, and for an unfit image.
     """
-    operators = net if isinstance(net, Operators) else traced(net, resolution, in_channels)
-    return estimates([operators], profile, [batch], training=training)[0]
+    if not isinstance(net, Operators):
+        net = on_meta(net)
+        net = traced(net if training else merge_branches(net), resolution, in_channels)
+    return estimates([net], profile, [batch], training=training)[0]
 
 
 class Estimator:

@@ -1,17 +1,20 @@
 """Which operators do named networks run? The package has a table, so that none need be built.
 
-`choose` reads it for hundreds of networks, which building and tracing would take minutes for; it
-needs no PyTorch. `python -m fullstride.latency.operator_table` computes those of the zoo again,
-after a family was added or changed, and with `timm` as argument those of timm too, which takes a
-quarter of an hour; tests do so for all of the zoo and a sample of timm.
+`estimate` and `choose` read it, as building and tracing take a second for each; it needs no
+PyTorch. `python -m fullstride.latency.operator_table` computes those of the zoo again, after a
+family was added or changed, and of timm's networks those that are missing or match an argument,
+such as `timm/repvgg*`; `timm/*` takes a quarter of an hour. Tests do so for all of the zoo and a
+sample of timm.
 """
 
 import io
 import lzma
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from fnmatch import fnmatchcase
+from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,35 +25,50 @@ from fullstride.writing import atomic_write
 
 PATH = Path(tables.__file__).with_name("operators.xz")
 OUTPUT = Output("the table of operators", ".xz", begins_with(b"\xfd7zXZ"))
+TRAINING = " training"  # ends the keys of networks that ship in another form than they train in
 COUNT = COLUMNS.index("count")  # the last column; the others are stored once for equal rows
 
 
-def find_operators(name: str, resolution: int) -> Operators | None:
+def find_operators(name: str, resolution: int, *, training: bool = False) -> Operators | None:
     """The merged operators of one image, by the name that `zoo.spec` takes; None if not there.
 
-    timm's tags of weights do not change them.
+    Those of the network as it ships, or as it trains. timm's tags of weights do not change them.
     """
-    rows, spans = table()
-    span = spans.get(key_of(name, resolution))
+    rows, spans, _ = table()
+    key = key_of(name, resolution)
+    span = spans.get(f"{key}{TRAINING}" if training else key, spans.get(key))
     return None if span is None else Operators.of_columns(rows[:, span[0] : span[1]])
+
+
+def own_resolution(name: str) -> int | None:
+    """Pixels a side of `zoo.spec(name)`, of timm's tags too; None for names not in the table."""
+    return table().sides.get(name)
 
 
 def table_keys() -> list[tuple[str, int]]:
     """Name and pixels a side of all networks of the table."""
-    return [(name, int(side)) for name, side in map(str.split, table()[1])]
+    keys = (key.split() for key in table().spans if not key.endswith(TRAINING))
+    return [(name, int(side)) for name, side in keys]
 
 
 def key_of(name: str, resolution: int) -> str:
     return f"{name.split('.')[0] if name.startswith('timm/') else name} {resolution}"
 
 
+class Table(NamedTuple):
+    """What the file holds."""
+
+    rows: np.ndarray  # (columns, operators) of all networks
+    spans: dict[str, tuple[int, int]]  # where those of each begin and end
+    sides: dict[str, int]  # each network's own pixels a side, and those of timm's tags
+
+
 @cache
-def table() -> tuple[np.ndarray, dict[str, tuple[int, int]]]:
-    """(columns, operators) of all networks, and where those of each begin and end."""
+def table() -> Table:
     return decode(PATH.read_bytes())
 
 
-def encode(networks: Mapping[str, Operators]) -> bytes:
+def encode(networks: Mapping[str, Operators], sides: Mapping[str, int]) -> bytes:
     """Equal rows are stored once, sorted, as differences; this and xz make 90 bytes a network."""
     columns = np.concatenate([net.table() for net in networks.values()], axis=1).astype(np.int64)
     rows, place = np.unique(columns[:COUNT], axis=1, return_inverse=True)
@@ -62,28 +80,37 @@ def encode(networks: Mapping[str, Operators]) -> bytes:
         rows=np.diff(rows, axis=1, prepend=0),
         place=place.reshape(-1).astype(np.uint32),
         count=columns[COUNT].astype(np.uint32),
+        names=np.array(list(sides)),
+        sides=np.array(list(sides.values()), np.uint32),
     )
     return lzma.compress(file.getvalue(), preset=9)
 
 
-def decode(data: bytes) -> tuple[np.ndarray, dict[str, tuple[int, int]]]:
+def decode(data: bytes) -> Table:
     with np.load(io.BytesIO(lzma.decompress(data))) as file:
         rows, ends = np.cumsum(file["rows"], axis=1), np.cumsum(file["sizes"], dtype=np.int64)
         columns = np.vstack([rows[:, file["place"]], file["count"]]).astype(np.float64)
         spans = zip((ends - file["sizes"]).tolist(), ends.tolist(), strict=True)
-        return columns, dict(zip(file["keys"].tolist(), spans, strict=True))
+        sides = zip(file["names"].tolist(), file["sides"].tolist(), strict=True)
+        return Table(columns, dict(zip(file["keys"].tolist(), spans, strict=True)), dict(sides))
 
 
 def derive(keys: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Operators]]:
     """The operators of networks by name and pixels a side, traced. Others are left out."""
     from fullstride.latency.spec_operators import operators_of
+    from fullstride.measure.cost.flops import on_meta
     from fullstride.nets import zoo
+    from fullstride.nets.bundle import build
+    from fullstride.nets.merged_branches import has_branches
 
     for name, side in keys:
+        key, spec = key_of(name, side), zoo.spec(name)
         try:
-            yield key_of(name, side), operators_of(zoo.spec(name), side).merged()
+            yield key, operators_of(spec, side).merged()
         except ValueError:  # takes no such image, or none at all without its own preprocessing
             continue
+        if name.startswith("timm/") and has_branches(on_meta(partial(build, spec))):
+            yield f"{key}{TRAINING}", operators_of(spec, side, training=True).merged()
 
 
 def all_keys() -> Iterator[tuple[str, int]]:
@@ -115,15 +142,30 @@ def all_keys() -> Iterator[tuple[str, int]]:
     yield from dict.fromkeys([*own, *printed, *others])
 
 
+def all_sides() -> Iterator[tuple[str, int]]:
+    """The networks of the zoo, and timm's with and without the tags of their weights."""
+    from timm.models import get_arch_pretrained_cfgs, list_models
+
+    from fullstride.nets import zoo
+
+    tagged = [tag for name in list_models() for tag in (name, *get_arch_pretrained_cfgs(name))]
+    for name in (*zoo.list(), *(f"timm/{tag}" for tag in tagged)):
+        yield name, zoo.spec(name).resolution
+
+
 def main() -> None:
-    """Write the table of the package, with timm's rows as they are unless `timm` is an argument."""
-    present = {} if "timm" in sys.argv[1:] else {key: find_operators(*key) for key in table_keys()}
-    present = {key: rows for key, rows in present.items() if rows and key[0].startswith("timm/")}
-    keys = list(all_keys())
-    networks = {key_of(*key): rows for key, rows in present.items() if key in keys}
-    networks |= derive(key for key in keys if key not in present)
+    """Write the table of the package, with timm's rows as they are where no argument matches."""
+    rows, spans, _ = table()
+    keys = {key_of(*key): key for key in all_keys()}
+    networks: dict[str, Operators] = {}
+    for key, (begin, end) in spans.items():
+        name, side, *_ = key.split()
+        again = not name.startswith("timm/") or any(fnmatchcase(name, a) for a in sys.argv[1:])
+        if f"{name} {side}" in keys and not again:
+            networks[key] = Operators.of_columns(rows[:, begin:end])
+    networks |= derive(keys[key] for key in keys if key not in networks)
     with atomic_write(PATH, OUTPUT) as temporary:
-        temporary.write_bytes(encode(networks))
+        temporary.write_bytes(encode(networks, dict(all_sides())))
     print(f"{PATH}: {PATH.stat().st_size:,} bytes")
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fullstride.measure.cost.operators import (
     AFTER_PRODUCT,
@@ -30,8 +31,10 @@ from fullstride.measure.cost.operators import (
 from fullstride.measure.cost.operators import convolution as convolution_of_pixels
 from fullstride.measure.cost.tracer import traced, traced_with_names
 from fullstride.nets import zoo
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.blocks import Style
 from fullstride.nets.bundle import build
+from fullstride.nets.merged_branches import merge_branches
 from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, Stage
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.strict_json import check_range
@@ -53,24 +56,29 @@ def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operato
 
 
 def operators_with_names(
-    network: zoo.NamedNetwork, resolution: int
+    network: zoo.NamedNetwork, resolution: int, *, training: bool = False
 ) -> tuple[Operators, frozenset[str]]:
     """The operators of a network, and ATen's names of them where it has the head of a task."""
     if network.spec.frames:
         return operators_of(network.spec, resolution), frozenset({OF_FRAMES})
     if network.head is None:
-        return operators_of(network.spec, resolution), frozenset()
-    return traced_with_names(network.build, resolution, network.spec.in_channels)
+        return operators_of(network.spec, resolution, training=training), frozenset()
+    form = partial(in_form, network.build, training)
+    return traced_with_names(form, resolution, network.spec.in_channels)
 
 
-def operators_of(spec: NetSpec | TimmSpec, resolution: int | None = None) -> Operators:
+def operators_of(
+    spec: NetSpec | TimmSpec, resolution: int | None = None, *, training: bool = False
+) -> Operators:
     """The operators of one image at `resolution`, by default the spec's own.
 
-    Equal to `traced(Network(spec), resolution)`, row by row. Raises ValueError for a spec that
-    cannot be built.
+    Those of the network as it ships, with branches merged, or as it trains. Equal to
+    `traced(Network(spec), resolution)`, row by row. Raises ValueError for a spec that cannot be
+    built.
     """
     if not isinstance(spec, NetSpec):
-        return traced_network(spec, spec.resolution if resolution is None else resolution)
+        side = spec.resolution if resolution is None else resolution
+        return traced_network(spec, side, training)
     rows: list[OperatorRow] = []
     for (walk, sizes), count in parts(spec, resolution):
         rows += rows_of(walk, sizes) * count
@@ -128,9 +136,15 @@ def stage_parts(stage: Stage, c_in: int, side: int, style: Style) -> Iterator[tu
 
 
 @lru_cache(maxsize=256)
-def traced_network(spec: NetSpec | TimmSpec, side: int) -> Operators:
+def traced_network(spec: NetSpec | TimmSpec, side: int, training: bool = False) -> Operators:
     """Cached, because building and tracing take a second where a walk takes a millisecond."""
-    return traced(partial(build, spec), side, spec.in_channels)
+    return traced(partial(in_form, partial(build, spec), training), side, spec.in_channels)
+
+
+def in_form(build: Callable[[], Backbone], training: bool) -> nn.Module:
+    """The network that `build` gives, as it trains or as it ships."""
+    net = build()
+    return net if training else merge_branches(net)
 
 
 def network(spec: NetSpec, side: int) -> list[OperatorRow]:

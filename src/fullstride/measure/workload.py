@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, batch_shape, channels_last
 from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
+from fullstride.nets.merged_branches import merge_branches
 from fullstride.nets.network import Network
 from fullstride.nets.precision import SPELLINGS, short_precision
 
@@ -56,9 +57,10 @@ def in_training_form(net: Backbone, form: TrainingForm, name: str = "this networ
 class Step:
     """A call that runs a copy of a network on one batch of random images on the device.
 
-    Inference converts the whole network to `precision`. Training is a complete step: forward and
-    loss, under autocast for the 16-bit precisions, backward, with a gradient scaler for float16,
-    SGD with momentum, and gradients set to None.
+    Inference merges branches that only training needs (see `nets.merged_branches`), and converts
+    the whole network to `precision`. Training is a complete step: forward and loss, under autocast
+    for the 16-bit precisions, backward, with a gradient scaler for float16, SGD with momentum, and
+    gradients set to None.
 
     Args:
         net: A network; the copy leaves it as it is.
@@ -93,6 +95,7 @@ class Step:
         self.format = {"nchw": torch.contiguous_format, "nhwc": last}[layout]
         dtype = torch.float32 if self.trains else self.dtype
         own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)
+        own = own if self.trains else merge_branches(own)
         self.net = own.train(self.trains).to(device, dtype).to(memory_format=self.format)
         # An exported file is run by its own runtime, whatever the other networks are run by.
         self.is_compiled = (compiled or is_compiled(efficiency)) and not hasattr(net, "runtime")
