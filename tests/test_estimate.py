@@ -2,6 +2,8 @@
 one line."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -124,3 +126,32 @@ def test_what_cannot_be_estimated_is_one_line_that_says_what_would_work(capsys):
     )
     assert "to 65536" in refuse(capsys, "resnet50", "--device", "h100", "--batch", "10" * 20)
     assert "name one or more" in refuse(capsys, "--device", "h100")
+
+
+@pytest.mark.parametrize("more", [(), ("--train", "--json"), ("--resolution", "192")])
+def test_names_that_the_package_knows_the_operators_of_need_no_pytorch(more):
+    names = ["timm/resnet50", "timm/resnet50.a1_in1k"]
+    names += [] if "--resolution" in more else ["genet_large", "resnet50"]
+    words = ["estimate", *names, "--device", "rtx3090", *more]
+    program = f"""
+import resource, sys
+from fullstride import cli
+assert cli.run({words!r}) == 0
+used = resource.getrusage(resource.RUSAGE_SELF)
+assert not {{"torch", "timm"}} & set(sys.modules)
+assert used.ru_utime + used.ru_stime < 2
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in names)
+
+
+def test_a_name_that_is_a_folder_too_is_the_folder(tmp_path, monkeypatch, capsys):
+    net = zoo.create("genet_tiny", classes=10, in_channels=1)
+    bundle = Bundle(net, "mine", tuple("0123456789"), zoo.family_preprocessing(net.spec))
+    bundle.save(tmp_path / "resnet50")
+    monkeypatch.chdir(tmp_path)
+    (told,) = json.loads(ask(capsys, "resnet50", "--device", "rtx3090", "--json"))["estimates"]
+    assert told["resolution"] == net.spec.resolution
+    there = estimate(net, load_profile("rtx3090"), 1, net.spec.resolution, in_channels=1)
+    assert told["ms_per_image"] == pytest.approx(there.ms_per_image)

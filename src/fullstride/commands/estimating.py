@@ -41,13 +41,12 @@ def estimate(
         classes: Of names: outputs for so many classes; by default each network's own.
         frames: Of names of networks of clips: so many frames; by default each one's own.
     """
-    from fullstride import tasks
     from fullstride.latency.by_name import estimate_by_name, estimates_json
     from fullstride.latency.profiles import load_profile
     from fullstride.report import console_lines, console_tables
 
     device = load_profile(profile)
-    networks = [tasks.find_network(model, task, classes, frames) for model in models]
+    networks = with_options(models, task, classes, frames)
     rows = estimate_by_name(networks, device, batch, resolution, training=train)
     if json:
         print(dumps(estimates_json(rows, device)))
@@ -56,6 +55,17 @@ def estimate(
         console().print(console_tables.estimate_table(rows))
     print(*console_lines.estimate_lines(rows, device), sep="\n")
     print(console_lines.profile_line(device, train))
+
+
+def with_options(
+    models: Sequence[str], task: str, classes: int | None, frames: int | None
+) -> Sequence[Any]:
+    """Names as they are where no option is given: most are estimated without PyTorch then."""
+    if not task and classes is None and frames is None:
+        return models
+    from fullstride import tasks
+
+    return [tasks.find_network(model, task, classes, frames) for model in models]
 
 
 def calibrate(

@@ -1,13 +1,20 @@
-"""How long do named networks take? Those of the zoo, of timm, or in the folder of a run."""
+"""How long do named networks take? Those of the zoo, of timm, or in the folder of a run.
+
+Names in the package's table of operators need no PyTorch, whose import takes longer than the rest.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullstride.latency.network_times import Estimate, estimates, is_tie
+from fullstride.latency.operator_table import find_operators, own_resolution
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_with_names
-from fullstride.nets import zoo
+from fullstride.measure.cost.operators import Operators
+
+if TYPE_CHECKING:
+    from fullstride.nets.zoo import NamedNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +28,7 @@ class NamedEstimate:
 
 
 def estimate_by_name(
-    networks: Sequence[str | zoo.NamedNetwork],
+    networks: "Sequence[str | NamedNetwork]",
     profile: Profile,
     batch: int = 1,
     resolution: int | None = None,
@@ -35,25 +42,48 @@ def estimate_by_name(
     """
     if not networks:
         raise ValueError("nothing to estimate: name one or more networks or runs")
-    named = [zoo.find_network(each) if isinstance(each, str) else each for each in networks]
-    sides = [each.spec.resolution if resolution is None else resolution for each in named]
-    work = [
-        operators_with_names(each, side, training=training)
-        for each, side in zip(named, sides, strict=True)
-    ]
-    operators, ran = [each for each, _ in work], [each for _, each in work]
-    batches = [batch] * len(named)
-    times = estimates(operators, profile, batches, training=training, names=ran)
-    order = sorted(range(len(named)), key=lambda i: times[i].ms_per_image)
+    work = [named_work(each, resolution, training) for each in networks]
+    operators, ran = [each.operators for each in work], [each.ran for each in work]
+    times = estimates(operators, profile, [batch] * len(work), training=training, names=ran)
+    order = sorted(range(len(work)), key=lambda i: times[i].ms_per_image)
     return [
         NamedEstimate(
-            network=named[i].name,
-            resolution=sides[i],
+            network=work[i].name,
+            resolution=work[i].resolution,
             estimate=times[i],
             ties=tuple(line for line, j in enumerate(order) if is_tie(times[i], times[j])),
         )
         for i in order
     ]
+
+
+class NamedWork(NamedTuple):
+    """What a network runs for one image."""
+
+    name: str
+    resolution: int  # pixels a side
+    operators: Operators
+    ran: frozenset[str]  # ATen's names of the operators, where it has the head of a task
+
+
+def named_work(
+    network: "str | NamedNetwork", resolution: int | None, training: bool = False
+) -> NamedWork:
+    """By the package's table where it has the name, else traced."""
+    if isinstance(network, str):
+        side = own_resolution(network) if resolution is None else resolution
+        if side is not None and not Path(network).exists():
+            operators = find_operators(network, side, training=training)
+            if operators is not None:
+                return NamedWork(network, side, operators, frozenset())
+        from fullstride import tasks
+
+        network = tasks.find_network(network)
+    from fullstride.latency.spec_operators import operators_with_names
+
+    side = network.spec.resolution if resolution is None else resolution
+    work = operators_with_names(network, side, training=training)
+    return NamedWork(network.name, side, *work)
 
 
 def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str, Any]:
