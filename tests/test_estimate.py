@@ -128,7 +128,7 @@ def test_what_cannot_be_estimated_is_one_line_that_says_what_would_work(capsys):
     assert "name one or more" in refuse(capsys, "--device", "h100")
 
 
-@pytest.mark.parametrize("more", [(), ("--train", "--json"), ("--resolution", "192")])
+@pytest.mark.parametrize("more", [(), ("--train", "--json"), ("--resolution", "288")])
 def test_names_that_the_package_knows_the_operators_of_need_no_pytorch(more):
     names = ["timm/resnet50", "timm/resnet50.a1_in1k"]
     names += [] if "--resolution" in more else ["genet_large", "resnet50"]
