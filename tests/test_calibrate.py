@@ -5,6 +5,7 @@ import json
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from fullstride.latency.calibration.calibrate import (
     fit_profile,
     measure,
     prepare_step,
+    widen,
 )
 from fullstride.latency.calibration.files import save_profiles
 from fullstride.latency.calibration.machine_peaks import by_sheet, peaks
@@ -26,11 +28,12 @@ from fullstride.latency.calibration.microbenchmarks import (
     all_microbenchmarks,
 )
 from fullstride.latency.calibration.quiet_rounds import Round, time_of, timed_round
+from fullstride.latency.profiles import Clocks
 from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
 from fullstride.measure.cost.operators import OPERATOR_KINDS
 from fullstride.measure.cost.tracer import traced
 from fullstride.measure.protocols import Protocol
-from fullstride.measure.timing import timed_calls
+from fullstride.measure.timing import spread, timed_calls
 from fullstride.nets import zoo
 
 CPU = torch.device("cpu")
@@ -69,9 +72,16 @@ def samples(networks):
     took = times(prepare([o for _, o, _ in cases], [b for *_, b in cases], MADE), TRUE).total_s
     return [
         Timing(
-            network=d.name, family=d.family, operators=o, runtime="eager", batch=b, seconds=float(s)
+            network=d.name,
+            family=d.family,
+            operators=o,
+            runtime="eager",
+            batch=b,
+            seconds=s,
+            wall_s=s,
+            cpu_s=s,
         )
-        for (d, o, b), s in zip(cases, took, strict=True)
+        for (d, o, b), s in zip(cases, took.tolist(), strict=True)
     ]
 
 
@@ -170,12 +180,14 @@ def round_of(wall_s: float, cpu_s: float) -> Round:
 
 def test_times_are_wall_times_of_quiet_rounds_or_say_that_they_are_not():
     quiet, busy = [round_of(1.0, 0.99)] * 4, [round_of(2.0, 1.1)] * 9
-    assert time_of(quiet) == dict(seconds=1.0, spread=0.0, quiet=1.0, clock="wall")
+    both = dict(wall_s=1.0, cpu_s=0.99)
+    assert time_of(quiet) == dict(seconds=1.0, spread=0.0, quiet=1.0, clock="wall", **both)
     mixed = time_of(quiet + busy)
     assert (mixed["seconds"], mixed["clock"]) == (1.0, "wall")
     assert mixed["quiet"] == pytest.approx(4 / 13)
     alone = time_of(quiet[:2] + busy)
     assert (alone["seconds"], alone["clock"]) == (1.1, "cpu")
+    assert (alone["wall_s"], alone["cpu_s"]) == (2.0, 1.1)
 
 
 def test_a_round_is_quiet_if_its_thread_had_a_core():
@@ -210,6 +222,33 @@ def test_the_profile_says_which_clock_and_one_without_its_own_estimates_is_not_w
     (written,) = save_profiles(samples, plan(), {"eager": (MADE, "")}, out, "here")
     fit = load_profile(written.path).inference
     assert fit.low <= 1 <= fit.high
+    assert fit == written.calibration.profile.inference
+
+
+def test_the_spread_of_the_rounds_widens_the_interval_and_both_clocks_are_in_the_profile(samples):
+    busy = [replace(sample, spread=0.4, wall_s=1.5 * sample.cpu_s) for sample in samples]
+    busy[:3] = [replace(sample, clock="cpu") for sample in busy[:3]]
+    noisy, fit = (
+        fit_profile(rows, plan(), MADE, "", "here").profile.inference for rows in (busy, samples)
+    )
+    assert (noisy.spread, fit.spread) == (0.4, 0)
+    assert noisy.clocks == Clocks(wall=len(samples) - 3, cpu=3, wall_per_cpu=1.5)
+    assert fit.clocks == Clocks(wall=len(samples), cpu=0, wall_per_cpu=1)
+    assert noisy.numbers == fit.numbers
+    assert noisy.low < fit.low < fit.high < noisy.high
+
+
+def test_an_interval_that_noise_widens_holds_nine_of_ten_noisy_times():
+    random = np.random.default_rng(0)
+    errors, noise = random.normal(0.1, 0.2, 100_000), random.normal(0, 0.15, 100_000)
+    low, high = np.exp(np.quantile(errors, (0.05, 0.95)))
+    rounds = np.exp(noise)
+    times = np.exp(errors) * rounds
+    inside = (low <= times) & (times <= high)
+    assert inside.mean() < 0.83
+    low, high = widen(low, high, spread(rounds.tolist()))
+    inside = (low <= times) & (times <= high)
+    assert inside.mean() == pytest.approx(0.9, abs=0.01)
 
 
 def test_what_takes_too_long_or_comes_too_late_is_left_out(monkeypatch):
@@ -292,6 +331,10 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
     assert {(row["network"], row["batch"]) for row in rows} == {
         (design.name, n) for design in few for n in (1, 2)
     }
+    assert all(row["wall_s"] > 0 and row["cpu_s"] > 0 for row in rows)
+    clocks = profile.inference.clocks
+    assert clocks is not None
+    assert clocks.wall + clocks.cpu == len(rows)
     assert estimate(zoo.create("resnet18"), profile, 1).ms_per_image > 0
     assert cli.run(["estimate", "resnet18", "--device", str(out)]) == 0
 

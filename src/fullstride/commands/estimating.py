@@ -98,6 +98,7 @@ def calibrate(
         times: A JSON file for all measured times.
     """
     from fullstride.latency.calibration import files
+    from fullstride.latency.calibration.calibrate import median_spread
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import fitted_profile_lines
 
@@ -111,7 +112,7 @@ def calibrate(
         print(f"{runtime}, batch {batch}: {len(rows)} networks", flush=True)
         samples += rows
     if samples:
-        noise = f"a network's rounds spread by {files.median_spread(samples):.0%}"
+        noise = f"a network's rounds spread by {median_spread(samples):.0%}"
         quiet = f"{files.quiet_share(samples):.0%} of all rounds were quiet"
         print(f"{noise}, in the median: above 5 % the machine was not quiet; {quiet}")
     if times:

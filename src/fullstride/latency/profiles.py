@@ -22,6 +22,15 @@ FIELD_NAMES = {"engine": "runtime", "apart": "resolvable_ratio"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Clocks:
+    """By which clock the times of a calibration were taken."""
+
+    wall: Annotated[int, Bounds(ge=0)]  # times that are wall time of rounds without other work
+    cpu: Annotated[int, Bounds(ge=0)]  # times that are CPU time, as too few rounds were such
+    wall_per_cpu: Positive  # median ratio of both clocks: above 1 the machine had other work
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """Numbers fitted to measurements, and how wrong they are for networks outside of the fit."""
 
@@ -37,6 +46,9 @@ class Fit:
     date: str  # of the fit
     note: str = ""  # on the times
     full_batches: bool = False  # only full batches were timed: the time of a launch is assumed
+    # (p90 - p10) / median of the rounds of one network, in the median: `low` and `high` include it
+    spread: Annotated[float, Bounds(ge=0, le=1e12)] = 0.0
+    clocks: Clocks | None = None  # of a calibration
 
     @property
     def calibrated(self) -> bool:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -23,7 +24,7 @@ from fullstride.latency.calibration.microbenchmarks import (
     all_microbenchmarks,
 )
 from fullstride.latency.calibration.quiet_rounds import Round, time_of, timed_round
-from fullstride.latency.profiles import Fit, Profile
+from fullstride.latency.profiles import Clocks, Fit, Profile
 from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
 from fullstride.measure.cost.operators import Operators
 from fullstride.measure.cost.tracer import traced
@@ -38,6 +39,7 @@ GROUP = 8  # networks on the device at once, timed in turn
 MAX_CALL_S = 2.0  # a network with a longer call is left out
 MIN_TIMES = 24  # that a fit needs
 MORE_ROUNDS = 3
+NORMAL = NormalDist()
 SHORT = Protocol(name="throughput", batch=1, warmup_s=0.05, rounds=7, round_s=0.02)
 # Images are on the device already, so a batch itself costs little.
 CALIBRATION_PRIORS = {**PRIORS, "start_us": (20.0, 1.0)}
@@ -90,6 +92,8 @@ class Timing:
     runtime: Runtime
     batch: int
     seconds: float  # of the batch, median of the rounds
+    wall_s: float  # of the batch, median of all rounds
+    cpu_s: float  # the same of the thread that calls
     spread: float = 0.0  # (p90 - p10) / median of the rounds
     # Of the rounds in which the thread that computes had a core. Below QUIET_ROUNDS of them,
     # `seconds` are those that the thread had one, not wall time.
@@ -219,7 +223,8 @@ def fit_profile(
 
     The error and the interval are those of WHOLE networks, if four or more were timed, else those
     of microbenchmarks whose family was left out. The latter are larger: with few operators, errors
-    do not average out. Raises ValueError for too few times.
+    do not average out. The spread of the rounds widens the interval, see `widen`. Raises ValueError
+    for too few times.
     """
     fitted = np.array([timing.family != WHOLE for timing in timings], dtype=bool)
     families = np.array([t.family if t.family != WHOLE else t.network for t in timings])
@@ -241,11 +246,12 @@ def fit_profile(
     tested, tests = fitted, "microbenchmarks of families left out"
     if len(whole) >= 4:
         tested, tests = ~fitted, f"{len(whole)} whole networks"
-    low, high = interval(estimated[tested], seconds[tested], families[tested])
+    noise = median_spread(timings)
+    low, high = widen(*interval(estimated[tested], seconds[tested], families[tested]), noise)
     batch = work.batch[tested]
     per_image = estimated[tested] / batch, seconds[tested] / batch
     here = Environment.here(plan.device)
-    cpu = plan.device.type == "cpu"
+    cpu, clocks = plan.device.type == "cpu", clocks_of(timings)
     batches = ", ".join(str(batch) for batch in sorted({timing.batch for timing in timings}))
     versions = f"torch {here.torch}" + ("" if cpu else f", CUDA {here.cuda}, driver {here.driver}")
     inference = Fit(
@@ -258,6 +264,8 @@ def fit_profile(
         source=f"fullstride calibrate at batch {batches} and {plan.resolution} pixels a side",
         software=versions,
         date=here.date[:10],
+        spread=round(noise, 3),
+        clocks=clocks,
     )
     profile = Profile(
         name=name,
@@ -267,7 +275,7 @@ def fit_profile(
         machine=machine,
         sheet=sheet,
         inference=inference,
-        note=f"the error is that of {tests}; {clock_of(timings)}; calls are queued, as if a next "
+        note=f"the error is that of {tests}; {clock_line(clocks)}; calls are queued, as if a next "
         "batch always waited",
     )
 
@@ -283,15 +291,35 @@ def fit_profile(
     )
 
 
-def clock_of(timings: Sequence[Timing]) -> str:
-    """Which clock gave the times, in words."""
+def median_spread(timings: Sequence[Timing]) -> float:
+    """Of the rounds of a network; above 0.05 the machine was busy."""
+    return float(np.median([timing.spread for timing in timings]))
+
+
+def widen(low: float, high: float, spread: float) -> tuple[float, float]:
+    """An interval for nine of ten times, with the noise of single rounds.
+
+    Rounds are taken as log-normal, eight of ten of them within `spread` of their median. In the
+    logarithm, their 90 % are added to half of the interval in quadrature; its middle stays.
+    """
+    middle, reach = math.log(low * high) / 2, math.log(high / low) / 2
+    wider = math.hypot(reach, spread / 2 * NORMAL.inv_cdf(0.95) / NORMAL.inv_cdf(0.9))
+    return math.exp(middle - wider), math.exp(middle + wider)
+
+
+def clocks_of(timings: Sequence[Timing]) -> Clocks:
     by_cpu = sum(timing.clock == "cpu" for timing in timings)
+    ratio = np.median([timing.wall_s / timing.cpu_s for timing in timings])
+    return Clocks(wall=len(timings) - by_cpu, cpu=by_cpu, wall_per_cpu=round(float(ratio), 3))
+
+
+def clock_line(clocks: Clocks) -> str:
+    """Which clock gave the times, in words."""
     wall = "wall time of rounds without other work on its core"
-    if not by_cpu:
+    if not clocks.cpu:
         return wall
-    return (
-        f"{wall}, and CPU time for {by_cpu} of {len(timings)} times, which had too few such rounds"
-    )
+    count = clocks.wall + clocks.cpu
+    return f"{wall}, and CPU time for {clocks.cpu} of {count} times, which had too few such rounds"
 
 
 def names_for(runtime: Runtime, device: torch.device) -> tuple[str, ...]:

@@ -93,11 +93,6 @@ def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
         yield runtime, batch, list(rows)
 
 
-def median_spread(samples: Sequence[Timing]) -> float:
-    """Of the rounds of a network; above 0.05 the machine was busy."""
-    return sorted(sample.spread for sample in samples)[len(samples) // 2]
-
-
 def quiet_share(samples: Sequence[Timing]) -> float:
     """Of the rounds of all networks."""
     return sum(sample.quiet for sample in samples) / len(samples)
@@ -105,7 +100,7 @@ def quiet_share(samples: Sequence[Timing]) -> float:
 
 def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
     """All measured times and the environment as JSON."""
-    keys = ("network", "family", "batch", "seconds", "spread", "quiet", "clock")
+    keys = ("network", "family", "batch", "seconds", "spread", "quiet", "clock", "wall_s", "cpu_s")
     rows = [
         {"engine": sample.runtime, **{key: getattr(sample, key) for key in keys}}
         for sample in samples

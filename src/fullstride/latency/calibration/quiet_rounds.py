@@ -42,5 +42,6 @@ def time_of(rounds: Sequence[Round]) -> dict[str, Any]:
     by_wall = len(quiet) >= min(QUIET_ROUNDS, len(rounds))
     seconds = quiet if by_wall else [each.cpu_s for each in rounds]
     clock = "wall" if by_wall else "cpu"
+    both = {key: median(getattr(each, key) for each in rounds) for key in ("wall_s", "cpu_s")}
     share = len(quiet) / len(rounds)
-    return dict(seconds=median(seconds), spread=spread(seconds), quiet=share, clock=clock)
+    return dict(seconds=median(seconds), spread=spread(seconds), quiet=share, clock=clock, **both)
