@@ -5,12 +5,12 @@ from copy import deepcopy
 
 import onnx
 import pytest
-import timm
 import torch
 from bundles import COLOUR, make_bundle
 from networks import randomise
 from torch import nn
 
+from fullstride import tasks
 from fullstride.data.dataset import open_data
 from fullstride.deploy.comparison import MAX_DIFFERENCE, ComparisonImages
 from fullstride.deploy.export import export
@@ -54,7 +54,7 @@ def count(operators: Operators, *kinds: str) -> int:
 def test_a_file_of_merged_branches_gives_the_outputs_of_the_network_that_trained(name, side):
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    net = randomise(timm.create_model(name, num_classes=10), generator, side).double()
+    net = randomise(zoo.create(f"timm/{name}", classes=10), generator, side).double()
     x = torch.randn(1, 3, side, side, generator=generator, dtype=torch.float64)
     expected = net(x)
     merged = folding(net, x).net  # compares all outputs too
@@ -63,6 +63,17 @@ def test_a_file_of_merged_branches_gives_the_outputs_of_the_network_that_trained
     assert torch.equal(net(x), expected)  # the network itself still trains
     ships = traced(merge_branches(deepcopy(net.float())), side)
     assert ships.count.sum() < traced(net, side).count.sum()
+
+
+@torch.no_grad()
+def test_the_maps_of_a_merged_network_are_those_that_a_head_was_trained_on():
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    net = tasks.find_network("timm/repghostnet_050", "segment", 3).build()
+    randomise(net, generator).double()
+    x = torch.randn(1, 3, 64, 64, generator=generator, dtype=torch.float64)
+    expected, found = net(x), folding(net, x).net(x)
+    assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
 
 
 def test_other_networks_stay_as_they_are():
