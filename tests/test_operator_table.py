@@ -112,6 +112,15 @@ def test_the_command_writes_the_table_of_the_package_again(tmp_path, monkeypatch
         assert np.array_equal(after.rows[:, there], before.rows[:, begin:end]), key
 
 
+def test_a_pattern_that_matches_no_network_is_one_line_and_writes_nothing(tmp_path, monkeypatch):
+    operator_table.table()  # read before the path changes
+    monkeypatch.setattr(operator_table, "PATH", tmp_path / "operators.xz")
+    monkeypatch.setattr(sys, "argv", ["operator_table", "repvgg*"])
+    with pytest.raises(SystemExit, match=r"repvgg\* matches no network"):
+        operator_table.main()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_own_resolutions_are_those_of_the_zoo_and_of_timms_tags():
     tagged = ["timm/convnext_base.fb_in22k_ft_in1k_384", "timm/efficientnet_b3.ra2_in1k"]
     for name in ("genet_large", "timm/resnet50", "timm/tf_efficientnet_b4", *tagged):

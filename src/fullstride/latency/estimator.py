@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 from torch import nn
@@ -9,12 +10,11 @@ from torch import nn
 from fullstride.latency.network_times import Estimate, estimates, fit_of
 from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import prepare_rows, times, total_seconds
-from fullstride.latency.spec_operators import Part, parts, rows_of
+from fullstride.latency.spec_operators import Part, in_form, parts, rows_of
 from fullstride.measure.budget import MOST_IMAGES
 from fullstride.measure.cost.flops import on_meta
 from fullstride.measure.cost.operators import COLUMNS, Operators
 from fullstride.measure.cost.tracer import traced
-from fullstride.nets.merged_branches import merge_branches
 from fullstride.nets.spec import NetSpec
 from fullstride.strict_json import check_range
 
@@ -38,8 +38,8 @@ def estimate(
     Raises ValueError for training steps where the profile has none, and for an unfit image.
     """
     if not isinstance(net, Operators):
-        net = on_meta(net)
-        net = traced(net if training else merge_branches(net), resolution, in_channels)
+        form = partial(in_form, partial(on_meta, net), training)
+        net = traced(form, resolution, in_channels)
     return estimates([net], profile, [batch], training=training)[0]
 
 

@@ -157,6 +157,9 @@ def main() -> None:
     """Write the table of the package, with timm's rows as they are where no argument matches."""
     rows, spans, _ = table()
     keys = {key_of(*key): key for key in all_keys()}
+    for pattern in sys.argv[1:]:
+        if not any(fnmatchcase(name, pattern) for name, _ in keys.values()):
+            raise SystemExit(f"{pattern} matches no network: write it as timm/* or timm/repvgg*")
     networks: dict[str, Operators] = {}
     for key, (begin, end) in spans.items():
         name, side, *_ = key.split()

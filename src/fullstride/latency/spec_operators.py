@@ -31,7 +31,6 @@ from fullstride.measure.cost.operators import (
 from fullstride.measure.cost.operators import convolution as convolution_of_pixels
 from fullstride.measure.cost.tracer import traced, traced_with_names
 from fullstride.nets import zoo
-from fullstride.nets.backbone import Backbone
 from fullstride.nets.blocks import Style
 from fullstride.nets.bundle import build
 from fullstride.nets.merged_branches import merge_branches
@@ -141,7 +140,7 @@ def traced_network(spec: NetSpec | TimmSpec, side: int, training: bool = False) 
     return traced(partial(in_form, partial(build, spec), training), side, spec.in_channels)
 
 
-def in_form(build: Callable[[], Backbone], training: bool) -> nn.Module:
+def in_form(build: Callable[[], nn.Module], training: bool) -> nn.Module:
     """The network that `build` gives, as it trains or as it ships."""
     net = build()
     return net if training else merge_branches(net)
