@@ -21,11 +21,9 @@ from pathlib import Path
 import numpy as np
 import timm
 from latency_budgets import Oversteps, budgets_section, oversteps
+from latency_moves import UNSEEN, Move, moves, moves_section
 from latency_others import Others, evaluate_others, others_section
 from latency_tables import (
-    RTX3090,
-    RTX4090,
-    SHEETS,
     TABLES,
     Case,
     Table,
@@ -38,15 +36,16 @@ from scipy.stats import rankdata
 
 from fullstride.latency import Profile, save_profile
 from fullstride.latency.calibration.fitting import (
-    coverage,
     error,
     fit,
+    fit_spreads,
+    inside,
     interval,
     left_out,
     resolvable_ratio,
 )
-from fullstride.latency.profiles import Fit, moved_numbers, sustained_clock, transfer
-from fullstride.latency.roofline import prepare, times
+from fullstride.latency.profiles import Fit
+from fullstride.latency.roofline import bounds, prepare, sensitivities
 from fullstride.measure.environment import Environment
 from fullstride.outputs import Output
 from fullstride.writing import atomic_write
@@ -95,7 +94,10 @@ def one_factor(amount: np.ndarray, seconds: np.ndarray, families: np.ndarray) ->
     return estimated
 
 
-def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit, np.ndarray]:
+def evaluate(
+    table: Table, cases: Sequence[Case]
+) -> tuple[Result, Fit, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """With the estimated seconds of each case by numbers without its family, and their bounds."""
     work = prepare(
         [c.operators for c in cases],
         [c.batch for c in cases],
@@ -104,7 +106,12 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit, np.ndarr
     )
     seconds = np.array([case.seconds for case in cases])
     families = np.array([case.family for case in cases])
-    estimated = left_out(work, seconds, families, table.names, table.priors)
+    parameters = table.parameters
+    estimated = left_out(work, seconds, families, parameters)
+    numbers, off = fit(work, seconds, parameters), np.log(seconds / estimated)
+    sensitive = sensitivities(work, numbers, parameters.names)
+    spreads = fit_spreads(sensitive, off, families, parameters)
+    low, high = bounds(work, numbers, spreads)
     # timm's batches are as large as fits, which is one regime; the papers have several.
     groups = work.batch if table.paper else np.zeros(len(cases))
     macs = np.array([case.operators.total_macs for case in cases])
@@ -120,32 +127,34 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit, np.ndarr
         by_batch[int(group)] = (errors[0], rank[0], errors[1], errors[2])
         ranks.append(rank)
     mean, least = np.mean(list(by_batch.values()), axis=0), np.min(ranks, axis=0)
-    off = {f: error(estimated[families == f], seconds[families == f]) for f in np.unique(families)}
+    by_family = {
+        str(f): error(estimated[families == f], seconds[families == f]) for f in np.unique(families)
+    }
     result = Result(
         table=table.title,
         networks=len({(c.name, id(c.operators)) for c in cases}),
-        families=len(off),
+        families=len(by_family),
         error=float(mean[0]),
         rank=float(least[0]),
         flops_error=float(mean[2]),
         flops_rank=float(least[1]),
         params_error=float(mean[3]),
         params_rank=float(least[2]),
-        covered=coverage(estimated, seconds, families),
+        covered=100 * float(inside(work, numbers, off, families, parameters).mean()),
         goal=table.goal,
         goal_rank=table.rank,
         by_batch=by_batch if table.paper else {},
-        worst={str(family): value for family, value in off.items() if value > 20},
+        worst={family: value for family, value in by_family.items() if value > 20},
     )
-    low, high = interval(estimated, seconds, families)
-    numbers = fit(work, seconds, table.names, table.priors)
+    all_low, all_high = interval(estimated, seconds, families)
     return (
         result,
         Fit(
             numbers={name: float(f"{value:.4g}") for name, value in numbers.items()},
+            spreads={name: float(f"{value:.3g}") for name, value in spreads.items()},
             error=round(result.error, 1),
-            low=round(low, 3),
-            high=round(high, 3),
+            low=round(all_low, 3),
+            high=round(all_high, 3),
             resolvable_ratio=round(resolvable_ratio(estimated / work.batch, image, groups), 2),
             networks=result.networks,
             source="arXiv:2006.14090 Tables 7 to 9"
@@ -156,58 +165,8 @@ def evaluate(table: Table, cases: Sequence[Case]) -> tuple[Result, Fit, np.ndarr
             full_batches=not table.paper,
             date=datetime.now(UTC).date().isoformat(),
         ),
-        estimated,
+        (estimated, low * estimated, high * estimated),
     )
-
-
-def by_sheet(
-    basis: Profile, title: str, here: Sequence[Case], there: Sequence[Case]
-) -> tuple[Result, Fit, np.ndarray]:
-    """The numbers of `basis`, fitted to `here`, on the RTX 4090 of `there`, and their errors."""
-
-    def sizes(cases: Sequence[Case], column: str) -> np.ndarray:
-        return np.array([getattr(case.operators, column) for case in cases])
-
-    def per_image(cases: Sequence[Case]) -> np.ndarray:
-        return np.array([case.seconds / case.batch for case in cases])
-
-    work = prepare([c.operators for c in there], [c.batch for c in there], RTX4090)
-    image, families = per_image(there), np.array([case.family for case in there])
-    estimated = (
-        times(work, moved_numbers(basis.inference.numbers, RTX3090, RTX4090)).total_s / work.batch
-    )
-    faster = RTX3090.peak_tflops / RTX4090.peak_tflops
-    simple = [
-        sizes(there, column) * best_factor(sizes(here, column), per_image(here)) * faster
-        for column in ("total_macs", "total_weights")
-    ]
-    errors = [error(x, image) for x in (estimated, *simple)]
-    ranks = [rank_of(x, image) for x in (estimated, *simple)]
-    result = Result(
-        table=title,
-        networks=len(there),
-        families=len(set(families)),
-        error=errors[0],
-        rank=ranks[0],
-        flops_error=errors[1],
-        flops_rank=ranks[1],
-        params_error=errors[2],
-        params_rank=ranks[2],
-        covered=coverage(estimated, image, families),
-        goal=15,
-        goal_rank=0,
-        by_batch={},
-        worst={},
-    )
-    low, high = interval(estimated, image, families)
-    wider = replace(
-        basis.inference,
-        error=round(errors[0], 1),
-        low=round(low, 3),
-        high=round(high, 3),
-        resolvable_ratio=round(resolvable_ratio(estimated, image), 2),
-    )
-    return result, wider, estimated * work.batch
 
 
 def profiles(fits: Sequence[tuple[Table, Fit]]) -> dict[str, Profile]:
@@ -258,17 +217,12 @@ Limitations:
   as long there as in nchw. The training numbers of the profile rtx3090 are those of nchw.
 - timm's tables have full batches only. Host time of a launch is assumed there, and small batches
   are extrapolated.
-- The shares of the profiles from data sheets alone are those of rtx3090, with the errors of their
-  transfer to the RTX 4090: one transfer between two similar devices, with no share of arithmetic
-  above 1. The errors on other generations may be larger. Depthwise rates move with the fp32 peak
-  beside the tensor cores: from rtx3090-nchw to the V100 at batch 64 that is 16.6 % off, and 18.7 %
-  by the peak of the tensor cores (EfficientNet 1.00 and 0.88 of its time). L4, A10 and T4 are
-  slowed by the cube root of their power limit, which was tried on no table.
 """
 
 
 def page(
     results: Sequence[Result],
+    moved: Sequence[Move],
     others: Sequence[Others],
     budgets: Sequence[Oversteps],
     where: Environment,
@@ -312,7 +266,7 @@ def page(
                 f"- {r.table}: "
                 + ", ".join(f"{family} {value:.0f}" for family, value in r.worst.items())
             )
-    lines += [*others_section(others), *budgets_section(budgets)]
+    lines += [*moves_section(moved), *others_section(others), *budgets_section(budgets)]
     lines += [
         ABOUT,
         f"torch {where.torch}, timm {timm.__version__}, {datetime.now(UTC).date().isoformat()}.",
@@ -326,6 +280,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--timm", type=Path, required=True, help="folder with timm's result tables")
+    parser.add_argument("--unseen", type=Path, help="folder with tables that nothing is fitted to")
     parser.add_argument("--cache", type=Path, help="file for traced operators (.npz)")
     parser.add_argument("--write", action="store_true", help="write the profiles of the package")
     args = parser.parse_args()
@@ -336,7 +291,7 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(f"latency.py: {error}") from None
     tracer = Tracer(args.cache)
-    results, fits, cases, budgets, outside = [], [], {}, [], {}
+    results, fits, cases, budgets, outside, unseen = [], [], {}, [], {}, {}
     for table in TABLES:
         cases[table.title] = (
             paper_cases(table, tracer) if table.paper else timm_cases(table, args.timm, tracer)
@@ -344,48 +299,32 @@ def main() -> None:
         if table.title in WITH_OTHERS:
             outside[table.title] = timm_cases(table, args.timm, tracer, others=True)
         tracer.save()
-        result, fitted, estimated = evaluate(table, cases[table.title])
+        result, fitted, times = evaluate(table, cases[table.title])
         if table.title in WITH_OTHERS:
-            budgets.append(oversteps(table.title, cases[table.title], estimated, fitted))
+            budgets.append(oversteps(table.title, cases[table.title], times, fitted))
         results.append(result)
         fits.append((table, fitted))
         error_text = f"error {result.error:.1f} (goal {table.goal:g}), rank {result.rank:.3f}"
         print(f"{table.title}: {error_text}", flush=True)
     by_name = profiles(fits)
-    title = "RTX 3090 -> 4090 by data sheet"
-    rtx3090 = by_name["rtx3090"]
-    here, there = cases["RTX 3090 nhwc"], cases["RTX 4090 nhwc"]
-    result, wider, estimated = by_sheet(rtx3090, title, here, there)
-    results.append(result)
+    for table in UNSEEN:
+        if args.unseen:
+            unseen[table.title] = timm_cases(table, args.unseen, tracer)
+    moved = moves(by_name, cases, unseen)
     others = [
         evaluate_others(title, by_name[table.profile], outside[title], cases[title])
         for table in TABLES
         if (title := table.title) in WITH_OTHERS
     ]
-    for name, (device, peak, bandwidth, vector, watts, needed) in SHEETS.items():
-        machine = replace(
-            RTX3090,
-            peak_tflops=peak,
-            bandwidth_gb_s=bandwidth,
-            vector_tflops=vector,
-            clock_share=sustained_clock(watts, needed),
-        )
-        sheet = (
-            f"data sheet of {device}: {peak} TFLOPS fp16 dense, {vector} fp32, {bandwidth} GB/s, "
-            f"{watts} W"
-        )
-        by_name[name] = transfer(rtx3090, name, device, machine, sheet, wider)
-    moved = by_name["a100"].inference  # the interval of every profile by data sheet
-    budgets.append(oversteps(result.table, there, estimated, moved))
     where = Environment.here()
-    text = page(results, others, budgets, where)
+    text = page(results, moved, others, budgets, where)
     print(text)
     here = Path(__file__).with_suffix(".md")
     for path, content in (
         (here, text),
         (
             here.with_suffix(".json"),
-            json.dumps([asdict(r) for r in (*results, *others, *budgets)], indent=1),
+            json.dumps([asdict(r) for r in (*results, *moved, *others, *budgets)], indent=1),
         ),
     ):
         with atomic_write(path, Output("the results", "", lambda path: True)) as temporary:

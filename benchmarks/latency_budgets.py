@@ -58,21 +58,28 @@ def accuracies() -> dict[str, float]:
     return best
 
 
-def oversteps(title: str, cases: Sequence[Case], estimated: np.ndarray, fit: Fit) -> Oversteps:
-    """`estimated`: seconds of the batch of each case, by numbers fitted without its family."""
+def oversteps(
+    title: str,
+    cases: Sequence[Case],
+    estimated: tuple[np.ndarray, np.ndarray, np.ndarray],
+    fit: Fit,
+) -> Oversteps:
+    """`estimated`: seconds of the batch of each case, by numbers fitted without its family, and
+    the ends of their intervals.
+    """
     top1, options, times = accuracies(), [], {}
-    for number, (case, seconds) in enumerate(zip(cases, estimated, strict=True)):
+    for number, (case, *seconds) in enumerate(zip(cases, *estimated, strict=True)):
         if case.name not in top1:
             continue
-        ms = 1e3 * float(seconds) / case.batch
+        ms, low, high = (1e3 * float(each) / case.batch for each in seconds)
         network = Published(case.name, number, top1[case.name], "torchvision", "")
         time = Estimate(
             profile=title,
             work="inference",
             batch=1,
             ms_per_image=ms,
-            low=ms * fit.low,
-            high=ms * fit.high,
+            low=low,
+            high=high,
             device_ms=ms,
             host_ms=0.0,
             bound="memory",
@@ -80,7 +87,7 @@ def oversteps(title: str, cases: Sequence[Case], estimated: np.ndarray, fit: Fit
         )
         option = Option(network=network, estimate=time, published_ms=None, by="estimated")
         options.append(option)
-        times[option.label] = 1e3 * case.seconds / case.batch
+        times[option.label] = case.ms_per_image
     ends = np.quantile(list(times.values()), (0.05, 0.95))
     rows = []
     for budget in np.geomspace(*ends, BUDGETS):

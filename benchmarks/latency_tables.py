@@ -13,7 +13,14 @@ from timm.models.efficientnet import _gen_mobilenet_v2
 from torch import nn
 
 from fullstride.latency import Operators, traced
-from fullstride.latency.calibration.fitting import FULL_BATCH, PRIORS
+from fullstride.latency.calibration.fitting import (
+    ASSUMED,
+    ASSUMED_COMPILED,
+    FULL_BATCH,
+    PRIORS,
+    Parameters,
+)
+from fullstride.latency.device_sheets import DeviceSheet
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import Machine
 from fullstride.measure.cost.operators import KIND
@@ -76,19 +83,6 @@ T4 = Machine(runtime="tensorrt", peak_tflops=65, bandwidth_gb_s=320, folded=True
 T4_INT8 = replace(T4, peak_tflops=130, bytes_per_element=1)
 RTX3090 = Machine(runtime="eager", peak_tflops=71, bandwidth_gb_s=936, vector_tflops=35.6)
 RTX4090 = Machine(runtime="eager", peak_tflops=165.2, bandwidth_gb_s=1008, vector_tflops=82.6)
-# Data sheets of NVIDIA: dense fp16 tensor TFLOPS with fp32 accumulate, GB/s, fp32 TFLOPS, W, and
-# the W that the peak's clock would need: those of a card with the same chip and a loose limit, in
-# proportion to its multiprocessors and the cube of the clock (L4: RTX 4070 Ti, A10: RTX 3090, T4:
-# RTX 2080). The others are taken to sustain their clock.
-SHEETS = {
-    "a100": ("NVIDIA A100 SXM 80 GB", 312, 2039, 19.5, 400, 400),
-    "h100": ("NVIDIA H100 SXM", 989, 3350, 67, 700, 700),
-    "h200": ("NVIDIA H200 SXM", 989, 4800, 67, 700, 700),
-    "l4": ("NVIDIA L4", 121, 300, 30.3, 72, 285 * 58 / 60 * (2040 / 2610) ** 3),
-    "a10": ("NVIDIA A10", 125, 600, 31.2, 150, 350 * 72 / 82),
-    "t4": ("NVIDIA T4", 65, 320, 8.1, 70, 215 * 40 / 46 * (1590 / 1710) ** 3),
-}
-
 EAGER = (
     "dense",
     "1x1",
@@ -120,8 +114,7 @@ class Table:
     device: str
     machine: Machine
     sheet: str
-    names: tuple[str, ...]  # of the numbers
-    priors: dict[str, tuple[float, float]]
+    parameters: Parameters
     layout: Literal["nchw", "nhwc", ""]
     precision: str
     software: str
@@ -132,26 +125,31 @@ class Table:
     training: bool = False
     reparameterized: bool = False  # timm merged branches into one convolution before timing
     note: str = ""
+    unseen: DeviceSheet | None = None  # of a device that nothing is fitted to
 
 
-EXTRAPOLATED = (
-    "only full batches were timed: host time of a launch is assumed, and small batches are "
-    "extrapolated"
-)
+EXTRAPOLATED = "only full batches were timed: the times of a launch are assumed"
 OLD = "2020, its authors' script; batch norms taken as folded, SiLU as two kernels"
 TORCH_2_4 = "torch 2.4.0, CUDA 12.4, timm's benchmark"
 TORCH_2_9 = "torch 2.9.1, CUDA 12.8, timm's benchmark"
 TORCH_1_12 = "torch 1.12, CUDA 11.3, timm's benchmark"
 ON_3090 = dict(device="NVIDIA RTX 3090", machine=RTX3090, sheet=AMPERE)
 ON_4090 = dict(device="NVIDIA RTX 4090", machine=RTX4090, sheet=ADA)
-ON_T4 = dict(device="NVIDIA T4", sheet=TURING, names=TENSORRT, layout="")
-T4_PRIORS = {**PRIORS, "launch_us": (8, 0.5)}
+ON_T4 = dict(
+    device="NVIDIA T4",
+    sheet=TURING,
+    parameters=Parameters(TENSORRT, {**PRIORS, "launch_us": (8, 0.5)}, max_share=1.0),
+    layout="",
+)
+
+
+LARGE_BATCHES = Parameters(FULL_BATCH, assumed=ASSUMED, max_share=1.0)
 
 
 def of_timm(profile: str, title: str, layout: str, file: str, **fields: Any) -> Table:
     """A table of timm's benchmark with automatic mixed precision, by default of inference."""
-    options = dict(names=(*FULL_BATCH, "host_us"), goal=11, rank=0.985, note=EXTRAPOLATED)
-    options |= dict(software=TORCH_2_4, priors=PRIORS, precision="fp16 (autocast)")
+    options = dict(parameters=LARGE_BATCHES, goal=11, rank=0.985, note=EXTRAPOLATED)
+    options |= dict(software=TORCH_2_4, precision="fp16 (autocast)")
     return Table(profile=profile, title=title, layout=layout, file=file, **options | fields)
 
 
@@ -164,12 +162,11 @@ TRAINING = dict(
 )
 COMPILED = dict(
     **{**ON_4090, "machine": replace(RTX4090, runtime="compiled")},
-    names=FULL_BATCH,
+    parameters=replace(LARGE_BATCHES, assumed=ASSUMED_COMPILED),
     software=f"{TORCH_2_9} with torch.compile",
     goal=14,
     rank=0.0,
     reparameterized=True,
-    note="only full batches were timed: small batches are extrapolated, and host time is unknown",
 )
 TABLES = (
     Table(
@@ -178,8 +175,7 @@ TABLES = (
         device="NVIDIA V100",
         machine=V100,
         sheet=VOLTA,
-        names=EAGER,
-        priors={**PRIORS, "host_us": (55, 0.5)},
+        parameters=Parameters(EAGER, {**PRIORS, "host_us": (55, 0.5)}, max_share=1.0),
         layout="nchw",
         precision="fp16",
         software=f"PyTorch of {OLD}",
@@ -192,7 +188,6 @@ TABLES = (
         title="T4 TensorRT int8",
         **ON_T4,
         machine=T4_INT8,
-        priors=T4_PRIORS,
         precision="int8",
         software=f"TensorRT of {OLD}",
         goal=15,
@@ -203,7 +198,6 @@ TABLES = (
         title="T4 TensorRT fp16",
         **ON_T4,
         machine=T4,
-        priors=T4_PRIORS,
         precision="fp16",
         software=f"TensorRT of {OLD}",
         goal=19,
@@ -268,9 +262,14 @@ class Case:
 
     name: str
     family: str
+    resolution: int
     operators: Operators
     batch: int
     seconds: float  # of the batch
+
+    @property
+    def ms_per_image(self) -> float:
+        return 1e3 * self.seconds / self.batch
 
 
 class Tracer:
@@ -323,6 +322,7 @@ def paper_cases(table: Table, tracer: Tracer) -> list[Case]:
         Case(
             row.name,
             PAPER[row.name][0],
+            PAPER[row.name][2],
             network(row.name),
             row.batch,
             row.ms_per_image * row.batch / 1e3,
@@ -367,6 +367,6 @@ def timm_cases(table: Table, folder: Path, tracer: Tracer, *, others: bool = Fal
             if (family in MODULES and fits) == others:
                 continue
             batch = int(row[f"{kind}_batch_size"])
-            case = Case(name, family, net, batch, batch / float(row[f"{kind}_samples_per_sec"]))
-            cases[name, resolution] = case
+            seconds = batch / float(row[f"{kind}_samples_per_sec"])
+            cases[name, resolution] = Case(name, family, resolution, net, batch, seconds)
     return list(cases.values())

@@ -34,8 +34,8 @@ from scipy.stats import rankdata
 
 from fullstride.console import print_parts
 from fullstride.data.dataset import DataSet, open_data
+from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
-from fullstride.latency.profiles import load_profile
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo

@@ -33,7 +33,7 @@ def test_a_budget_is_a_time_or_a_rate_above_0(number):
 
 @pytest.mark.parametrize(
     ("words", "batch", "least_ms"),
-    [(("2",), 1, 2), (("0.5", "--batch", "64"), 64, 0.5)],
+    [(("6",), 1, 6), (("0.5", "--batch", "64"), 64, 0.5)],
 )
 def test_no_network_is_chosen_that_takes_more_than_the_budget_at_the_batch_of_the_budget(
     words, batch, least_ms, capsys

@@ -16,7 +16,8 @@ from PIL import Image
 from fullstride.data.dataset import open_data
 from fullstride.data.pack import pack
 from fullstride.deploy.exported import Metadata as ExportMetadata
-from fullstride.latency.profiles import Profile, load_profile
+from fullstride.latency.devices import load_profile
+from fullstride.latency.profiles import Profile
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE, Measurement
 from fullstride.nets.bundle import Bundle

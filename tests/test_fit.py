@@ -218,7 +218,7 @@ def test_one_class_and_no_minival_are_refused_before_anything_is_written(digits,
 
 
 def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
-    words = ["fit", "digits", "--budget-ms", "5", "--device", "rtx4090", "--weights", "none"]
+    words = ["fit", "digits", "--budget-ms", "12", "--device", "rtx4090", "--weights", "none"]
     words += ["--candidates", "genet_tiny", "resnet_rs_tiny", "--resolutions", "16", "--epochs"]
     words += ["1", "--dry-run", "--train-device", "cpu", "--workers", "0"]
     assert cli.run([*words, "--out", str(tmp_path / "a")]) == 0
@@ -228,7 +228,7 @@ def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
         *fit(
             "digits",
             tmp_path / "b",
-            budget_ms=5,
+            budget_ms=12,
             device="rtx4090",
             weights="none",
             candidates=("genet_tiny", "resnet_rs_tiny"),
@@ -239,5 +239,5 @@ def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
         )
     ]
     assert set(events[-1].result.candidates) == {"genet_tiny-16", "resnet_rs_tiny-16"}
-    assert cli.run([*words, "--budget-ms", "6", "--out", str(tmp_path / "a")]) == 0
-    assert "budget_ms is 5.0 there and 6.0 now" in capsys.readouterr().out
+    assert cli.run([*words, "--budget-ms", "13", "--out", str(tmp_path / "a")]) == 0
+    assert "budget_ms is 12.0 there and 13.0 now" in capsys.readouterr().out

@@ -201,7 +201,7 @@ OPENERS = {
     "data/readers/tar_shards.py": "checks before it opens",
     "deploy/formats/tensorrt.py": "opened by `formats.open_file`, which checks",
     "latency/operator_table.py": "a table of the package",
-    "latency/profiles.py": "profiles of the package",
+    "latency/devices.py": "profiles of the package",
     "measure/environment.py": "/proc and the checkout of the package",
     "measure/memory/limits.py": "/proc",
     "nets/weights/reader.py": "checks before it reads",

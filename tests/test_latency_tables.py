@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fullstride.latency import spec_operators
+from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
-from fullstride.latency.profiles import load_profile
 from fullstride.nets import zoo
 from fullstride.nets.blocks import SE, SpaceToDepthStem, Style
 from fullstride.search.llr.latency_tables import LatencyTables

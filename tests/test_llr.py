@@ -13,8 +13,8 @@ from scipy.stats import spearmanr
 
 from fullstride import cli
 from fullstride.data.dataset import open_data
+from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
-from fullstride.latency.profiles import load_profile
 from fullstride.nets import zoo
 from fullstride.search.llr.lines import shown
 from fullstride.search.llr.plan import design_of, random_structures

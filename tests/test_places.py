@@ -1,4 +1,5 @@
 import errno
+import math
 
 import pytest
 
@@ -88,20 +89,18 @@ def estimated(name: str, profile: str, batch: int = 256):
     return row
 
 
-@pytest.mark.parametrize("profile", ["rtx4090", "rtx3090-nchw", "rtx4090-compiled", "a100"])
-def test_kinds_of_networks_that_no_table_was_fitted_on_have_a_wider_interval(profile):
-    """Transformers and ConvMixer: 26 to 54 % off, with half of the times in the fitted interval."""
-    fit = load_profile(profile).inference
-    for name in ("timm/vit_small_patch16_224", "timm/swin_tiny_patch4_window7_224"):
-        row = estimated(name, profile)
-        assert row.unfitted == ("attention",)
-        assert row.low / row.ms_per_image == pytest.approx(fit.low**3)
-        assert row.high / row.ms_per_image == pytest.approx(fit.high**3)
-    assert "depthwise kernels above 7 x 7" in estimated("timm/convmixer_1536_20", profile).unfitted
-    for name in ("resnet50", "tresnet_m", "timm/densenet121", "timm/regnety_008"):
+@pytest.mark.parametrize("profile", ["rtx4090", "rtx3090-nchw", "rtx4090-compiled"])
+def test_kinds_of_networks_that_take_time_in_uncertain_numbers_have_a_wider_interval(profile):
+    """Transformers of timm are 9 to 13 % off, with 88 to 96 % inside, and none was fitted."""
+
+    def width(name: str) -> float:
         row = estimated(name, profile)
         assert not row.unfitted
-        assert row.low / row.ms_per_image == pytest.approx(fit.low)
+        return math.log(row.high / row.low)
+
+    usual = max(map(width, ("resnet50", "tresnet_m", "timm/vgg16")))
+    assert width("timm/convmixer_1536_20") > 1.2 * usual
+    assert width("timm/vit_small_patch16_224") > 1.05 * usual
 
 
 def test_small_batches_are_named_where_a_profile_assumes_the_time_of_launches():

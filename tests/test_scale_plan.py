@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 import torch
 
+from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import estimate
-from fullstride.latency.profiles import load_profile
 from fullstride.measure.memory.max_batch import predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import build

@@ -17,7 +17,7 @@ from fullstride.autofit.shipping.ship import Shipment, choose, ship
 from fullstride.autofit.timing.budget_rule import CandidateTime
 from fullstride.autofit.training.halving import Outcome
 from fullstride.deploy.open_model import open_model
-from fullstride.latency.profiles import load_profile
+from fullstride.latency.devices import load_profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
 from fullstride.strict_json import from_json, to_json

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fullstride import cli
-from fullstride.latency.profiles import PACKAGE_PROFILES
+from fullstride.latency.devices import MEASURED
 from fullstride.nets import zoo
 from fullstride.storage import allow_open_files
 
@@ -57,7 +57,7 @@ def inputs(tmp_path_factory):
     for name in ("net.onnx", "net.pt2", "openvino/model.xml", "openvino/model.bin"):
         (root / name).touch()  # what is beside the special file is not reached
     torch.save(zoo.create("genet_tiny").state_dict(), root / "weights.pth")
-    shutil.copy(str(PACKAGE_PROFILES / "rtx3090.json"), root / "profile.json")
+    shutil.copy(str(MEASURED / "rtx3090.json"), root / "profile.json")
     assert cli.run(["pack", str(root / "data"), str(root / "shards")]) == 0
     words = [*SETTINGS.split(), "--out", str(root / "run")]
     assert cli.run(["train", str(root / "data"), *words]) == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullstride.latency.by_name import estimate_by_name
-from fullstride.latency.profiles import load_profile
+from fullstride.latency.devices import load_profile
 from fullstride.measure import bench_by_name
 from fullstride.measure.cost.flops import cost
 from fullstride.measure.cost.tracer import traced
@@ -81,7 +81,7 @@ def test_the_memory_of_a_batch_counts_every_frame():
 def test_an_estimate_says_that_its_profile_saw_no_convolutions_of_frames():
     profile = load_profile("rtx4090")
     clips = [find_network("resnet3d_50", frames=frames) for frames in (8, 32)]
-    rows = estimate_by_name([*clips, "resnet50"], profile, batch=8)
+    rows = estimate_by_name([*clips, "resnet50"], profile, batch=64)
     assert [row.network for row in rows] == ["resnet50", "resnet3d_50", "resnet3d_50"]
     assert rows[0].estimate.unfitted == ()
     for row in rows[1:]:

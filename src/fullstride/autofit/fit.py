@@ -31,7 +31,7 @@ from fullstride.autofit.training.teaching import Teaching, teach, with_student
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.exported import InputKind
 from fullstride.deploy.select import runnable
-from fullstride.latency.profiles import load_profile
+from fullstride.latency.devices import load_profile
 from fullstride.report.plots import save_png
 from fullstride.search.study_folder import (
     Event,

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import arg
 
-from fullstride.commands.flags import Device, Layout, Models, Profile
+from fullstride.commands.flags import NO_PROFILE, Device, Layout, Models, Profile
 from fullstride.console import console, print_error
 
 
 def estimate(
     models: Models,
-    profile: Profile,
+    profile: Profile = NO_PROFILE,
     batch: int = 1,
     resolution: int | None = None,
     train: bool = False,
@@ -42,10 +42,9 @@ def estimate(
         frames: Of names of networks of clips: so many frames; by default each one's own.
     """
     from fullstride.latency.by_name import estimate_by_name, estimates_json
-    from fullstride.latency.profiles import load_profile
     from fullstride.report import console_lines, console_tables
 
-    device = load_profile(profile)
+    device = profile.load()
     networks = with_options(models, task, classes, frames)
     rows = estimate_by_name(networks, device, batch, resolution, training=train)
     if json:
@@ -122,7 +121,7 @@ def calibrate(
 
 
 def choose(
-    profile: Profile,
+    profile: Profile = NO_PROFILE,
     budget_ms: float | None = None,
     images_per_s: float | None = None,
     batch: int = 1,
@@ -136,7 +135,7 @@ def choose(
 ) -> None:
     """Choose the most accurate network within a budget, at the resolution of its accuracy.
 
-    Example: fullstride choose --device rtx4090 --budget-ms 2
+    Example: fullstride choose --device rtx4090 --budget-ms 6
 
     Args:
         budget_ms: At most this time: that of a call divided by its images.
@@ -156,14 +155,13 @@ def choose(
             accuracy is published for. Heads need multiples of 32.
     """
     from fullstride.latency import select
-    from fullstride.latency.profiles import load_profile
     from fullstride.measure.budget import find_budget
     from fullstride.outputs import PLOT
     from fullstride.report import console_lines, console_tables
     from fullstride.writing import check_output
 
     check_output(out, PLOT)
-    device, budget = load_profile(profile), find_budget(budget_ms, images_per_s, batch)
+    device, budget = profile.load(), find_budget(budget_ms, images_per_s, batch)
     if budget is None:
         raise ValueError("no budget: give --budget-ms or --images-per-s")
     settings: dict[str, Any] = dict(sources=source, prefer_published=times == "published")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
@@ -12,6 +13,7 @@ from fullstride.train.recipes.reading import with_current_flags
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
+    from fullstride.latency.profiles import Profile as LatencyProfile
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
 Model = Annotated[Positional[str], arg(metavar="MODEL")]
@@ -20,10 +22,6 @@ Run = Annotated[Positional[str], arg(metavar="RUN")]
 Images = Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE ...")]
 Runs = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN ...")]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, or auto: cuda where there is one.")]
-Profile = Annotated[
-    str,
-    arg(name="device", help="A profile such as v100-fp16, or a file that `calibrate` wrote."),
-]
 StepRecipe = Annotated[
     str,
     arg(
@@ -42,6 +40,35 @@ Efficiency = Annotated[
 ]
 Layout = Literal["nchw", "nhwc"]
 Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of its fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileFlags:
+    """The device that times are estimated for."""
+
+    # A profile such as v100-fp16, or a file that `calibrate` wrote.
+    device: str = ""
+    # In its place: a JSON file of its data sheet, as docs/latency.md describes.
+    device_sheet: str = ""
+    # A CSV file of times that were measured there, which correct those of the profile: columns
+    # model, img_size, batch, and ms_per_image or images_per_s. Three networks are enough.
+    measured: Path | None = None
+
+    def load(self) -> "LatencyProfile":
+        from fullstride.latency.by_name import correct
+        from fullstride.latency.devices import load_profile, profile_names
+
+        if bool(self.device) == bool(self.device_sheet):
+            raise ValueError(
+                "name one device: --device with one of "
+                f"{', '.join(profile_names())} or a file, or --device-sheet with a file"
+            )
+        profile = load_profile(self.device or self.device_sheet)
+        return correct(profile, self.measured) if self.measured else profile
+
+
+Profile = Annotated[ProfileFlags, arg(name="")]  # the flags have the names of its fields
+NO_PROFILE = ProfileFlags()
 
 
 @dataclass(frozen=True, kw_only=True)

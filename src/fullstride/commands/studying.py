@@ -140,7 +140,7 @@ def figures(
         only: Some of the figures; by default all.
         out: A folder for a PNG of each, and for figures.html with all.
     """
-    from fullstride.latency.profiles import load_profile
+    from fullstride.latency.devices import load_profile
     from fullstride.papers.figure_page import write_figures
 
     profiles = [load_profile(name) for name in device]

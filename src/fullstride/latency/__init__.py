@@ -8,9 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fullstride.latency.devices import load_profile, profile_names
     from fullstride.latency.estimator import Estimator, estimate
     from fullstride.latency.network_times import Estimate, estimates, is_tie
-    from fullstride.latency.profiles import Profile, load_profile, profile_names, save_profile
+    from fullstride.latency.profiles import Profile, save_profile
     from fullstride.latency.spec_operators import operators_of
     from fullstride.measure.cost.operators import Operators
     from fullstride.measure.cost.tracer import traced
@@ -23,9 +24,9 @@ MODULES = {
     "estimate": "fullstride.latency.estimator",
     "estimates": "fullstride.latency.network_times",
     "is_tie": "fullstride.latency.network_times",
-    "load_profile": "fullstride.latency.profiles",
+    "load_profile": "fullstride.latency.devices",
     "operators_of": "fullstride.latency.spec_operators",
-    "profile_names": "fullstride.latency.profiles",
+    "profile_names": "fullstride.latency.devices",
     "save_profile": "fullstride.latency.profiles",
     "traced": "fullstride.measure.cost.tracer",
 }

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullstride.latency.device_sheets import corrected, read_measured
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators, own_resolution
 from fullstride.latency.profiles import Profile
@@ -55,6 +56,15 @@ def estimate_by_name(
         )
         for i in order
     ]
+
+
+def correct(profile: Profile, path: Path) -> Profile:
+    """The profile with its times as the measured ones of a CSV file: `device_sheets.corrected`."""
+    measured = read_measured(path)
+    rows = [
+        estimate_by_name([row.network], profile, row.batch, row.resolution)[0] for row in measured
+    ]
+    return corrected(profile, measured, [row.estimate for row in rows])
 
 
 class NamedWork(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from fullstride.latency.network_kinds import WIDENING, outside_fit, unfitted, unlike_fitted
+from fullstride.latency.network_kinds import WIDENING, outside_fit, unfitted
 from fullstride.latency.profiles import Fit, Profile
-from fullstride.latency.roofline import prepare, times
+from fullstride.latency.roofline import bounds, prepare, times
 from fullstride.measure.budget import MOST_IMAGES
 from fullstride.measure.cost.operators import Operators
 from fullstride.strict_json import check_range
@@ -33,7 +33,7 @@ class Estimate:
     host_ms: float  # of a batch: time that the host is busy
     bound: Bound
     resolvable_ratio: float  # the order of two estimates with a smaller ratio is not reliable
-    # Why the interval is wider than the profile's: what the fitted networks did not have, in words
+    # Why the interval is wide: what the fitted networks and batches did not have, in words
     unfitted: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -73,7 +73,9 @@ def estimates(
         check_range("batch", batch, MOST_IMAGES)
     work = prepare(networks, batches, profile.machine, training=training)
     seconds = times(work, fit.numbers)
-    by_operator = np.split(seconds.operator_s, work.starts[1:])
+    lows, highs = fit.low * np.ones(len(work)), fit.high * np.ones(len(work))
+    if fit.spreads:
+        lows, highs = bounds(work, fit.numbers, fit.spreads)
     causes: tuple[Bound, ...] = ("device launches", "arithmetic", "memory")
     rows = []
     for i, batch in enumerate(batches):
@@ -82,12 +84,10 @@ def estimates(
         host_bound = seconds.host_s[i] > seconds.device_s[i]
         bound: Bound = "host launches" if host_bound else causes[int(np.argmax(shares))]
         reasons = unfitted(networks[i], fit.numbers, microbenchmarks=fit.calibrated)
-        reasons += unlike_fitted(networks[i], by_operator[i])
         if names and (outside := outside_fit(names[i])):
             # products of activations are then those of boxes
             reasons = [each for each in reasons if each != "attention"] + outside
-        if fit.full_batches and bound in ("host launches", "device launches"):
-            reasons.append("batches this small")
+        assumed = fit.full_batches and bound in ("host launches", "device launches")
         power = WIDENING if reasons else 1
         rows.append(
             Estimate(
@@ -95,13 +95,13 @@ def estimates(
                 work="training" if training else "inference",
                 batch=batch,
                 ms_per_image=ms,
-                low=ms * fit.low**power,
-                high=ms * fit.high**power,
+                low=ms * float(lows[i]) ** power,
+                high=ms * float(highs[i]) ** power,
                 device_ms=1e3 * float(seconds.device_s[i]),
                 host_ms=1e3 * float(seconds.host_s[i]),
                 bound=bound,
                 resolvable_ratio=fit.resolvable_ratio,
-                unfitted=tuple(dict.fromkeys(reasons)),
+                unfitted=(*dict.fromkeys(reasons), *["batches this small"] * assumed),
             )
         )
     return rows

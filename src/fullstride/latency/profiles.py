@@ -2,21 +2,23 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
-from importlib import resources
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fullstride.latency.roofline import ARITHMETIC_SHARES, NUMBERS, REQUIRED, Machine, Positive
+from fullstride.latency.roofline import (
+    DEVICE,
+    NUMBERS,
+    REQUIRED,
+    REST,
+    Machine,
+    Positive,
+)
 from fullstride.outputs import json_output
-from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, check_bounds, from_json, parse_json
 from fullstride.writing import atomic_write
 
-PACKAGE_PROFILES = resources.files("fullstride.latency").joinpath("device_profiles")
 OUTPUT = json_output("a profile", "machine", "inference", "sheet")
-MAX_BYTES = 100_000  # of a profile's file; those of the package have two thousand
 # Field in the file -> field here. Files keep the names of version 0.1.
 FIELD_NAMES = {"engine": "runtime", "apart": "resolvable_ratio"}
 
@@ -49,6 +51,10 @@ class Fit:
     # (p90 - p10) / median of the rounds of one network, in the median: `low` and `high` include it
     spread: Annotated[float, Bounds(ge=0, le=1e12)] = 0.0
     clocks: Clocks | None = None  # of a calibration
+    # Standard deviations of the logarithms of `numbers`, and of what none explains (`REST` and
+    # `DEVICE`), from which each network has an interval of its own; without them all have `low` to
+    # `high`
+    spreads: Mapping[str, Annotated[float, Bounds(ge=0, le=10)]] = field(default_factory=dict)
 
     @property
     def calibrated(self) -> bool:
@@ -60,6 +66,10 @@ class Fit:
         check_text(self)
         if unknown := sorted(set(self.numbers) - set(NUMBERS)):
             raise ValueError(f"no number is called {unknown[0]!r}: use {', '.join(NUMBERS)}")
+        if unknown := sorted(set(self.spreads) - {*NUMBERS, REST, DEVICE}):
+            raise ValueError(
+                f"spreads has {unknown[0]!r}: use {', '.join((*NUMBERS, REST, DEVICE))}"
+            )
         if missing := [name for name in REQUIRED if name not in self.numbers]:
             raise ValueError(f"numbers lack {', '.join(missing)}")
         if self.low > self.high:
@@ -113,95 +123,6 @@ def rename_fields(data: Any, names: Mapping[str, str]) -> Any:
     return {names.get(key, key): rename_fields(value, names) for key, value in data.items()}
 
 
-def profile_names() -> list[str]:
-    files = (entry.name for entry in PACKAGE_PROFILES.iterdir())
-    return sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
-
-
-def load_profile(name_or_path: str | Path) -> Profile:
-    """One of `profile_names()`, or a JSON file. Raises ValueError in one line."""
-    name, names = str(name_or_path), profile_names()
-    if name in names:
-        return Profile.from_json(PACKAGE_PROFILES.joinpath(f"{name}.json").read_text(), name)
-    path = Path(name_or_path)
-    if path.suffix != ".json" and not path.exists():
-        close = get_close_matches(name, names, n=3, cutoff=0.4)
-        near = f"did you mean {' or '.join(close)}?"
-        raise ValueError(
-            f"no profile named {name!r}: {near if close else 'choose from ' + ', '.join(names)}"
-        )
-    try:
-        text = read_regular(path, MAX_BYTES)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    return Profile.from_json(text, str(path))
-
-
 def save_profile(profile: Profile, path: Path) -> None:
     with atomic_write(path, OUTPUT) as temporary:
         temporary.write_text(profile.to_json())
-
-
-def transfer(
-    profile: Profile, name: str, device: str, machine: Machine, sheet: str, wider: Fit
-) -> Profile:
-    """A profile of a device of which only the data sheet is known.
-
-    The numbers are those of `profile`, moved by `moved_numbers`, the errors those of `wider`. The
-    sign of a device's error is unknown, so the interval reaches equally far on both sides.
-    """
-    factor = max(1 / wider.low, wider.high)
-    fit = replace(
-        profile.inference,
-        numbers=moved_numbers(profile.inference.numbers, profile.machine, machine),
-        error=wider.error,
-        low=round(1 / factor, 3),
-        high=round(factor, 3),
-        resolvable_ratio=wider.resolvable_ratio,
-    )
-    return Profile(
-        name=name,
-        device=device,
-        layout=profile.layout,
-        precision=profile.precision,
-        machine=machine,
-        sheet=sheet,
-        inference=fit,
-        measured=False,
-        note=f"not measured: shares of the data sheet's rates are those of {profile.name}",
-    )
-
-
-def moved_numbers(
-    numbers: Mapping[str, float], source: Machine, target: Machine
-) -> dict[str, float]:
-    """The numbers of one machine on another of which only the data sheet is known.
-
-    Depthwise convolutions do not run on tensor cores: their rate moves with the peak of the other
-    units, where both sheets have it. Arithmetic follows the clock that the power limit sustains.
-    """
-    moved = clamp_to_peak(numbers)
-    if source.vector_tflops and target.vector_tflops:
-        vector_share = target.vector_tflops / target.peak_tflops
-        moved["depthwise"] *= vector_share / (source.vector_tflops / source.peak_tflops)
-    for name in ARITHMETIC_SHARES:
-        moved[name] = float(f"{moved[name] * target.clock_share / source.clock_share:.4g}")
-    return moved
-
-
-def sustained_clock(watts: float, needed_watts: float) -> float:
-    """`Machine.clock_share` under a power limit, where the peak's clock would need `needed_watts`.
-
-    Power grows with clock and the square of voltage, which grows with the clock: the clock goes
-    with the cube root. An RTX PRO 6000 of 300 W in place of 600 W was 21 to 29 % slower than by
-    its peak; the cube root of a half is 0.79.
-    """
-    return min(1.0, round((watts / needed_watts) ** (1 / 3), 3))
-
-
-def clamp_to_peak(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Shares of peak arithmetic of 1 at most: a clock above its sheet is one device's own."""
-    return {
-        name: min(value, 1.0) if name in ARITHMETIC_SHARES else value
-        for name, value in numbers.items()
-    }

@@ -6,8 +6,10 @@ pays for each launch on the host as well, which runs beside the device: the slow
 counts, combined smoothly again.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import NormalDist
 from typing import Annotated, Literal
 
 import numpy as np
@@ -36,8 +38,9 @@ MEMORY_OF = {
     **dict.fromkeys(("group_norm", "statistics"), 3),
     **dict.fromkeys(("pool", "copy"), 4),
 }
-# A class of memory traffic -> the class whose number it takes where a profile has none for it.
+# A class -> the one whose number it takes where a profile has none for it.
 WIDER = {
+    "grouped": "dense",
     "elementwise": "convolution",
     "norm": "elementwise",
     "statistics": "elementwise",
@@ -63,7 +66,13 @@ NUMBERS = {
 }
 ARITHMETIC_SHARES = ("dense", "1x1", "depthwise")
 SHARES = (*ARITHMETIC_SHARES, *MEMORY)
+RATES = (*ARITHMETIC, *MEMORY)
 REQUIRED = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launch_us")
+
+# Of `bounds`: what of a time's error none of the numbers explains, and what is off for all times of
+# a device that was not measured, or not with these networks
+REST, DEVICE = "network", "device"
+NORMAL_95 = NormalDist().inv_cdf(0.95)
 
 Positive = Annotated[float, Bounds(ge=1e-12, le=1e12)]
 
@@ -105,9 +114,14 @@ class PeakTimes:
     def __len__(self) -> int:
         return len(self.batch)
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """Rows of each network."""
+        return np.diff(np.append(self.starts, len(self.count)))
+
     def select(self, mask: np.ndarray) -> "PeakTimes":
         """The networks where `mask` is true."""
-        sizes = np.diff(np.append(self.starts, len(self.count)))
+        sizes = self.sizes
         rows = np.repeat(mask, sizes)
         columns = {field.name: getattr(self, field.name)[rows] for field in fields(self)[2:]}
         return PeakTimes(starts=first_rows(sizes[mask]), batch=self.batch[mask], **columns)
@@ -203,26 +217,19 @@ class Times:
     operator_s: np.ndarray  # of each operator on the device, with its repetitions
 
 
-def share(numbers: Mapping[str, float], name: str) -> float:
-    """The number of a class of memory traffic, else that of a wider class."""
+def number_of(name: str, numbers: Mapping[str, float]) -> str:
+    """The number of a class of arithmetic or memory traffic, else that of a wider class."""
     while name not in numbers:
         name = WIDER[name]
-    return numbers[name]
+    return name
 
 
 def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
     """The times of each network of `work` on a device with these `numbers`."""
-    dense = numbers["dense"]
-    rates = np.array([dense, numbers["1x1"], numbers["depthwise"], dense])
-    arithmetic = work.arithmetic_s / rates[work.arithmetic]
-    grouped = work.group_channels > 0
-    arithmetic[grouped] *= 1 + numbers["group_channels"] / work.group_channels[grouped]
-    memory = work.memory_s / np.array([share(numbers, name) for name in MEMORY])[work.memory]
+    arithmetic, memory, slower = row_seconds(work, numbers)
     launches = np.add.reduceat(work.launches * work.count, work.starts)
     launch_s = 1e-6 * (launches * numbers["launch_us"] + numbers.get("start_us", 0.0))
     image_s = 1e-6 * work.batch * numbers.get("image_us", 0.0)
-    slower = np.hypot(arithmetic, memory)
-    slower[memory < 0] = memory[memory < 0]
     operator_s = slower * work.count
     device_s = np.add.reduceat(operator_s, work.starts) + launch_s + image_s
     host_s = 1e-6 * launches * numbers.get("host_us", 0.0)
@@ -235,6 +242,83 @@ def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
         memory_s=np.add.reduceat(memory * work.count, work.starts) + image_s,
         operator_s=operator_s,
     )
+
+
+def row_seconds(
+    work: PeakTimes, numbers: Mapping[str, float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each operator, once: its arithmetic, its memory traffic, and both beside each other."""
+    rates = np.array([numbers[number_of(name, numbers)] for name in ARITHMETIC])
+    arithmetic = work.arithmetic_s / rates[work.arithmetic]
+    grouped = work.group_channels > 0
+    arithmetic[grouped] *= 1 + numbers["group_channels"] / work.group_channels[grouped]
+    bandwidths = np.array([numbers[number_of(name, numbers)] for name in MEMORY])
+    memory = work.memory_s / bandwidths[work.memory]
+    slower = np.hypot(arithmetic, memory)
+    slower[memory < 0] = memory[memory < 0]
+    return arithmetic, memory, slower
+
+
+def sensitivities(
+    work: PeakTimes, numbers: Mapping[str, float], names: Sequence[str]
+) -> np.ndarray:
+    """(networks, `names`): by how many percent a time grows where a number grows by one."""
+    arithmetic, memory, slower = row_seconds(work, numbers)
+    seconds = times(work, numbers)
+    column = {name: number for number, name in enumerate(names)}
+    column = {name: column.get(number_of(name, numbers), len(names)) for name in RATES}
+    network = np.repeat(np.arange(len(work)), work.sizes)
+    # Of hypot(a, m) the derivative in log a is a^2 / hypot. A rate divides its time.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        by_arithmetic = np.where(memory < 0, 0, np.nan_to_num(arithmetic**2 / slower)) * work.count
+    by_memory = slower * work.count - by_arithmetic
+    device = np.zeros((len(work), len(names) + 1))  # the last: of numbers that are not in `names`
+    for rates, index, amount in (
+        (ARITHMETIC, work.arithmetic, by_arithmetic),
+        (MEMORY, work.memory, by_memory),
+    ):
+        columns = np.array([column[name] for name in rates])[index]
+        np.add.at(device, (network, columns), -amount)
+    launches = np.add.reduceat(work.launches * work.count, work.starts)
+    share = np.zeros(len(slower))
+    grouped = work.group_channels > 0
+    share[grouped] = 1 / (1 + work.group_channels[grouped] / numbers["group_channels"])
+    single = {
+        "group_channels": np.add.reduceat(by_arithmetic * share, work.starts),
+        "launch_us": 1e-6 * launches * numbers["launch_us"],
+        "start_us": np.full(len(work), 1e-6 * numbers.get("start_us", 0.0)),
+        "image_us": 1e-6 * work.batch * numbers.get("image_us", 0.0),
+    }
+    device, fourth = device[:, :-1], seconds.total_s**4
+    for place, name in enumerate(names):
+        if name in single:
+            device[:, place] = single[name]
+    out = device * (seconds.device_s**3 / fourth)[:, None]
+    if "host_us" in names:
+        out[:, names.index("host_us")] = seconds.host_s**4 / fourth
+    return out
+
+
+def bounds(
+    work: PeakTimes, numbers: Mapping[str, float], spreads: Mapping[str, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Factors of each time that enclose nine of ten, where `numbers` are uncertain by `spreads`.
+
+    Each number is moved to both ends of its own interval. The changes of the logarithm of a time
+    are added in quadrature, to smaller and to larger times apart.
+    """
+    middle = np.log(times(work, numbers).total_s)
+    rest = (NORMAL_95 * math.hypot(*(spreads.get(name, 0.0) for name in (REST, DEVICE)))) ** 2
+    squares = np.full((2, len(work)), rest)
+    for name, deviation in spreads.items():
+        if name not in numbers:
+            continue
+        for sign in (-1, 1):
+            value = numbers[name] * math.exp(sign * NORMAL_95 * deviation)
+            change = np.log(times(work, {**numbers, name: value}).total_s) - middle
+            squares[(change > 0).astype(int), np.arange(len(work))] += change**2
+    low, high = np.sqrt(squares)
+    return np.exp(-low), np.exp(high)
 
 
 def total_seconds(device_s: np.ndarray, host_s: np.ndarray) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 import torch
 
-from fullstride.latency.profiles import Fit, Profile, load_profile
+from fullstride.latency.devices import load_profile
+from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine
 
 # Relative times on a processor: one thread of a Xeon by `fullstride calibrate`, docs/latency.md. Of

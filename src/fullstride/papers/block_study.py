@@ -272,7 +272,7 @@ def measuring_method(
 
 
 def estimating_method(name: str, batch: int) -> Method:
-    from fullstride.latency.profiles import load_profile
+    from fullstride.latency.devices import load_profile
 
     profile = load_profile(name)
     return Method(

@@ -167,10 +167,8 @@ def profile_line(profile: "Profile", training: bool = False) -> str:
     device = (profile.device, machine.runtime, profile.layout, precision)
     source = f"{fit.networks} networks of {fit.source}; {fit.software}; fitted {fit.date}"
     note = "".join(f"; {each}" for each in (fit.note, profile.note) if each)
-    return (
-        f"{profile.name} ({', '.join(filter(None, device))}): {fit.error:g} % off where not "
-        f"fitted; {source}{note}"
-    )
+    error = f"{fit.error:g} % off where not fitted; " if profile.measured else ""
+    return f"{profile.name} ({', '.join(filter(None, device))}): {error}{source}{note}"
 
 
 def fitted_profile_lines(fitted: "FittedProfile") -> list[str]:

@@ -12,6 +12,7 @@ import torch
 
 from fullstride.latency.calibration.fitting import (
     PRIORS,
+    Parameters,
     error,
     fit,
     interval,
@@ -236,12 +237,10 @@ def fit_profile(
         )
     work = prepare([t.operators for t in timings], [t.batch for t in timings], machine)
     seconds = np.array([timing.seconds for timing in timings])
-    names = names_for(machine.runtime, plan.device)
-    numbers = fit(work.select(fitted), seconds[fitted], names, CALIBRATION_PRIORS)
+    parameters = Parameters(names_for(machine.runtime, plan.device), CALIBRATION_PRIORS)
+    numbers = fit(work.select(fitted), seconds[fitted], parameters)
     estimated = times(work, numbers).total_s
-    estimated[fitted] = left_out(
-        work.select(fitted), seconds[fitted], families[fitted], names, CALIBRATION_PRIORS
-    )
+    estimated[fitted] = left_out(work.select(fitted), seconds[fitted], families[fitted], parameters)
     whole = sorted(set(families[~fitted]))
     tested, tests = fitted, "microbenchmarks of families left out"
     if len(whole) >= 4:

@@ -10,7 +10,8 @@ import torch
 
 from fullstride.latency.calibration.calibrate import Calibration, Plan, Timing, fit_profile, measure
 from fullstride.latency.calibration.machine_peaks import machine
-from fullstride.latency.profiles import OUTPUT, Fit, profile_names, save_profile
+from fullstride.latency.devices import profile_names
+from fullstride.latency.profiles import OUTPUT, Fit, save_profile
 from fullstride.latency.roofline import Machine, Runtime
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import Layout, find_precision

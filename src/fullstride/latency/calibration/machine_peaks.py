@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from fullstride.latency.calibration.quiet_rounds import timed_round
-from fullstride.latency.profiles import Profile, load_profile, profile_names
+from fullstride.latency.devices import load_profile, profile_names
+from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import Machine, Runtime
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import Precision, exact_float32

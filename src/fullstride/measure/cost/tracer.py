@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullstride.measure.cost.flops import on_meta, unfit_image
@@ -74,7 +76,7 @@ POOLS = ("max_pool2d_with_indices", "avg_pool2d", "upsample", "_upsample", "grid
 POOLS += ("max_pool3d_with_indices", "avg_pool3d")
 COPIES = ("cat", "stack", "clone", "copy_", "_to_copy", "pad", "roll", "index", "gather", "repeat")
 COPIES += ("flip", "unfold")
-MATRICES = ("addmm", "mm", "bmm", "baddbmm", "_scaled_dot_product")
+MATRICES = ("addmm", "mm", "bmm", "baddbmm")
 CREATION = ("empty", "new_empty", "zeros", "ones", "full", "detach")
 
 
@@ -92,7 +94,8 @@ class TensorState:
 class Tracer(TorchDispatchMode):
     """Records every operator that touches memory.
 
-    Tensors are identified by their storage, so that a view is the tensor that it views.
+    Tensors are identified by their storage, so that a view is the tensor that it views. Attention
+    is one operator, as a GPU runs it: the meta device would compute all products of tokens.
     """
 
     def __init__(self, image: Tensor):
@@ -102,6 +105,15 @@ class Tracer(TorchDispatchMode):
         # Parameters that are computed on the way must not free their storage for activations.
         self.references: list[Tensor] = []
         self.names: set[str] = set()
+        self.attention = Attention(self)
+
+    def __enter__(self) -> "Tracer":
+        self.attention.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.attention.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -118,6 +130,29 @@ class Tracer(TorchDispatchMode):
         if not name.startswith(CREATION):
             self.names.add(name)
             self.record(name.rstrip("_") if name != "copy_" else name, tensors, first, args)
+        return out
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention without dropout: (..., tokens, channels of the value)."""
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        operands = tensors_in([query, key, value, mask])
+        images = [t for t in operands if storage(t) in self.states]
+        for t in images:
+            self.states[storage(t)].read = True
+        row = OperatorRow(
+            KIND["product"],
+            macs=(query.numel() + out.numel()) * key.shape[-2],
+            read=sum(t.numel() for t in images),
+            written=out.numel(),
+            weights=sum(t.numel() for t in operands if storage(t) not in self.states),
+            c_in=query.shape[-1],
+            c_out=key.shape[-2],
+            groups=1,
+        )
+        self.rows.append(row)
+        self.names.add("scaled_dot_product_attention")
+        self.references.append(out)
+        self.states[storage(out)] = TensorState(out, len(self.rows), "product", ALONE)
         return out
 
     def record(self, name: str, tensors: list[Tensor], out: Tensor, args: Any) -> None:
@@ -198,6 +233,22 @@ class Tracer(TorchDispatchMode):
             sizes = a.shape[-1], out.shape[-1], 1
             return OperatorRow(KIND[kind], macs, read, out.numel(), 0, *sizes)
         return elementwise(kind, sum(t.numel() for t in images), out.numel(), fixed, chain)
+
+
+class Attention(TorchFunctionMode):
+    """Gives calls of attention to a tracer, before PyTorch divides them into products."""
+
+    def __init__(self, tracer: Tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        names = ("query", "key", "value", "attn_mask")
+        operands = dict(zip(names, args, strict=False)) | kwargs
+        return self.tracer.attend(*(operands.get(name) for name in names))  # pyright: ignore
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

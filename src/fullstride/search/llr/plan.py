@@ -7,7 +7,8 @@ from time import perf_counter
 
 import numpy as np
 
-from fullstride.latency.profiles import Profile, load_profile
+from fullstride.latency.devices import load_profile
+from fullstride.latency.profiles import Profile
 from fullstride.search.llr.search_folder import (
     DeviceTimes,
     MeasuredStructure,

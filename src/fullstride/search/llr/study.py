@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.data.dataset import DataSet, open_data
-from fullstride.latency.profiles import load_profile
+from fullstride.latency.devices import load_profile
 from fullstride.outputs import json_output
 from fullstride.search.clusters.executors import find_executor
 from fullstride.search.clusters.settings import ExecutorSettings

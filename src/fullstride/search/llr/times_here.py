@@ -114,6 +114,7 @@ def fit_profile(
     from fullstride.latency.calibration.calibrate import names_for
     from fullstride.latency.calibration.fitting import (
         PRIORS,
+        Parameters,
         error,
         fit,
         interval,
@@ -128,11 +129,11 @@ def fit_profile(
         priors[name] = (value, SPREAD.get(name, OTHER_SPREAD))
     work = prepare([operators_of(spec) for spec in specs], [batch] * len(specs), machine)
     seconds = np.array(ms) * batch / 1e3
-    names = names_for(machine.runtime, device)
-    numbers = fit(work, seconds, names, priors)
+    parameters = Parameters(names_for(machine.runtime, device), priors)
+    numbers = fit(work, seconds, parameters)
     folds = np.arange(len(specs)) % FOLDS
     if len(specs) > FOLDS:
-        estimated = left_out(work, seconds, folds, names, priors)
+        estimated = left_out(work, seconds, folds, parameters)
     else:
         estimated = times(work, numbers).total_s
     low, high = interval(estimated, seconds, folds) if len(set(folds)) > 1 else (0.5, 2.0)

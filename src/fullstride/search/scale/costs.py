@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fullstride.latency.devices import load_profile
 from fullstride.latency.network_times import estimates
-from fullstride.latency.profiles import load_profile
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.cost.operators import Operators
 from fullstride.measure.memory.max_batch import FLOAT_BYTES, WORKSPACE_BYTES

@@ -1,0 +1,262 @@
+"""How fast is a GPU of which only the data sheet is known? By profiles of GPUs that were measured.
+
+The numbers of a profile are shares of a data sheet's rates. On another GPU with the same runtime
+and layout they are about the same: between an RTX 3090 and an RTX 4090 estimates were 9 to 12 %
+off (benchmarks/latency.md). What differs with the kind of GPU, `moved_numbers` moves, and the
+interval is wider by `device_spread`. Measured times of a few networks correct the scale.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated, Literal
+
+from fullstride.latency.network_times import Estimate
+from fullstride.latency.profiles import Profile, check_text
+from fullstride.latency.roofline import (
+    ARITHMETIC_SHARES,
+    DEVICE,
+    RATES,
+    Machine,
+    Positive,
+    Runtime,
+    number_of,
+)
+from fullstride.storage import read_regular
+from fullstride.strict_json import Bounds, check_bounds
+
+# Runtime, layout and precision -> profiles of measured GPUs. That of the V100 is of PyTorch of
+# 2020, whose convolutions are up to 2.8 times slower.
+BASES: dict[tuple[str, str, str], tuple[str, ...]] = {
+    ("eager", "nhwc", "fp16"): ("rtx3090", "rtx4090"),
+    ("eager", "nchw", "fp16"): ("rtx3090-nchw", "rtx4090-nchw"),
+    ("compiled", "nchw", "fp16"): ("rtx4090-compiled",),
+    ("tensorrt", "", "fp16"): ("t4-fp16",),
+    ("tensorrt", "", "int8"): ("t4-int8",),
+}
+# FLOPs of the CUDA cores that an element-wise operator takes per byte. With it ResNet-50 trains
+# 2.04 times as fast on an A100 as on an RTX 3090 by the model, and 2.4 times without. Published:
+# 2,470 images/s (NVIDIA DeepLearningExamples, PyTorch 21.03) and 2,600 (timm, issue 1491) on the
+# one, 1,218 (timm's results) on the other, 2.03 to 2.13 times as many.
+FLOPS_PER_BYTE = 10
+ELEMENTWISE = ("elementwise", "norm", "statistics", "gather")
+# Standard deviations of the logarithm of all times, for `device_spread`. Of GPUs with one ratio of
+# tensor to CUDA cores: the bias of the moves between an RTX 3090 and an RTX 4090, 1 to 6 %. Of the
+# logarithm of that ratio: a V100 with 4 times theirs (and PyTorch of 2020) is off by 0.33 times it,
+# an RTX PRO 6000 with 2 times by 0.4, ResNet-50 on an A100 with 8 times by 0.02. Of the logarithm
+# of the clock that a power limit leaves: the cube root may be the square root or the sixth.
+SAME_KIND, BY_RATIO, BY_POWER = 0.05, 0.25, 0.5
+MOST_BYTES = 1_000_000  # of a table of measured times
+MOST_OFF = 10  # times that a measured time may be off its estimate, else its unit is wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSheet:
+    """What NVIDIA's data sheets say of a GPU, and how it is to be used."""
+
+    device: str
+    # Dense peak of the tensor cores by precision, fp16 with fp32 accumulation: those of GeForce
+    # are half as fast so.
+    tflops: Mapping[Literal["fp16", "int8"], Positive]
+    vector_tflops: Positive  # fp32 TFLOPS of the CUDA cores
+    bandwidth_gb_s: Positive
+    watts: Positive | None = None  # the power limit
+    needed_watts: Positive | None = None  # that the clock of the peak would need; else as `watts`
+    boost_mhz: Positive | None = None  # the clock of the peak
+    sustained_mhz: Positive | None = None  # a clock that was observed under load; else by power
+    launch_us: Positive | None = None  # of a kernel on the device; else as on the measured GPUs
+    host_us: Positive | None = None  # of a kernel on the host
+    runtime: Runtime = "eager"
+    layout: Literal["nchw", "nhwc", ""] = "nhwc"
+    precision: Literal["fp16", "int8"] = "fp16"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        check_text(self)
+        if (self.runtime, self.layout, self.precision) not in BASES:
+            forms = "; ".join(" ".join(filter(None, key)) for key in BASES)
+            raise ValueError(
+                f"no GPU was measured with {self.runtime}, layout {self.layout!r}, "
+                f"{self.precision}: use one of {forms}"
+            )
+        if self.precision not in self.tflops:
+            raise ValueError(f"tflops lacks {self.precision}: give its dense peak")
+
+    @property
+    def clock_share(self) -> float:
+        """Of the clock of the peak, what the device sustains."""
+        if self.sustained_mhz and self.boost_mhz:
+            return min(1.0, self.sustained_mhz / self.boost_mhz)
+        if self.watts and self.needed_watts:
+            return sustained_clock(self.watts, self.needed_watts)
+        return 1.0
+
+
+def sustained_clock(watts: float, needed_watts: float) -> float:
+    """The share of the clock under a power limit, where all of it would need `needed_watts`.
+
+    Power grows with clock and the square of voltage, which grows with the clock: the clock goes
+    with the cube root. An RTX PRO 6000 of 300 W in place of 600 W was 21 to 29 % slower than by
+    its peak; the cube root of a half is 0.79.
+    """
+    return min(1.0, round((watts / needed_watts) ** (1 / 3), 3))
+
+
+def profile_of(sheet: DeviceSheet, name: str, bases: Sequence[Profile]) -> Profile:
+    """A profile of the device. `bases`: those that `BASES` names for it.
+
+    Numbers are the geometric mean of those that each of `bases` has there.
+    """
+    basis = bases[0]
+    machine = replace(
+        basis.machine,
+        peak_tflops=sheet.tflops[sheet.precision],
+        bandwidth_gb_s=sheet.bandwidth_gb_s,
+        vector_tflops=sheet.vector_tflops,
+        clock_share=sheet.clock_share,
+    )
+    moved = [moved_numbers(each.inference.numbers, each.machine, machine) for each in bases]
+    numbers = {key: math.exp(fmean(math.log(m[key]) for m in moved)) for key in moved[0]}
+    launches = {"launch_us": sheet.launch_us, "host_us": sheet.host_us}
+    numbers |= {key: value for key, value in launches.items() if value}
+    fits = [each.inference for each in bases]
+    spreads = {
+        key: math.sqrt(fmean(fit.spreads[key] ** 2 for fit in fits)) for key in fits[0].spreads
+    }
+    further = max(device_spread(each.machine, machine) for each in bases)
+    spreads[DEVICE] = further
+    worst = max(fits, key=lambda fit: fit.error)
+    names = " and ".join(each.name for each in bases)
+    return Profile(
+        name=name,
+        device=sheet.device,
+        layout=basis.layout,
+        precision=basis.precision,
+        machine=machine,
+        sheet=sheet.source or "a data sheet",
+        inference=replace(
+            worst,
+            numbers={key: float(f"{value:.4g}") for key, value in numbers.items()},
+            spreads={key: round(value, 4) for key, value in spreads.items()},
+            low=round(min(fit.low for fit in fits) * math.exp(-further), 3),
+            high=round(max(fit.high for fit in fits) * math.exp(further), 3),
+            source=f"{names} by data sheet: {worst.source}",
+        ),
+        measured=False,
+        note=f"not measured: shares of the data sheet's rates are those of {names}",
+    )
+
+
+def moved_numbers(
+    numbers: Mapping[str, float], source: Machine, target: Machine
+) -> dict[str, float]:
+    """The numbers of one machine on another of which only the data sheet is known.
+
+    Depthwise convolutions do not run on tensor cores: their rate moves with the peak of the CUDA
+    cores, where both sheets have it. Element-wise operators take as long as their memory traffic
+    and `FLOPS_PER_BYTE` on those cores, as the root of the sum of squares. Arithmetic follows the
+    clock that the power limit sustains.
+    """
+    moved = dict(numbers)
+    if source.vector_tflops and target.vector_tflops:
+        vector_share = target.vector_tflops / target.peak_tflops
+        moved["depthwise"] *= vector_share / (source.vector_tflops / source.peak_tflops)
+        slower = slowed_by_cores(source) / slowed_by_cores(target)
+        for name in {number_of(name, numbers) for name in ELEMENTWISE} & set(ELEMENTWISE):
+            moved[name] *= slower
+    for name in ARITHMETIC_SHARES:
+        moved[name] *= target.clock_share / source.clock_share
+    return {name: min(value, 1.0) if name in RATES else value for name, value in moved.items()}
+
+
+def slowed_by_cores(machine: Machine) -> float:
+    """Time of an element-wise operator over that of its memory traffic alone."""
+    assert machine.vector_tflops
+    return math.hypot(1, 1e-3 * FLOPS_PER_BYTE * machine.bandwidth_gb_s / machine.vector_tflops)
+
+
+def device_spread(source: Machine, target: Machine) -> float:
+    """Standard deviation of the logarithm of all times of `target` by the numbers of `source`."""
+    by_ratio = 0.0
+    if source.vector_tflops and target.vector_tflops:
+        ratio = source.peak_tflops / source.vector_tflops
+        by_ratio = math.log(target.peak_tflops / target.vector_tflops / ratio)
+    by_power = math.log(target.clock_share / source.clock_share)
+    return math.hypot(SAME_KIND, BY_RATIO * by_ratio, BY_POWER * by_power)
+
+
+# ---- measured times
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTime:
+    """Of one network at one batch size on the device."""
+
+    network: str
+    resolution: Annotated[int, Bounds(ge=1, le=10_000)]  # pixels a side
+    batch: Annotated[int, Bounds(ge=1, le=1_000_000)]
+    ms_per_image: Positive
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+def read_measured(path: Path) -> list[MeasuredTime]:
+    """A CSV file with the columns model, img_size, batch, and ms_per_image or images_per_s.
+
+    Raises ValueError, in one line, for anything else.
+    """
+    rows: list[MeasuredTime] = []
+    text = read_regular(path, MOST_BYTES).decode("utf-8-sig", errors="replace")
+    try:
+        for row in csv.DictReader(text.splitlines()):
+            ms = row.get("ms_per_image") or 1e3 / float(row["images_per_s"])
+            sizes = dict(resolution=int(row["img_size"]), batch=int(row["batch"]))
+            rows.append(MeasuredTime(network=row["model"], ms_per_image=float(ms), **sizes))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, csv.Error) as error:
+        raise ValueError(
+            f"{path}, line {len(rows) + 2}: {error}: give columns model, img_size (pixels), batch, "
+            "and ms_per_image or images_per_s"
+        ) from None
+    if not rows:
+        raise ValueError(f"{path} has no times: give a line for each of about three networks")
+    return rows
+
+
+def corrected(
+    profile: Profile, measured: Sequence[MeasuredTime], by_profile: Sequence[Estimate]
+) -> Profile:
+    """The profile with one factor on all its times, the median of measured over estimated ones.
+
+    `by_profile`: the estimate of each measured time. Raises ValueError where they are MOST_OFF
+    times apart.
+    """
+    ratios = []
+    for row, own in zip(measured, by_profile, strict=True):
+        ratio = row.ms_per_image / own.ms_per_image
+        if not 1 / MOST_OFF < ratio < MOST_OFF:
+            raise ValueError(
+                f"{row.network} at {row.resolution} pixels takes {row.ms_per_image:g} ms an image "
+                f"as measured and {own.ms_per_image:.3g} by {profile.name}: check the unit, and "
+                "that a time is that of a batch divided by its images"
+            )
+        ratios.append(ratio)
+    factor, fit = median(ratios), profile.inference
+    numbers = {
+        name: value / factor if name in RATES else value * factor if name.endswith("_us") else value
+        for name, value in fit.numbers.items()
+    }
+    # The fit's error is a mean of absolute values, of which a deviation is sqrt(pi / 2) times as
+    # large, and the variance of a median is pi / 2 times that of a mean.
+    scale = fit.error / 100 * math.pi / 2 / math.sqrt(len(ratios))
+    inference = replace(
+        fit,
+        numbers={name: float(f"{value:.4g}") for name, value in numbers.items()},
+        spreads=fit.spreads and {**fit.spreads, DEVICE: round(scale, 4)},
+    )
+    note = f"{profile.note}; times are multiplied by {factor:.3g}, from {len(ratios)} measured"
+    return replace(profile, inference=inference, note=note.removeprefix("; "))
