@@ -105,8 +105,16 @@ def test_devices_unlike_the_measured_ones_have_wider_intervals():
 
 def test_the_times_of_a_launch_may_stand_on_the_sheet(tmp_path):
     path = written(tmp_path / "mine.json", launch_us=2, host_us=7.5)
-    numbers = load_profile(path).inference.numbers
+    own = load_profile(path)
+    numbers = own.inference.numbers
     assert (numbers["launch_us"], numbers["host_us"]) == (2, 7.5)
+    assumed = load_profile(written(tmp_path / "other.json"))
+    widths = [
+        row.estimate.high / row.estimate.low
+        for profile in (own, assumed)
+        for row in estimate_by_name(["resnet50"], profile, 1)
+    ]
+    assert widths[0] < widths[1] / 2
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ ELEMENTWISE = ("elementwise", "norm", "statistics", "gather")
 # an RTX PRO 6000 with 2 times by 0.4, ResNet-50 on an A100 with 8 times by 0.02. Of the logarithm
 # of the clock that a power limit leaves: the cube root may be the square root or the sixth.
 SAME_KIND, BY_RATIO, BY_POWER = 0.05, 0.25, 0.5
+OF_A_LAUNCH = 0.2  # the spread of its time where a sheet has it: operators differ
 MOST_BYTES = 1_000_000  # of a table of measured times
 MOST_OFF = 10  # times that a measured time may be off its estimate, else its unit is wrong
 
@@ -122,11 +123,13 @@ def profile_of(sheet: DeviceSheet, name: str, bases: Sequence[Profile]) -> Profi
     moved = [moved_numbers(each.inference.numbers, each.machine, machine) for each in bases]
     numbers = {key: math.exp(fmean(math.log(m[key]) for m in moved)) for key in moved[0]}
     launches = {"launch_us": sheet.launch_us, "host_us": sheet.host_us}
-    numbers |= {key: value for key, value in launches.items() if value}
+    launches = {key: value for key, value in launches.items() if value}
+    numbers |= launches
     fits = [each.inference for each in bases]
     spreads = {
         key: math.sqrt(fmean(fit.spreads[key] ** 2 for fit in fits)) for key in fits[0].spreads
     }
+    spreads |= dict.fromkeys(launches, OF_A_LAUNCH)
     further = max(device_spread(each.machine, machine) for each in bases)
     spreads[DEVICE] = further
     worst = max(fits, key=lambda fit: fit.error)
