@@ -295,7 +295,10 @@ def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_pat
     ("words", "flags"),
     [
         (("rtx4090", "--budget-ms", "6"), {"--protocol online", "--layout nhwc"}),
-        (("rtx4090-compiled", "--budget-ms", "0.15", "--batch", "64"), {"--compiled", "--batch 64"}),
+        (
+            ("rtx4090-compiled", "--budget-ms", "0.15", "--batch", "64"),
+            {"--compiled", "--batch 64"},
+        ),
         (("v100-fp16", "--budget-ms", "0.2", "--batch", "64", *("--times", "estimated")), set()),
     ],
 )
