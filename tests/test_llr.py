@@ -30,7 +30,7 @@ from fullstride.train.recipes.choice import RecipeChoice
 PROFILE = "rtx4090-compiled"
 SETTINGS = SearchSettings(
     master="genet_tiny",
-    budget_ms=0.42,
+    budget_ms=0.47,
     device=PROFILE,
     resolutions=(16,),
     kernel_sizes=(3,),
@@ -198,7 +198,7 @@ def test_a_search_ends_with_a_network_within_the_budget(whole, data):
     net = zoo.load(folder / results.bundle).net
     estimator = Estimator(load_profile(PROFILE), 1)
     assert estimator(net.spec, 16) == pytest.approx(results.best.finalist.ms, rel=1e-6)
-    assert results.best.finalist.ms <= 0.42
+    assert results.best.finalist.ms <= 0.47
     # The space has it, and it is what the row of choices says.
     space = net_space(find_master(SETTINGS, data), depth_steps=1, most_widths=3, kernels=(3,))
     structure = space.structure_of(replace(net.spec, resolution=32))
@@ -231,7 +231,7 @@ def test_the_same_search_again_trains_nothing_and_ends_the_same(whole, data):
     assert not [each for each in again if each.line]
     assert again[-1].result == events[-1].result
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("trials/**/*")}
-    with pytest.raises(ValueError, match="budget_ms is 0.42 there and 0.5 now"):
+    with pytest.raises(ValueError, match="budget_ms is 0.47 there and 0.5 now"):
         [*search_events(data, folder, replace(SETTINGS, budget_ms=0.5), SHORT, **HOW)]
 
 
