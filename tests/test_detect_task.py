@@ -1,7 +1,6 @@
 """Boxes of a view and of its picture, their drawing, and files that find the same boxes."""
 
 import json
-import subprocess
 from dataclasses import replace
 
 import box_processes
@@ -10,7 +9,7 @@ import pytest
 import torch
 from detections import write_rectangles
 from PIL import Image
-from test_ranks import TORCHRUN
+from test_ranks import torchrun
 
 from fullstride import tasks
 from fullstride.nets.preprocessing import Preprocessing
@@ -147,8 +146,7 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangl
 @pytest.mark.slow
 def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
     box_processes.main(str(tmp_path / "one"))
-    words = [*TORCHRUN, box_processes.__file__, str(tmp_path / "two")]
-    subprocess.run(words, check=True, capture_output=True)
+    torchrun(box_processes.__file__, str(tmp_path / "two"))
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert two[0] == pytest.approx(one[0], rel=1e-6)
     assert two[1] == pytest.approx(one[1], rel=1e-5)

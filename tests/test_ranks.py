@@ -28,6 +28,13 @@ TRAIN = ["train", "digits", "--model", "genet_tiny", "--recipe.warmup-epochs", "
 TRAIN += ["--recipe.resolution", "16"]
 
 
+def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+    """Two processes that succeed, or the test fails with what they wrote."""
+    run = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run
+
+
 def run_two(*words: str) -> tuple[int, str]:
     """Exit status and errors of `python -m fullstride` in two processes."""
     command = [*TORCHRUN, "-m", "fullstride", *words]
@@ -44,8 +51,7 @@ def messages(errors: str) -> list[str]:
 @pytest.mark.slow
 def test_two_processes_have_the_losses_the_average_and_the_score_of_one(tmp_path):
     two_processes.main(str(tmp_path / "one"))
-    words = [*TORCHRUN, two_processes.__file__, str(tmp_path / "two")]
-    subprocess.run(words, check=True, capture_output=True)
+    torchrun(two_processes.__file__, str(tmp_path / "two"))
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert two[0] == pytest.approx(one[0], rel=1e-6)  # losses, which are of float32
     assert two[1]["images"] == 21  # which two processes cannot halve
@@ -121,7 +127,7 @@ with init_distributed(torch.device("cpu"), 3) as (context, _):
 def test_a_process_waits_for_another_one_as_long_as_it_is_told_to(tmp_path):
     script = tmp_path / "late.py"
     script.write_text(LATE)
-    run = subprocess.run([*TORCHRUN, str(script)], capture_output=True, text=True)
+    run = torchrun(str(script))
     assert 2 < float(run.stdout.partition("waited ")[2].split()[0]) < 15
     refused = pytest.raises(ValueError, match="ddp_timeout_s 0: use a number of seconds above 0")
     with refused, init_distributed(torch.device("cpu"), 0):
@@ -132,7 +138,7 @@ def test_a_process_waits_for_another_one_as_long_as_it_is_told_to(tmp_path):
 def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
     out = tmp_path / "run"
     words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "2", "--out", str(out)]
-    run = subprocess.run([*TORCHRUN, *words], check=True, capture_output=True, text=True)
+    run = torchrun(*words)
     lines = run.stdout.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/2", "2/2"]
     assert Bundle.load(out / "bundle").scores["test"]["images"] == 500
@@ -192,5 +198,5 @@ def test_a_killed_process_ends_all_within_a_minute_and_the_run_resumes(tmp_path)
     epochs = len((out / "log.jsonl").read_text().splitlines())
     assert 0 < epochs < 40
     assert not (out / "bundle").exists()
-    resumed = subprocess.run([*TORCHRUN, *words], check=True, capture_output=True, text=True)
+    resumed = torchrun(*words)
     assert resumed.stdout.count("epoch ") == 40

@@ -1,7 +1,6 @@
 """Are images retrieved by embeddings, of classes that were never trained on?"""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ import pytest
 import torch
 from bundles import settled
 from PIL import Image
+from test_ranks import torchrun
 from torch import Tensor
 
 from fullstride import cli, tasks
@@ -501,9 +501,7 @@ def test_two_processes_score_all_images_as_one_does(things, tmp_path):
     words += ["--recipe.per-class", "4", "--recipe.triplet", "1", "--recipe.embedding-size", "6"]
     words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--out", str(tmp_path / "run")]
     words += ["--ddp-timeout-s", "300"]  # a busy machine may stop a process for a minute
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run([*torchrun, "--nproc-per-node", "2", *words], capture_output=True)
-    assert done.returncode == 0, done.stderr
+    torchrun(*words)
     bundle = tasks.load(tmp_path / "run")
     data = Retrieval().open_data(str(things))
     alone = score_bundle(bundle, data.test, "cpu").scores

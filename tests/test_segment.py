@@ -1,7 +1,6 @@
 """A network says what each pixel shows, and is trained and scored by the pixels with a class."""
 
 import json
-import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from pixels import write_pictures
 from sklearn.metrics import confusion_matrix, jaccard_score
-from test_ranks import TORCHRUN
+from test_ranks import torchrun
 
 from fullstride import cli, tasks
 from fullstride.data.readers.map_files import IGNORED
@@ -271,8 +270,7 @@ def test_the_recipe_of_the_paper_is_for_this_task_alone(boxes):
 @pytest.mark.slow
 def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
     pixel_processes.main(str(tmp_path / "one"))
-    words = [*TORCHRUN, pixel_processes.__file__, str(tmp_path / "two")]
-    subprocess.run(words, check=True, capture_output=True)
+    torchrun(pixel_processes.__file__, str(tmp_path / "two"))
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     for (losses, scores), (expected_losses, expected) in zip(two, one, strict=True):
         assert losses == pytest.approx(expected_losses, rel=1e-6)

@@ -1,7 +1,6 @@
 """The task video: clips are trained, resumed and scored; many views are those of the slow way."""
 
 import json
-import subprocess
 from dataclasses import replace
 
 import clip_processes
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_ranks import TORCHRUN
+from test_ranks import torchrun
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
@@ -318,8 +317,7 @@ def test_epochs_score_the_clip_in_the_middle(data):
 @pytest.mark.slow
 def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
     clip_processes.main(str(tmp_path / "one"))
-    words = [*TORCHRUN, clip_processes.__file__, str(tmp_path / "two")]
-    subprocess.run(words, check=True, capture_output=True)
+    torchrun(clip_processes.__file__, str(tmp_path / "two"))
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert two[0] == pytest.approx(one[0], rel=1e-6)
     assert two[1] == pytest.approx(one[1], rel=1e-5)
