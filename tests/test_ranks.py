@@ -24,6 +24,8 @@ from fullstride.train.loop import Learner
 from fullstride.train.recipe import Recipe
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# The processes find each other whether or not a name server knows this machine.
+TORCHRUN += ["--local-addr", "localhost"]
 TRAIN = ["train", "digits", "--model", "genet_tiny", "--recipe.warmup-epochs", "0"]
 TRAIN += ["--recipe.resolution", "16"]
 
