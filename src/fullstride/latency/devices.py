@@ -4,11 +4,7 @@ from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
-from fullstride.latency.device_sheets import (
-    BASES,
-    DeviceSheet,
-    profile_of,
-)
+from fullstride.latency.device_sheets import BASES, DeviceSheet, profile_of
 from fullstride.latency.profiles import Profile
 from fullstride.storage import read_regular
 from fullstride.strict_json import from_json, parse_json
@@ -16,6 +12,7 @@ from fullstride.strict_json import from_json, parse_json
 MEASURED = resources.files("fullstride.latency").joinpath("device_profiles")
 SHEETS = resources.files("fullstride.latency").joinpath("sheets")
 MAX_BYTES = 100_000  # of a profile's file; those of the package have two thousand
+THIS_MACHINE = {"auto", "cpu", "cuda", "gpu", "here"}  # names that other flags have for it
 
 
 def profile_names() -> list[str]:
@@ -35,10 +32,15 @@ def load_profile(name_or_path: str | Path) -> Profile:
     path = Path(name_or_path)
     if path.suffix != ".json" and not path.exists():
         close = get_close_matches(name, names, n=3, cutoff=0.4)
-        near = f"did you mean {' or '.join(close)}?"
-        raise ValueError(
-            f"no profile named {name!r}: {near if close else 'choose from ' + ', '.join(names)}"
+        advice = (
+            f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
         )
+        if name in THIS_MACHINE:
+            advice = (
+                "fullstride calibrate writes that of this machine, and without --device fit and "
+                "search measure here"
+            )
+        raise ValueError(f"no profile named {name!r}: {advice}")
     try:
         text = read_regular(path, MAX_BYTES)
     except OSError as error:
