@@ -240,7 +240,9 @@ def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_bu
         == 0
     )
     out, err = capsys.readouterr()
-    options = json.loads(out)["options"]
+    answer = json.loads(out)
+    options, left_out = answer["options"], answer["left_out"]
+    assert list(left_out) == ["timm/no_such_net at 224", "timm/vit_small_patch16_224 at 100"]
     assert [(o["name"], o["resolution"], o["top1"], o["source"]) for o in options] == [
         ("timm/resnet50.a1_in1k", 288, 81.2, "results.csv"),
         ("genet_light", 192, 75.7, "results.csv"),
@@ -255,11 +257,12 @@ def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_bu
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (("model,top1", "resnet50,80"), "line 2: 'img_size'"),
+        (("model,top1", "resnet50,80"), "lacks 'img_size'"),
         (("model,img_size,top1", "resnet50,224,80", "resnet18,wide,70"), "line 3: invalid literal"),
-        (("model,img_size,top1", "resnet50,224"), "line 2: float()"),
+        (("model,img_size,top1", "resnet50,224"), "line 2: could not convert"),
         (("model,img_size,top1", "resnet50,224,800"), "line 2: 'resnet50', 224, 800.0"),
-        (("model,img_size,top1",), "no networks to choose from"),
+        (("model,img_size,top1",), "mine.csv has no line below its header"),
+        (("model,img_size,top1", "resnet5,224,80"), "none of 1 networks has a time; the first"),
     ],
 )
 def test_a_table_that_says_no_accuracies_is_named_with_its_line(tmp_path, capsys, lines, said):

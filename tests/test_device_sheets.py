@@ -115,6 +115,11 @@ def test_the_times_of_a_launch_may_stand_on_the_sheet(tmp_path):
         for row in estimate_by_name(["resnet50"], profile, 1)
     ]
     assert widths[0] < widths[1] / 2
+    reasons = [
+        estimate_by_name(["resnet50"], profile, 1)[0].estimate.unfitted
+        for profile in (own, assumed)
+    ]
+    assert reasons == [(), ("batches this small",)]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +145,13 @@ def test_each_runtime_has_profiles_of_its_own(runtime, layout, precision, tmp_pa
         (dict(colour="green"), "'colour'"),
         (dict(device="a\nb"), "use one line"),
         (dict(watts=0), "watts"),
+        (dict(needed_watts=600), "needed_watts 600 without watts"),
+        (dict(boost_mhz=2500), "boost_mhz and sustained_mhz"),
+        (dict(sustained_mhz=2500), "boost_mhz and sustained_mhz"),
+        (dict(boost_mhz=2.5, sustained_mhz=2.2), "boost_mhz is 2.5"),  # GHz
+        (dict(bandwidth_gb_s=0.864), "bandwidth_gb_s is 0.864"),  # TB/s
+        (dict(tflops={"fp16": 362e12}), "tflops.*fp16"),  # FLOPS
+        (dict(runtime="tensorrt"), 'tensorrt, layout "", fp16'),
         (dict(vector_tflops=None), "vector_tflops"),
     ],
 )
@@ -147,6 +159,31 @@ def test_a_bad_sheet_is_one_line(changes, says, tmp_path):
     with pytest.raises(ValueError, match=says) as error:
         load_profile(written(tmp_path / "bad.json", **changes))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", SHEET)
+def test_a_sheet_that_lacks_a_field_is_told_which(missing, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({key: value for key, value in SHEET.items() if key != missing}))
+    with pytest.raises(ValueError, match=f"bad.json lacks {missing}$"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("tflops", "vector", "bandwidth", "watts", "mhz"),
+    [(0.1, 1e5, 10, 1, 100), (1e5, 0.1, 1e5, 1e4, 1e4)],
+)
+def test_the_ends_of_what_a_sheet_may_say_give_a_profile(
+    tflops, vector, bandwidth, watts, mhz, tmp_path
+):
+    rates = dict(tflops={"fp16": tflops}, vector_tflops=vector, bandwidth_gb_s=bandwidth)
+    for limit in (
+        dict(watts=watts, needed_watts=1e4),
+        dict(sustained_mhz=mhz, boost_mhz=1e4, launch_us=0.01, host_us=1e4),
+    ):
+        profile = load_profile(written(tmp_path / "far.json", **rates, **limit))
+        (row,) = estimate_by_name(["resnet50"], profile, 1)
+        assert 0 < row.estimate.low < row.estimate.ms_per_image < row.estimate.high < math.inf
 
 
 def times_csv(path, factor: float, names=("resnet50", "timm/efficientnet_b0", "timm/densenet121")):
@@ -173,9 +210,12 @@ def test_the_median_of_measured_times_counts_and_more_of_them_narrow_the_interva
     def by(*factors):
         measured = [
             MeasuredTime(
-                network="resnet50", resolution=224, batch=64, ms_per_image=own.ms_per_image * factor
+                network=f"network {number}",
+                resolution=224,
+                batch=64,
+                ms_per_image=own.ms_per_image * factor,
             )
-            for factor in factors
+            for number, factor in enumerate(factors)
         ]
         profile = corrected(load_profile("a100"), measured, [own] * len(measured))
         return estimate_by_name(["resnet50"], profile, 64)[0].estimate
@@ -185,18 +225,60 @@ def test_the_median_of_measured_times_counts_and_more_of_them_narrow_the_interva
     assert widths[0] > widths[1] > widths[2]
 
 
+def measured_at(batch, profile, **factors):
+    """The times by `profile` at a batch size, each multiplied by a factor of its own."""
+    names = [name.replace("__", "/") for name in factors]
+    rows = [estimate_by_name([name], profile, batch, 224)[0].estimate for name in names]
+    times = [row.ms_per_image * factor for row, factor in zip(rows, factors.values(), strict=True)]
+    return [
+        MeasuredTime(network=name, resolution=224, batch=batch, ms_per_image=ms)
+        for name, ms in zip(names, times, strict=True)
+    ], rows
+
+
+def test_a_network_that_was_measured_often_counts_once():
+    once, own = measured_at(64, BASIS, resnet50=1.2)
+    assert corrected(BASIS, once * 9, own * 9) == corrected(BASIS, once, own)
+    others, theirs = measured_at(64, BASIS, resnet18=2, tresnet_m=2)
+    assert "multiplied by 2, from 3" in corrected(BASIS, once * 9 + others, own * 9 + theirs).note
+
+
+def test_times_that_the_host_bounds_correct_the_host_alone():
+    factors = dict(resnet50=0.4, timm__efficientnet_b0=0.4, resnet18=0.4)
+    profile = corrected(BASIS, *measured_at(1, BASIS, **factors))
+    (small, large), (small_before, large_before) = (
+        [estimate_by_name(["tresnet_m"], each, batch)[0].estimate for batch in (1, 128)]
+        for each in (profile, BASIS)
+    )
+    assert small.host_ms == pytest.approx(0.4 * small_before.host_ms, rel=1e-3)
+    assert small.high / small.low < small_before.high / small_before.low / 2
+    assert not small.unfitted
+    assert large.ms_per_image == pytest.approx(large_before.ms_per_image, rel=0.05)
+    assert large.device_ms == large_before.device_ms
+
+
+def test_measured_times_of_inference_do_not_correct_training_steps(tmp_path, capsys):
+    measured = ["--measured", str(times_csv(tmp_path / "times.csv", 1.5))]
+    assert run(["estimate", "resnet50", "--device", "rtx3090", "--train", *measured]) == 2
+    assert "--measured has times of inference" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "has no times"),
-        ("model,img_size,batch,ms_per_image\n", "has no times"),
-        ("model,img_size\nresnet50,224\n", "line 2.*columns model"),
+        ("", "no line below its header"),
+        ("model,img_size,batch,ms_per_image\n", "no line below its header"),
+        ("model,img_size,batch\nresnet50,224,64\n", "lacks 'ms_per_image'.*columns model"),
+        ("model,img_size,batch,ms_per_image\nresnet50,224,64\n", "line 2.*convert"),
+        ("model,img_size,batch,ms_per_image\n,224,64,1\n", "line 2.*no model"),
         ("model,img_size,batch,ms_per_image\nresnet50,224,64,fast\n", "line 2.*fast"),
         ("model,img_size,batch,ms_per_image\nresnet50,224,64,-1\n", "line 2.*-1"),
-        ("model,img_size,batch,images_per_s\nresnet50,224,64,0\n", "line 2"),
+        ("model,img_size,batch,images_per_s\nresnet50,224,64,0\n", "line 2.*a rate above 0"),
         ("model,img_size,batch,ms_per_image\nresnet50,224,0,1\n", "line 2.*batch"),
-        ("model,img_size,batch,ms_per_image\nresnet51,224,64,1\n", "resnet51"),
+        ("model,img_size,batch,ms_per_image\nresnet50,224,70000,1\n", "line 2.*batch 70000"),
+        ("model,img_size,batch,ms_per_image\nresnet51,224,64,1\n", "times.csv: .*resnet51"),
         ("model,img_size,batch,ms_per_image\nresnet50,224,64,250\n", "250 ms.*check the unit"),
+        ("model\n" + "x" * 200_000, "100,000 bytes"),
     ],
 )
 def test_a_bad_table_of_times_is_one_line(content, says, tmp_path):

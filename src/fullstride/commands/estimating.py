@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import arg
 
-from fullstride.commands.flags import NO_PROFILE, Device, Layout, Models, Profile
+from fullstride.commands.flags import NO_PROFILE, Device, Layout, Models, Profile, refuse_flags
 from fullstride.console import console, print_error
 
 
@@ -44,6 +44,8 @@ def estimate(
     from fullstride.latency.by_name import estimate_by_name, estimates_json
     from fullstride.report import console_lines, console_tables
 
+    if train:
+        refuse_flags(dict(measured=profile.measured), "has times of inference: leave out --train")
     device = profile.load()
     networks = with_options(models, task, classes, frames)
     rows = estimate_by_name(networks, device, batch, resolution, training=train)

@@ -59,12 +59,20 @@ def estimate_by_name(
 
 
 def correct(profile: Profile, path: Path) -> Profile:
-    """The profile with its times as the measured ones of a CSV file: `device_sheets.corrected`."""
+    """The profile with its times as the measured ones of a CSV file: `device_sheets.corrected`.
+
+    Raises ValueError, in one line with the path.
+    """
     measured = read_measured(path)
-    rows = [
-        estimate_by_name([row.network], profile, row.batch, row.resolution)[0] for row in measured
-    ]
-    return corrected(profile, measured, [row.estimate for row in rows])
+    keys = [(row.network, row.resolution) for row in measured]
+    try:
+        by_key = {key: named_work(*key) for key in dict.fromkeys(keys)}
+        work = [by_key[key] for key in keys]
+        operators, ran = [each.operators for each in work], [each.ran for each in work]
+        times = estimates(operators, profile, [row.batch for row in measured], names=ran)
+        return corrected(profile, measured, times)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 class NamedWork(NamedTuple):

@@ -6,14 +6,15 @@ off (benchmarks/latency.md). What differs with the kind of GPU, `moved_numbers` 
 interval is wider by `device_spread`. Measured times of a few networks correct the scale.
 """
 
-import csv
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Literal
 
+from fullstride.csv_rows import read_rows
 from fullstride.latency.network_times import Estimate
 from fullstride.latency.profiles import Profile, check_text
 from fullstride.latency.roofline import (
@@ -25,7 +26,7 @@ from fullstride.latency.roofline import (
     Runtime,
     number_of,
 )
-from fullstride.storage import read_regular
+from fullstride.measure.budget import MOST_IMAGES
 from fullstride.strict_json import Bounds, check_bounds
 
 # Runtime, layout and precision -> profiles of measured GPUs. That of the V100 is of PyTorch of
@@ -50,8 +51,15 @@ ELEMENTWISE = ("elementwise", "norm", "statistics", "gather")
 # of the clock that a power limit leaves: the cube root may be the square root or the sixth.
 SAME_KIND, BY_RATIO, BY_POWER = 0.05, 0.25, 0.5
 OF_A_LAUNCH = 0.2  # the spread of its time where a sheet has it: operators differ
-MOST_BYTES = 1_000_000  # of a table of measured times
+MOST_BYTES = 100_000  # of a table of measured times: about 3,000
 MOST_OFF = 10  # times that a measured time may be off its estimate, else its unit is wrong
+
+# Wider than any GPU, and narrow enough that most other units are outside.
+Tflops = Annotated[float, Bounds(ge=0.1, le=1e5)]
+GigabytesPerS = Annotated[float, Bounds(ge=10, le=1e5)]
+Watts = Annotated[float, Bounds(ge=1, le=1e4)]
+Megahertz = Annotated[float, Bounds(ge=100, le=1e4)]
+Microseconds = Annotated[float, Bounds(ge=0.01, le=1e4)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +69,15 @@ class DeviceSheet:
     device: str
     # Dense peak of the tensor cores by precision, fp16 with fp32 accumulation: those of GeForce
     # are half as fast so.
-    tflops: Mapping[Literal["fp16", "int8"], Positive]
-    vector_tflops: Positive  # fp32 TFLOPS of the CUDA cores
-    bandwidth_gb_s: Positive
-    watts: Positive | None = None  # the power limit
-    needed_watts: Positive | None = None  # that the clock of the peak would need; else as `watts`
-    boost_mhz: Positive | None = None  # the clock of the peak
-    sustained_mhz: Positive | None = None  # a clock that was observed under load; else by power
-    launch_us: Positive | None = None  # of a kernel on the device; else as on the measured GPUs
-    host_us: Positive | None = None  # of a kernel on the host
+    tflops: Mapping[Literal["fp16", "int8"], Tflops]
+    vector_tflops: Tflops  # fp32 TFLOPS of the CUDA cores
+    bandwidth_gb_s: GigabytesPerS
+    watts: Watts | None = None  # the power limit
+    needed_watts: Watts | None = None  # that the clock of the peak would need; else as `watts`
+    boost_mhz: Megahertz | None = None  # the clock of the peak
+    sustained_mhz: Megahertz | None = None  # a clock that was observed under load; else by power
+    launch_us: Microseconds | None = None  # of a kernel on the device; else as on the measured GPUs
+    host_us: Microseconds | None = None  # of a kernel on the host
     runtime: Runtime = "eager"
     layout: Literal["nchw", "nhwc", ""] = "nhwc"
     precision: Literal["fp16", "int8"] = "fp16"
@@ -79,13 +87,17 @@ class DeviceSheet:
         check_bounds(self)
         check_text(self)
         if (self.runtime, self.layout, self.precision) not in BASES:
-            forms = "; ".join(" ".join(filter(None, key)) for key in BASES)
-            raise ValueError(
-                f"no GPU was measured with {self.runtime}, layout {self.layout!r}, "
-                f"{self.precision}: use one of {forms}"
-            )
+            forms = "; ".join(map(form_text, BASES))
+            own = form_text((self.runtime, self.layout, self.precision))
+            raise ValueError(f"no GPU was measured with {own}: use one of {forms}")
         if self.precision not in self.tflops:
-            raise ValueError(f"tflops lacks {self.precision}: give its dense peak")
+            raise ValueError(
+                f"tflops lacks {self.precision}, the precision of this sheet: give its dense peak"
+            )
+        if self.needed_watts and not self.watts:
+            raise ValueError(f"needed_watts {self.needed_watts:g} without watts: give both")
+        if bool(self.boost_mhz) != bool(self.sustained_mhz):
+            raise ValueError("one of boost_mhz and sustained_mhz alone says nothing: give both")
 
     @property
     def clock_share(self) -> float:
@@ -95,6 +107,11 @@ class DeviceSheet:
         if self.watts and self.needed_watts:
             return sustained_clock(self.watts, self.needed_watts)
         return 1.0
+
+
+def form_text(form: tuple[str, str, str]) -> str:
+    runtime, layout, precision = form
+    return f'{runtime}, layout "{layout}", {precision}'
 
 
 def sustained_clock(watts: float, needed_watts: float) -> float:
@@ -143,6 +160,7 @@ def profile_of(sheet: DeviceSheet, name: str, bases: Sequence[Profile]) -> Profi
         sheet=sheet.source or "a data sheet",
         inference=replace(
             worst,
+            full_batches=worst.full_batches and len(launches) < 2,
             numbers={key: float(f"{value:.4g}") for key, value in numbers.items()},
             spreads={key: round(value, 4) for key, value in spreads.items()},
             low=round(min(fit.low for fit in fits) * math.exp(-further), 3),
@@ -201,11 +219,13 @@ class MeasuredTime:
 
     network: str
     resolution: Annotated[int, Bounds(ge=1, le=10_000)]  # pixels a side
-    batch: Annotated[int, Bounds(ge=1, le=1_000_000)]
+    batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)]
     ms_per_image: Positive
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if not self.network:
+            raise ValueError("no model: give its name")
 
 
 def read_measured(path: Path) -> list[MeasuredTime]:
@@ -213,32 +233,32 @@ def read_measured(path: Path) -> list[MeasuredTime]:
 
     Raises ValueError, in one line, for anything else.
     """
-    rows: list[MeasuredTime] = []
-    text = read_regular(path, MOST_BYTES).decode("utf-8-sig", errors="replace")
-    try:
-        for row in csv.DictReader(text.splitlines()):
-            ms = row.get("ms_per_image") or 1e3 / float(row["images_per_s"])
-            sizes = dict(resolution=int(row["img_size"]), batch=int(row["batch"]))
-            rows.append(MeasuredTime(network=row["model"], ms_per_image=float(ms), **sizes))
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, csv.Error) as error:
-        raise ValueError(
-            f"{path}, line {len(rows) + 2}: {error}: give columns model, img_size (pixels), batch, "
-            "and ms_per_image or images_per_s"
-        ) from None
-    if not rows:
-        raise ValueError(f"{path} has no times: give a line for each of about three networks")
-    return rows
+    columns = "model, img_size (pixels), batch, and ms_per_image or images_per_s"
+    return read_rows(path, measured_of, columns, MOST_BYTES)
+
+
+def measured_of(row: Mapping[str, str]) -> MeasuredTime:
+    if row.get("ms_per_image") or "images_per_s" not in row:
+        ms = float(row["ms_per_image"])
+    elif rate := float(row["images_per_s"]):
+        ms = 1e3 / rate
+    else:
+        raise ValueError("images_per_s 0: give a rate above 0")
+    sizes = dict(resolution=int(row["img_size"]), batch=int(row["batch"]))
+    return MeasuredTime(network=row["model"], ms_per_image=ms, **sizes)
 
 
 def corrected(
     profile: Profile, measured: Sequence[MeasuredTime], by_profile: Sequence[Estimate]
 ) -> Profile:
-    """The profile with one factor on all its times, the median of measured over estimated ones.
+    """The profile with its times multiplied by the median of measured over estimated ones.
 
-    `by_profile`: the estimate of each measured time. Raises ValueError where they are MOST_OFF
-    times apart.
+    `by_profile`: the estimate of each measured time. Times of a network count as one, their
+    median. Those that launches on the host bound correct the time of a launch there, and nothing
+    else: they say nothing of the device. Raises ValueError where two times are MOST_OFF times
+    apart.
     """
-    ratios = []
+    on_device, on_host = defaultdict(list), defaultdict(list)
     for row, own in zip(measured, by_profile, strict=True):
         ratio = row.ms_per_image / own.ms_per_image
         if not 1 / MOST_OFF < ratio < MOST_OFF:
@@ -247,19 +267,27 @@ def corrected(
                 f"as measured and {own.ms_per_image:.3g} by {profile.name}: check the unit, and "
                 "that a time is that of a batch divided by its images"
             )
-        ratios.append(ratio)
-    factor, fit = median(ratios), profile.inference
-    numbers = {
-        name: value / factor if name in RATES else value * factor if name.endswith("_us") else value
-        for name, value in fit.numbers.items()
-    }
-    # The fit's error is a mean of absolute values, of which a deviation is sqrt(pi / 2) times as
-    # large, and the variance of a median is pi / 2 times that of a mean.
-    scale = fit.error / 100 * math.pi / 2 / math.sqrt(len(ratios))
+        (on_host if own.bound == "host launches" else on_device)[row.network].append(ratio)
+    fit, notes = profile.inference, list(filter(None, [profile.note]))
+    numbers, spreads, full_batches = dict(fit.numbers), dict(fit.spreads), fit.full_batches
+    if on_device:
+        factor = median(map(median, on_device.values()))
+        for name, value in fit.numbers.items():
+            if name in RATES or name.endswith("_us"):
+                numbers[name] = value / factor if name in RATES else value * factor
+        # The fit's error is a mean of absolute values, of which a deviation is sqrt(pi / 2) times
+        # as large, and the variance of a median is pi / 2 times that of a mean.
+        spreads[DEVICE] = round(fit.error / 100 * math.pi / 2 / math.sqrt(len(on_device)), 4)
+        notes.append(f"times are multiplied by {factor:.3g}, from {len(on_device)} measured")
+    if on_host:
+        factor = median(map(median, on_host.values()))
+        numbers["host_us"], spreads["host_us"] = fit.numbers["host_us"] * factor, OF_A_LAUNCH
+        full_batches = False
+        notes.append(f"those of the host are multiplied by {factor:.3g}, from {len(on_host)}")
     inference = replace(
         fit,
         numbers={name: float(f"{value:.4g}") for name, value in numbers.items()},
-        spreads=fit.spreads and {**fit.spreads, DEVICE: round(scale, 4)},
+        spreads=fit.spreads and spreads,
+        full_batches=full_batches,
     )
-    note = f"{profile.note}; times are multiplied by {factor:.3g}, from {len(ratios)} measured"
-    return replace(profile, inference=inference, note=note.removeprefix("; "))
+    return replace(profile, inference=inference, note="; ".join(notes))

@@ -33,8 +33,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
     if path.suffix != ".json" and not path.exists():
         close = get_close_matches(name, names, n=3, cutoff=0.4)
         advice = (
-            f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
+            f"did you mean {' or '.join(close)}" if close else f"choose from {', '.join(names)}"
         )
+        advice += ", or the path of a JSON file?" if close else ", or give the path of a JSON file"
         if name in THIS_MACHINE:
             advice = (
                 "fullstride calibrate writes that of this machine, and without --device fit and "
@@ -51,7 +52,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 def profile_from(text: bytes, where: str, name: str) -> Profile:
     """The profile that JSON has, or that follows from the data sheet that it has."""
     data = parse_json(text, where)
-    if not (isinstance(data, dict) and "tflops" in data):
+    if isinstance(data, dict) and {"machine", "inference"} & data.keys():
         return Profile.from_json(text, where)
     sheet = from_json(DeviceSheet, data, where)
     bases = BASES[sheet.runtime, sheet.layout, sheet.precision]

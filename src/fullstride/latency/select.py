@@ -4,21 +4,20 @@ Where GENet's authors published a time for the same device and batch, it stands 
 under its own label, and may decide in its place.
 """
 
-import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
+from fullstride.csv_rows import read_rows
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.cost.operators import Operators
 from fullstride.measure.pareto import pareto_front
-from fullstride.storage import read_regular
 from fullstride.tables import Published, genet_paper, latencies, published, timm_published
 from fullstride.tables.names import PRINTED
 
@@ -129,22 +128,16 @@ def from_file(path: Path) -> list[Published]:
 
     Names are those of the zoo, else timm's, with or without the tag of the weights.
     """
-    content = read_regular(path, MAX_BYTES)
-    rows: list[Published] = []
     own = {row.name for row in tables.networks()}
-    try:
-        for row in csv.DictReader(content.decode("utf-8-sig").splitlines()):
-            name, side, top1 = row["model"], int(row["img_size"]), float(row["top1"])
-            if not (name and side > 0 and 0 <= top1 <= 100):
-                raise ValueError(f"{name!r}, {side}, {top1}")
-            is_full = name in own or name.startswith("timm/")
-            rows.append(Published(name if is_full else f"timm/{name}", side, top1, path.name, ""))
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{path}, line {len(rows) + 2}: {error}: give columns model, img_size (pixels) and "
-            "top1 (percent)"
-        ) from None
-    return rows
+
+    def published_of(row: Mapping[str, str]) -> Published:
+        name, side, top1 = row["model"], int(row["img_size"]), float(row["top1"])
+        if not (name and side > 0 and 0 <= top1 <= 100):
+            raise ValueError(f"{name!r}, {side}, {top1}")
+        is_full = name in own or name.startswith("timm/")
+        return Published(name if is_full else f"timm/{name}", side, top1, path.name, "")
+
+    return read_rows(path, published_of, "model, img_size (pixels) and top1 (percent)", MAX_BYTES)
 
 
 def published_times(profile: Profile, batch: int) -> dict[tuple[str, int], float]:
@@ -299,6 +292,7 @@ class Selection:
             measure=[json_of(option) for option in choice.to_measure],
             front=[json_of(option) for option in choice.front],
             options=[json_of(option) for option in self.options],
+            left_out=self.left_out,
         )
 
 
@@ -345,6 +339,9 @@ def select(
     options = tuple(
         price(watch(networks), profile, budget.batch, prefer_published, left_out, with_head)
     )
+    if left_out and not options:
+        name, why = next(iter(left_out.items()))
+        raise ValueError(f"none of {len(left_out)} networks has a time; the first, {name}: {why}")
     return Selection(
         profile=profile,
         options=options,

@@ -4,12 +4,12 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from fullstride.storage import read_regular
+from fullstride.csv_rows import read_rows
 from fullstride.strict_json import Bounds, check_bounds
 from fullstride.tables import published, speeds
 from fullstride.tables.names import PRINTED
@@ -164,21 +164,13 @@ def read_trainings(path: Path) -> list[Training]:
     The columns seed, images and regime may be missing: 0, ImageNet's 50,000, and none. Raises
     ValueError with the line that does not fit.
     """
-    rows = csv.DictReader(read_regular(path, MAX_BYTES).decode("utf-8-sig").splitlines())
-    trainings: list[Training] = []
-    try:
-        for row in rows:
-            values = {"seed": "0", "images": str(VALIDATION_IMAGES)} | row
-            numbers = {name: kind(values[name]) for name, kind in NUMBERS.items()}
-            regime = values.get("regime") or ""
-            trainings.append(Training(name=values["name"], regime=regime, **numbers))
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{path}, line {len(trainings) + 2}: {error}: give the columns {', '.join(COLUMNS)}"
-        ) from None
-    if not trainings:
-        raise ValueError(f"{path} has no training: give one a line, with {', '.join(COLUMNS)}")
-    return trainings
+    return read_rows(path, training_of, ", ".join(COLUMNS), MAX_BYTES)
+
+
+def training_of(row: Mapping[str, str]) -> Training:
+    values = {"seed": "0", "images": str(VALIDATION_IMAGES), **row}
+    numbers = {name: kind(values[name]) for name, kind in NUMBERS.items()}
+    return Training(name=values["name"], regime=values.get("regime", ""), **numbers)
 
 
 def write_trainings(trainings: Iterable[Training]) -> str:
