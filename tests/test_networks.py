@@ -291,6 +291,8 @@ def test_an_unknown_network_is_refused_with_near_misses():
         ValueError, match="timm has no network named 'resnet51': did you mean timm/resnet"
     ):
         zoo.create("timm/resnet51")
+    with pytest.raises(ValueError, match="named 'efficientnet_b0': did you mean timm/effic"):
+        zoo.spec("efficientnet_b0")
     with pytest.raises(ValueError, match="timm has no network named 'hf-hub:evil/net'"):
         zoo.create("timm/hf-hub:evil/net")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from fullstride.nets.families import genet, resnet, resnet_rs, tresnet, video
 from fullstride.nets.spec import NetSpec
 from fullstride.storage import looks_like_path
+from fullstride.tables import pretrained_networks
 
 SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet.SPECS, **video.SPECS}
 
@@ -15,7 +16,8 @@ def find(name: str) -> NetSpec:
     if name in SPECS:
         return SPECS[name]
     refuse_path(name)
-    close = get_close_matches(name, SPECS, n=3, cutoff=0.5)
+    names = dict.fromkeys([*SPECS, *(row.name for row in pretrained_networks())])
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
     hint = (
         f"did you mean {' or '.join(close)}?"
         if close
