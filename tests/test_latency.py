@@ -369,6 +369,8 @@ def test_a_bad_profile_is_one_line(tmp_path, text: str, says: str):
 def test_a_wrong_name_is_told_near_ones():
     with pytest.raises(ValueError, match="no profile named 'rtx309': did you mean .*rtx3090"):
         load_profile("rtx309")
+    with pytest.raises(ValueError, match="no profile named 'mine': choose from .*JSON file"):
+        load_profile("mine")
     with pytest.raises(ValueError, match="no profile named 'cpu': fullstride calibrate writes"):
         load_profile("cpu")
     with pytest.raises(ValueError, match="No such file"):

@@ -32,15 +32,15 @@ def load_profile(name_or_path: str | Path) -> Profile:
     path = Path(name_or_path)
     if path.suffix != ".json" and not path.exists():
         close = get_close_matches(name, names, n=3, cutoff=0.4)
-        advice = (
-            f"did you mean {' or '.join(close)}" if close else f"choose from {', '.join(names)}"
-        )
-        advice += ", or the path of a JSON file?" if close else ", or give the path of a JSON file"
         if name in THIS_MACHINE:
             advice = (
                 "fullstride calibrate writes that of this machine, and without --device fit and "
                 "search measure here"
             )
+        elif close:
+            advice = f"did you mean {' or '.join(close)}, or the path of a JSON file?"
+        else:
+            advice = f"choose from {', '.join(names)}, or give the path of a JSON file"
         raise ValueError(f"no profile named {name!r}: {advice}")
     try:
         text = read_regular(path, MAX_BYTES)

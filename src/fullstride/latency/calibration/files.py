@@ -78,8 +78,13 @@ def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
         raise ValueError(
             f"{name} is a profile that comes with fullstride: give yours another --name"
         )
-    for path in profile_paths(plan, out).values():
+    if not name.isprintable():
+        raise ValueError(f"--name {name!r}: use one line of text")
+    paths = profile_paths(plan, out).values()
+    for path in paths:
         check_output(path, OUTPUT)
+    if times in paths:
+        raise ValueError(f"--times {times} is the file of a profile: give another name")
     check_output(times, TIMES)
 
 
