@@ -13,6 +13,9 @@ with so many seeds, and scored on the test images, which no choice has seen:
 - the largest that fits: the most multiply-adds of 2,000 random structures within the budget
 - random among the largest: of the hundredth of them with the most multiply-adds
 
+All of these are within the budget as measured here: estimates by which structures are drawn are
+corrected by the times of twenty of them, twice.
+
 The Spearman correlation is that of the regression's prediction with the minival of random
 structures of the space that are trained fully, once each. Times are measured here, on a quiet
 machine; `--device PROFILE` estimates them instead. `--quick` is a short version, whose
@@ -36,6 +39,7 @@ from fullstride.console import print_parts
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
+from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
@@ -64,6 +68,7 @@ from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "networks", "spearman")
 POOL, LARGEST = 2_000, 0.01  # random structures within the budget, and the share that is largest
+TIMED, CORRECTIONS = 20, 3  # structures that are timed at once to correct estimates, and how often
 CHUNK, MOST = 500_000, 200_000_000  # structures that are drawn at once, and in all
 SHARE = 0.7  # of the MasterNet's measured time: the budget
 WIDTHS = tuple(0.4 + 0.05 * step for step in range(15))  # multiples of the MasterNet's
@@ -76,6 +81,10 @@ class Case:
     side: int
     epochs: float
     batch: int
+
+
+Rows = np.ndarray[Any, Any]  # (N, M) structures, the number of a choice at each of M places
+Choices = dict[str, tuple[str, ...]]  # choice -> spec of each seed, as JSON
 
 
 CASES = {
@@ -151,11 +160,9 @@ def scaled_by_width(job: SearchJob, ms: float) -> NetSpec:
     return fits[-1] if fits else specs[0]
 
 
-def random_within(
-    job: SearchJob, times: DeviceTimes, rng: np.random.Generator, ms: float
-) -> np.ndarray:
+def random_within(job: SearchJob, profile: Profile, rng: np.random.Generator, ms: float) -> Rows:
     """(`POOL`, M) random structures whose estimated time is at most `ms`; fewer if few are."""
-    tables, rows = job.tables(times.profile, job.home), [np.empty((0, len(job.space.start)), int)]
+    tables, rows = job.tables(profile, job.home), [np.empty((0, len(job.space.start)), int)]
     for _ in range(MOST // CHUNK):
         random = job.space.random(rng, CHUNK)
         rows.append(random[tables(random) <= ms])
@@ -164,21 +171,52 @@ def random_within(
     return np.concatenate(rows)[:POOL]
 
 
-def choices(job: SearchJob, best: NetSpec, ms: float, seeds: int) -> dict[str, list[NetSpec]]:
-    """The network of each choice for each seed."""
-    rng = np.random.default_rng(1)
-    times: DeviceTimes = saved_stage(job.folder, "times", DeviceTimes)
-    specs = [job.spec(row, job.home) for row in random_within(job, times, rng, ms)]
-    macs = np.array([operators_of(spec).macs.sum() for spec in specs])
-    order = np.argsort(-macs)
-    top = order[: max(seeds, round(LARGEST * len(specs)))]
-    return {
+def by_macs(job: SearchJob, rows: Rows) -> Rows:
+    """The structures with the most multiply-adds first."""
+    macs = [operators_of(job.spec(row, job.home)).macs.sum() for row in rows]
+    return rows[np.argsort(-np.array(macs))]
+
+
+def within_as_measured(
+    job: SearchJob, profile: Profile, ms: float, *, largest: bool
+) -> list[NetSpec]:
+    """Random structures of the budget, or the largest of them, that take at most `ms` here.
+
+    The times of the first ones correct the estimates by which the next ones are drawn.
+    """
+    rng, ratio, fits = np.random.default_rng(1), 1.0, list[NetSpec]()
+    for _ in range(CORRECTIONS):
+        pool = random_within(job, profile, rng, ms / ratio)
+        rows = by_macs(job, pool)[: round(LARGEST * len(pool))] if largest else pool
+        rows = rows[:TIMED]
+        if not len(rows):
+            break
+        specs = [job.spec(row, job.home) for row in rows]
+        times = np.array(run(time_all(specs, job.settings, job.folder)))
+        fits = [spec for spec, time in zip(specs, times, strict=True) if time <= ms]
+        ratio = float(np.median(times / job.tables(profile, job.home)(rows)))
+    if not fits:
+        raise ValueError(f"no random structure takes at most {ms:.4g} ms here")
+    return fits
+
+
+def choices(
+    job: SearchJob, best: NetSpec, ms: float, seeds: int
+) -> Generator[str, None, dict[str, tuple[str, ...]]]:
+    """The network of each choice for each seed, as JSON."""
+    profile = saved_stage(job.folder, "times", DeviceTimes).profile
+    yield f"structures that take at most {ms:.4g} ms here"
+    random = within_as_measured(job, profile, ms, largest=False)
+    largest = within_as_measured(job, profile, ms, largest=True)
+    order = np.random.default_rng(1).choice(len(largest), seeds)
+    table = {
         "searched": [best] * seeds,
         "MasterNet scaled by width": [scaled_by_width(job, ms)] * seeds,
-        "random within the budget": [specs[i] for i in rng.choice(len(specs), seeds)],
-        "the largest that fits": [specs[order[0]]] * seeds,
-        "random among the largest": [specs[i] for i in rng.choice(top, seeds)],
+        "random within the budget": (random * seeds)[:seeds],
+        "the largest that fits": largest[:1] * seeds,
+        "random among the largest": [largest[i] for i in order],
     }
+    return {name: tuple(spec.to_json() for spec in specs) for name, specs in table.items()}
 
 
 def train_all(job: SearchJob, networks: Mapping[str, tuple[NetSpec, int]]) -> dict[str, TunedScore]:
@@ -199,7 +237,10 @@ def train_all(job: SearchJob, networks: Mapping[str, tuple[NetSpec, int]]) -> di
 
 def compare(job: SearchJob, data: DataSet, best: NetSpec, ms: float, seeds: int) -> list[Row]:
     """All choices, trained with the same seeds and scored on the test images."""
-    table = choices(job, best, ms, seeds)
+    stage = run_stage(job.folder / "baselines", "choices", Choices, choices(job, best, ms, seeds))
+    table = {
+        name: [NetSpec.from_json(text) for text in texts] for name, texts in run(stage).items()
+    }
     trials = {
         f"{choice.replace(' ', '-')}-{seed}": (spec, seed)
         for choice, specs in table.items()
