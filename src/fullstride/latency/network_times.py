@@ -10,12 +10,11 @@ import numpy as np
 
 from fullstride.latency.network_kinds import WIDENING, outside_fit, unfitted
 from fullstride.latency.profiles import Fit, Profile
-from fullstride.latency.roofline import bounds, prepare, times
+from fullstride.latency.roofline import NORMAL_95, bounds, prepare, times
 from fullstride.measure.budget import MOST_IMAGES
 from fullstride.measure.cost.operators import Operators
 from fullstride.strict_json import check_range
 
-NORMAL_95 = NormalDist().inv_cdf(0.95)
 Bound = Literal["host launches", "device launches", "arithmetic", "memory"]
 
 
