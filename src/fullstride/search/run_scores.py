@@ -13,7 +13,7 @@ from fullstride.tasks.task import Score
 from fullstride.train import run_folder
 from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.finish import final_network
-from fullstride.train.linear_probe import probe_network
+from fullstride.train.linear_probe import has_probe, probe_network
 from fullstride.train.minival_comparison import quality
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.precise_statistics import batch_norms, of_run
@@ -52,12 +52,13 @@ def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
         bundle = Bundle.load(path, build_head)
         task = task_of(bundle)
         return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
-    nets = [probe_network(run).net] if run.recipe.linear_probe else []
+    nets = [probe_network(run).net] if has_probe(run) else []
     if (run.folder / run_folder.CHECKPOINT).exists():
         last = final_network(run).net.to(run.device)
         nets += [last]
         # Those of few steps are far off, whether the recipe ends with precise ones or not.
-        if batch_norms(last, frozen_names(last, run.recipe)):
+        keeps_statistics = run.recipe.frozen_statistics
+        if not keeps_statistics and batch_norms(last, frozen_names(last, run.recipe)):
             nets += [of_run(run, last)]
     results, failure = [], None
     for net in nets:
@@ -67,6 +68,8 @@ def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
             failure = error
     if failure is not None and not results:
         raise failure
+    if not results:
+        raise ValueError(f"{run.config.model} has no linear classifier, and so no linear probe")
     return max(results, key=lambda result: quality(result[0], run.metric))
 
 
