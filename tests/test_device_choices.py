@@ -1,7 +1,11 @@
 """What a recipe leaves to the machine: precision, memory format and workers."""
 
+import copy
 import json
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import active_children
@@ -10,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from fullstride import cli
 from fullstride.commands.flags import with_current_names
@@ -18,6 +23,7 @@ from fullstride.data.dataset import open_data
 from fullstride.measure import environment
 from fullstride.measure.memory.activation_bytes import activation_bytes
 from fullstride.nets import zoo
+from fullstride.nets.layers import SubsampledConv2d, avoid_strided_pointwise
 from fullstride.report.training_progress import plan_lines
 from fullstride.storage import OutOfMemoryError
 from fullstride.tasks import find_task
@@ -305,3 +311,65 @@ def test_lack_of_memory_in_a_step_names_the_batch_and_what_helps(batch, passes, 
     assert ("grad_accum_steps" in str(error.value)) == (passes < batch)
     with pytest.raises(RuntimeError, match="^shapes"), memory_advice(recipe, gpu, SINGLE_PROCESS):
         raise RuntimeError("shapes")
+
+
+STRIDED = """
+import torch
+from torch import nn
+from fullstride.measure.workload import Step
+
+net = nn.Sequential(nn.Conv2d(13, 8, 1, 2, bias=False), nn.Flatten(), nn.Linear(8 * 40 * 40, 2))
+work = Step(net, "training", 4, 80, torch.device("cpu"), in_channels=13, layout="nhwc")
+for _ in range(3):
+    work()
+"""
+
+
+def test_a_strided_pointwise_convolution_of_few_channels_trains_channels_last():
+    done = subprocess.run([sys.executable, "-c", STRIDED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]  # PyTorch's own ends with a segmentation fault
+
+
+def test_a_subsampled_convolution_is_the_function_of_the_strided_one():
+    torch.manual_seed(0)
+    strided = nn.Sequential(nn.Conv2d(13, 8, 1, (2, 3)), nn.Conv2d(24, 8, 1, 2)).double()
+    own = copy.deepcopy(strided)
+    avoid_strided_pointwise(own)
+    assert [type(each) for each in own] == [SubsampledConv2d, nn.Conv2d]  # the second is safe
+    x = torch.randn(2, 13, 7, 8, dtype=torch.float64, requires_grad=True)
+    outputs = [net[0](x) for net in (strided, own)]
+    torch.testing.assert_close(*outputs)
+    weights = [net[0].weight for net in (strided, own)]
+    gradients = [
+        torch.autograd.grad(y.square().sum(), (x, weight))
+        for y, weight in zip(outputs, weights, strict=True)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+FREED = """
+import resource
+import sys
+import torch
+from fullstride.train.compute import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(8 << 20)  # 32 MiB, in 8192 pages
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's thresholds")
+def test_memory_that_is_freed_is_not_taken_from_the_system_again():
+    faults = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", FREED, how], capture_output=True, text=True
+            ).stdout
+        )
+        for how in ("keep", "give back")
+    ]
+    assert faults[0] < faults[1] / 5

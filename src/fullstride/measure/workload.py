@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, batch_shape, channels_last
 from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
+from fullstride.nets.layers import avoid_strided_pointwise
 from fullstride.nets.merged_branches import merge_branches
 from fullstride.nets.network import Network
 from fullstride.nets.precision import SPELLINGS, short_precision
@@ -96,6 +97,8 @@ class Step:
         dtype = torch.float32 if self.trains else self.dtype
         own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)
         own = own if self.trains else merge_branches(own)
+        if self.trains and device.type == "cpu":
+            avoid_strided_pointwise(own)
         self.net = own.train(self.trains).to(device, dtype).to(memory_format=self.format)
         # An exported file is run by its own runtime, whatever the other networks are run by.
         self.is_compiled = (compiled or is_compiled(efficiency)) and not hasattr(net, "runtime")

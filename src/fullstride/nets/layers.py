@@ -214,3 +214,38 @@ class Head(nn.Module):
 def named(*parts: tuple[str, nn.Module]) -> nn.Sequential:
     """A sequence whose layers have names in parameter paths."""
     return nn.Sequential(OrderedDict(parts))
+
+
+# Input channels in a block of oneDNN's kernels with AVX-512; with AVX2 there are 8.
+ONEDNN_BLOCK = 16
+
+
+class SubsampledConv2d(nn.Conv2d):
+    """A 1 x 1 convolution with a stride, as one without over every `stride`-th pixel.
+
+    (N, C_in, H, W) -> (N, C_out, H/stride, W/stride), the same function as `nn.Conv2d`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows, columns = self.stride
+        x = input[:, :, ::rows, ::columns]
+        return F.conv2d(x, self.weight, self.bias, groups=self.groups)
+
+
+def avoid_strided_pointwise(net: nn.Module) -> None:
+    """Let the 1 x 1 convolutions of `net` that have a stride and few channels train on a CPU.
+
+    In place, with the same weights. Where maps are channels last, oneDNN's gradient of such a
+    weight writes beyond its memory if there are fewer input channels than `ONEDNN_BLOCK`
+    (github.com/uxlfoundation/oneDNN/issues/6035): GENet-light, whose stem has 13, ends with a
+    segmentation fault from 160 pixels on.
+    """
+    for module in net.modules():
+        if (
+            type(module) is nn.Conv2d
+            and module.kernel_size == (1, 1)
+            and module.stride != (1, 1)
+            and module.padding == (0, 0)
+            and module.in_channels // module.groups < ONEDNN_BLOCK
+        ):
+            module.__class__ = SubsampledConv2d
