@@ -73,6 +73,8 @@ def test_a_batch_keeps_the_images_and_the_span_of_the_average(name, images):
     assert (half.epochs, half.warmup_epochs) == (base.epochs, base.warmup_epochs)
     if base.ema_decay:
         assert half.ema_decay == pytest.approx(base.ema_decay**0.5)
+    if name == "finetune":  # which is another recipe for another length
+        return
     longer = resolved(name, case, epochs=4 * base.epochs)
     assert longer.warmup_epochs == base.warmup_epochs
     assert longer.ema_decay == pytest.approx(base.ema_decay**0.25)

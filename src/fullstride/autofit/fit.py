@@ -153,15 +153,15 @@ def fit_data(
     in_float = {each.candidate for each in forms if each.precision != "int8"}
     # What chooses has no test images, so that it cannot have seen them.
     unseen = replace(data, test=data.test.subset([]))
-    limits = dict(hours=settings.hours, spent_s=spent_s(folder, BEFORE_PLAN))
+    limits = dict(hours=settings.limit_hours, spent_s=spent_s(folder, BEFORE_PLAN))
     planning = make_plan(folder, fitting, ms, unseen, in_float=in_float, **limits, **training)
     plan: FitPlan = yield from stage("plan", FitPlan, planning)
     if dry_run:
         return
     halving = run_halving(folder, plan, fitting, ms, unseen, in_float=in_float, **training)
     outcome = yield from stage("training", Outcome, halving)
-    if settings.hours:
-        left_s = 3600 * settings.hours - spent_s(folder, BEFORE_TRAINING) - plan.total_s
+    if hours := settings.limit_hours:
+        left_s = 3600 * hours - spent_s(folder, BEFORE_TRAINING) - plan.total_s
         beyond = {name: time for name, time in fastest_ms(times).items() if name not in ms}
         teaching = yield from stage(
             "teaching",

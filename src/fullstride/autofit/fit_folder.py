@@ -14,8 +14,8 @@ BY_CASE = RecipeChoice()
 PLAN = ("plan.json",)
 BUDGET = ("times.json", *PLAN)  # the times of each candidate stay
 LIST = ("candidates.json", *BUDGET, "times/*.json", "training_times/*.json")
-CHANGED_BY = {"hours": PLAN, "maybe": PLAN, "budget_ms": BUDGET, "images_per_s": BUDGET}
-CHANGED_BY |= {"data": ("data.json", *LIST)}
+CHANGED_BY = {"hours": PLAN, "minutes": PLAN, "maybe": PLAN}
+CHANGED_BY |= {"budget_ms": BUDGET, "images_per_s": BUDGET, "data": ("data.json", *LIST)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fullstride.measure.budget import HERE, Budget, find_budget, required_budget
+from fullstride.measure.budget import HERE, Budget, find_budget, required_budget, time_limit_s
 from fullstride.nets.precision import Precision
 from fullstride.strict_json import Bounds, check_bounds
 
@@ -32,6 +32,8 @@ class FitSettings:
     maybe: bool = False
     # Hours that the whole may take; by default the finalists train as long as their recipe says.
     hours: Annotated[float, Bounds(gt=0)] | None = None
+    # As --hours; the two add up.
+    minutes: Annotated[float, Bounds(gt=0)] | None = None
     # Where networks begin: hub, for released weights in the hub's cache or on the hub; a folder of
     # files of weights; or none, for random weights.
     weights: str = "hub"
@@ -56,6 +58,12 @@ class FitSettings:
     def budget(self) -> Budget:
         """The limit of the time of a call. Raises ValueError if there is none."""
         return required_budget(self.budget_ms, self.images_per_s, self.batch)
+
+    @property
+    def limit_hours(self) -> float | None:
+        """The hours that the whole may take; None: without a limit."""
+        seconds = time_limit_s(self.hours, self.minutes)
+        return seconds and seconds / 3600
 
     @property
     def source_of_weights(self) -> str:

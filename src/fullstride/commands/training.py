@@ -1,5 +1,6 @@
 """How are networks trained? Commands that pack images, train, evaluate and time the data path."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,6 +67,8 @@ def train(
     depth: float = 1.0,
     device: Device = "auto",
     workers: int | None = None,
+    hours: float | None = None,
+    minutes: float | None = None,
     checkpoint_every_steps: int = 0,
     minival: float | None = None,
     test: float | None = None,
@@ -98,6 +101,9 @@ def train(
         device: Where to train.
         workers: Processes that decode images beside this one; 0 decodes in this one, None chooses
             by the cores, the images and the device.
+        hours: Hours that the whole may take: training has as many epochs as fit, at most those of
+            the recipe, and its schedule is made for them.
+        minutes: As --hours; the two add up.
         checkpoint_every_steps: Steps from one checkpoint to the next within an epoch; 0 writes one
             after each epoch that is scored only.
         minival: Share of the training images for the minival, where the data have none; by default
@@ -114,30 +120,34 @@ def train(
         task: What the network is trained for.
         ddp_timeout_s: Seconds after which a process fails that waits for another one.
     """
+    from fullstride.measure.budget import time_limit_s
     from fullstride.measure.environment import choose_device
     from fullstride.report.training_progress import TrainingProgress
     from fullstride.tasks import find_task
     from fullstride.train import run, run_folder
     from fullstride.train.distributed import init_distributed
+    from fullstride.train.run_times import recipe_within
     from fullstride.train.tensorboard import open_board
 
     board = open_board(out / "tensorboard") if tensorboard else None
     kind = find_task(task)
+    begin, limit_s = time.perf_counter(), time_limit_s(hours, minutes)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
-    settings |= dict(task=kind, checkpoint_every_steps=checkpoint_every_steps)
-    settings |= dict(weights_kind=weights_kind, width=width, depth=depth)
+    settings |= dict(task=kind, weights_kind=weights_kind, width=width, depth=depth)
     splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
     splits |= dict(keep_duplicates=keep_duplicates, splits=run_folder.saved_splits(out))
     images = kind.open_data(data, **splits)
     report_ignored(images.ignored, images.notes)
-    named = run_folder.resolve(recipe, out, images, weights, width, kind.default_recipe)
     with (
         init_distributed(choose_device(device), ddp_timeout_s) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
     ):
+        settings |= dict(device=place, context=context)
+        left_s = limit_s and limit_s - (time.perf_counter() - begin)
+        named = recipe_within(recipe, left_s, out, model, images, **settings)
         progress = TrainingProgress(bar, kind.find_metric(named.recipe.score))
         settings |= dict(announce=progress.announce, watch=progress.watch)
-        settings |= dict(device=place, context=context)
+        settings |= dict(checkpoint_every_steps=checkpoint_every_steps)
         for row in run.train(out, model, images, named, **settings):
             progress.print(row)
             if board and context.is_rank_zero:

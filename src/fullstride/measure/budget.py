@@ -78,6 +78,19 @@ def find_budget(
     return Budget(ms_per_image=budget_ms, batch=batch)
 
 
+def time_limit_s(hours: float | None, minutes: float | None) -> float | None:
+    """The seconds that `hours` and `minutes` allow together; None where neither is given.
+
+    Raises ValueError for a time that is not above 0.
+    """
+    for flag, value in (("--hours", hours), ("--minutes", minutes)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{flag} {value:g}: give a time above 0")
+    if hours is None and minutes is None:
+        return None
+    return 3600 * (hours or 0.0) + 60 * (minutes or 0.0)
+
+
 def required_budget(budget_ms: float | None, images_per_s: float | None, batch: int = 1) -> Budget:
     """`find_budget` where there must be one. Raises ValueError for neither time nor rate."""
     budget = find_budget(budget_ms, images_per_s, batch)

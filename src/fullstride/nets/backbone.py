@@ -103,6 +103,11 @@ class Backbone(nn.Module, ABC):
     __str__ = nn.Module.__repr__
 
     @property
+    def classifiers(self) -> tuple[str, ...]:
+        """The paths of all layers that give logits; some networks average those of two."""
+        return (self.classifier,)
+
+    @property
     @abstractmethod
     def channels(self) -> tuple[int, ...]: ...
 

@@ -102,8 +102,13 @@ class TimmNetwork(Backbone):
                 f"timm/{spec.name} cannot be built for {spec.in_channels} channels and "
                 f"{spec.classes} classes: {type(error).__name__} {error}"
             ) from None
-        self.classifier = f"net.{self.net.pretrained_cfg['classifier']}"
+        self.classifier = self.classifiers[0]
         self.dropout = 0.0
+
+    @property
+    def classifiers(self) -> tuple[str, ...]:
+        names = self.net.pretrained_cfg["classifier"]
+        return tuple(f"net.{name}" for name in ((names,) if isinstance(names, str) else names))
 
     def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         if self.task_head is not None:

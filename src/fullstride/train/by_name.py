@@ -8,12 +8,14 @@ from typing import Any
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import SplitRule
+from fullstride.measure.budget import time_limit_s
 from fullstride.measure.environment import choose_device
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.run_times import recipe_within
 
 
 def train_network(
@@ -28,6 +30,7 @@ def train_network(
     task: str = "classify",
     device: str = "auto",
     workers: int | None = None,
+    minutes: float | None = None,
     minival: float | None = None,
     test: float | None = None,
     group: str = "",
@@ -55,6 +58,7 @@ def train_network(
         device: cpu, cuda, cuda:1, or auto: cuda where there is one.
         workers: Processes that decode images beside this one; None: by the cores and the images, or
             0 where a process does not begin as a fork, as it would run an unguarded script again.
+        minutes: Minutes that the whole may take: training has as many epochs as fit.
         minival: Share of the training images for the minival, where the data have none; None: by
             their number. 0: no minival, and the last epoch is saved.
         test: Share of the images for the test, where the data have none; None: a tenth. 0: no test.
@@ -77,12 +81,13 @@ def train_network(
             "open_data where you give a DataSet"
         )
     choice = RecipeChoice(recipe, changes)
-    named = run_folder.resolve(choice, out, data, weights, width, kind.default_recipe)
     if workers is None and default_start_method() != "fork":
         workers = 0
     settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
-    settings |= dict(width=width, depth=depth)
-    for row in run.train(out, model, data, named, device=choose_device(device), **settings):
+    settings |= dict(width=width, depth=depth, device=choose_device(device))
+    limit_s = time_limit_s(None, minutes)
+    named = recipe_within(choice, limit_s, out, model, data, **settings)
+    for row in run.train(out, model, data, named, **settings):
         on_epoch(row)
     return Bundle.load(out / run_folder.BUNDLE, build_head)
 

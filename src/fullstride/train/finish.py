@@ -15,12 +15,12 @@ def finish(run: PreparedRun) -> None:
     fitted on the minival before. Raises FloatingPointError if the final scores are not finite.
     """
     final, results = final_network(run), {}
-    if run.recipe.precise_bn:
+    if run.recipe.measures_statistics:
         final = precise_statistics.better_statistics(run, final)
     if run.recipe.soup:
         final = soup.better_average(run, final)
     if run.recipe.linear_probe:
-        final = linear_probe.better_probe(run, final)
+        final = linear_probe.with_probe(run, final)
     try:
         task, minival = run.calibrate(final.net)
         if minival:

@@ -9,7 +9,8 @@ class Freezing:
     """Takes gradients from the parameters that do not train, and updates from their batch norms.
 
     Which ones is a function of the step alone, so that a resumed run goes on with the same. A
-    frozen batch norm uses the statistics that it has and does not change them.
+    frozen batch norm uses the statistics that it has and does not change them, as do all of them
+    with the recipe's `frozen_statistics`, whose gains and biases train.
     """
 
     def __init__(self, net: Backbone, recipe: Recipe, steps_per_epoch: int):
@@ -34,6 +35,7 @@ class Freezing:
             if isinstance(module, NORMS)
         ]
         self.names, self.is_start = names, None
+        self.keeps_statistics = recipe.frozen_statistics
 
     def apply(self, step: int) -> bool:
         """Freeze what does not train in `step`, from 0; whether that differs from the last call.
@@ -46,7 +48,7 @@ class Freezing:
         if changes:
             for parameter in self.own:
                 parameter.requires_grad_(self.names[parameter] not in frozen)
-        for norm, names in self.norms if self.own else ():
-            norm.train(self.net.training and not names & frozen)
+        for norm, names in self.norms if self.own or self.keeps_statistics else ():
+            norm.train(self.net.training and not (names & frozen or self.keeps_statistics))
         self.is_start = is_start
         return changes

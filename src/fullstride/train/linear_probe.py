@@ -1,9 +1,15 @@
-"""Which linear classifier fits the features of a frozen network? Ridge regression, in closed form.
+"""Fits a linear classifier to the features of a frozen network: ridge regression, in closed form.
+
+Training may begin with it (LP-FT, arXiv:2202.10054), and may end with it, or half-way between the
+two (WiSE-FT, arXiv:2109.01903).
 
 Letters: N images, D features, K classes.
 """
 
 import copy
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,16 +22,17 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head
-from fullstride.tasks.task import Task
+from fullstride.tasks.task import Metric, Task
 from fullstride.tasks.temperature import fit_temperature
 from fullstride.train import run_folder
-from fullstride.train.minival_comparison import FinalNetwork
+from fullstride.train.minival_comparison import FinalNetwork, averaged, quality
 from fullstride.train.prepare import PreparedRun
+from fullstride.train.recipes.named import MAX_PROBE_CLASSES
 from fullstride.train.scoring import scoring_batches
 
 MAX_IMAGES = 5_000  # of the training images, evenly chosen
-MAX_CLASSES = 1_000  # whose images, with more, would be few of `MAX_IMAGES`
 STRENGTHS = 10.0 ** np.arange(-3, 2.1, 0.5)  # of the penalty, per image
 
 
@@ -107,28 +114,53 @@ def save_probe(run: PreparedRun) -> None:
     """Fit the classifier of a copy of the untrained network, and save its bundle, if there is none.
 
     It is fitted to the training images, or `MAX_IMAGES` of them, and has its scores on the minival.
-    Raises ValueError for a task without single labels, and for too many classes.
+    A network without a linear classifier has no probe, which is printed. Raises ValueError for a
+    task without single labels, and for too many classes.
     """
     classes = len(run.data.classes)
-    if not run.task.single_label or classes > MAX_CLASSES:
+    if not run.task.single_label or classes > MAX_PROBE_CLASSES:
         raise ValueError(
-            f"recipe.linear_probe is for one of up to {MAX_CLASSES:,} classes for each image, not "
-            f"for {classes:,} classes of the task {run.task.name}: leave it out"
+            f"recipe.linear_probe is for one of up to {MAX_PROBE_CLASSES:,} classes for each "
+            f"image, not for {classes:,} classes of the task {run.task.name}: leave it out"
         )
-    if (run.folder / run_folder.PROBE).is_dir():
+    if has_probe(run):
         return
     net = copy.deepcopy(fused_form.unpadded(run.net, run.spec)).to(run.device)
+    if not has_linear_classifier(net):
+        if run.context.is_rank_zero:
+            print_note(f"{run.config.model} has no linear classifier, and so no linear probe")
+        return
     images, number = run.data.train, min(len(run.data.train), MAX_IMAGES)
     some = images.subset([index * len(images) // number for index in range(number)])
     inputs, labels = features(net, run.task, some, run.pre, run.device, run.workers)
     probe = fit_probe(inputs.numpy(), labels.numpy(), classes)
     classifier = net.get_submodule(net.classifier)
-    assert isinstance(classifier, nn.Linear)
     with torch.no_grad():
-        for parameter, value in zip((classifier.weight, classifier.bias), probe, strict=True):
+        for parameter, value in zip(classifier.parameters(), probe, strict=True):
             parameter.copy_(torch.from_numpy(value))
     bundle = run.bundle(net, {"minival": run.minival_scores(net)})
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.PROBE)
+
+
+def has_linear_classifier(net: Backbone) -> bool:
+    """Whether the logits are one linear function, with biases, of what `embed` returns."""
+    if len(net.classifiers) > 1 or (isinstance(net, TimmNetwork) and not net.embeds):
+        return False
+    layer = net.get_submodule(net.classifier)
+    return isinstance(layer, nn.Linear) and isinstance(layer.bias, Tensor)
+
+
+def has_probe(run: PreparedRun) -> bool:
+    return (run.folder / run_folder.PROBE).is_dir()
+
+
+def begin_with_probe(run: PreparedRun) -> None:
+    """Give the network of a run the classifier that `save_probe` saved, if there is one."""
+    if has_probe(run):
+        probe = Bundle.load(run.folder / run_folder.PROBE, build_head).net
+        run.net.get_submodule(run.net.classifier).load_state_dict(
+            probe.get_submodule(probe.classifier).state_dict()
+        )
 
 
 def probe_network(run: PreparedRun) -> FinalNetwork:
@@ -137,15 +169,45 @@ def probe_network(run: PreparedRun) -> FinalNetwork:
     return FinalNetwork(bundle.net.to(run.device), bundle.scores["minival"])
 
 
-def better_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
-    """`final`, or the network with frozen features if its minival score is better."""
-    probe = probe_network(run)
-    if not probe.is_better(final, run.metric):
+def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
+    """The network that a run with a probe ends with: `final`, the probe, or their mean.
+
+    With frozen statistics, where training began with the probe, this is the mean of the weights of
+    both, unless the minival is better with one of the two by more than its standard error: networks
+    between them are as good on such images and better on others (arXiv:2109.01903). With statistics
+    of batches the mean of the weights is no network, and the better one of the two is taken. It is
+    `final` where there is no probe or no minival.
+    """
+    if not (has_probe(run) and run.data.minival):
         return final
-    if run.context.is_rank_zero:
+    probe = probe_network(run)
+    ends = {"after training": final, "by the linear probe, without training": probe}
+    how, best = max(ends.items(), key=lambda item: quality(item[1].scores, run.metric))
+    if run.recipe.frozen_statistics and final.scores:
+        net = copy.deepcopy(fused_form.unpadded(final.net, run.spec))
+        net.load_state_dict(averaged([net.state_dict(), probe.net.state_dict()]))
+        mean = replace(final, net=net, scores=run.minival_scores(net))
+        if not is_clearly_better(best.scores, mean.scores, run.metric):
+            how, best = "half-way between the linear probe and the end of training", mean
+    if best is not final and run.context.is_rank_zero:
         print_note(
-            "a linear classifier on the features of the weights, without training them, is better "
-            f"and becomes the bundle: minival {probe.described(run.metric)}, after training "
-            f"{final.described(run.metric)}"
+            f"the bundle is the network {how}: minival {best.described(run.metric)}, after "
+            f"training {final.described(run.metric)}"
         )
-    return probe
+    return best
+
+
+def is_clearly_better(
+    scores: Mapping[str, float], other: Mapping[str, float], metric: Metric
+) -> bool:
+    """Whether `scores` are better by more than the standard error of a share of so many images.
+
+    For a metric that is no share of images, whether they are better.
+    """
+    if not other or not scores:
+        return bool(scores)
+    if metric.name != "top1":
+        return quality(scores, metric) > quality(other, metric)
+    share = scores["top1"] / 100
+    error = 100 * math.sqrt(share * (1 - share) / scores["images"])
+    return scores["top1"] - other["top1"] > error

@@ -19,10 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, channels_last, input_shape
 from fullstride.nets.efficiency import is_compiled, is_fused
+from fullstride.nets.layers import avoid_strided_pointwise
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
 from fullstride.train.batches import check_task
-from fullstride.train.compute import memory_advice, numerics, share_batch_statistics
+from fullstride.train.compute import (
+    keep_freed_memory,
+    memory_advice,
+    numerics,
+    share_batch_statistics,
+)
 from fullstride.train.device_choices import on_device
 from fullstride.train.distill import TeacherProbabilities
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
@@ -165,6 +171,9 @@ class Learner:
                 "a CPU: set recipe.precision fp32, or use a GPU"
             )
         self.layout = torch.contiguous_format
+        if on_cpu:
+            keep_freed_memory()
+            avoid_strided_pointwise(net)
         if recipe.channels_last:
             self.layout = channels_last(1 + len(input_shape(net.spec)))
             net.to(memory_format=self.layout)

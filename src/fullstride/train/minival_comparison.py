@@ -1,8 +1,11 @@
-"""Which of two networks of a run is better on its minival? By the metric, and then by the loss."""
+"""Compares networks with which a run may end, by the metric and then the loss of the minival."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+
+import torch
+from torch import Tensor
 
 from fullstride.nets.backbone import Backbone
 from fullstride.tasks.task import Metric
@@ -33,3 +36,17 @@ def quality(scores: Mapping[str, float], metric: Metric) -> tuple[float, float]:
     if not scores:
         return -inf, -inf
     return metric.rank(scores[metric.name]), -scores.get("loss", 0.0)
+
+
+def averaged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of each tensor over `states`, summed in float64; integers are those of the first."""
+
+    def mean(name: str, first: Tensor) -> Tensor:
+        if not first.is_floating_point():
+            return first
+        total = torch.zeros_like(first, dtype=torch.float64)
+        for state in states:
+            total += state[name]
+        return (total / len(states)).to(first.dtype)
+
+    return {name: mean(name, first) for name, first in states[0].items()}

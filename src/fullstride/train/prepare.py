@@ -92,9 +92,9 @@ class PreparedRun:
         return score_images(net, task, images, self.pre, self.device, self.workers, self.context)
 
     def minival_scores(self, net: Backbone) -> dict[str, float]:
-        """The scores of `net` on the minival; none where they are not finite."""
+        """The scores of `net` on the minival; none without one, or where they are not finite."""
         try:
-            return self.score(net, self.data.minival).scores
+            return self.score(net, self.data.minival).scores if self.minival else {}
         except FloatingPointError:
             return {}
 
@@ -240,16 +240,21 @@ def prepare(
 
 def check_recipe(recipe: Recipe, data: DataSet, weights: str) -> None:
     """Raises ValueError, in one line, for what needs a minival or weights that are not there."""
+    if recipe.frozen_statistics and not weights:
+        raise ValueError(
+            "recipe.frozen_statistics normalises by the statistics of released weights: give "
+            "--weights, or leave it out"
+        )
     for name in ("soup", "early_stop_patience"):
         if getattr(recipe, name) and not data.minival:
             raise ValueError(
                 f"recipe.{name} {getattr(recipe, name)} needs a minival to compare epochs on: set "
                 "it to 0, or leave --minival 0 out"
             )
-    if recipe.linear_probe and not (weights and data.minival):
+    if recipe.linear_probe and not weights:
         raise ValueError(
-            "recipe.linear_probe fits a classifier to the features of released weights, and "
-            "compares it on the minival: give --weights and a minival, or leave it out"
+            "recipe.linear_probe fits a classifier to the features of released weights: give "
+            "--weights, or leave it out"
         )
     if not weights and (recipe.freeze_stages or recipe.freeze_epochs or recipe.frozen):
         raise ValueError(

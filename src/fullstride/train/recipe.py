@@ -76,8 +76,9 @@ class Recipe:
     # measure batch statistics of the final weights on training images without augmentation, and
     # take them where the minival is better with them
     precise_bn: bool = False
-    # with released weights: fit a linear classifier to their features first, and end with it if
-    # training does not make the minival better (a linear probe)
+    # with released weights: fit a linear classifier to their features first (a linear probe).
+    # Training begins with it if it has frozen_statistics, and ends with it if the minival is not
+    # better then
     linear_probe: bool = False
     # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
     # macro_f1, loss or ece for classification; by default the task's own
@@ -149,6 +150,9 @@ class Recipe:
     # weight of a batch in the running statistics of batch norm; in the first steps 1 / (step + 1),
     # so that the initial values have none. None: the network's own weight, from the first step on
     bn_momentum: Annotated[float, Bounds(gt=0, le=1)] | None = None
+    # train all weights, but normalise by the running statistics of the initial weights, and keep
+    # these; for few images, whose batches have statistics of their own
+    frozen_statistics: bool = False
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
     # images without labels to train on too: a folder that `fullstride pseudo-label` wrote
@@ -275,6 +279,11 @@ class Recipe:
             if getattr(self, field.name) != field.default
         )
         return f"Recipe({', '.join(values)})"
+
+    @property
+    def measures_statistics(self) -> bool:
+        """Whether batch statistics are measured anew at the end."""
+        return self.precise_bn and not self.frozen_statistics
 
     @property
     def unlabelled_batch(self) -> int:

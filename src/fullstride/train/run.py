@@ -84,6 +84,8 @@ def train(
         return
     if run.recipe.linear_probe and resume is None:
         linear_probe.save_probe(run)
+        if run.recipe.frozen_statistics:
+            linear_probe.begin_with_probe(run)
     run.net.to(device)
     context.on_rank_zero(soup.check_slots, run)
     try:

@@ -21,7 +21,7 @@ from fullstride.nets.weights.reader import read_data
 from fullstride.outputs import Output, begins_with, has_keys, json_output
 from fullstride.storage import read_regular
 from fullstride.strict_json import Bounds, from_json, read_json, to_json
-from fullstride.tasks.task import Metric
+from fullstride.tasks.task import Metric, Task
 from fullstride.train.recipe import LEFT_TO_THE_DEVICE, Count, NonNegative, PositiveInt, Recipe
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
 from fullstride.train.recipes.reading import saved_recipe
@@ -216,16 +216,16 @@ def resolve(
     data: DataSet,
     weights: str = "",
     width: float = 1.0,
-    of_task: str = "",
+    task: Task | None = None,
 ) -> NamedRecipe:
     """The recipe that `choice` gives on `data` from `weights`, at a multiple of the widths.
 
-    `of_task` is the task's `default_recipe`. A run in `folder` that can be resumed keeps its own
-    recipe, with the changes of the choice.
+    The task is classification if None. A run in `folder` that can be resumed keeps its own recipe,
+    with the changes of the choice.
     """
     config = resumable_config(folder)
     saved = config and NamedRecipe(Recipe(**config.recipe), config.recipe_name)
-    return choice.resolve(case_of(data, weights, width, of_task), saved)
+    return choice.resolve(case_of(data, weights, width, task), saved)
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

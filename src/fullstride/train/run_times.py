@@ -1,16 +1,24 @@
-"""How long do the parts of a run take here? A few steps and a part of the minival are measured."""
+"""Times the parts of a run on this device, and chooses how many epochs fit into a given time."""
 
+import math
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from fullstride.train import run_folder
+from fullstride.data.dataset import DataSet
+from fullstride.tasks.task import Task
+from fullstride.train import linear_probe, precise_statistics, run_folder
+from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.data_bench import endless
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import Learner
-from fullstride.train.prepare import PreparedRun
+from fullstride.train.prepare import PreparedRun, prepare
+from fullstride.train.recipes.choice import LENGTHS, NamedRecipe, RecipeChoice
+from fullstride.writing import scratch_folder
 
 MEASURE_S, MIN_STEPS = 1.5, 2  # that are timed
 WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
@@ -26,6 +34,73 @@ class RunTimes:
     image_s: float  # an image of the minival
     save_s: float  # a checkpoint and a bundle
     start_s: float  # building the network, starting workers and choosing kernels
+
+
+def recipe_within(
+    choice: RecipeChoice,
+    seconds: float | None,
+    folder: Path,
+    model: str,
+    data: DataSet,
+    *,
+    task: Task,
+    weights: str = "",
+    width: float = 1.0,
+    context: DistributedContext = SINGLE_PROCESS,
+    **how: Any,
+) -> NamedRecipe:
+    """The recipe that `choice` gives, with as many epochs as fit into `seconds` where it has more.
+
+    Steps, scores and a checkpoint are measured for about 4 s, of these seconds. What follows from
+    the number of epochs, such as the batch and the rate of `finetune`, is chosen for it. A run in
+    `folder` that can be resumed keeps its recipe, as it does without a limit (None).
+
+    Args:
+        choice: Of the user, without a length.
+        seconds: From now to the end of the run, with its linear probe and its scores.
+        folder: Of the run, beside which measurements are made.
+        model: As for `run.train`, as are `data` and the arguments from `task` on.
+
+    Raises ValueError, in one line, for a length beside the time, for several processes, and where
+    not even a tenth of an epoch fits.
+    """
+    begin = time.perf_counter()
+    run_folder.check_folder(folder)
+    named = run_folder.resolve(choice, folder, data, weights, width, task)
+    if seconds is None or run_folder.resumable_config(folder):
+        return named
+    if context.is_distributed:
+        raise ValueError("a time limit is measured in one process: give --epochs with torchrun")
+    if length := next((name for name in LENGTHS if choice.changes.get(name)), None):
+        raise ValueError(
+            f"{length} {choice.changes[length]:g} and a time both set the length of training: "
+            "leave one of them out"
+        )
+    how |= dict(task=task, weights=weights, width=width)
+    with scratch_folder(folder) as scratch:
+        run = prepare(scratch / folder.name, model, data, named, **how)
+        times = time_run(run, time.perf_counter() - begin)
+    train, minival, test = len(data.train), len(data.minival), len(data.test)
+    scored = 2 * minival + test
+    if run.recipe.linear_probe:
+        scored += min(train, linear_probe.MAX_IMAGES) + 2 * minival
+    if run.recipe.measures_statistics:
+        scored += min(train, precise_statistics.MAX_IMAGES) + minival
+    once_s = times.start_s + scored * times.image_s + 3 * times.save_s
+    epoch_s = times.steps * times.step_s
+    epoch_s += (minival * times.image_s + times.save_s) / times.score_every
+    left_s = seconds - (time.perf_counter() - begin) - once_s
+    whole, epochs = recipe_in_epochs(data, named.recipe).epochs, left_s / epoch_s
+    if epochs >= whole:
+        return named
+    if epochs < 0.1:
+        least_s = seconds - left_s + 0.1 * epoch_s
+        raise ValueError(
+            f"{seconds / 60:.3g} minutes are too few: a tenth of an epoch, with its scores, takes "
+            f"{math.ceil(least_s / 6) / 10:g} minutes here"
+        )
+    shorter = replace(choice, changes={**choice.changes, "epochs": math.floor(10 * epochs) / 10})
+    return run_folder.resolve(shorter, folder, data, weights, width, task)
 
 
 def time_run(run: PreparedRun, build_s: float) -> RunTimes:

@@ -5,13 +5,10 @@ weights are, and with the recipe's `precise_bn` measured for each average.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from fullstride.console import print_note
 from fullstride.nets import fused_form
@@ -19,7 +16,7 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import OUTPUT, Bundle, read_metadata
 from fullstride.tasks import build_head
 from fullstride.train import precise_statistics, run_folder
-from fullstride.train.minival_comparison import FinalNetwork, quality
+from fullstride.train.minival_comparison import FinalNetwork, averaged, quality
 from fullstride.train.prepare import PreparedRun
 from fullstride.writing import check_output
 
@@ -66,9 +63,9 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         state = Bundle.load(slot, build_head).net.state_dict()
         net = copy.deepcopy(fused_form.unpadded(final.net, run.spec))
         net.load_state_dict(averaged([*states, state]))
-        if run.recipe.precise_bn:
+        if run.recipe.measures_statistics:
             net = precise_statistics.of_run(run, net)
-        is_saved = not states and not run.recipe.precise_bn  # whose scores are known
+        is_saved = not states and not run.recipe.measures_statistics  # whose scores are known
         scores = saved_scores(slot) if is_saved else run.minival_scores(net)
         trial = FinalNetwork(net, scores, (*(best.epochs if best else ()), -minus_epoch))
         if best is None or trial.is_better(best, run.metric):
@@ -83,20 +80,6 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
             else f"no average of epochs is better on the minival than {alone}"
         )
     return replace(best, epochs=tuple(sorted(best.epochs))) if best and is_better else final
-
-
-def averaged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each tensor over `states`, summed in float64; integers are those of the first."""
-
-    def mean(name: str, first: Tensor) -> Tensor:
-        if not first.is_floating_point():
-            return first
-        total = torch.zeros_like(first, dtype=torch.float64)
-        for state in states:
-            total += state[name]
-        return (total / len(states)).to(first.dtype)
-
-    return {name: mean(name, first) for name, first in states[0].items()}
 
 
 def slots(run: PreparedRun) -> list[Path]:

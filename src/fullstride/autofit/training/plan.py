@@ -17,8 +17,8 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
 from fullstride.report.training_progress import duration
 from fullstride.search.study_folder import check_images
-from fullstride.train.linear_probe import MAX_CLASSES
 from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.named import MAX_PROBE_CLASSES
 
 ETA = 3  # one of so many candidates goes on, and trains for so many times the epochs
 FEW = 3  # candidates that all train to the end, or after linear probes all but one
@@ -152,7 +152,8 @@ def make_plan(
         for each in order
         if each.name in times
     ]
-    can_probe = len(data.classes) <= MAX_CLASSES and all(each.candidate.weights for each in costs)
+    few_classes = len(data.classes) <= MAX_PROBE_CLASSES
+    can_probe = few_classes and all(each.candidate.weights for each in costs)
     plan = plan_within(costs, left_s - measured_s, hours, len(devices), can_probe)
     return replace(plan, left_out={**left_out, **plan.left_out})
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from fullstride.strict_json import check_bounds
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipe_checks import check_size
+from fullstride.train.recipes.defaults import FINETUNE_BATCH
 from fullstride.train.recipes.named import (
     BY_IMAGES,
+    MAX_PROBE_CLASSES,
     NOMINAL,
     RECIPES,
     Case,
@@ -18,6 +20,7 @@ from fullstride.train.recipes.named import (
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
+    from fullstride.tasks.task import Task
 
 LENGTHS = ("epochs", "steps", "images")  # fields that set the length of training
 
@@ -62,7 +65,11 @@ class RecipeChoice:
         Raises ValueError in one line for a name that is unknown or that of another recipe than the
         run's, and for values that do not fit.
         """
-        case = replace(case, resolution=self.changes.get("resolution"))
+        case = replace(
+            case,
+            resolution=self.changes.get("resolution"),
+            epochs=epochs_of(self.changes, case.images),
+        )
         if isinstance(self.source, Recipe):
             return NamedRecipe(with_changes(self.source, self.changes, case), case=case)
         if saved and (not self.source or self.source in RECIPES):
@@ -79,18 +86,31 @@ class RecipeChoice:
         return NamedRecipe(recipe, name if name in RECIPES else "", case)
 
 
-def case_of(data: "DataSet", weights: str = "", width: float = 1.0, of_task: str = "") -> Case:
+def case_of(
+    data: "DataSet", weights: str = "", width: float = 1.0, task: "Task | None" = None
+) -> Case:
     """The case of training on `data` from `weights`, "" for random ones, at a multiple of width.
 
-    `of_task` is the task's `default_recipe`.
+    The task is classification if None.
     """
+    has_one_class = task is None or (task.single_label and not task.open_classes)
     return Case(
         images=max(1, len(data.train)),
         has_weights=bool(weights),
+        can_probe=has_one_class and len(data.classes) <= MAX_PROBE_CLASSES,
         is_digits=data.where == "digits",
         width=width,
-        of_task=of_task,
+        of_task=task.default_recipe if task else "",
     )
+
+
+def epochs_of(changes: Mapping[str, Any], images: int) -> float | None:
+    """The length among `changes` in epochs, by the batch that they or `finetune` have."""
+    if changes.get("images"):
+        return changes["images"] / images
+    if changes.get("steps"):
+        return changes["steps"] * changes.get("batch", FINETUNE_BATCH) / images
+    return changes.get("epochs")
 
 
 def with_changes(

@@ -21,25 +21,50 @@ FINETUNE = Recipe(
     scale=(0.25, 1.0),
 )
 
+# Fine-tuning, see `finetune` and docs/log.md: images of a batch; images and steps below which the
+# features stay near those of the weights; steps above which the batch grows; and the rates at that
+# batch, of AdamW.
+FINETUNE_BATCH, FEW_IMAGES, FEW_STEPS, MOST_STEPS = 32, 200, 150, 1500
+PROBE_RATE, TUNING_RATE = 4e-4, 1e-3
+
 # The least steps of a training. Weights that are trained in fewer are far from their end, whatever
 # the rate: 60 images in 20 epochs of one step stay near chance.
-MIN_STEPS = {"finetune": 200, "scratch": 500}
+MIN_STEPS = 500
 MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 MAX_CLIPS = 64  # in a batch
 
 
-def finetune(images: int) -> Recipe:
-    """The recipe for released weights and `images` training images: 120 epochs of 60 images, 57 of
-    1,000, 19 of 60,000.
+def finetune(images: int, epochs: float | None = None, *, probe: bool = True) -> Recipe:
+    """The recipe for released weights and `images` training images, in so many `epochs`.
 
-    From 250 images on, the batch is twice that of `scratch`: the running statistics from batches of
-    few images are not those of all images (elpv, 250 images in batches of 16: 64.6 %, with those of
-    all 74.1 %).
+    By default 120 of 60 images, 56 of 1,000, 30 of 10,000. All begin with a linear probe unless
+    `probe` is False.
+
+    Few images, or few steps, stay near the probe: its classifier is the start, at a low rate, and
+    batch norms keep their statistics, as those of small batches would move all features at once.
+    More are trained by the statistics of their batches from a classifier of zeros, at a higher
+    rate, and end further from the probe.
     """
-    batch = batch_for(images, factor=2)
-    epochs = 120 * (60 / max(images, 1)) ** 0.27
-    steps = max(MIN_STEPS["finetune"], epochs * max(1, images // batch))
-    return following(images, batch, steps, lr=0.016 * rate_factor(batch), weight_decay=1e-4)
+    length = epochs or 120 * (60 / max(images, 1)) ** 0.27
+    views = length * images
+    few = images < FEW_IMAGES or views < FEW_STEPS * FINETUNE_BATCH
+    batch = FINETUNE_BATCH // 2 if images < FEW_IMAGES else FINETUNE_BATCH
+    while batch < MAX_BATCH and views > 2 * MOST_STEPS * batch:
+        batch *= 2
+    half = max(images, 2 * MIN_BATCH) // 2
+    batch = max(MIN_BATCH, min(batch, 2 ** (half.bit_length() - 1)))
+    lr = PROBE_RATE if few else TUNING_RATE * math.sqrt(batch / FINETUNE_BATCH)
+    steps = max(1.0, length * max(1, images // batch))
+    recipe = following(images, batch, steps, lr=lr, weight_decay=0.01)
+    return replace(
+        recipe,
+        optimizer="adamw",
+        frozen_statistics=few,
+        linear_probe=probe,
+        precise_bn=False,
+        scale=(0.5, 1.0),
+        crop=1.0,
+    )
 
 
 def scratch(images: int) -> Recipe:
@@ -47,7 +72,7 @@ def scratch(images: int) -> Recipe:
     for 1,000, 32,000 for 60,000.
     """
     batch = batch_for(images)
-    steps = max(MIN_STEPS["scratch"], 1000 * (images / 60) ** 0.5)
+    steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
     lr = 0.2 * rate_factor(batch)
     # so that a weight that gets no gradient shrinks by a factor of 7 in a long training
     weight_decay = min(1e-3, 4 / (lr * steps))
@@ -62,7 +87,7 @@ def dense(images: int) -> Recipe:
     loss of 58 in its first epoch, and finds nothing.
     """
     batch = batch_for(images)
-    steps = max(MIN_STEPS["scratch"], 1000 * (images / 60) ** 0.5)
+    steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
     recipe = following(images, batch, steps, lr=0.02 * rate_factor(batch), weight_decay=1e-4)
     return replace(recipe, clip_norm=10.0)
 

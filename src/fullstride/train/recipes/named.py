@@ -15,13 +15,18 @@ from fullstride.train.recipes.defaults import DIGITS, dense, finetune, scratch, 
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.reading import saved_recipe
 
+# Most classes of a linear probe. With more, the images that it is fitted to would be few of each.
+MAX_PROBE_CLASSES = 1_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """What a recipe may depend on. The values here are for commands that have no data."""
 
     images: int = 1000  # for training
+    epochs: float | None = None  # that the user set, in any unit of length
     has_weights: bool = False  # to begin with; else the weights are random
+    can_probe: bool = True  # whether each image has one of a few classes
     is_digits: bool = False  # whether the data are the digits of the package
     width: float = 1.0  # multiplier of the network's widths
     resolution: int | None = None  # that the user set, in pixels per side
@@ -35,7 +40,7 @@ BY_IMAGES = {"finetune": finetune, "scratch": scratch, "dense": dense, "video": 
 
 # Recipes whose numbers follow the case.
 BY_CASE: dict[str, Callable[[Case], Recipe]] = {
-    "finetune": lambda case: finetune(case.images),
+    "finetune": lambda case: finetune(case.images, case.epochs, probe=case.can_probe),
     "scratch": lambda case: scratch(case.images),
     "dense": lambda case: dense(case.images),
     "video": lambda case: video(case.images, case.has_weights),

@@ -1,0 +1,159 @@
+"""Fine-tuning: its recipe for images and a length, statistics that stay, and how a run ends."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fullstride.nets.bundle import Bundle
+from fullstride.tasks.classify import Classify
+from fullstride.train import linear_probe, run_folder
+from fullstride.train.batches import training_batches
+from fullstride.train.linear_probe import is_clearly_better
+from fullstride.train.loop import train_epochs
+from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.defaults import FEW_IMAGES, FEW_STEPS, FINETUNE_BATCH, finetune
+from fullstride.train.recipes.named import Case
+from fullstride.train.run import train
+from fullstride.train.running_statistics import BATCH_NORM
+
+SHORT = Recipe(epochs=2, batch=16, lr=0.01, resolution=16, hflip_prob=0.0, linear_probe=True)
+FROZEN = replace(SHORT, frozen_statistics=True)
+
+
+@pytest.fixture(scope="module")
+def start(few_digits, tmp_path_factory):
+    """The bundle of a network that knows the digits a little, to begin with."""
+    folder = tmp_path_factory.mktemp("weights") / "run"
+    recipe = replace(SHORT, linear_probe=False, epochs=8, lr=0.05)
+    list(train(folder, "genet_tiny", few_digits, recipe))
+    return folder / run_folder.BUNDLE
+
+
+def trained(folder, data, start, recipe):
+    list(train(folder, "genet_tiny", data, recipe, weights=str(start)))
+    return Bundle.load(folder / run_folder.BUNDLE)
+
+
+@pytest.mark.parametrize("images", [20, 60, 250, 1000, 10_000, 10**6])
+@pytest.mark.parametrize("epochs", [0.5, 3.0, None])
+def test_few_images_or_steps_stay_near_the_probe(images, epochs):
+    recipe = finetune(images, epochs)
+    steps = recipe.epochs * max(1, images // recipe.batch)
+    few_steps = recipe.epochs * images < FEW_STEPS * FINETUNE_BATCH
+    assert recipe.frozen_statistics == (images < FEW_IMAGES or few_steps)
+    assert recipe.linear_probe
+    assert recipe.crop == 1.0
+    assert 1 / (1 - recipe.ema_decay) <= max(1, steps / 10) + 1  # what the average spans, in steps
+    if epochs:
+        assert recipe.epochs == pytest.approx(epochs, abs=0.1)
+
+
+def test_the_batch_grows_with_the_views_and_not_with_the_images_alone():
+    batches = [[finetune(10**power, epochs).batch for power in range(2, 7)] for epochs in (1, 20)]
+    assert all(each == sorted(each) for each in batches)
+    assert all(short <= long for short, long in zip(*batches, strict=True))
+    assert batches[0][2] == FINETUNE_BATCH  # 10,000 views
+
+
+@pytest.mark.parametrize("length", [{"epochs": 5.0}, {"images": 10_000}, {"steps": 320}])
+def test_a_length_in_any_unit_gives_the_recipe_for_it(length):
+    case = Case(images=2000, has_weights=True)
+    recipe = RecipeChoice("finetune", length).resolve(case).recipe
+    expected = finetune(2000, 5.0)
+    assert (recipe.batch, recipe.lr) == (expected.batch, expected.lr)
+    assert recipe.ema_decay == pytest.approx(expected.ema_decay)
+    assert replace(recipe, **dict.fromkeys(length, getattr(expected, next(iter(length))))) == (
+        replace(expected, ema_decay=recipe.ema_decay)
+    )
+
+
+def test_frozen_statistics_are_those_of_the_weights_and_gains_train(start, few_digits):
+    net = Bundle.load(start).net
+    before = copy.deepcopy(net.state_dict())
+    pre = Bundle.load(start).preprocessing
+    recipe = replace(FROZEN, linear_probe=False, weight_decay=0.0, momentum=0.0, steps=1)
+    batches = training_batches(few_digits, Classify(), pre, recipe)
+    x, y, _ = next(batches.epoch(0))
+    own = copy.deepcopy(net).eval()  # no dropout here, so evaluation is only that of the norms
+    F.cross_entropy(own(x), y, label_smoothing=0.1).backward()
+    *_, last = train_epochs(net, Classify(), batches, replace(recipe, ema_decay=0.0))
+    gradients = {name: parameter.grad for name, parameter in own.named_parameters()}
+    for name, value in last.average.state_dict().items():
+        if name in gradients:
+            expected = before[name] - last.lr * gradients[name]
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-6)
+        else:
+            assert torch.equal(value, before[name])  # buffers
+
+
+def test_training_begins_with_the_probe_where_statistics_are_frozen(start, few_digits, tmp_path):
+    for name, recipe in (("frozen", FROZEN), ("batches", SHORT)):
+        still = replace(recipe, lr=1e-12, weight_decay=0.0, precise_bn=False)
+        rows = list(train(tmp_path / name, "genet_tiny", few_digits, still, weights=str(start)))
+        probe = Bundle.load(tmp_path / name / run_folder.PROBE)
+        is_probe = rows[-1]["minival/top1"] == probe.scores["minival"]["top1"]
+        assert is_probe == (name == "frozen")
+
+
+def test_a_frozen_run_ends_half_way_between_the_probe_and_its_end(start, few_digits, tmp_path):
+    bundle = trained(tmp_path / "run", few_digits, start, FROZEN)
+    probe = Bundle.load(tmp_path / "run" / run_folder.PROBE).net.state_dict()
+    checkpoint = run_folder.load_checkpoint(tmp_path / "run")
+    for name, value in bundle.net.state_dict().items():
+        if value.is_floating_point():
+            mean = (probe[name].double() + checkpoint["average"][name].double()) / 2
+            torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
+    norms = [module for module in bundle.net.modules() if isinstance(module, BATCH_NORM)]
+    assert norms
+
+
+def test_an_end_that_is_clearly_better_is_not_mixed(start, few_digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(linear_probe, "is_clearly_better", lambda best, mean, metric: True)
+    bundle = trained(tmp_path / "run", few_digits, start, FROZEN)
+    probe = Bundle.load(tmp_path / "run" / run_folder.PROBE)
+    average = run_folder.load_checkpoint(tmp_path / "run")["average"]
+    ends = (probe.net.state_dict(), average)
+    name = "stages.0.0.branch.conv1.conv.weight"
+    assert any(torch.equal(bundle.net.state_dict()[name], end[name]) for end in ends)
+
+
+def test_better_by_a_standard_error_is_clearly_better():
+    metric = Classify.metric
+
+    def scores(top1, images=100, loss=0.5):
+        return {"top1": top1, "images": images, "loss": loss}
+
+    assert not is_clearly_better(scores(82.0), scores(80.0), metric)  # the error is 3.8 points
+    assert is_clearly_better(scores(82.0), scores(78.0), metric)
+    assert is_clearly_better(scores(82.0, 10_000), scores(81.0, 10_000), metric)
+    assert is_clearly_better(scores(82.0), {}, metric)
+    assert not is_clearly_better({}, {}, metric)
+
+
+def test_a_run_without_a_minival_begins_with_the_probe_and_ends_with_the_last_epoch(
+    start, few_digits, tmp_path
+):
+    data = replace(few_digits, minival=few_digits.minival.subset([]))
+    bundle = trained(tmp_path / "run", data, start, FROZEN)
+    average = run_folder.load_checkpoint(tmp_path / "run")["average"]
+    assert all(torch.equal(value, average[name]) for name, value in bundle.net.state_dict().items())
+    assert (tmp_path / "run" / run_folder.PROBE).is_dir()
+
+
+def test_a_frozen_run_that_is_stopped_ends_in_the_same_bits(start, few_digits, tmp_path):
+    whole = trained(tmp_path / "whole", few_digits, start, FROZEN)
+    rows = train(tmp_path / "part", "genet_tiny", few_digits, FROZEN, weights=str(start))
+    next(rows)
+    rows.close()
+    part = trained(tmp_path / "part", few_digits, start, FROZEN)
+    for name, value in whole.net.state_dict().items():
+        assert torch.equal(value, part.net.state_dict()[name])
+
+
+def test_frozen_statistics_need_weights(few_digits, tmp_path):
+    with pytest.raises(ValueError, match="recipe.frozen_statistics.*--weights"):
+        list(train(tmp_path / "run", "genet_tiny", few_digits, replace(FROZEN, linear_probe=False)))
