@@ -35,7 +35,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from threading import Lock
@@ -50,12 +50,13 @@ from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "results")
 MODEL = "timm/tf_efficientnet_lite0"
-HERE = Path(__file__).parent
+HERE, PEERS = Path(__file__).parent, "finetune_peers.py"
+WEIGHTS = Path("weights") / "tf_efficientnet_lite0.pth"
 # (rate of AdamW, whether batch norms keep their statistics, share of the epochs)
 SETTINGS = tuple(product((1e-4, 3e-4, 1e-3), (False, True), (1.0, 0.5)))
 ANYTIME_MINUTES, ANYTIME_CELLS = (1, 5, 20), ("themes", "levels", "fashion_10000")
 ANYTIME_SETTINGS = ((3e-4, True, 1.0), (1e-3, False, 1.0))
-Result = dict[str, Any]
+Result = dict[str, Any]  # of one network, or of several in a list
 
 
 class Results:
@@ -63,9 +64,9 @@ class Results:
 
     def __init__(self, out: Path):
         self.out, self.lock = out, Lock()
-        self.all: dict[str, Result] = json.loads(out.read_text())["results"] if out.exists() else {}
+        self.all: dict[str, Any] = json.loads(out.read_text())["results"] if out.exists() else {}
 
-    def get(self, key: str, compute: Callable[[], Result]) -> Result:
+    def get(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.all:
             result = compute()
             with self.lock:
@@ -117,53 +118,60 @@ def ours(folder: Path, weights: Path, cell: Cell, seed: int, minutes: float, out
     }
 
 
-def peer(name: str, folder: Path, *words: Any, python: str = sys.executable) -> Result:
-    text, cpu_s = run([python, str(HERE / name), *map(str, (*words[:1], folder, *words[1:]))])
-    return {**json.loads(text.splitlines()[-1]), "cpu_s": round(cpu_s, 1)}
+def answer(*words: Any, python: str = sys.executable) -> tuple[Any, float]:
+    """The JSON that a script of this folder prints last, and its CPU-seconds."""
+    text, cpu_s = run([python, str(HERE / words[0]), *map(str, words[1:])])
+    return json.loads(text.splitlines()[-1]), round(cpu_s, 1)
 
 
-def plain(folder: Path, weights: Path, side: int, seed: int, epochs: float, setting: Any) -> Result:
-    rate, frozen, share = setting
-    words: list[Any] = ["plain", "--weights", weights, "--side", side, "--seed", seed]
-    words += ["--rate", rate, "--epochs", share * epochs, *(["--frozen"] if frozen else [])]
-    return peer("finetune_peers.py", folder, *words)
+def timed(*words: Any, python: str = sys.executable) -> Result:
+    result, cpu_s = answer(*words, python=python)
+    return {**result, "cpu_s": cpu_s}
 
 
-def measure_cell(
-    cell: Cell, seed: int, data: Path, work: Path, results: Results, fastai: str
-) -> None:
-    folder, weights = cell.write(data, seed, work), work / "weights" / "tf_efficientnet_lite0.pth"
-    key = f"{cell.name} {seed}"
-    own = results.get(
-        f"{key} default",
-        lambda: ours(folder, weights, cell, seed, cell.minutes, work / f"run-{cell.name}-{seed}"),
-    )
-    results.get(f"{key} pixels", lambda: peer("finetune_peers.py", folder, "pixels"))
-    how = ("--weights", weights, "--side", cell.side)
-    results.get(f"{key} probe", lambda: peer("finetune_peers.py", folder, "probe", *how))
-    if fastai:
-        epochs = max(1, round(own["epochs"]) - 1)  # it trains the head for one more
-        how = (folder, *how, "--seed", seed, "--epochs", epochs)
-        results.get(f"{key} fastai", lambda: peer("finetune_fastai.py", *how, python=fastai))
-    for setting in SETTINGS:
-        results.get(
-            f"{key} plain {setting}",
-            lambda setting=setting: plain(folder, weights, cell.side, seed, own["epochs"], setting),
-        )
+@dataclass(frozen=True)
+class Task:
+    """A training by default, and its peers."""
+
+    cell: Cell
+    seed: int
+    minutes: float
+    key: str  # of its results
+    settings: Sequence[Any]  # of LP-FT
+
+    def default(self, data: Path, work: Path, results: Results) -> Result:
+        folder, out = self.cell.write(data, self.seed, work), work / f"run {self.key}"
+        how = (folder, work / WEIGHTS, self.cell, self.seed, self.minutes, out)
+        return results.get(f"{self.key} default", lambda: ours(*how))
+
+    def peers(self, data: Path, work: Path, results: Results, fastai: str) -> None:
+        """Probe, pixels and LP-FT, and fastai where there is a Python for it."""
+        epochs = self.default(data, work, results)["epochs"]
+        folder = self.cell.write(data, self.seed, work)
+        how = (folder, "--weights", work / WEIGHTS, "--side", self.cell.side)
+        results.get(f"{self.key} pixels", lambda: timed(PEERS, "pixels", folder))
+        results.get(f"{self.key} probe", lambda: timed(PEERS, "probe", *how))
+        how += ("--seed", self.seed, "--epochs")
+        if fastai:  # it trains the head for one epoch more
+            words = ("finetune_fastai.py", *how, max(1, round(epochs) - 1))
+            results.get(f"{self.key} fastai", lambda: timed(*words, python=fastai))
+        words = (PEERS, "plain", *how, epochs, "--settings", json.dumps(self.settings))
+        results.get(f"{self.key} plain", lambda: answer(*words)[0])
 
 
-def measure_anytime(cell: Cell, minutes: float, data: Path, work: Path, results: Results) -> None:
-    folder, weights = cell.write(data, 0, work), work / "weights" / "tf_efficientnet_lite0.pth"
-    key = f"{cell.name} {minutes:g} min"
-    out = work / f"anytime-{cell.name}-{minutes:g}"
-    own = results.get(f"{key} default", lambda: ours(folder, weights, cell, 0, minutes, out))
-    how = ("--weights", weights, "--side", cell.side)
-    results.get(f"{cell.name} probe", lambda: peer("finetune_peers.py", folder, "probe", *how))
-    for setting in ANYTIME_SETTINGS:
-        results.get(
-            f"{key} plain {setting}",
-            lambda setting=setting: plain(folder, weights, cell.side, 0, own["epochs"], setting),
-        )
+def tasks_of(part: str, cells: Sequence[Cell]) -> list[Task]:
+    if part == "cells":
+        return [
+            Task(cell, seed, cell.minutes, f"{cell.name} {seed}", SETTINGS)
+            for cell in cells
+            for seed in range(cell.seeds)
+        ]
+    return [
+        Task(cell, 0, minutes, f"{cell.name} {minutes:g} min", ANYTIME_SETTINGS)
+        for cell in cells
+        if cell.name in ANYTIME_CELLS
+        for minutes in ANYTIME_MINUTES
+    ]
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -172,13 +180,10 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
-def chosen(results: dict[str, Result], key: str, settings: Sequence[Any]) -> Result | None:
-    """The setting with the best validation; of equal ones the first."""
-    rows = [results.get(f"{key} plain {setting}") for setting in settings]
-    if not all(rows):
-        return None
-    best = max(range(len(rows)), key=lambda index: (rows[index]["val"], -index))
-    return {**rows[best], "setting": settings[best]}
+def chosen(results: dict[str, Any], key: str) -> Result | None:
+    """Of the plain settings that with the best validation; of equal ones the first."""
+    rows = results.get(f"{key} plain")
+    return max(rows, key=lambda row: row["val"]) if rows else None
 
 
 CELL_HEAD = ("cell", "train", "seeds", "pixels", "probe", "fastai", "best of 12", "default", "gap")
@@ -193,7 +198,7 @@ def cells_table(results: dict[str, Result]) -> str:
             key = f"{cell.name} {seed}"
             each = {name: results.get(f"{key} {name}") for name in ("default", "pixels", "probe")}
             each["fastai"] = results.get(f"{key} fastai")
-            each["best"] = chosen(results, key, SETTINGS)
+            each["best"] = chosen(results, key)
             for name, result in each.items():
                 columns.setdefault(name, []).extend([result] if result else [])
         if not columns["default"]:
@@ -242,8 +247,8 @@ def anytime_table(results: dict[str, Result]) -> str:
     for cell in CELLS:
         for minutes in ANYTIME_MINUTES if cell.name in ANYTIME_CELLS else ():
             key = f"{cell.name} {minutes:g} min"
-            own, probe = results.get(f"{key} default"), results.get(f"{cell.name} probe")
-            best = chosen(results, key, ANYTIME_SETTINGS)
+            own, probe = results.get(f"{key} default"), results.get(f"{key} probe")
+            best = chosen(results, key)
             if own and probe and best:
                 scores = (f"{each['test']:.1f}" for each in (probe, best, own))
                 costs = (f"{each['cpu_s']:.0f}" for each in (best, own))
@@ -266,7 +271,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, help="the folder of pictures and runs")
     parser.add_argument("--fastai", default="", help="the Python of an environment with fastai")
     parser.add_argument("--names", default="", help="of cells, with commas; default: all")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at the same time")
+    parser.add_argument("--jobs", type=int, default=1, help="peers at the same time")
     args = parser.parse_args(words)
     results = Results(args.out)
     if args.data:
@@ -275,25 +280,13 @@ def main(words: Sequence[str] | None = None) -> None:
         lite_weights(args.data, work / "weights")
         names = args.names.split(",") if args.names else [cell.name for cell in CELLS]
         cells = [cell for cell in CELLS if cell.name in names]
-        for cell in cells:  # before the jobs, which share these folders
-            for seed in range(cell.seeds):
-                cell.write(args.data, seed, work)
+        tasks = tasks_of(args.part, cells)
+        for task in tasks:  # one at a time, as their length follows the time of a step
+            task.default(args.data, work, results)
         with ThreadPoolExecutor(args.jobs) as pool:
-            if args.part == "cells":
-                tasks = [
-                    pool.submit(measure_cell, cell, seed, args.data, work, results, args.fastai)
-                    for cell in cells
-                    for seed in range(cell.seeds)
-                ]
-            else:
-                tasks = [
-                    pool.submit(measure_anytime, cell, minutes, args.data, work, results)
-                    for cell in cells
-                    if cell.name in ANYTIME_CELLS
-                    for minutes in ANYTIME_MINUTES
-                ]
-            for task in tasks:
-                task.result()
+            how = (args.data, work, results, args.fastai)
+            for future in [pool.submit(task.peers, *how) for task in tasks]:
+                future.result()
     table = {"cells": cells_table, "anytime": anytime_table}[args.part](results.all)
     environment = Environment.here()
     text = f"{table}\n{environment.device}, torch {environment.torch}, one thread.\n"

@@ -197,13 +197,13 @@ def some(pictures: Pictures, names: list[str], chosen: np.ndarray) -> Part:
 
 
 CELLS = (
-    Cell(name="fashion_60", side=64, minutes=1, source=from_fashion(72, 2000)),
+    Cell(name="fashion_60", side=64, minutes=1, source=from_fashion(72, 1000)),
     Cell(name="digits_100", side=64, minutes=1, source=from_digits(120)),
-    Cell(name="drawings", side=96, minutes=1.5, source=drawings, has_shift=True),
+    Cell(name="drawings", side=96, minutes=1.25, source=drawings, has_shift=True),
     Cell(name="defect_250", side=96, minutes=1.5, source=defects(300)),
-    Cell(name="themes", side=96, minutes=2, source=themes),
-    Cell(name="fashion_1000", side=64, minutes=2.5, source=from_fashion(1200, 2000)),
-    Cell(name="other_cells", side=96, minutes=4, source=other_cells, seeds=1, has_shift=True),
-    Cell(name="levels", side=96, minutes=4, source=levels, seeds=1),
-    Cell(name="fashion_10000", side=64, minutes=12, source=from_fashion(12_000, 5000), seeds=1),
+    Cell(name="themes", side=96, minutes=1.5, source=themes),
+    Cell(name="fashion_1000", side=64, minutes=2, source=from_fashion(1200, 1000), seeds=1),
+    Cell(name="other_cells", side=96, minutes=3, source=other_cells, seeds=1, has_shift=True),
+    Cell(name="levels", side=96, minutes=3, source=levels, seeds=1),
+    Cell(name="fashion_10000", side=64, minutes=6, source=from_fashion(12_000, 2000), seeds=1),
 )

@@ -4,6 +4,7 @@ Each call prints one line of JSON. It imports nothing of fullstride.
 """
 
 import argparse
+import copy
 import json
 import math
 import time
@@ -25,6 +26,7 @@ MODEL = "tf_efficientnet_lite0"
 HALF = (0.5, 0.5, 0.5)  # mean and deviation of its pixels
 NORMALISED = (T.ToTensor(), T.Normalize(HALF, HALF))
 PIXELS_SIDE = 16
+Setting = tuple[float, bool, float]  # rate, whether statistics stay, share of the epochs
 
 
 def network(weights: Path, classes: int) -> nn.Module:
@@ -103,17 +105,31 @@ def probe(folder: Path, weights: Path, side: int) -> dict[str, float]:
 
 
 def plain(
-    folder: Path, weights: Path, side: int, epochs: float, rate: float, frozen: bool, seed: int
-) -> dict[str, float]:
-    """LP-FT: the probe's classifier, then AdamW on all layers, one cosine, an average of weights.
+    folder: Path, weights: Path, side: int, epochs: float, settings: list[Setting], seed: int
+) -> list[dict[str, float]]:
+    """LP-FT by each setting, with its CPU-seconds in a process of its own."""
+    scores = Scores(folder, side)
+    start = network(weights, len(scores.batches["train"].dataset.classes))
+    fit_probe(start, scores)
+    begin_s, results = time.process_time(), []
+    for rate, frozen, share in settings:
+        before_s = time.process_time()
+        torch.manual_seed(seed)
+        net = tuned(copy.deepcopy(start), folder, side, share * epochs, rate, frozen)
+        result = scores.of(net)
+        cpu_s = begin_s + time.process_time() - before_s
+        results.append({**result, "cpu_s": round(cpu_s, 1)})
+    return results
+
+
+def tuned(
+    net: nn.Module, folder: Path, side: int, epochs: float, rate: float, frozen: bool
+) -> nn.Module:
+    """All layers by AdamW with one cosine; the average of the weights over a tenth of the steps.
 
     With `frozen`, batch norms keep the statistics of the weights.
     """
-    torch.manual_seed(seed)
-    scores = Scores(folder, side)
-    count = len(scores.batches["train"].dataset)
-    net = network(weights, len(scores.batches["train"].dataset.classes))
-    fit_probe(net, scores)
+    count = len(ImageFolder(str(folder / "train")))
     crop = T.RandomResizedCrop(side, (0.5, 1.0), interpolation=T.InterpolationMode.BICUBIC)
     batch = 16 if count < 200 else 32
     batches = loader(folder / "train", crop, T.RandomHorizontalFlip(), batch=batch, shuffle=True)
@@ -139,7 +155,7 @@ def plain(
         optimizer.step()
         optimizer.zero_grad()
         average.update_parameters(net)
-    return scores.of(average)
+    return average
 
 
 def endless(batches: DataLoader):
@@ -154,8 +170,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--side", type=int)
     parser.add_argument("--epochs", type=float)
-    parser.add_argument("--rate", type=float)
-    parser.add_argument("--frozen", action="store_true")
+    parser.add_argument("--settings", type=json.loads, help="[[rate, frozen, share of epochs]]")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -164,9 +179,9 @@ def main() -> None:
     elif args.peer == "probe":
         result = probe(args.folder, args.weights, args.side)
     else:
-        how = (args.side, args.epochs, args.rate, args.frozen, args.seed)
+        how = (args.side, args.epochs, args.settings, args.seed)
         result = plain(args.folder, args.weights, *how)
-    print(json.dumps({**result, "cpu_s": round(time.process_time(), 1)}))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def test_the_recipe_of_the_paper_and_the_default_are_those_of_detectors(rectangl
     rates = [10 * round(1e4 * lr_at(epoch, recipe)) for epoch in (20, 50, 65)]
     assert rates == [1000, 100, 10]
     assert DETECT.with_options(recipe).box_augmentation == "ssd"
-    case = case_of(rectangles, "", 1.0, DETECT.default_recipe)
+    case = case_of(rectangles, task=DETECT)
     assert RecipeChoice().resolve(case).name == "dense"
     with pytest.raises(ValueError, match="box_augmentation"):
         check_task(tasks.find_task("classify"), recipe)

@@ -98,7 +98,7 @@ def test_a_run_that_diverges_ends_with_its_rate_and_advice_also_after_a_stop(
 
 def test_the_command_ends_with_one_line_and_the_code_of_a_failure(tmp_path, capsys):
     words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run")]
-    words += ["--recipe", "finetune", "--batch-size", "16", "--lr", "100", "--epochs", "1"]
+    words += ["--recipe", "scratch", "--batch-size", "16", "--lr", "100", "--epochs", "1"]
     words += ["--recipe.warmup-epochs", "0", "--resolution", "16", "--device", "cpu"]
     assert cli.run(words) == 1
     error = capsys.readouterr().err.strip()

@@ -47,7 +47,7 @@ SAMPLE = (
     "genet",
     "digits",
 )
-SAMPLE += ("resnet", "scratch", "rsb_a1", "torchvision_600", "tresnet_multilabel")
+SAMPLE += ("finetune", "resnet", "scratch", "rsb_a1", "torchvision_600", "tresnet_multilabel")
 # These are trained by the tests of their tasks, and are no recipes for digits.
 OF_OTHER_TASKS = {"dense", "tresnet_fcos", "resnet_rs_voc"}
 OF_OTHER_TASKS |= {"resnet_rs_voc_seg", "resnet_rs_nyu_depth"}
@@ -91,7 +91,9 @@ def test_a_named_recipe_trains_an_epoch(name, teacher, few_digits, tmp_path):
     data, task = few_digits, None
     if name == "tresnet_multilabel":
         data, task = data.with_targets(data.classes, lambda label: (label,)), MultiLabel()
-    (row,) = run_training(tmp_path / "run", "genet_tiny", data, recipe, task=task)
+    weights = teacher if recipe.linear_probe else ""
+    settings = dict(task=task, weights=weights)
+    (row,) = run_training(tmp_path / "run", "genet_tiny", data, recipe, **settings)
     assert math.isfinite(row["loss"])
 
 

@@ -1,6 +1,5 @@
 """How are networks trained? Commands that pack images, train, evaluate and time the data path."""
 
-import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -120,7 +119,7 @@ def train(
         task: What the network is trained for.
         ddp_timeout_s: Seconds after which a process fails that waits for another one.
     """
-    from fullstride.measure.budget import time_limit_s
+    from fullstride.measure.budget import deadline_s
     from fullstride.measure.environment import choose_device
     from fullstride.report.training_progress import TrainingProgress
     from fullstride.tasks import find_task
@@ -131,7 +130,7 @@ def train(
 
     board = open_board(out / "tensorboard") if tensorboard else None
     kind = find_task(task)
-    begin, limit_s = time.perf_counter(), time_limit_s(hours, minutes)
+    deadline = deadline_s(hours, minutes)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, weights_kind=weights_kind, width=width, depth=depth)
     splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
@@ -143,8 +142,7 @@ def train(
         Bar(shown=context.is_rank_zero) as bar,
     ):
         settings |= dict(device=place, context=context)
-        left_s = limit_s and limit_s - (time.perf_counter() - begin)
-        named = recipe_within(recipe, left_s, out, model, images, **settings)
+        named = recipe_within(recipe, deadline, out, model, images, **settings)
         progress = TrainingProgress(bar, kind.find_metric(named.recipe.score))
         settings |= dict(announce=progress.announce, watch=progress.watch)
         settings |= dict(checkpoint_every_steps=checkpoint_every_steps)

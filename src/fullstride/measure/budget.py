@@ -1,6 +1,7 @@
 """How much time may a network take? A limit per image, with the conditions that it is meant for."""
 
 import math
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,6 +90,12 @@ def time_limit_s(hours: float | None, minutes: float | None) -> float | None:
     if hours is None and minutes is None:
         return None
     return 3600 * (hours or 0.0) + 60 * (minutes or 0.0)
+
+
+def deadline_s(hours: float | None, minutes: float | None) -> float | None:
+    """When a limit of so much time that begins now ends, by `time.perf_counter`."""
+    limit_s = time_limit_s(hours, minutes)
+    return limit_s and time.perf_counter() + limit_s
 
 
 def required_budget(budget_ms: float | None, images_per_s: float | None, batch: int = 1) -> Budget:

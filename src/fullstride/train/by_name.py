@@ -8,7 +8,7 @@ from typing import Any
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import SplitRule
-from fullstride.measure.budget import time_limit_s
+from fullstride.measure.budget import deadline_s
 from fullstride.measure.environment import choose_device
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
@@ -71,6 +71,7 @@ def train_network(
 
     Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
     """
+    deadline = deadline_s(None, minutes)
     out, kind = Path(out), find_task(task)
     rule = SplitRule(minival, run_folder.saved_splits(out), test, group, keep_duplicates)
     if not isinstance(data, DataSet):
@@ -85,8 +86,7 @@ def train_network(
         workers = 0
     settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
     settings |= dict(width=width, depth=depth, device=choose_device(device))
-    limit_s = time_limit_s(None, minutes)
-    named = recipe_within(choice, limit_s, out, model, data, **settings)
+    named = recipe_within(choice, deadline, out, model, data, **settings)
     for row in run.train(out, model, data, named, **settings):
         on_epoch(row)
     return Bundle.load(out / run_folder.BUNDLE, build_head)

@@ -187,7 +187,7 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         net = copy.deepcopy(fused_form.unpadded(final.net, run.spec))
         net.load_state_dict(averaged([net.state_dict(), probe.net.state_dict()]))
         mean = replace(final, net=net, scores=run.minival_scores(net))
-        if not is_clearly_better(best.scores, mean.scores, run.metric):
+        if not is_clearly_better(best.scores, mean.scores, run.metric, len(run.data.minival)):
             how, best = "half-way between the linear probe and the end of training", mean
     if best is not final and run.context.is_rank_zero:
         print_note(
@@ -198,9 +198,9 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
 
 
 def is_clearly_better(
-    scores: Mapping[str, float], other: Mapping[str, float], metric: Metric
+    scores: Mapping[str, float], other: Mapping[str, float], metric: Metric, images: int
 ) -> bool:
-    """Whether `scores` are better by more than the standard error of a share of so many images.
+    """Whether `scores` are better by more than the standard error of a share of so many `images`.
 
     For a metric that is no share of images, whether they are better.
     """
@@ -209,5 +209,5 @@ def is_clearly_better(
     if metric.name != "top1":
         return quality(scores, metric) > quality(other, metric)
     share = scores["top1"] / 100
-    error = 100 * math.sqrt(share * (1 - share) / scores["images"])
+    error = 100 * math.sqrt(share * (1 - share) / images)
     return scores["top1"] - other["top1"] > error

@@ -38,7 +38,7 @@ class RunTimes:
 
 def recipe_within(
     choice: RecipeChoice,
-    seconds: float | None,
+    deadline: float | None,
     folder: Path,
     model: str,
     data: DataSet,
@@ -49,15 +49,15 @@ def recipe_within(
     context: DistributedContext = SINGLE_PROCESS,
     **how: Any,
 ) -> NamedRecipe:
-    """The recipe that `choice` gives, with as many epochs as fit into `seconds` where it has more.
+    """The recipe that `choice` gives, with as many epochs as end by `deadline` where it has more.
 
-    Steps, scores and a checkpoint are measured for about 4 s, of these seconds. What follows from
+    Steps, scores and a checkpoint are measured for about 4 s. What follows from
     the number of epochs, such as the batch and the rate of `finetune`, is chosen for it. A run in
     `folder` that can be resumed keeps its recipe, as it does without a limit (None).
 
     Args:
         choice: Of the user, without a length.
-        seconds: From now to the end of the run, with its linear probe and its scores.
+        deadline: Of the run with its linear probe and its scores, by `time.perf_counter`.
         folder: Of the run, beside which measurements are made.
         model: As for `run.train`, as are `data` and the arguments from `task` on.
 
@@ -67,7 +67,7 @@ def recipe_within(
     begin = time.perf_counter()
     run_folder.check_folder(folder)
     named = run_folder.resolve(choice, folder, data, weights, width, task)
-    if seconds is None or run_folder.resumable_config(folder):
+    if deadline is None or run_folder.resumable_config(folder):
         return named
     if context.is_distributed:
         raise ValueError("a time limit is measured in one process: give --epochs with torchrun")
@@ -89,15 +89,15 @@ def recipe_within(
     once_s = times.start_s + scored * times.image_s + 3 * times.save_s
     epoch_s = times.steps * times.step_s
     epoch_s += (minival * times.image_s + times.save_s) / times.score_every
-    left_s = seconds - (time.perf_counter() - begin) - once_s
+    left_s = deadline - time.perf_counter() - once_s
     whole, epochs = recipe_in_epochs(data, named.recipe).epochs, left_s / epoch_s
     if epochs >= whole:
         return named
     if epochs < 0.1:
-        least_s = seconds - left_s + 0.1 * epoch_s
+        more_s = 0.1 * epoch_s - left_s
         raise ValueError(
-            f"{seconds / 60:.3g} minutes are too few: a tenth of an epoch, with its scores, takes "
-            f"{math.ceil(least_s / 6) / 10:g} minutes here"
+            "the time is too short: a tenth of an epoch, with its scores, needs "
+            f"{math.ceil(more_s / 6) / 10:g} minutes more"
         )
     shorter = replace(choice, changes={**choice.changes, "epochs": math.floor(10 * epochs) / 10})
     return run_folder.resolve(shorter, folder, data, weights, width, task)

@@ -132,7 +132,7 @@ def following(images: int, batch: int, steps: float, *, lr: float, weight_decay:
         lr=float(f"{lr:.2g}"),
         weight_decay=float(f"{weight_decay:.2g}"),
         warmup_epochs=0.1 * epochs,
-        ema_decay=min(0.9999, 1 - 10 / (epochs * steps_per_epoch)),
+        ema_decay=min(0.9999, max(0.0, 1 - 10 / (epochs * steps_per_epoch))),
         bn_momentum=0.1,
         precise_bn=True,
         scale=(0.25, 1.0),
