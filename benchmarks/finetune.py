@@ -186,6 +186,10 @@ def chosen(results: dict[str, Any], key: str) -> Result | None:
     return max(rows, key=lambda row: row["val"]) if rows else None
 
 
+def written(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
 CELL_HEAD = ("cell", "train", "seeds", "pixels", "probe", "fastai", "best of 12", "default", "gap")
 CELL_HEAD += ("error", "CPU-s: default", "best", "fastai")
 
@@ -211,8 +215,10 @@ def cells_table(results: dict[str, Result]) -> str:
         gap = mean("default") - mean("best")
         share = mean("default") / 100
         error = 100 * math.sqrt(share * (1 - share) / columns["default"][0]["images"])
-        gaps.append((gap, error))
-        over_fastai.append(mean("default") - mean("fastai"))
+        if columns["best"]:
+            gaps.append((gap, error))
+        if columns["fastai"]:
+            over_fastai.append(mean("default") - mean("fastai"))
         scores = (mean(name) for name in ("pixels", "probe", "fastai", "best", "default"))
         costs = (mean(name, "cpu_s") for name in ("default", "best", "fastai"))
         rows.append(
@@ -220,17 +226,18 @@ def cells_table(results: dict[str, Result]) -> str:
                 cell.name + (" (shift)" if cell.has_shift else ""),
                 f"{columns['default'][0]['train']:,}",
                 str(len(columns["default"])),
-                *(f"{score:.1f}" for score in scores),
-                f"{gap:+.1f}",
+                *(written(score, ".1f") for score in scores),
+                written(gap, "+.1f"),
                 f"{error:.1f}",
-                *(f"{cost:.0f}" for cost in costs),
+                *(written(cost, ".0f") for cost in costs),
             ]
         )
     within = sum(gap >= -error for gap, error in gaps)
+    gap = statistics.mean(gap for gap, _ in gaps) if gaps else math.nan
+    over = statistics.mean(over_fastai) if over_fastai else math.nan
     notes = f"""
 Within one standard error of the best of twelve, or above: {within} of {len(gaps)} cells; mean gap
-{statistics.mean(gap for gap, _ in gaps):+.2f} points. Above fastai by
-{statistics.mean(over_fastai):+.2f} points in the mean.
+{gap:+.2f} points. Above fastai by {over:+.2f} points in the mean. A dash: not yet measured.
 
 Top-1 of the test images in percent, the mean over the seeds. Probe: logistic regression on frozen
 features. Best of 12: LP-FT in plain PyTorch, of each seed the setting with the best validation. The

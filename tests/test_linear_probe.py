@@ -119,7 +119,7 @@ def test_a_run_that_was_stopped_after_its_probe_does_not_make_it_again(
 def test_features_are_the_inputs_of_the_classifier(weights, few_digits):
     bundle = Bundle.load(weights)
     task, classifier = find_task(), bundle.net.get_submodule(bundle.net.classifier)
-    inputs, labels = features(bundle.net, task, few_digits.test, bundle.preprocessing, "cpu", 0)
+    inputs, labels, _ = features(bundle.net, task, few_digits.test, bundle.preprocessing, "cpu", 0)
     assert labels.tolist() == list(few_digits.test.targets)
     with torch.inference_mode():
         correct = (classifier(inputs.float()).argmax(1) == labels).float().mean()

@@ -12,6 +12,7 @@ from fullstride.nets.backbone import input_shape
 from fullstride.nets.bundle import Metadata, read_metadata
 from fullstride.report.console_lines import test_line
 from fullstride.report.format import count, three_digits
+from fullstride.report.shift import shift_lines
 from fullstride.tasks import task_of
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
@@ -78,6 +79,8 @@ class TrainingProgress:
                 self.bar.print(baseline)
         if calibration := calibration_line(read_metadata(bundle), recipe):
             self.bar.print(calibration)
+        for each in shift_lines(folder, data):
+            self.bar.print(each)
         self.bar.print(line)
 
 

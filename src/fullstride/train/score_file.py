@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullstride.strict_json import to_json
+from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
 from fullstride.train import run_folder
 from fullstride.train.scoring import Evaluation
@@ -44,3 +44,8 @@ def save(
     }
     with atomic_write(path, OUTPUT) as beside:
         beside.write_text(to_json(ScoreFile(network, data, classes, splits)))
+
+
+def load(path: Path) -> ScoreFile:
+    """What `save` wrote of a task with one class for each image. Raises ValueError in one line."""
+    return from_json(ScoreFile, read_json(path), str(path))

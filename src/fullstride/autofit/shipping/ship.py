@@ -27,10 +27,12 @@ from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.timing import BUSY
 from fullstride.outputs import json_output
+from fullstride.report.shift import shift_lines
 from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.tasks.confusion import ConfusionMatrix
 from fullstride.tasks.task import Metric
 from fullstride.train.minival_comparison import quality
+from fullstride.train.score_file import SplitScores
 from fullstride.writing import atomic_write
 
 MODEL = "model"  # name of the file that ships, before its suffix
@@ -145,6 +147,11 @@ def ship(
     notes = [*doubts(best.file, budget)]
     yield from notes
     test = final_scores(folder, best.file, data, threads)
+    if test.split == "test" and test.confusion:
+        run = (folder / bundle_of(best.file.candidate)).parent
+        by_class = tuple(test.confusion.by_class(data.classes))
+        scores = SplitScores(test.scores, test.skipped, by_class, test.confusion)
+        notes += shift_lines(run, data, scores, device)
     model = MODEL + FORMATS[best.file.format].suffix
     copy_export(folder / best.file.path, folder / model, best.file.format)
     files = [each.file for each in timed] + [each.file for each in records if each.file.failure]

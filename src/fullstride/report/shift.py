@@ -1,0 +1,88 @@
+"""Are the test images of another kind than those that a network was trained and chosen on?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import normalize
+
+from fullstride.nets.bundle import Bundle, read_metadata
+from fullstride.nets.timm_wrapper import TimmNetwork
+from fullstride.report.format import wilson
+from fullstride.tasks import build_head, task_of
+from fullstride.train import run_folder, score_file
+from fullstride.train.linear_probe import features
+from fullstride.train.score_file import SplitScores
+
+if TYPE_CHECKING:
+    from fullstride.data.dataset import DataSet, Images
+
+MOST_IMAGES = 500  # of a split, evenly chosen, that are compared
+SHOWN = 3  # classes, and images
+
+
+def shift_lines(
+    run: Path, data: "DataSet", test: SplitScores | None = None, device: str = "cpu"
+) -> list[str]:
+    """Where the top-1 of the test is below the 95 % interval of the minival's: how far, and why.
+
+    That is, the classes that lose most images, the test images that are least like the training
+    images (by the cosine of the embeddings of the network, to the nearest one), and what would
+    choose a better network for them. None where the test is as good or too small to tell, without a
+    minival or a test, and for tasks without one class for each image.
+
+    Args:
+        run: The folder of the run, with the bundle and its scores.
+        data: That the network was trained on, with the test images.
+        test: The scores on the test of a file of the network; None: those of the run.
+        device: Where embeddings are computed.
+    """
+    bundle = read_metadata(run / run_folder.BUNDLE)
+    if not task_of(bundle).single_label or "minival" not in bundle.scores or not len(data.test):
+        return []
+    splits = score_file.load(run / run_folder.SCORES).splits
+    minival, test = splits["minival"], test or splits["test"]
+    low, high = wilson(minival.scores["top1"], int(minival.scores["images"]))
+    _, most = wilson(test.scores["top1"], int(test.scores["images"]))
+    below = low - test.scores["top1"]
+    if below <= 0 or most >= minival.scores["top1"]:
+        return []
+    lines = [
+        f"shift    the test is {below:.1f} points below the interval of the minival, {low:.1f} to "
+        f"{high:.1f} %: its images are of another kind"
+    ]
+    before = {each.name: each.recall for each in minival.by_class}
+    falls = [
+        (each.images * (recall - each.recall), f"{each.name} ({recall:.0f} to {each.recall:.0f} %)")
+        for each in test.by_class
+        if each.recall is not None and (recall := before.get(each.name)) is not None
+    ]
+    if classes := [text for fall, text in sorted(falls, reverse=True)[:SHOWN] if fall > 0]:
+        lines.append(f"shift    most images are lost in {', '.join(classes)}")
+    if names := least_like_training(run / run_folder.BUNDLE, data, device):
+        lines.append(f"shift    least like the training images: {', '.join(names)}")
+    lines.append(
+        "shift    a val/ of the new kind, or --group with what images of a kind have in common, "
+        "would choose better networks for them"
+    )
+    return lines
+
+
+def least_like_training(folder: Path, data: "DataSet", device: str) -> list[str]:
+    """The names of the test images whose nearest training image is furthest; none for a network
+    without an embedding.
+    """
+    bundle = Bundle.load(folder, build_head)
+    if isinstance(bundle.net, TimmNetwork) and not bundle.net.embeds:
+        return []
+    how = (bundle.preprocessing, device, 0)
+
+    def embedded(images: "Images") -> tuple[torch.Tensor, list[str]]:
+        number = min(len(images), MOST_IMAGES)
+        some = images.subset([index * len(images) // number for index in range(number)])
+        inputs, _, indices = features(bundle.net, task_of(bundle), some, *how)
+        return normalize(inputs), [some.names[index] for index in indices.tolist()]
+
+    (train, _), (test, names) = embedded(data.train), embedded(data.test)
+    nearest = (test @ train.T).amax(1)
+    return [names[index] for index in nearest.argsort(stable=True)[:SHOWN].tolist()]
