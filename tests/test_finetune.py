@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fullstride.nets.bundle import Bundle
+from fullstride.report.training_progress import plan_lines
 from fullstride.tasks.classify import Classify
 from fullstride.train import linear_probe, run_folder
 from fullstride.train.batches import training_batches
@@ -158,3 +159,19 @@ def test_a_frozen_run_that_is_stopped_ends_in_the_same_bits(start, few_digits, t
 def test_frozen_statistics_need_weights(few_digits, tmp_path):
     with pytest.raises(ValueError, match="recipe.frozen_statistics.*--weights"):
         list(train(tmp_path / "run", "genet_tiny", few_digits, replace(FROZEN, linear_probe=False)))
+
+
+def test_the_plan_says_where_a_given_length_is_short(start, few_digits, tmp_path):
+    plans = []
+    named = run_folder.resolve(
+        RecipeChoice("finetune", {"epochs": 1.0, "resolution": 16}),
+        tmp_path / "run",
+        few_digits,
+        start,
+    )
+    settings = dict(weights=str(start), announce=plans.append)
+    next(iter(train(tmp_path / "run", "genet_tiny", few_digits, named, **settings)))
+    (line,) = (each for each in plan_lines(plans[0]) if each.startswith("length"))
+    usual = finetune(len(few_digits.train))
+    steps = round(usual.epochs * (len(few_digits.train) // usual.batch))
+    assert f"finetune takes {steps:,} " in line

@@ -1,7 +1,7 @@
 """What does a user see of a training run? What it will do, how long it takes, and its epochs."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,7 +186,7 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
     recipe, case = plan.resolved, plan.case
     base = find_recipe(plan.recipe_name, case) if plan.recipe_name else plan.recipe
     usual_name = plan.recipe_name if plan.recipe_name in BY_IMAGES else default_recipe(case)
-    usual = recipe_in_epochs(plan.data, find_recipe(usual_name, case))
+    usual = recipe_in_epochs(plan.data, find_recipe(usual_name, replace(case, epochs=None)))
     most = max(base.batch, case.images)  # up to which the rate follows the batch
     usual_steps = round(usual.epochs * max(1, case.images // usual.batch))
     lines = []
