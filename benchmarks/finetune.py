@@ -7,6 +7,8 @@
 
 All begin with EfficientNet-Lite0's released weights, read the same PNG files, and use one thread.
 
+A training and its peers are of one processor, as its time decides on their epochs.
+
 cells: the command `fullstride train --minutes M`, without any other setting of training, on the
 sets of finetune_cells.py. Beside it: logistic regression on pixels; scikit-learn's on frozen
 features (the probe); LP-FT in plain PyTorch with twelve settings (three rates, batch norms with
@@ -115,6 +117,7 @@ def ours(folder: Path, weights: Path, cell: Cell, seed: int, minutes: float, out
         "epochs": recipe["epochs"],
         "batch": recipe["batch"],
         "frozen": recipe["frozen_statistics"],
+        "device": Environment.here().device,
     }
 
 
@@ -145,8 +148,14 @@ class Task:
         return results.get(f"{self.key} default", lambda: ours(*how))
 
     def peers(self, data: Path, work: Path, results: Results, fastai: str) -> None:
-        """Probe, pixels and LP-FT, and fastai where there is a Python for it."""
-        epochs = self.default(data, work, results)["epochs"]
+        """Probe, pixels and LP-FT, and fastai where there is a Python for it.
+
+        Times are compared, so all are of the processor that the default was measured on.
+        """
+        default = self.default(data, work, results)
+        if default["device"] != Environment.here().device:
+            return
+        epochs = default["epochs"]
         folder = self.cell.write(data, self.seed, work)
         how = (folder, "--weights", work / WEIGHTS, "--side", self.cell.side)
         results.get(f"{self.key} pixels", lambda: timed(PEERS, "pixels", folder))
@@ -246,6 +255,16 @@ the whole process, of one training for each."""
     return markdown(CELL_HEAD, rows) + "\n" + notes
 
 
+def devices(results: dict[str, Any]) -> str:
+    """Which processors the trainings are of."""
+    cells: dict[str, list[str]] = {}
+    for key, result in results.items():
+        if key.endswith(" default"):
+            cells.setdefault(result["device"], []).append(key.split()[0])
+    texts = (f"{device} ({', '.join(dict.fromkeys(names))})" for device, names in cells.items())
+    return f"Processors: {'; '.join(texts)}. One thread."
+
+
 ANYTIME_HEAD = ("cell", "minutes", "probe", "LP-FT", "default", "CPU-s: LP-FT", "default")
 
 
@@ -295,8 +314,7 @@ def main(words: Sequence[str] | None = None) -> None:
             for future in [pool.submit(task.peers, *how) for task in tasks]:
                 future.result()
     table = {"cells": cells_table, "anytime": anytime_table}[args.part](results.all)
-    environment = Environment.here()
-    text = f"{table}\n{environment.device}, torch {environment.torch}, one thread.\n"
+    text = f"{table}\n{devices(results.all)}\n"
     args.out.with_suffix(".md").write_text(text)
     print(text)
 

@@ -24,7 +24,7 @@ FINETUNE = Recipe(
 # Fine-tuning, see `finetune` and docs/log.md: images of a batch; images and steps below which the
 # features stay near those of the weights; steps above which the batch grows; and the rates at that
 # batch, of AdamW.
-FINETUNE_BATCH, FEW_IMAGES, FEW_STEPS, MOST_STEPS = 32, 200, 150, 1500
+FINETUNE_BATCH, FEW_IMAGES, FEW_STEPS, MOST_STEPS = 32, 200, 400, 1500
 PROBE_RATE, TUNING_RATE = 4e-4, 1e-3
 
 # The least steps of a training. Weights that are trained in fewer are far from their end, whatever
