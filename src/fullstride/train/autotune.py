@@ -37,6 +37,7 @@ from fullstride.storage import lacks_memory
 from fullstride.strict_json import from_json, read_json
 from fullstride.tasks.task import Task
 from fullstride.train.batches import check_batch, repeat
+from fullstride.train.compute import keep_freed_memory
 from fullstride.train.device_choices import on_device
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import Learner
@@ -187,7 +188,7 @@ def timed_steps(learner: Learner, batch: Batch, seconds: float) -> list[float]:
     x = batch.x
     protocol = replace(THROUGHPUT, batch=len(x), resolution=x.shape[-1], round_s=BLOCK_S)
     samples = []
-    with learner.numerics():
+    with keep_freed_memory(learner.device), learner.numerics():
         step()  # compiles and selects algorithms
         calls = warm_up(step, protocol, learner.device)
         deadline = time.perf_counter() + seconds

@@ -28,20 +28,33 @@ def share_batch_statistics(net: nn.Module, device: torch.device) -> None:
     convert_sync_batchnorm(net)
 
 
-# Parameters of glibc's mallopt, from its malloc.h, and our values: one GiB, and the largest.
-MMAP_THRESHOLD, TRIM_THRESHOLD = (-3, 1 << 30), (-1, (1 << 31) - 1)
+# Parameters of glibc's mallopt, from its malloc.h: the size from which memory is mapped, and the
+# free memory from which some is given back. In training, and afterwards: glibc's own bounds.
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+IN_TRAINING = {MMAP_THRESHOLD: 1 << 30, TRIM_THRESHOLD: (1 << 31) - 1}
+AFTERWARDS = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 64 << 20}
 
 
-def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, and use it again.
+@contextmanager
+def keep_freed_memory(device: torch.device) -> Iterator[None]:
+    """Within the block, let this process keep the memory that it frees, and use it again.
 
     By default glibc takes the activations of every training step from the system and gives them
-    back, each time filled with zeros: 6 to 20 % of the CPU time of a step (docs/log.md). The most
-    memory that a process has at one time is not higher. With another C library nothing changes.
+    back, each time filled with zeros: 6 to 20 % of the CPU time of a step (docs/log.md). With
+    another C library, or on another device than a CPU, nothing changes.
     """
-    if platform.libc_ver()[0] == "glibc":
-        for parameter, value in (MMAP_THRESHOLD, TRIM_THRESHOLD):
-            ctypes.CDLL(None).mallopt(parameter, value)
+    if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    try:
+        for parameter, value in IN_TRAINING.items():
+            libc.mallopt(parameter, value)
+        yield
+    finally:
+        for parameter, value in AFTERWARDS.items():
+            libc.mallopt(parameter, value)
+        libc.malloc_trim(0)
 
 
 @contextmanager

@@ -95,6 +95,18 @@ def train_epochs(
     """
     recipe = recipe.in_epochs(len(batches))
     learner = Learner(net, task, recipe, len(batches), teacher, context)
+    with keep_freed_memory(learner.device):
+        yield from run_epochs(learner, batches, resume, checkpoint_every_steps)
+
+
+def run_epochs(
+    learner: "Learner",
+    batches: BatchSource,
+    resume: dict[str, Any] | None,
+    checkpoint_every_steps: int,
+) -> Iterator[Checkpoint]:
+    """The epochs of `train_epochs`."""
+    net, recipe, context = learner.net, learner.recipe, learner.context
     steps = max(1, round(recipe.epochs * len(batches)))
     first, start, losses = learner.resume(resume) if resume else (0, 0, [])
     for number in range(first, math.ceil(steps / len(batches))):
@@ -172,7 +184,6 @@ class Learner:
             )
         self.layout = torch.contiguous_format
         if on_cpu:
-            keep_freed_memory()
             avoid_strided_pointwise(net)
         if recipe.channels_last:
             self.layout = channels_last(1 + len(input_shape(net.spec)))

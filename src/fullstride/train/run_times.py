@@ -13,6 +13,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.tasks.task import Task
 from fullstride.train import linear_probe, precise_statistics, run_folder
 from fullstride.train.batches import recipe_in_epochs
+from fullstride.train.compute import keep_freed_memory
 from fullstride.train.data_bench import endless
 from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
 from fullstride.train.loop import Learner
@@ -141,7 +142,8 @@ def time_steps(learner: Learner, run: PreparedRun) -> tuple[float, float]:
     untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
     begin = start = now = time.perf_counter()
     first_s, steps = 0.0, 0
-    with closing(endless(run.batches, 0)) as batches:
+    keeping = keep_freed_memory(learner.device)  # as training does
+    with keeping, closing(endless(run.batches, 0)) as batches:
         for number, (x, targets, indices) in enumerate(batches):
             with learner.numerics():
                 learner.step(x, targets, number % total, indices).item()  # waits for the device
