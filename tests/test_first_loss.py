@@ -81,8 +81,14 @@ def test_the_classifier_of_timm_alone_begins_far_from_it():
     assert F.cross_entropy(net(x), torch.arange(4) % 2).item() > 1.2 * math.log(2)
 
 
+LARGE = 2e8  # parameters of a network that a test has no memory for, as each of deepseek_vit's
+
+
 def small_network(family):
-    """A small network of a family of timm, of the few whose names say that they are."""
+    """A small network of a family of timm, of the few whose names say that they are.
+
+    None where it is large.
+    """
 
     def parameters(name):
         with warnings.catch_warnings(), torch.device("meta"):
@@ -92,11 +98,15 @@ def small_network(family):
     words = ("test_", "tiny", "nano", "atto", "small", "xs", "s0", "050")
     names = timm.list_models(module=family)
     order = sorted(names, key=lambda name: (not any(word in name for word in words), len(name)))
-    return min(order[:4], key=parameters)
+    smallest = min(order[:4], key=parameters)
+    return smallest if parameters(smallest) < LARGE else None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", timm.list_modules())
 def test_a_network_of_each_family_of_timm_begins_at_the_loss_of_guessing(family, few_digits):
-    losses = first_losses(f"timm/{small_network(family)}", few_digits)
+    name = small_network(family)
+    if name is None:
+        pytest.skip("all networks of the family are large")
+    losses = first_losses(f"timm/{name}", few_digits)
     assert losses == pytest.approx([math.log(2)] * 2, rel=0.2)
