@@ -256,13 +256,25 @@ the whole process, of one training for each."""
 
 
 def devices(results: dict[str, Any]) -> str:
-    """Which processors the trainings are of."""
+    """Which processors the trainings are of, and where peers are of another one."""
     cells: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
     for key, result in results.items():
         if key.endswith(" default"):
             cells.setdefault(result["device"], []).append(key.split()[0])
-    texts = (f"{device} ({', '.join(dict.fromkeys(names))})" for device, names in cells.items())
-    return f"Processors: {'; '.join(texts)}. One thread."
+            if other := result.get("peers_device"):
+                others.setdefault(other, []).append(key.split()[0])
+
+    def listed(names: list[str]) -> str:
+        return ", ".join(dict.fromkeys(names))
+
+    lines = [f"- Processor of {listed(names)}: {device}." for device, names in cells.items()]
+    lines += [
+        f"- Peers of {listed(names)}: {device}, as many epochs as the default, whose CPU-seconds are"
+        " not to be compared with theirs."
+        for device, names in others.items()
+    ]
+    return "\n".join(["", *lines, "- One thread."])
 
 
 ANYTIME_HEAD = ("cell", "minutes", "probe", "LP-FT", "default", "CPU-s: LP-FT", "default")
