@@ -270,8 +270,8 @@ def devices(results: dict[str, Any]) -> str:
 
     lines = [f"- Processor of {listed(names)}: {device}." for device, names in cells.items()]
     lines += [
-        f"- Peers of {listed(names)}: {device}, as many epochs as the default, whose CPU-seconds are"
-        " not to be compared with theirs."
+        f"- Peers of {listed(names)}: {device}, as many epochs as the default, whose CPU-seconds"
+        " are not to be compared with theirs."
         for device, names in others.items()
     ]
     return "\n".join(["", *lines, "- One thread."])
