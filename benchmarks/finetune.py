@@ -7,7 +7,9 @@
 
 All begin with EfficientNet-Lite0's released weights, read the same PNG files, and use one thread.
 
-A training and its peers are of one processor, as its time decides on their epochs.
+A training and its peers are measured on one processor, as its time decides on their epochs. After a
+change of the default, `--again` trains it for as many epochs as before and keeps the peers; those
+of another processor are named below the table.
 
 cells: the command `fullstride train --minutes M`, without any other setting of training, on the
 sets of finetune_cells.py. Beside it: logistic regression on pixels; scikit-learn's on frozen
@@ -32,6 +34,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -96,10 +99,13 @@ def run(words: Sequence[str]) -> tuple[str, float]:
     return text, usage.ru_utime + usage.ru_stime
 
 
-def ours(folder: Path, weights: Path, cell: Cell, seed: int, minutes: float, out: Path) -> Result:
-    """The command, with nothing chosen but the time and the resolution of the pictures."""
+def ours(
+    folder: Path, weights: Path, cell: Cell, seed: int, length: tuple[str, float], out: Path
+) -> Result:
+    """The command, with nothing chosen but the resolution of the pictures and a flag of length."""
+    shutil.rmtree(out, ignore_errors=True)  # a run that goes on would have too few CPU-seconds
     words = [sys.executable, "-m", "fullstride", "train", folder, "--model", MODEL, "--weights"]
-    words += [weights, "--resolution", cell.side, "--minutes", minutes, "--recipe.seed", seed]
+    words += [weights, "--resolution", cell.side, *length, "--recipe.seed", seed]
     _, cpu_s = run([*map(str, words), "--workers", "0", "--device", "cpu", "--out", str(out)])
     scores = json.loads((out / "bundle" / "bundle.json").read_text())["scores"]
     recipe = json.loads((out / "run.json").read_text())["recipe"]
@@ -118,6 +124,7 @@ def ours(folder: Path, weights: Path, cell: Cell, seed: int, minutes: float, out
         "batch": recipe["batch"],
         "frozen": recipe["frozen_statistics"],
         "device": Environment.here().device,
+        "length": length[0],
     }
 
 
@@ -142,18 +149,21 @@ class Task:
     key: str  # of its results
     settings: Sequence[Any]  # of LP-FT
 
-    def default(self, data: Path, work: Path, results: Results) -> Result:
+    def default(self, data: Path, work: Path, results: Results, again: bool = False) -> Result:
+        """The result of the default; `again`: in place of one for as many epochs, if there is."""
+        key = f"{self.key} default"
+        before = results.all.pop(key, {}) if again else {}
+        length = ("--epochs", before["epochs"]) if before else ("--minutes", self.minutes)
         folder, out = self.cell.write(data, self.seed, work), work / f"run {self.key}"
-        how = (folder, work / WEIGHTS, self.cell, self.seed, self.minutes, out)
-        return results.get(f"{self.key} default", lambda: ours(*how))
+        how = (folder, work / WEIGHTS, self.cell, self.seed, length, out)
+        peers = before.get("peers_device", before.get("device", Environment.here().device))
+        return results.get(key, lambda: {**ours(*how), "peers_device": peers})
 
     def peers(self, data: Path, work: Path, results: Results, fastai: str) -> None:
-        """Probe, pixels and LP-FT, and fastai where there is a Python for it.
-
-        Times are compared, so all are of the processor that the default was measured on.
-        """
+        """Probe, pixels and LP-FT, and fastai where there is a Python for it."""
         default = self.default(data, work, results)
-        if default["device"] != Environment.here().device:
+        if default["peers_device"] != Environment.here().device:
+            print(f"{self.key}: peers are of {default['peers_device']}, and are left as they are")
             return
         epochs = default["epochs"]
         folder = self.cell.write(data, self.seed, work)
@@ -255,26 +265,20 @@ the whole process, of one training for each."""
     return markdown(CELL_HEAD, rows) + "\n" + notes
 
 
-def devices(results: dict[str, Any]) -> str:
-    """Which processors the trainings are of, and where peers are of another one."""
-    cells: dict[str, list[str]] = {}
-    others: dict[str, list[str]] = {}
+def devices(results: dict[str, Result]) -> str:
+    """Which processors the trainings are of, and which were made again for as many epochs."""
+    cells: dict[str, dict[str, None]] = {}
     for key, result in results.items():
         if key.endswith(" default"):
-            cells.setdefault(result["device"], []).append(key.split()[0])
-            if other := result.get("peers_device"):
-                others.setdefault(other, []).append(key.split()[0])
-
-    def listed(names: list[str]) -> str:
-        return ", ".join(dict.fromkeys(names))
-
-    lines = [f"- Processor of {listed(names)}: {device}." for device, names in cells.items()]
-    lines += [
-        f"- Peers of {listed(names)}: {device}, as many epochs as the default, whose CPU-seconds"
-        " are not to be compared with theirs."
-        for device, names in others.items()
-    ]
-    return "\n".join(["", *lines, "- One thread."])
+            lines = [f"Default on {result['device']}"]
+            if result["length"] == "--epochs":
+                lines.append("Default trained again for as many epochs as its peers")
+            if result["peers_device"] != result["device"]:
+                peers = f"Peers on {result['peers_device']} (do not compare CPU-seconds)"
+                lines.append(peers)
+            for line in lines:
+                cells.setdefault(line, {})[key.split()[0]] = None
+    return "\n".join(["", *(f"- {line}: {', '.join(names)}." for line, names in cells.items())])
 
 
 ANYTIME_HEAD = ("cell", "minutes", "probe", "LP-FT", "default", "CPU-s: LP-FT", "default")
@@ -309,6 +313,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, help="the folder of pictures and runs")
     parser.add_argument("--fastai", default="", help="the Python of an environment with fastai")
     parser.add_argument("--names", default="", help="of cells, with commas; default: all")
+    parser.add_argument("--again", action="store_true", help="train the defaults again")
     parser.add_argument("--jobs", type=int, default=1, help="peers at the same time")
     args = parser.parse_args(words)
     results = Results(args.out)
@@ -320,13 +325,13 @@ def main(words: Sequence[str] | None = None) -> None:
         cells = [cell for cell in CELLS if cell.name in names]
         tasks = tasks_of(args.part, cells)
         for task in tasks:  # one at a time, as their length follows the time of a step
-            task.default(args.data, work, results)
+            task.default(args.data, work, results, args.again)
         with ThreadPoolExecutor(args.jobs) as pool:
             how = (args.data, work, results, args.fastai)
             for future in [pool.submit(task.peers, *how) for task in tasks]:
                 future.result()
     table = {"cells": cells_table, "anytime": anytime_table}[args.part](results.all)
-    text = f"{table}\n{devices(results.all)}\n"
+    text = f"{table}\n{devices(results.all)}\n- One thread.\n"
     args.out.with_suffix(".md").write_text(text)
     print(text)
 

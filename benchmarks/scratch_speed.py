@@ -5,7 +5,7 @@
 
 `fullstride train` with nothing chosen but the network, the resolution and the epochs, beside a
 ResNet-9 of as many parameters in a loop of PyTorch: SGD with one cycle, flips and shifts. Both
-train on all 60,000 images (ours keeps a minival of them), in one thread, for 1, 2, 4, ... epochs
+train on all 60,000 images (ours keeps a minival of them), in one thread, for 1, 2, 4 and 8 epochs
 until they have 93 % of the 10,000 test images. CPU-seconds are those of the whole process, and both
 alternate. DATA has the four files of Debian's package `dataset-fashion-mnist`.
 """
@@ -31,7 +31,7 @@ from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "results")
 MODEL, RESOLUTION = "genet_tiny", 56
-GOALS, LENGTHS = (90, 93), (1, 2, 4, 8, 16)
+GOALS, LENGTHS = (90, 93), (1, 2, 4, 8)
 WIDTH, BATCH, RATE, SIDE, SHIFT = 16, 128, 0.2, 28, 2  # of the ResNet-9
 
 
@@ -74,7 +74,7 @@ def one_cycle(data: Path, epochs: int) -> dict[str, float]:
     def ready(pixels: Any) -> torch.Tensor:
         return (torch.from_numpy(pixels).float() / 255 - 0.2860) / 0.3530
 
-    x, y, others, answers = ready(x), torch.from_numpy(y).long(), ready(others), answers
+    x, y, others = ready(x), torch.from_numpy(y).long(), ready(others)
     net = resnet9().to(memory_format=torch.channels_last).train()
     steps = epochs * (len(x) // BATCH)
     optimizer = torch.optim.SGD(
@@ -100,8 +100,8 @@ def one_cycle(data: Path, epochs: int) -> dict[str, float]:
             schedule.step()
     net.eval()
     with torch.inference_mode():
-        found = torch.cat([net(part[:, None]).argmax(1) for part in others.split(500)])
-    return {"test": 100 * (found.numpy() == answers).mean()}
+        predicted = torch.cat([net(part[:, None]).argmax(1) for part in others.split(500)])
+    return {"test": 100 * (predicted.numpy() == answers).mean()}
 
 
 def ours(data: Path, work: Path, epochs: int) -> tuple[dict[str, float], float]:
@@ -128,12 +128,10 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
         ]
     lines += ["", "| CPU-seconds to | " + " | ".join(results) + " |", "|---|---|---|"]
     for goal in GOALS:
-        costs = [
-            min(
-                (f"{row['cpu_s']:.0f}" for row in rows if row["test"] >= goal), key=int, default="-"
-            )
-            for rows in results.values()
-        ]
+        costs = []
+        for rows in results.values():
+            reached = [row["cpu_s"] for row in rows if row["test"] >= goal]
+            costs.append(f"{min(reached):.0f}" if reached else "-")
         lines.append(f"| {goal} % | " + " | ".join(costs) + " |")
     return "\n".join(lines)
 

@@ -29,7 +29,7 @@ def share_batch_statistics(net: nn.Module, device: torch.device) -> None:
 
 
 # Parameters of glibc's mallopt, from its malloc.h: the size from which memory is mapped, and the
-# free memory from which some is given back. In training, and afterwards: glibc's own bounds.
+# free memory from which some is given back. Afterwards: the most that glibc itself would choose.
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
 IN_TRAINING = {MMAP_THRESHOLD: 1 << 30, TRIM_THRESHOLD: (1 << 31) - 1}
 AFTERWARDS = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 64 << 20}

@@ -1,8 +1,8 @@
 """How do we train where no recipe is chosen? All numbers here are ours.
 
-They are functions of the number of training images. Those of `finetune` and `scratch` were compared
-with a grid of batches, rates and lengths from 60 to 60,000 images by `benchmarks/defaults.py`;
-docs/log.md has what decided each of them.
+They are functions of the number of training images. Those of `scratch` were compared with a grid of
+batches, rates and lengths from 60 to 60,000 images by `benchmarks/defaults.py`, and those of
+`finetune` with peers by `benchmarks/finetune.py`; docs/log.md has what decided each of them.
 """
 
 import math
