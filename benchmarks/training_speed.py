@@ -4,13 +4,12 @@
 
 One thread, float32, AdamW, label smoothing and an average of the weights; images are in memory. The
 peers are timm's networks in a loop of PyTorch: eager in both memory layouts, and by torch.compile
-in the one that is faster eagerly. Each contestant is a process of its own, as memory settings are
-of a process, and peers keep freed memory too. In every round all take some steps one after the
-other, and the ratio is computed within the round. A peer that ends with a crash is "-".
+in the one that is faster eagerly. Each contestant is a process of its own, and peers keep freed
+memory as training does here. In every round all take some steps one after the other, and the ratio
+is computed within the round. A peer that ends with a crash is "-".
 """
 
 import argparse
-import ctypes
 import json
 import multiprocessing
 import statistics
@@ -27,6 +26,7 @@ import torch.nn.functional as F
 
 from fullstride.measure.environment import Environment
 from fullstride.outputs import json_output
+from fullstride.train.compute import keep_freed_memory
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
@@ -45,8 +45,6 @@ Step = Callable[[], object]
 def plain_step(name: str, compiles: bool, layout: torch.memory_format, x: Any, y: Any) -> Step:
     import timm
 
-    for parameter, value in ((-3, 1 << 30), (-1, (1 << 31) - 1)):  # thresholds of mmap and trim
-        ctypes.CDLL(None).mallopt(parameter, value)
     net = timm.create_model(NETWORKS[name], num_classes=CLASSES).train()
     net.to(memory_format=layout)
     forward = torch.compile(net) if compiles else net
@@ -94,11 +92,12 @@ def contestant(who: str, name: str, side: int, pipe: Any) -> None:
         form, layout = who.split()
         formats = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
         step = plain_step(name, form == "compiled", formats[layout], x, y)
-    for steps in iter(pipe.recv, 0):
-        begin_s = time.process_time()
-        for _ in range(steps):
-            step()
-        pipe.send(time.process_time() - begin_s)
+    with keep_freed_memory(x.device):
+        for steps in iter(pipe.recv, 0):
+            begin_s = time.process_time()
+            for _ in range(steps):
+                step()
+            pipe.send(time.process_time() - begin_s)
 
 
 def race(name: str, side: int, rounds: int) -> dict[str, Any]:
