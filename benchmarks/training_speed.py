@@ -137,6 +137,8 @@ def race(name: str, side: int, rounds: int) -> dict[str, Any]:
     result: dict[str, Any] = {"network": name, "side": side, "peers": medians, "own": own}
     for kind in ("eager", "compiled"):
         names = [who for who in medians if who.startswith(kind)]
+        if not names:
+            continue
         best = max(names, key=medians.__getitem__)
         ratios = [ours / peer for ours, peer in zip(rates[OURS], rates[best], strict=True)]
         result[kind] = {"best": best, "ratio": statistics.median(ratios), "ratios": ratios}
@@ -148,7 +150,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [head, ["-" * len(name) for name in head]]
     for row in rows:
         peers = (f"{row['peers'][who]:.1f}" if who in row["peers"] else "-" for who in PEERS)
-        ratios = (f"{row[kind]['ratio']:.2f}" for kind in ("eager", "compiled"))
+        ratios = (
+            f"{row[kind]['ratio']:.2f}" if kind in row else "-" for kind in ("eager", "compiled")
+        )
         lines.append((row["network"], str(row["side"]), *peers, f"{row['own']:.1f}", *ratios))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)

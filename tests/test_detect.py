@@ -150,8 +150,10 @@ def test_images_without_objects_have_a_finite_loss_and_gradients() -> None:
 def test_the_loss_is_of_float32_under_16_bits() -> None:
     torch.manual_seed(0)
     head = FcosHead((8, 8, 8), (8, 16, 32), 3, width=16, convs=1)
-    maps = [torch.randn(2, 8, 64 // s, 64 // s) for s in (8, 16, 32)]
-    targets = random_targets(3, 2, 3, 64)
+    # From 128 pixels on: under bfloat16, oneDNN's gradient of a convolution of 3 x 3 with stride 2
+    # on a map of one pixel has values that were never written (avx512_bf16, torch 2.14).
+    maps = [torch.randn(2, 8, 128 // s, 128 // s) for s in (8, 16, 32)]
+    targets = random_targets(3, 2, 3, 128)
     expected = detection_loss(head(maps), targets)
     with torch.autocast("cpu", torch.bfloat16):
         loss = detection_loss(head(maps), targets)
