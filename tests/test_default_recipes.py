@@ -50,6 +50,12 @@ def test_rate_warmup_and_average_are_within_bounds_for_every_number_of_images(by
     assert recipe.bn_momentum
 
 
+def test_the_crops_of_training_from_scratch_are_larger_in_fewer_epochs():
+    least = {epochs: scratch(60_000, epochs).scale[0] for epochs in (0.5, 8, 12.5, 32, 64, 300)}
+    assert list(least.values()) == sorted(least.values(), reverse=True)
+    assert least[0.5] == least[8] > least[32] > least[64] == least[300] == scratch(1000).scale[0]
+
+
 def trained(recipe, data):
     torch.manual_seed(0)
     net = zoo.create("resnet_rs_tiny", classes=10, in_channels=1, resolution=32)

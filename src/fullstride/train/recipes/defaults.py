@@ -33,6 +33,11 @@ MIN_STEPS = 500
 MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 MAX_CLIPS = 64  # in a batch
 
+# The least share of a picture that a crop of `scratch` has, in up to so many epochs and from so
+# many on; by their logarithm between.
+LARGE_CROP, SMALL_CROP = 0.7, 0.25
+SHORT_EPOCHS, LONG_EPOCHS = 8, 64
+
 
 def finetune(images: int, epochs: float | None = None, *, probe: bool = True) -> Recipe:
     """The recipe for released weights and `images` training images, in so many `epochs`.
@@ -67,16 +72,24 @@ def finetune(images: int, epochs: float | None = None, *, probe: bool = True) ->
     )
 
 
-def scratch(images: int) -> Recipe:
-    """The recipe for random weights and `images` training images: 1,000 steps for 60 images, 4,100
-    for 1,000, 32,000 for 60,000.
+def scratch(images: int, epochs: float | None = None) -> Recipe:
+    """The recipe for random weights and `images` training images, in so many `epochs`.
+
+    By default 1,000 steps for 60 images, 4,100 for 1,000, 32,000 for 60,000. The fewer epochs, the
+    larger are the crops, as an image is seen less often.
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
     lr = 0.2 * rate_factor(batch)
     # so that a weight that gets no gradient shrinks by a factor of 7 in a long training
     weight_decay = min(1e-3, 4 / (lr * steps))
-    return following(images, batch, steps, lr=lr, weight_decay=weight_decay)
+    if epochs:
+        steps = epochs * max(1, images // batch)
+    recipe = following(images, batch, steps, lr=lr, weight_decay=weight_decay)
+    short, long = SHORT_EPOCHS, LONG_EPOCHS
+    share = math.log(max(1.0, long / recipe.epochs)) / math.log(long / short)
+    least = SMALL_CROP + (LARGE_CROP - SMALL_CROP) * min(1.0, share)
+    return replace(recipe, scale=(float(f"{least:.2g}"), 1.0))
 
 
 def dense(images: int) -> Recipe:

@@ -41,7 +41,7 @@ BY_IMAGES = {"finetune": finetune, "scratch": scratch, "dense": dense, "video": 
 # Recipes whose numbers follow the case.
 BY_CASE: dict[str, Callable[[Case], Recipe]] = {
     "finetune": lambda case: finetune(case.images, case.epochs, probe=case.can_probe),
-    "scratch": lambda case: scratch(case.images),
+    "scratch": lambda case: scratch(case.images, case.epochs),
     "dense": lambda case: dense(case.images),
     "video": lambda case: video(case.images, case.has_weights),
     "scaling_350": lambda case: scaling(350, case.width, case.resolution or 224),
