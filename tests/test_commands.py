@@ -3,7 +3,7 @@
 import ast
 import io
 import shlex
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from inspect import getsource
 from itertools import islice
 from typing import get_type_hints
@@ -14,12 +14,10 @@ from rich.progress import Progress
 
 from fullstride import cli, console
 from fullstride.commands import COMMANDS
-from fullstride.commands.flags import RENAMED, with_current_names
 from fullstride.train.recipe import SHORT_FLAGS, Recipe
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.defaults import FINETUNE
 from fullstride.train.recipes.named import NOMINAL, RECIPES
-from fullstride.train.recipes.reading import saved_recipe
 
 MOST_LINES = 32
 SWITCHES = [name for name, hint in get_type_hints(Recipe).items() if hint is bool]
@@ -162,42 +160,12 @@ def test_a_short_flag_and_its_field_may_not_differ(capsys):
 
 @pytest.mark.parametrize(("old", "new"), [("float32", "fp32"), ("bfloat16", "bf16")])
 def test_precisions_are_spelled_one_way_and_the_long_names_are_read(old, new, capsys):
-    words = ["train", "photos", "--model", "m", "--out", "o", "--recipe.precision"]
-    for name in (old, new):
-        choice = cli.parse(with_current_names([*words, name])).keywords["recipe"]
-        assert choice.changes == {"precision": new}
     recipe = replace(FINETUNE, precision=new)
     assert replace(FINETUNE, precision=old) == recipe
-    assert saved_recipe({**asdict(FINETUNE), "precision": old}, "run.json") == recipe
     assert cli.run(["cost", "genet_tiny", "--precision", old]) == 0
     printed = capsys.readouterr().out
     assert f"write in {new}," in printed
     assert old not in printed
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("--mark-every 3", "--checkpoint-every-steps"),
-        ("--mark_every=3", "--checkpoint-every-steps"),
-        ("--recipe.turn 10", "--recipe.rotation-degrees"),
-        ("--recipe.no-padded", "--recipe.no-pad-channels"),
-    ],
-)
-def test_the_old_name_of_a_flag_is_read_with_a_warning(old, new, capsys, monkeypatch):
-    calls = []
-    monkeypatch.setattr(cli, "parse", lambda words: lambda: calls.append(list(words)))
-    assert cli.run(["train", "digits", *old.split()]) == 0
-    assert new in " ".join(calls[0])
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert new in error
-
-
-def test_every_renamed_flag_leads_to_one_that_some_command_has():
-    names = {f"--{name.replace('_', '-')}" for c in COMMANDS.values() for name in get_type_hints(c)}
-    assert set(RENAMED.values()) <= names
-    assert not set(RENAMED) & names
 
 
 class Epochs:

@@ -248,7 +248,16 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
         (["--model", "genet_tiny", "--recipe", "nonsense"], "nonsense"),
         (["--model", "genet_tiny", "--recipe.batch", "0"], "batch 0"),
         (
-            ["--model", "genet_tiny", "--recipe.precision", "bf16", "--recipe.channels-last"],
+            [
+                *[
+                    "--model",
+                    "genet_tiny",
+                    "--recipe.precision",
+                    "bf16",
+                    "--recipe.channels-last",
+                    "True",
+                ]
+            ],
             "not reliable on a CPU",
         ),
     ],

@@ -83,7 +83,9 @@ def test_a_file_has_no_batch_norm_the_bundle_keeps_its_own_and_metadata_says_wha
     assert json.loads(metadata["classes"]) == list("0123456789")
     assert json.loads(metadata["preprocessing"])["mean"] == [0.2]
     assert json.loads(metadata["scores"]) == {"test": {"top1": 99.0}}
-    assert [metadata[key] for key in ("source", "licence", "precision", "input", "kept_float")] == [
+    assert [
+        metadata[key] for key in ("source", "licence", "precision", "input_kind", "float_layers")
+    ] == [
         "a test",
         "ours",
         "fp32",

@@ -16,8 +16,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fullstride import cli
-from fullstride.commands.flags import with_current_names
 from fullstride.cores import cores
 from fullstride.data.dataset import open_data
 from fullstride.measure import environment
@@ -117,34 +115,13 @@ def test_a_run_stores_what_was_chosen_and_goes_on_with_it(few_digits, tmp_path, 
 def test_a_run_that_chose_for_itself_goes_on_by_the_command_that_leaves_it_to_the_device(
     few_digits, tmp_path
 ):
-    """As the defaults were fp32 and contiguous in version 0.2."""
     own = replace(RECIPE, precision="fp32", channels_last=False)
     rows = run.train(tmp_path, "genet_tiny", few_digits, own)
     next(rows)
     rows.close()
-    path = tmp_path / run_folder.RUN_CONFIG
-    config = json.loads(path.read_text())
-    del config["precision"], config["channels_last"]  # the file of version 0.2 lacks them
-    path.write_text(json.dumps(config))
     plans = []
     assert len(list(run.train(tmp_path, "genet_tiny", few_digits, RECIPE, announce=plans.append)))
     assert (plans[0].resolved.precision, plans[0].resolved.channels_last) == ("fp32", False)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--recipe.channels-last"], dict(channels_last=True)),
-        (["--recipe.no-channels-last"], dict(channels_last=False)),
-        (["--recipe.channels-last", "False"], dict(channels_last=False)),
-        (["--recipe.channels_last=True"], dict(channels_last=True)),
-        (["--recipe.channels-last", "None"], dict(channels_last=None)),
-        ([], {}),
-    ],
-)
-def test_the_memory_format_is_read_as_a_switch_too(words, expected):
-    words = with_current_names(["train", *words, "digits", "--model", "m", "--out", "o"])
-    assert cli.parse(words).keywords["recipe"].changes == expected
 
 
 def test_memory_is_predicted_for_what_a_gpu_or_a_cpu_would_choose(tmp_path):

@@ -1,8 +1,7 @@
 """Do fused and plain steps train alike, and is the fastest efficiency chosen once and kept?"""
 
 import json
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from fullstride.tasks.classify import Classify
 from fullstride.train import autotune, run, run_folder
 from fullstride.train.loop import train_epochs
 from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.reading import saved_recipe, with_current_flags
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 EXAMPLE = Batch(torch.zeros(4, 1, 32, 32), torch.arange(4), torch.arange(4))
@@ -147,32 +145,6 @@ def test_a_network_of_timm_is_refused_where_it_should_be_fused(efficiency):
     timm = zoo.create("timm/test_resnet", in_channels=1)
     with pytest.raises(ValueError, match="has no fused form"):
         list(train_epochs(timm, Classify(), [None], replace(SHORT, efficiency=efficiency)))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("lean", "fused"), ("compiled", "fused_compiled"), ("auto", "auto")]
-)
-def test_names_of_version_0_1_are_read_in_recipes_and_flags(old, new, capsys):
-    assert replace(SHORT, efficiency=old).efficiency == new
-    saved = json.loads(json.dumps(asdict(SHORT))) | {"efficiency": old}
-    assert saved_recipe(saved, "a file").efficiency == new
-    flags = ["--recipe.efficiency", old, f"--efficiency={old}", "--recipe.optimizer", "sgd"]
-    current = ["--recipe.efficiency", new, f"--efficiency={new}", "--recipe.optimizer", "sgd"]
-    assert with_current_flags(flags) == current
-    assert len(capsys.readouterr().err.splitlines()) == (2 if old != new else 0)
-
-
-@pytest.mark.parametrize(
-    ("spec", "new"), [({}, "fused_compiled"), ({"timm": {}}, "plain_compiled")]
-)
-def test_a_run_of_version_0_1_continues_with_the_modules_that_it_was_compiled_with(
-    spec, new, tmp_path
-):
-    data = json.loads((Path(__file__).parent / "old_runs/sgd/run.json").read_text())
-    data["recipe"]["efficiency"] = data["efficiency"] = "compiled"
-    (tmp_path / run_folder.RUN_CONFIG).write_text(json.dumps(data | {"spec": spec}))
-    config = run_folder.read_config(tmp_path, "give another --out")
-    assert (config.efficiency, config.recipe["efficiency"]) == (new, new)
 
 
 @pytest.mark.fused

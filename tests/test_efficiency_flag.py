@@ -109,7 +109,6 @@ def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency
     with pytest.raises(ValueError, match="efficiency plain and fused"):
         compare(*rows)
     data = json.loads(rows[1].to_json())
-    assert Measurement.from_json({**data, "efficiency": "lean"}) == rows[1]
     del data["efficiency"]
     assert Measurement.from_json(data).efficiency == "plain"
 
@@ -260,14 +259,6 @@ def test_the_command_predicts_more_images_for_fused_steps(capsys):
 
 
 @pytest.mark.fused
-def test_the_names_of_version_0_1_are_read_by_the_command_with_a_warning(capsys):
-    command = "capacity tresnet_tiny --memory-gib 2 --device cuda --predict --efficiency lean"
-    assert cli.run(command.split()) == 0
-    out, error = capsys.readouterr()
-    assert "fused" in out
-    assert "--efficiency" in error
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [

@@ -59,6 +59,10 @@ RUN = RunConfig(
     preprocessing=asdict(Preprocessing(resolution=32)),
     recipe=asdict(RECIPES["digits"]),
     efficiency="plain",
+    score_every_epochs=1,
+    precision="fp32",
+    channels_last=True,
+    grad_accum_steps=1,
 )
 NUMBER = dict(
     table="TResNet 3",
@@ -93,7 +97,7 @@ def read_metadata(data: dict[str, Any]) -> None:
 def metadata() -> dict[str, Any]:
     pre = Preprocessing(resolution=32)
     about = ExportMetadata(name="a", classes=("b", "c"), preprocessing=pre, scores={"test": {}})
-    structured = ("classes", "preprocessing", "scores", "kept_float")
+    structured = ("classes", "preprocessing", "scores", "float_layers")
     return {k: json.loads(v) if k in structured else v for k, v in about.to_strings().items()}
 
 

@@ -269,4 +269,8 @@ def run_config() -> run_folder.RunConfig:
         preprocessing=asdict(Preprocessing()),
         recipe=asdict(DIGITS),
         efficiency="plain",
+        score_every_epochs=1,
+        precision="fp32",
+        channels_last=True,
+        grad_accum_steps=1,
     )

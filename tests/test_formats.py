@@ -385,42 +385,6 @@ def test_a_program_is_opened_only_with_trust(written):
         open_file(written["pt2"])
 
 
-def test_metadata_of_version_0_1_is_read():
-    pre = (
-        '{"resolution": 40, "mean": [0.2], "std": [0.5], "kernel": "bicubic", "fit": "squish", '
-        '"crop": 1.0}'
-    )
-    strings = {
-        "name": "net",
-        "classes": '["a", "b"]',
-        "preprocessing": pre,
-        "scores": '{"test": {"top1": 90.0}}',
-        "source": "",
-        "licence": "MIT",
-        "precision": "int8",
-        "input": "pixels",
-        "device": "cpu",
-        "kept_float": '["stem.conv"]',
-    }
-    metadata = Metadata.from_strings(strings, "net.onnx")
-    assert metadata == Metadata(
-        name="net",
-        classes=("a", "b"),
-        preprocessing=Preprocessing(
-            resolution=40, mean=(0.2,), std=(0.5,), kernel="bicubic", fit="squish", crop=1.0
-        ),
-        scores={"test": {"top1": 90.0}},
-        licence="MIT",
-        precision="int8",
-        input_kind="pixels",
-        float_layers=("stem.conv",),
-    )
-    added = {"task": "classify", "temperature": "1.0", "mirror": "true", "task_state": "{}"}
-    added["outputs"] = "0"
-    added["preprocessing"] = pre.replace("}", ', "draft": false, "frames": 0, "frame_stride": 1}')
-    assert metadata.to_strings() == strings | added
-
-
 def test_metadata_is_checked(bundle):
     metadata = Metadata(
         name="a",
@@ -436,13 +400,13 @@ def test_metadata_is_checked(bundle):
         ("preprocessing", "[]"),
         ("preprocessing", strings["preprocessing"].replace("bilinear", "magic")),
         ("preprocessing", strings["preprocessing"].replace("40", '"forty"')),
-        ("input", "voices"),
+        ("input_kind", "voices"),
         ("precision", "fp8"),
         ("scores", "{"),
         ("scores", "3"),
         ("licence", "bomb" * 2**24),
         ("classes", "[" * 2**20),
-        ("kept_float", '"stem"'),
+        ("float_layers", '"stem"'),
     ):
         with pytest.raises(ValueError, match="file was not written by `fullstride export`"):
             Metadata.from_strings({**strings, key: value}, "file")

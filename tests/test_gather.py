@@ -47,6 +47,11 @@ def finished_run(folder, side: int, score: float, fingerprint: str = DATA.finger
         spec=json.loads(bundle.net.spec.to_json()),
         preprocessing=asdict(bundle.preprocessing),
         recipe=asdict(DIGITS),
+        efficiency="plain",
+        score_every_epochs=1,
+        precision="fp32",
+        channels_last=True,
+        grad_accum_steps=1,
     )
     folder.mkdir()
     create_or_resume(folder, config)

@@ -399,9 +399,6 @@ def test_networks_are_chosen_by_val_and_no_test_is_cut_that_nobody_asked_for(tmp
     assert (len(data.train), data.minival.names, len(data.test)) == (20, (f"{name}/b/x.png",), 0)
     with pytest.raises(ValueError, match=f"'{name}' is the minival already"):
         open_data(root, minival=0.1)
-    old = open_data(root, splits=1)
-    assert old.test.names == (f"{name}/b/x.png",)
-    assert len(old.train) + len(old.minival) == 20
 
 
 @pytest.mark.parametrize("each", [5, 8, 30, 200])
@@ -419,18 +416,6 @@ def test_a_small_class_stays_in_training_whatever_the_others_have(tmp_path):
     data = open_data(str(write(tmp_path, *names)))
     assert data.missing_classes("train") == ()
     assert len(data.train) + len(data.minival) + len(data.test) == 46
-
-
-def test_the_splits_of_version_1_are_those_of_earlier_versions(tmp_path):
-    root = write(tmp_path, *(f"{name}/{i}.png" for name in "abcd" for i in range(8)))
-    data = open_data(str(root), splits=1)
-    assert (data.test.names, data.minival.names) == (
-        ("a/0.png", "a/3.png", "b/2.png", "c/3.png"),  # by version 0.1
-        ("d/0.png",),
-    )
-    assert data.rule.splits == 1
-    with pytest.raises(ValueError, match="splits 4: use 1 to 3"):
-        open_data(str(root), splits=4)
 
 
 def test_val_is_the_minival_where_there_is_a_test_too(tmp_path):

@@ -384,11 +384,11 @@ def test_shards_have_all_labels_of_an_image(tmp_path):
         open_labels(str(tmp_path / "shards"))
 
 
-def test_shards_with_one_class_for_each_image_are_as_before(tmp_path):
+def test_shards_with_one_class_for_each_image_have_no_sets_of_labels(tmp_path):
     write_images(tmp_path, " ".join(f"{k}/{i}.png" for k in ("cat", "dog") for i in range(8)))
     list(pack(open_data(str(tmp_path)), tmp_path.parent / f"{tmp_path.name}-shards"))
     index = json.loads((tmp_path.parent / f"{tmp_path.name}-shards/index.json").read_text())
-    assert "label_sets" not in index
+    assert index["label_sets"] == []
     assert open_data(str(tmp_path.parent / f"{tmp_path.name}-shards")).classes == ("cat", "dog")
 
 

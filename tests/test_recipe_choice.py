@@ -1,17 +1,14 @@
 """How a user's choice becomes numbers: by the data, the weights, the batch and the run."""
 
 import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 
 import fullstride
 from fullstride import cli
-from fullstride.nets import families, zoo
-from fullstride.nets.spec import NetSpec
+from fullstride.nets import zoo
 from fullstride.report.training_progress import plan_lines
 from fullstride.train import run, run_folder
 from fullstride.train.plan import TrainingPlan
@@ -21,7 +18,6 @@ from fullstride.train.recipes.defaults import DIGITS
 from fullstride.train.recipes.named import BY_IMAGES, RECIPES, Case, find_recipe
 from fullstride.train.recipes.papers import scaling
 
-OLD = Path(__file__).parent / "old_runs"
 OPTIMIZERS = get_args(get_type_hints(Recipe)["optimizer"])
 CASE = Case(images=2000)
 
@@ -73,7 +69,7 @@ def test_a_batch_keeps_the_images_and_the_span_of_the_average(name, images):
     assert (half.epochs, half.warmup_epochs) == (base.epochs, base.warmup_epochs)
     if base.ema_decay:
         assert half.ema_decay == pytest.approx(base.ema_decay**0.5)
-    if name == "finetune":  # which is another recipe for another length
+    if name in ("finetune", "scratch"):  # which follow the length
         return
     longer = resolved(name, case, epochs=4 * base.epochs)
     assert longer.warmup_epochs == base.warmup_epochs
@@ -145,20 +141,6 @@ def test_a_run_keeps_its_numbers_and_refuses_others(few_digits, tmp_path):
         fullstride.train_network(few_digits, "genet_tiny", folder, recipe="genet_nas", **settings)
 
 
-def test_a_run_of_version_01_goes_on_by_its_command(few_digits, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    shutil.copytree(OLD / "sgd", folder)
-    config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
-    spec = NetSpec.from_json(json.dumps(config["spec"]), "old_tiny")
-    monkeypatch.setitem(families.SPECS, "old_tiny", spec)
-    rows = []
-    settings = dict(epochs=config["recipe"]["epochs"], batch=config["recipe"]["batch"])
-    fullstride.train_network(
-        few_digits, "old_tiny", folder, device="cpu", on_epoch=rows.append, **settings
-    )
-    assert [row["epoch"] for row in rows] == [1, 2, 3]
-
-
 def plan_of(folder, data, source="", weights="", **changes):
     """The lines of the plan by their first word."""
     plans: list[TrainingPlan] = []
@@ -180,7 +162,7 @@ def test_the_plan_says_the_recipe_its_numbers_and_what_followed(few_digits, tmp_
         in lines["recipe"]
     )
     assert f"for batch 8; the recipe has {base.lr:.4g} for {base.batch}" in lines["rate"]
-    assert {"warmup", "length"} <= set(lines)
+    assert "warmup" not in lines  # as the recipe follows the length
     assert f"{plan.steps} steps; scratch takes " in lines["length"]
     _, lines = plan_of(tmp_path / "b", few_digits, "scratch", batch=2 * images, **settings)
     assert f"{2 * images} is above the {images} training images" in lines["batch"]
@@ -215,15 +197,6 @@ def test_fine_tuning_begins_at_the_resolution_of_the_weights(few_digits, tmp_pat
     plan, lines = plan_of(tmp_path / "b", few_digits, weights=weights, resolution=16, **settings)
     assert plan.resolution == 16
     assert "48 x 48 pixels go on at 16 x 16; --resolution 48 " in lines["weights"]
-    # A run of an earlier version, at the resolution of the network
-    folder = tmp_path / "b"
-    config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
-    config["recipe"]["resolution"] = None
-    (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))
-    bundle = fullstride.train_network(
-        few_digits, "genet_tiny", folder, weights=weights, device="cpu", **settings
-    )
-    assert bundle.preprocessing.resolution == 16
 
 
 def test_a_network_is_trained_at_multiples_of_its_width_and_depth(few_digits, tmp_path):

@@ -1,4 +1,4 @@
-"""Recipes as data: bounds, lengths, JSON, old names and the help of their fields."""
+"""Recipes as data: bounds, lengths, JSON and the help of their fields."""
 
 import json
 import math
@@ -21,22 +21,10 @@ from fullstride.train.recipe import SHORT_FLAGS, Recipe
 from fullstride.train.recipes.defaults import FINETUNE
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
-from fullstride.train.recipes.reading import RENAMED, field_help, saved_recipe, with_current_flags
+from fullstride.train.recipes.reading import field_help, saved_recipe
 from fullstride.train.run import train as run_training
 
 FIELDS_OF_AUGMENTATION = [field.name for field in fields(Augmentation)]
-
-OLD = (  # names of version 0.1, the names of today, and a value that is no default
-    ("views", "distinct_views", 2),
-    ("turn", "rotation_degrees", 10.0),
-    ("flip", "hflip_prob", 0.25),
-    ("erase", "random_erasing_prob", 0.3),
-    ("accumulate", "grad_accum_steps", 4),
-    ("decoupled", "decoupled_weight_decay", True),
-    ("patience", "early_stop_patience", 5),
-    ("padded", "pad_channels", True),
-    ("engine", "decoder", "opencv"),
-)
 
 # Together these have every pair of features that any named recipe has.
 SAMPLE = (
@@ -144,29 +132,6 @@ def test_the_recipe_of_a_run_a_bundle_or_a_file_is_found_and_its_fields_can_be_c
         json.dumps(asdict(replace(recipe, resolution=16, steps=3, warmup_epochs=0)))
     )
     assert "epoch   1/1 " in capsys.readouterr().out
-
-
-def test_a_recipe_with_the_field_names_of_an_earlier_version_is_read():
-    current = replace(FINETUNE, **{new: value for _, new, value in OLD})
-    saved = asdict(FINETUNE)
-    for old, new, value in OLD:
-        del saved[new]
-        saved[old] = value
-    assert saved_recipe(json.loads(json.dumps(saved)), "it") == current
-    assert {old: new for old, new, _ in OLD} == RENAMED
-
-
-def test_flags_of_an_earlier_version_are_read_with_a_warning_for_each(capsys):
-    words = ["train", "digits", "--recipe.turn", "3", "--recipe.flip=0", "--recipe.no-padded"]
-    current = ["--recipe.rotation-degrees", "3", "--recipe.hflip-prob=0"]
-    current += ["--recipe.no-pad-channels", "--recipe.lr", "1", "--out", "turn"]
-    assert with_current_flags([*words, *current[4:]]) == [*words[:2], *current]
-    warnings = capsys.readouterr().err.splitlines()
-    assert [warning.split()[1] for warning in warnings] == [
-        "--recipe.turn",
-        "--recipe.flip",
-        "--recipe.no-padded",
-    ]
 
 
 def test_the_help_of_a_field_has_the_bounds_of_its_type():
@@ -289,7 +254,7 @@ def test_a_warmup_as_long_as_training_becomes_a_tenth_of_it_and_a_shorter_one_st
         rates = [lr_at((step + 0.5) / 60, resolved) for step in range(60)]
         assert rates.index(max(rates)) == 6
         assert all(0 < rate <= recipe.lr for rate in rates)
-    for epochs in (5.1, 20):  # as in version 0.1, which refused the others
+    for epochs in (5.1, 20):  # of the tenths that are shown
         assert replace(recipe, epochs=epochs).in_epochs(10).warmup_epochs == 5
     one_cycle = replace(recipe, schedule="one_cycle", epochs=1)
     assert one_cycle.in_epochs(60) == one_cycle
@@ -367,13 +332,6 @@ def test_the_candidates_of_genets_search_train_without_the_regularisation_of_the
     recipe = RECIPES["genet_nas"]
     assert (recipe.epochs, recipe.teacher, recipe.auto_augment) == (120, "", False)
     assert (recipe.label_smoothing, recipe.mixup, recipe.random_erasing_prob) == (0.0, 0.0, 0.0)
-
-
-def test_the_factor_of_an_earlier_version_is_read_as_the_same_schedule():
-    for schedule, factor in (("steps", None), ("cosine", None), ("exponential", 0.1)):
-        saved = asdict(replace(FINETUNE, schedule=schedule)) | {"factor": 0.1}
-        assert saved_recipe(saved, "it") == replace(FINETUNE, schedule=schedule, factor=factor)
-    assert RECIPES["tresnet"].momentum == 0.95  # to 0.85, see test_optimize.py
 
 
 @pytest.mark.parametrize(

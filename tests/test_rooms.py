@@ -40,7 +40,7 @@ def test_without_the_fused_form_everything_else_works_and_asking_for_it_is_one_l
     pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu")
     collected = run(*pytest_, "--collect-only")
     assert collected.returncode == 0, collected.stdout
-    files = ("networks", "efficiency", "efficiency_flag", "suite", "old_runs", "activation_bytes")
+    files = ("networks", "efficiency", "efficiency_flag", "suite", "activation_bytes")
     done = run(*pytest_, "-x", *(f"tests/test_{name}.py" for name in files))
     assert done.returncode == 0, done.stdout
     create = "from fullstride import zoo; zoo.create('tresnet_tiny', efficiency='fused')"

@@ -1,7 +1,6 @@
 """Epochs that share a score where they are short, and epochs whose score is not finite."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -101,20 +100,6 @@ def test_a_run_that_stops_between_two_scores_goes_on_to_the_same_weights(
     again = list(run.train(folder, "genet_tiny", few_digits, stopped))
     assert scored(again) == [3, 6, 7]
     assert equal(weights(folder), weights(each[0]))
-
-
-def test_a_run_of_an_earlier_version_is_scored_after_every_epoch_as_it_was(few_digits, tmp_path):
-    folder, many = tmp_path / "run", replace(SHORT, epochs=80)
-    rows = run.train(folder, "genet_tiny", few_digits, many)
-    assert scored([next(rows) for _ in range(4)]) == [2, 4]
-    rows.close()
-    path = folder / run_folder.RUN_CONFIG
-    config = json.loads(path.read_text())
-    assert config.pop("score_every_epochs") == 2
-    del config["recipe"]["score_every_epochs"]
-    path.write_text(json.dumps(config))
-    rows = run.train(folder, "genet_tiny", few_digits, many)
-    assert scored([next(rows) for _ in range(7)]) == [2, 4, 5, 6, 7]
 
 
 def test_a_patience_that_ends_before_a_second_score_is_refused():

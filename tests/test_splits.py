@@ -361,15 +361,6 @@ def test_a_share_for_the_test_is_taken_where_there_is_none(tmp_path):
             [("train", "a"), ("train", "b"), ("test", "a")])})), test=0.5)  # fmt: skip
 
 
-def test_versions_1_and_2_know_neither_groups_nor_copies(tmp_path):
-    where = str(write(tmp_path, dict.fromkeys(patients("ab", each=1, images=40), 7)))
-    for version in (1, 2):
-        assert len(open_data(where, splits=version).train) > 50
-        assert open_data(where, splits=version).notes == ()
-        with pytest.raises(ValueError, match=f"version {version}, .* have no groups"):
-            open_data(where, splits=version, group="1")
-
-
 def test_packing_keeps_the_splits_of_groups(tmp_path, capsys):
     pictures = patients("ab", each=8, images=3)
     where = str(write(tmp_path / "data", pictures))

@@ -108,8 +108,6 @@ def test_the_column_split_names_the_parts(tmp_path):
         open_data(data.where, minival=0.1)
     two = open_data(table(tmp_path, "\n".join(["path,label,split", *rows[:8]])))
     assert (list(two.minival.names), len(two.train), len(two.test)) == (TEN[6:8], 6, 0)
-    old = open_data(two.where, splits=1)
-    assert (list(old.test.names), len(old.train) + len(old.minival)) == (TEN[6:8], 6)
 
 
 def test_parts_that_are_not_named_are_cut_as_in_a_folder_of_the_same_names(tmp_path):

@@ -28,7 +28,6 @@ import tyro
 
 import fullstride
 from fullstride.commands import COMMANDS
-from fullstride.commands.flags import with_current_names
 from fullstride.console import (
     LostOutputError,
     Output,
@@ -89,7 +88,7 @@ def run_in(output: Output, words: Sequence[str]) -> int:
         print(f"fullstride {fullstride.__version__}")
         return 0
     try:
-        call = parse(with_current_names(words))
+        call = parse(words)
         output.goes_on = getattr(call, "keywords", {}).get("out") is not None
         call()
     except KeyboardInterrupt:

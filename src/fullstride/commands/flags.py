@@ -1,15 +1,14 @@
-"""Which arguments do several commands share, and which old names are still read?"""
+"""Which arguments do several commands share?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.console import print_error, report_ignored
+from fullstride.console import report_ignored
 from fullstride.nets.load_options import LoadOptions
-from fullstride.train.recipes.reading import with_current_flags
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -95,24 +94,6 @@ class SplitFlags:
 
 Splits = Annotated[SplitFlags, arg(name="")]  # the flags have the names of its fields
 SPLITS = SplitFlags()
-
-# Flags that had another name in version 0.1, and are still read: old name -> name.
-RENAMED = {"--engines": "--runtimes", "--mark-every": "--checkpoint-every-steps"}
-
-
-def with_current_names(words: Sequence[str]) -> list[str]:
-    """The words of a command line with the current names of flags, and a warning for each old one.
-
-    Old names of a recipe's fields are those of `recipe.RENAMED`.
-    """
-    current = []
-    for word in words:
-        flag, equals, value = word.partition("=")
-        new = RENAMED.get(flag.replace("_", "-"))
-        if new:
-            print_error(f"{flag} is deprecated, use {new}")
-        current.append(f"{new}{equals}{value}" if new else word)
-    return with_current_flags(current)
 
 
 def refuse_flags(values: Mapping[str, Any], reason: str) -> None:

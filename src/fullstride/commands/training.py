@@ -123,7 +123,7 @@ def train(
     from fullstride.measure.environment import choose_device
     from fullstride.report.training_progress import TrainingProgress
     from fullstride.tasks import find_task
-    from fullstride.train import run, run_folder
+    from fullstride.train import run
     from fullstride.train.distributed import init_distributed
     from fullstride.train.run_times import recipe_within
     from fullstride.train.tensorboard import open_board
@@ -133,9 +133,9 @@ def train(
     deadline = deadline_s(hours, minutes)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, weights_kind=weights_kind, width=width, depth=depth)
-    splits: dict[str, Any] = dict(minival=minival, test=test, group=group)
-    splits |= dict(keep_duplicates=keep_duplicates, splits=run_folder.saved_splits(out))
-    images = kind.open_data(data, **splits)
+    images = kind.open_data(
+        data, minival=minival, test=test, group=group, keep_duplicates=keep_duplicates
+    )
     report_ignored(images.ignored, images.notes)
     with (
         init_distributed(choose_device(device), ddp_timeout_s) as (context, place),

@@ -23,7 +23,7 @@ from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_
 from fullstride.data.readers.idx import holds_idx, read_idx_folder
 from fullstride.data.readers.listing import Listing
 from fullstride.data.readers.objects import Objects
-from fullstride.data.readers.splits import LATEST_SPLITS, SplitRule, Splits, take_splits
+from fullstride.data.readers.splits import SplitRule, Splits, take_splits
 from fullstride.data.readers.tar_shards import holds_shards, read_shards
 from fullstride.data.readers.unused import count_unused
 
@@ -172,7 +172,6 @@ def open_data(
     test: float | None = None,
     group: str = "",
     keep_duplicates: bool = False,
-    splits: int = LATEST_SPLITS,
     copies: Mapping[str, tuple[str, ...]] | None = None,
     left_out: Sequence[str] = (),
     unseen_classes: bool = False,
@@ -207,8 +206,6 @@ def open_data(
             one group for the name, such as "(patient[0-9]+)". The hash of the group decides then.
         keep_duplicates: By default images with the same bytes are in one split, and training images
             that are copies of those in val/ or test/ are left out.
-        splits: Version of these rules. By version 1, of runs that began before, classes were not
-            considered, and val/ alone was the test; 2 has neither groups nor duplicates.
         copies: The names of images with the same bytes, by their hash, as an earlier call has them
             in `rule`; by default the files of equal sizes are compared.
         left_out: The names of training and minival images that are not used. The splits are taken
@@ -218,7 +215,7 @@ def open_data(
 
     Raises ValueError in one line.
     """
-    rule = SplitRule(minival, splits, test, group, keep_duplicates, copies)
+    rule = SplitRule(minival, test, group, keep_duplicates, copies)
     if where == DIGITS:
         data = digits(rule)
     else:

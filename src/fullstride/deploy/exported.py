@@ -24,8 +24,6 @@ Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, .
 # Fields of Metadata that are JSON in a file; all others are text.
 JSON_FIELDS = ("classes", "preprocessing", "scores", "float_layers", "temperature", "mirror")
 JSON_FIELDS += ("task_state", "outputs")
-# Fields of Metadata whose key in a file is another; all others are written by their own name.
-FILE_KEYS = {"input_kind": "input", "float_layers": "kept_float"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,6 @@ class Metadata:
     mirror: bool = True  # whether the mirror image of a picture is of the same class
     task_state: Mapping[str, Any] = field(default_factory=dict)  # see `Bundle`
     # The sizes of the outputs for an image, with 0 for those of the image; (): one for each class.
-    # One size is a number in a file, as in those of earlier versions, and () is 0.
     outputs: tuple[Size, ...] = ()
     precision: Precision = "fp32"
     # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
@@ -63,17 +60,10 @@ class Metadata:
         """`one_input` of the file."""
         return one_input(self.preprocessing, self.input_kind, resolution)
 
-    @classmethod
-    def file_keys(cls) -> dict[str, str]:
-        """The name of each field -> its key in a file."""
-        return {field.name: FILE_KEYS.get(field.name, field.name) for field in fields(cls)}
-
     def to_strings(self) -> dict[str, str]:
-        keys, sizes = self.file_keys(), self.outputs
-        values = asdict(self) | {"outputs": sizes if len(sizes) > 1 else sum(sizes)}
         return {
-            keys[name]: as_utf8(value) if isinstance(value, str) else json.dumps(value)
-            for name, value in values.items()
+            name: as_utf8(value) if isinstance(value, str) else json.dumps(value)
+            for name, value in asdict(self).items()
         }
 
     @classmethod
@@ -82,14 +72,9 @@ class Metadata:
         try:
             if sum(map(len, strings.values())) > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
-            # of earlier files
-            earlier = {"task": "classify", "temperature": "1.0", "mirror": "true"}
-            strings = {**earlier, "task_state": "{}", "outputs": "0", **strings}
-            values: dict[str, Any] = {name: strings[key] for name, key in cls.file_keys().items()}
+            values: dict[str, Any] = {each.name: strings[each.name] for each in fields(cls)}
             for name in JSON_FIELDS:
                 values[name] = parse_json(values[name], name)
-            if isinstance(size := values["outputs"], int):
-                values["outputs"] = [size] if size else []
             return from_json(cls, values, "metadata")
         except (KeyError, ValueError) as error:
             raise ValueError(

@@ -19,8 +19,6 @@ from fullstride.strict_json import Bounds, check_bounds, from_json, parse_json
 from fullstride.writing import atomic_write
 
 OUTPUT = json_output("a profile", "machine", "inference", "sheet")
-# Field in the file -> field here. Files keep the names of version 0.1.
-FIELD_NAMES = {"engine": "runtime", "apart": "resolvable_ratio"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +98,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """As in JSON."""
-        return rename_fields(asdict(self), {name: key for key, name in FIELD_NAMES.items()})
+        return asdict(self)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1) + "\n"
@@ -108,19 +106,13 @@ class Profile:
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "profile") -> "Profile":
         """Raises ValueError with one line for everything that is not a profile."""
-        return from_json(cls, rename_fields(parse_json(text, where), FIELD_NAMES), where)
+        return from_json(cls, parse_json(text, where), where)
 
 
 def check_text(instance: Any) -> None:
     for name, value in vars(instance).items():
         if isinstance(value, str) and not value.isprintable():
             raise ValueError(f"{name} {value[:40]!r}: use one line of text")
-
-
-def rename_fields(data: Any, names: Mapping[str, str]) -> Any:
-    if not isinstance(data, dict):
-        return data
-    return {names.get(key, key): rename_fields(value, names) for key, value in data.items()}
 
 
 def save_profile(profile: Profile, path: Path) -> None:

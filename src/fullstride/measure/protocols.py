@@ -11,7 +11,7 @@ from fullstride import strict_json
 from fullstride.measure.environment import Environment
 from fullstride.measure.memory.max_batch import MULTIPLE
 from fullstride.measure.workload import Layout, Precision, Work
-from fullstride.nets.efficiency import Efficiency, current_name
+from fullstride.nets.efficiency import Efficiency
 from fullstride.nets.precision import short_precision
 from fullstride.outputs import json_output
 from fullstride.strict_json import Bounds
@@ -156,9 +156,6 @@ class Measurement:
         cls, data: str | Mapping[str, Any], where: str = "JSON of a measurement"
     ) -> "Measurement":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
-        data = strict_json.parse_json(data, where) if isinstance(data, str) else data
-        if isinstance(data, Mapping) and isinstance(data.get("efficiency"), str):
-            data = {**data, "efficiency": current_name(data["efficiency"])}
         return strict_json.from_json(cls, data, where)
 
 

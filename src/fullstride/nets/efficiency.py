@@ -7,12 +7,6 @@ from typing import Literal
 # torch.compile, with recomputation (see `nets.compile`).
 Efficiency = Literal["plain", "fused", "plain_compiled", "fused_compiled"]
 
-# Names of version 0.1, which are read from files and flags.
-RENAMED: dict[str, Efficiency] = {
-    "lean": "fused",
-    "compiled": "fused_compiled",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingForm:
@@ -27,11 +21,6 @@ class TrainingForm:
 
 
 PLAIN = TrainingForm()
-
-
-def current_name(efficiency: str) -> str:
-    """The name of this version for that of an earlier one."""
-    return RENAMED.get(efficiency, efficiency)
 
 
 def is_fused(efficiency: str) -> bool:

@@ -14,7 +14,6 @@ from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, Metadata, build, no_head, read_spec
 from fullstride.nets.class_names import imagenet_words, read_class_names
-from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from fullstride.nets.spec import NetSpec
@@ -90,7 +89,7 @@ def create(
     `padded`: with channels padded to multiples of 8 by zeros. These are for networks that
     `fullstride zoo` lists.
     """
-    if current_name(efficiency) not in ("plain", "fused"):
+    if efficiency not in ("plain", "fused"):
         raise ValueError(
             f"efficiency {efficiency!r} of a network: use plain or fused; "
             "a recipe compiles it or chooses"

@@ -15,7 +15,6 @@ from fullstride.papers.suite_page import SuiteFile
 from fullstride.strict_json import from_json, read_json
 from fullstride.tables.names import PRINTED
 
-ALIASES = {" lean": " fused"}  # suffixes of names in files of earlier versions
 LARGEST_BATCH = 64  # of measurements by the protocol genet: the batch of GENet's figures
 # Quantities by their names in speed.csv, as functions of ms per image.
 QUANTITIES: dict[str, Callable[[float], float]] = {
@@ -132,8 +131,7 @@ def own_name(name: str) -> str:
     """Our name of a network that was measured as timm's, fused or compiled."""
     ours = {f"timm/{theirs}": name for name, theirs in TIMM.items()}
     plain = name.removesuffix(" compiled")
-    for suffix in (*ALIASES, *ALIASES.values()):
-        plain = plain.removesuffix(suffix)
+    plain = plain.removesuffix(" fused")
     return ours.get(plain, plain)
 
 

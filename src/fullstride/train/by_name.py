@@ -73,10 +73,10 @@ def train_network(
     """
     deadline = deadline_s(None, minutes)
     out, kind = Path(out), find_task(task)
-    rule = SplitRule(minival, run_folder.saved_splits(out), test, group, keep_duplicates)
+    rule = SplitRule(minival, test, group, keep_duplicates)
     if not isinstance(data, DataSet):
         data = kind.open_data(str(data), **asdict(rule))
-    elif rule != SplitRule(splits=rule.splits):
+    elif rule != SplitRule():
         raise ValueError(
             "minival, test, group and keep_duplicates are for the name of data: give them to "
             "open_data where you give a DataSet"

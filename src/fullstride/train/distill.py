@@ -26,13 +26,10 @@ from fullstride.outputs import Output
 from fullstride.storage import read_regular
 from fullstride.strict_json import MAX_JSON_BYTES
 from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.reading import RENAMED
 from fullstride.writing import atomic_write, check_output
 
 KEY = "about.json"  # in the folder of a cache
 CHUNK_BYTES = 2**20
-# Fields that version 0.2 did not have: they are in the key only where they change the pixels.
-NEW_AUGMENTATION = {"random_kernel", "trivial_augment", "rand_form", "random_erasing_fill"}
 
 
 class TeacherProbabilities(Protocol):
@@ -68,7 +65,6 @@ class Teacher(nn.Module):
         self.register_buffer("shift", shift, persistent=False)
         same_size = own.resolution == student.resolution
         self.side = None if same_size else own.resolution
-        # None for the same order, as caches of earlier versions have no such entry in their key.
         order = None if outputs is None else torch.tensor(outputs)
         self.register_buffer("outputs", order, persistent=False)
 
@@ -154,23 +150,13 @@ def build_teacher(
                 f"--teacher-cache stores one view of an image per epoch, and recipe.{name} draws "
                 "several: leave out one of them"
             )
-    # Earlier caches stay valid: the key has the names of version 0.1, and what it lacks was off.
-    preprocessing = asdict(pre)
-    del preprocessing["frames"], preprocessing["frame_stride"]
-    if not pre.draft:
-        del preprocessing["draft"]
-    old_names = {new: old for old, new in RENAMED.items()}
-    names = [
-        field.name
-        for field in fields(Augmentation)
-        if field.name not in NEW_AUGMENTATION or getattr(recipe, field.name) != field.default
-    ]
+    names = [field.name for field in fields(Augmentation)]
     names += ["decoder", "seed", "distinct_views", "precision"]
     views = {
         "data": data.fingerprint,
         "mirror": data.mirror,
-        "preprocessing": preprocessing,
-        **{old_names.get(name, name): getattr(recipe, name) for name in names},
+        "preprocessing": asdict(pre),
+        **{name: getattr(recipe, name) for name in names},
     }
     return CachedTeacher(
         teacher, cache, len(data.train), views, recipe.distinct_views or math.ceil(recipe.epochs)

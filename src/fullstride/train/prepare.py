@@ -180,7 +180,7 @@ def prepare(
     task = (task or find_task()).with_options(recipe).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
     start = initial_weights(model, weights, weights_kind)
-    spec, net, pre = network_to_train(model, task, data, recipe, start, saved, width, depth)
+    spec, net, pre = network_to_train(model, task, data, recipe, start, width, depth)
     if workers is None:
         per_epoch = len(data.train) // recipe.batch
         workers = choose_workers(data.train, per_epoch, device)
@@ -208,7 +208,7 @@ def prepare(
         efficiency=resolved.efficiency,
         score_every_epochs=resolved.score_every_epochs,
         precision=resolved.precision,
-        channels_last=resolved.channels_last,
+        channels_last=bool(resolved.channels_last),
         grad_accum_steps=resolved.grad_accum_steps,
         task=task.name,
         recipe_name=named.name,

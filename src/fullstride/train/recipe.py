@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from fullstride.nets.efficiency import current_name, is_fused
+from fullstride.nets.efficiency import is_fused
 from fullstride.nets.precision import short_precision
 from fullstride.nets.preprocessing import Fit
 from fullstride.strict_json import Bounds, check_bounds
@@ -263,7 +263,6 @@ class Recipe:
         check_length(self)
         check_balance(self)
         check_unlabelled(self)
-        object.__setattr__(self, "efficiency", current_name(self.efficiency))
         object.__setattr__(self, "precision", short_precision(self.precision))
         if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
             raise ValueError(

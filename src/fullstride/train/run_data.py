@@ -1,6 +1,6 @@
 """Which images belong to a run? Its data set, and images to score it on that it has not seen."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fullstride.console import print_note
@@ -38,7 +38,7 @@ def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
     config = _config(where, data)
     whole = _own_data(config, bundle, data) if config else None
     if whole is None:
-        whole = _other_data(config, bundle, data)
+        whole = _other_data(bundle, data)
     return _matched(whole, where, bundle, data)
 
 
@@ -61,7 +61,7 @@ def images_to_score(
             notes.append(f"all images of {everything.name} are scored, as it has no splits")
         whole = everything
         if split != ALL:
-            whole = _other_data(config, bundle, data)
+            whole = _other_data(bundle, data)
     trained_on = {*whole.train.names} if is_own else set()
     if split == ALL and is_own:
         whole = _everything(bundle, whole.where)
@@ -115,15 +115,15 @@ def _own_data(config: RunConfig, bundle: Bundle, data: str) -> DataSet | None:
     return other if other.fingerprint == config.fingerprint else None
 
 
-def _other_data(config: RunConfig | None, bundle: Bundle, data: str) -> DataSet:
+def _other_data(bundle: Bundle, data: str) -> DataSet:
     """A data set that is not the run's. Copies that training would refuse do not matter here."""
-    rule, task = SplitRule(splits=config.splits) if config else SplitRule(), find_task(bundle.task)
+    task = find_task(bundle.task)
     try:
-        return task.open_data(data, **asdict(rule))
+        return task.open_data(data)
     except OnlyCopiesError as error:
         reason = str(error).partition(":")[0]
         print_note(f"{data}: {reason}; nothing is trained on here, so they stay")
-        return task.open_data(data, **asdict(replace(rule, keep_duplicates=True)))
+        return task.open_data(data, keep_duplicates=True)
 
 
 def _is_same_place(one: str, other: str) -> bool:

@@ -6,23 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.readers.splits import LATEST_SPLITS, OLD_SPLITS, Share, SplitRule
+from fullstride.data.readers.splits import Share, SplitRule
 from fullstride.nets import bundle
-from fullstride.nets.efficiency import current_name
 from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights.reader import read_data
 from fullstride.outputs import Output, begins_with, has_keys, json_output
 from fullstride.storage import read_regular
-from fullstride.strict_json import Bounds, from_json, read_json, to_json
+from fullstride.strict_json import from_json, read_json, to_json
 from fullstride.tasks.task import Metric, Task
-from fullstride.train.recipe import LEFT_TO_THE_DEVICE, Count, NonNegative, PositiveInt, Recipe
+from fullstride.train.recipe import LEFT_TO_THE_DEVICE, NonNegative, PositiveInt, Recipe
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
 from fullstride.train.recipes.reading import saved_recipe
 from fullstride.train.training_state import read_state
@@ -55,17 +54,14 @@ class RunConfig:
     spec: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
     recipe: Mapping[str, Any]
-    efficiency: str = ""  # of the recipe, or the fastest if that is auto
-    score_every_epochs: PositiveInt = 1  # of the recipe, or by the length of its epochs
-    # of the recipe, or of the device that the run began on if the recipe leaves them to it; earlier
-    # versions of this file lack them, as recipes had no such values
-    precision: str = ""
-    channels_last: bool | None = None
-    grad_accum_steps: Count = 0
+    efficiency: str  # of the recipe, or the fastest if that is auto
+    score_every_epochs: PositiveInt  # of the recipe, or by the length of its epochs
+    # of the recipe, or of the device that the run began on if the recipe leaves them to it
+    precision: str
+    channels_last: bool
+    grad_accum_steps: PositiveInt
     task: str = "classify"
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
-    # version of the rule by which the splits were taken; earlier versions of this file lack it
-    splits: Annotated[int, Bounds(ge=OLD_SPLITS, le=LATEST_SPLITS)] = OLD_SPLITS
     pseudo_labels: str = ""  # fingerprint of those that are trained on
     recipe_name: str = ""  # of the named recipe that `recipe` was made from; "" for another
     test: Share | None = None  # share of the images, see `SplitRule`
@@ -120,8 +116,6 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
     path = folder / RUN_CONFIG
     if path.exists() and is_begun(folder):
         both = read_config(folder, "give another --out"), config
-        if both[0].fingerprint == config.fingerprint:  # the splits are the same by both rules
-            both = both[0], replace(config, splits=both[0].splits)
         # a name is compared when a recipe is resolved
         both = both[0], replace(both[1], recipe_name=both[0].recipe_name)
         saved, current = (json.loads(to_json(replace(each, data=""))) for each in both)
@@ -140,53 +134,18 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
 
 
 def read_config(folder: Path, hint: str) -> RunConfig:
-    """The configuration of a run of this or an earlier version, by the names of this version.
-
-    Fields that an earlier version did not have take their defaults. Raises
-    ValueError, in one line that ends with `hint`.
-    """
+    """The configuration of a run. Raises ValueError, in one line that ends with `hint`."""
     path = folder / RUN_CONFIG
     try:
         config = from_json(RunConfig, read_json(path), str(path))
         recipe = asdict(saved_recipe(config.recipe, str(path)))
-        preprocessing = _saved_preprocessing(config.preprocessing, f"{path}: preprocessing")
+        preprocessing = from_json(Preprocessing, config.preprocessing, f"{path}: preprocessing")
         spec = config.spec
-        if "stages" in spec:  # with the fields that an earlier version did not have
+        if "stages" in spec:
             spec = json.loads(NetSpec.from_json(spec, f"{path}: spec").to_json())
     except ValueError as error:
         raise ValueError(f"{error}; or {hint}") from None
-    efficiency = current_name(config.efficiency)
-    if config.efficiency == "compiled" and "timm" in config.spec:
-        efficiency = "plain_compiled"  # version 0.1 compiled timm's networks as plain modules
-    if recipe["efficiency"] != "auto" and efficiency:
-        recipe["efficiency"] = efficiency
-    return replace(
-        config,
-        spec=spec,
-        preprocessing=preprocessing,
-        efficiency=efficiency,
-        recipe=recipe,
-        precision=config.precision or recipe["precision"],
-        channels_last=(
-            recipe["channels_last"] if config.channels_last is None else config.channels_last
-        ),
-        grad_accum_steps=config.grad_accum_steps or recipe["grad_accum_steps"],
-    )
-
-
-def _saved_preprocessing(saved: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The preprocessing of a run; those of earlier versions lack the fields with values here."""
-    saved = {"draft": False, "frames": 0, "frame_stride": 1, **saved}
-    if missing := [each.name for each in fields(Preprocessing) if each.name not in saved]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}")
-    return asdict(from_json(Preprocessing, saved, where))
-
-
-def saved_splits(folder: Path, hint: str = "give another --out") -> int:
-    """The version of the rule by which a run took its splits; the latest where there is no run."""
-    if not (folder / RUN_CONFIG).exists():
-        return LATEST_SPLITS
-    return read_config(folder, hint).splits
+    return replace(config, recipe=recipe, preprocessing=asdict(preprocessing), spec=spec)
 
 
 def resumable_config(folder: Path) -> RunConfig | None:
@@ -272,12 +231,8 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
 
 
 def read_row(text: str, number: int, where: str) -> dict[str, Any]:
-    """The row of epoch `number` in the log of any version, by the current names.
-
-    Logs of version 0.1 have "minival_top1" for "minival/top1". Raises ValueError in one line.
-    """
-    data = from_json(dict[str, Any], text, where)
-    row = {key.replace("minival_", "minival/"): value for key, value in data.items()}
+    """The row of epoch `number` in a log. Raises ValueError in one line."""
+    row = from_json(dict[str, Any], text, where)
     scores = {key: value for key, value in row.items() if key.startswith("minival/")}
     others = {key: value for key, value in row.items() if key not in scores}
     fixed = from_json(LogRow, others, where)

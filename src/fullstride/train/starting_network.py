@@ -19,7 +19,6 @@ from fullstride.nets.weights.text import first_ten
 from fullstride.tasks import build_head
 from fullstride.tasks.task import Task
 from fullstride.train.recipe import Recipe
-from fullstride.train.run_folder import RunConfig
 
 
 def network_to_train(
@@ -28,20 +27,14 @@ def network_to_train(
     data: DataSet,
     recipe: Recipe,
     start: Bundle | None,
-    saved: RunConfig | None,
     width: float = 1.0,
     depth: float = 1.0,
 ) -> tuple[Spec, Backbone, Preprocessing]:
     """The spec of `initial_network` as it is saved, the network as it trains, and the pixels.
 
-    The network has the regularisation of the recipe and, where it says so, padded channels. A run
-    that is resumed keeps the resolution and the decoding of `saved`.
+    The network has the regularisation of the recipe and, where it says so, padded channels.
     """
-    # runs of earlier versions have the resolution of the network, not that of the weights
-    side = saved.preprocessing["resolution"] if saved else None
-    net, pre = initial_network(model, task, data, recipe, start, side, width, depth)
-    if saved and recipe.draft is None:
-        pre = replace(pre, draft=saved.preprocessing["draft"])
+    net, pre = initial_network(model, task, data, recipe, start, width, depth)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     return net.spec, fused_form.padded(net, model) if recipe.pad_channels else net, pre
 
@@ -66,19 +59,18 @@ def initial_network(
     data: DataSet,
     recipe: Recipe,
     start: Bundle | None = None,
-    resolution: int | None = None,
     width: float = 1.0,
     depth: float = 1.0,
 ) -> tuple[Backbone, Preprocessing]:
     """The network before training, with random weights or those of `start`, and its preprocessing.
 
     A classifier for the same classes in another order is put in the order of the data. The
-    resolution is that of the recipe, or else `resolution`, that of `start` or the network's own.
+    resolution is that of the recipe, or else that of `start` or the network's own.
     `width` and `depth` multiply those of `model`. Gray images are read as RGB, with three equal
     channels, where the weights of `start` take RGB.
     """
     check_input(model, task)
-    resolution = recipe.resolution or resolution or (start and start.preprocessing.resolution)
+    resolution = recipe.resolution or (start and start.preprocessing.resolution)
     frames = (recipe.frames or (start and start.preprocessing.frames)) if task.takes_clips else 0
     channels = max(data.channels, start.preprocessing.channels) if start else data.channels
     torch.manual_seed(recipe.seed)

@@ -20,7 +20,6 @@ OPTIMIZER_TENSORS = {
     "Lamb": ("exp_avg", "exp_avg_sq"),
     "RMSpropTF": ("step", "square_avg", "momentum_buffer"),
 }
-RENAMED_RMSPROP = {"square": "square_avg", "velocity": "momentum_buffer"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class TrainingState:
     optimizer: OptimizerState
     scaler: Mapping[str, float]  # empty unless the precision is fp16
     saves: tuple[str, ...]  # of each fused batch norm, the tensors that it saves
-    # Of `divergence.Divergence`; version 0.2 has neither.
+    # Of `divergence.Divergence`.
     first_loss: float | None = None
     high_losses: Count = 0
 
@@ -78,8 +77,6 @@ def load_optimizer(
     ]
     if indices != [group["params"] for group in own]:
         raise ValueError(f"{where}: param_groups: these are not the parameters of this network")
-    if all("decay" in group for group in saved.param_groups):
-        saved = with_current_rmsprop_names(saved)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     allowed = OPTIMIZER_TENSORS[type(optimizer).__name__]
     required = set(allowed) - ({"momentum_buffer"} if not own[0].get("momentum") else set())
@@ -111,18 +108,6 @@ def lamb_step(group: Mapping[str, Any], where: str) -> Tensor:
     if step.shape != () or not is_finite(step) or step < 0:
         raise ValueError(f"{where}: step of the optimizer: use a number of steps")
     return step.clone()
-
-
-def with_current_rmsprop_names(saved: OptimizerState) -> OptimizerState:
-    """RMSProp in checkpoints of version 0.1 had other names, and did not count steps."""
-    state = {
-        index: {
-            "step": torch.tensor(0.0),
-            **{RENAMED_RMSPROP.get(name, name): value for name, value in values.items()},
-        }
-        for index, values in saved.state.items()
-    }
-    return OptimizerState(state, saved.param_groups)
 
 
 def is_finite(value: Tensor) -> bool:

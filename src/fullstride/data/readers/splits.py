@@ -22,8 +22,6 @@ from fullstride.data.readers.listing import (
 from fullstride.strict_json import Bounds
 
 TEST_SHARE = 0.1
-# Versions of the rule: without classes; by class; with groups and copies. A run keeps its own.
-OLD_SPLITS, BY_CLASS, LATEST_SPLITS = 1, 2, 3
 
 Share = Annotated[float, Bounds(ge=0, lt=1)]
 
@@ -37,7 +35,6 @@ class SplitRule:
     """
 
     minival: Share | None = None  # of the training images; None: by their number
-    splits: int = LATEST_SPLITS  # version of this rule
     test: Share | None = None  # of the images; None: a tenth, but none beside a validation split
     group: str = ""  # what images of one split have in common, see `group_keys`
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
@@ -51,13 +48,6 @@ class SplitRule:
                 raise ValueError(
                     f"{name} {share}: use a share of the images above 0 and below 1, or 0 for none"
                 )
-        if self.splits not in range(OLD_SPLITS, LATEST_SPLITS + 1):
-            raise ValueError(f"splits {self.splits}: use {OLD_SPLITS} to {LATEST_SPLITS}")
-        if self.group and self.splits < LATEST_SPLITS:
-            raise ValueError(
-                f"group {self.group!r}: the splits of version {self.splits}, which this run began "
-                "with, have no groups; give another --out"
-            )
 
     @property
     def all_for_training(self) -> bool:
@@ -86,7 +76,7 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
 
     Without any, a test and a minival are taken, both stratified by class. Beside a test, the
     minival is taken. A validation split is the minival, and there is then no test unless the data
-    have one or the rule asks for it; by the oldest rule it is the test, and the minival is taken.
+    have one or the rule asks for it.
 
     Images of one group, and copies, are in one split. Splits of the data stay as they are, but
     training images that are copies of others' are left out.
@@ -95,8 +85,6 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     """
     train, val, test = (listing.splits.get(name) for name in ("train", "val", "test"))
     assert train is not None
-    if val is not None and test is None and rule.splits == OLD_SPLITS:
-        val, test = None, val
     for name, share, samples in (
         (listing.val_name, rule.minival, val),
         ("test", rule.test, test),
@@ -142,7 +130,7 @@ Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the im
 
 
 def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
-    if rule.keep_duplicates or rule.splits < LATEST_SPLITS:
+    if rule.keep_duplicates:
         return [], []
     if rule.copies is not None:
         samples = {sample.name: sample for sample in listing.samples}
@@ -168,7 +156,7 @@ def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
 
 
 def _with_copies(rule: SplitRule, copies: Copies) -> SplitRule:
-    if rule.keep_duplicates or rule.splits < LATEST_SPLITS:
+    if rule.keep_duplicates:
         return rule
     return replace(rule, copies={key: tuple(s.name for s in same) for key, same in copies})
 
@@ -267,7 +255,7 @@ def _samples(units: Iterable[Unit]) -> Iterator[Sample]:
 def _take(
     units: Sequence[Unit], share: float, start: float, leave: int, rule: SplitRule
 ) -> tuple[list[Unit], list[Unit]]:
-    """The other units and the `share` of them that is taken, by the version of the rule.
+    """The other units and the `share` of them that is taken.
 
     `start` is the lowest fraction in the pool. `leave` units of each class are left, for the splits
     that are still to be filled. At least one unit is taken, and never all.
@@ -281,11 +269,7 @@ def _take(
         )
     below = start + (1 - start) * share
     ordered = sorted(units, key=lambda unit: unit.fraction)
-    if rule.splits == OLD_SPLITS:
-        count = sum(unit.fraction < below for unit in units)
-        taken = set(ordered[: min(max(1, count), len(units) - 1)])
-    else:
-        taken = _take_by_class(ordered, below, leave)
+    taken = _take_by_class(ordered, below, leave)
     return [u for u in units if u not in taken], [u for u in units if u in taken]
 
 

@@ -283,10 +283,7 @@ def write_index(folder: Path, index: Index) -> None:
     }
     channels = 1 if index.channels == 1 else 3
     file = _IndexFile(FORMAT, index.classes, channels, index.mirror, shards, tuple(sets))
-    content = asdict(file)
-    if not sets:  # an earlier version reads the others
-        del content["label_sets"]
-    (folder / INDEX).write_text(json.dumps(content))
+    (folder / INDEX).write_text(json.dumps(asdict(file)))
 
 
 def _read_index(path: Path) -> Index:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fullstride.deploy.exported import FILE_KEYS, ExportedModel, ExportedModule
+from fullstride.deploy.exported import ExportedModel, ExportedModule
 from fullstride.deploy.formats import (
     onnx,
     openvino,
@@ -56,7 +56,7 @@ def output(kind: Format, force: bool) -> Output:
 
 def _is_exported_folder(path: Path) -> bool:
     """Whether the folder has the form of a format, with our metadata in its graph."""
-    mark = FILE_KEYS["float_layers"].encode()
+    mark = b"float_layers"
     graphs = (each for each in path.rglob("*") if each.suffix in (".onnx", ".xml"))
     return detect_format(path) is not None and any(
         mark in read_regular(each, MAX_GRAPH_BYTES) for each in graphs if each.is_file()

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -133,9 +133,10 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
 
 def read_strings(model: Any) -> dict[str, str]:
+    keys = (each.name for each in fields(Metadata))
     return {
         key: model.get_rt_info([SECTION, key]).astype(str)
-        for key in Metadata.file_keys().values()
+        for key in keys
         if model.has_rt_info([SECTION, key])
     }
 

@@ -106,11 +106,9 @@ def quiet_share(samples: Sequence[Timing]) -> float:
 
 def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
     """All measured times and the environment as JSON."""
-    keys = ("network", "family", "batch", "seconds", "spread", "quiet", "clock", "wall_s", "cpu_s")
-    rows = [
-        {"engine": sample.runtime, **{key: getattr(sample, key) for key in keys}}
-        for sample in samples
-    ]
+    keys = ("runtime", "network", "family", "batch", "seconds", "spread", "quiet", "clock")
+    keys += ("wall_s", "cpu_s")
+    rows = [{key: getattr(sample, key) for key in keys} for sample in samples]
     settings = {key: getattr(plan, key) for key in ("resolution", "precision", "layout")}
     environment = asdict(Environment.here(plan.device))
     with atomic_write(path, TIMES) as temporary:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fullstride.train.recipe import Recipe
 
-# The default of version 0.1, with which `DIGITS` and the fine-tuning of int8 files begin.
+# What `DIGITS` and the fine-tuning of int8 files begin with.
 FINETUNE = Recipe(
     epochs=20,
     batch=64,

@@ -56,7 +56,6 @@ RECIPES = {
     "tresnet_448": papers.TRESNET_448,
     "tresnet_transfer": papers.TRESNET_TRANSFER,
     "tresnet_finegrained": papers.TRESNET_FINEGRAINED,
-    "tresnet_triplet": papers.TRESNET_FINEGRAINED,  # its earlier name
     "tresnet_multilabel": papers.TRESNET_MULTILABEL,
     "tresnet_fcos": papers.TRESNET_FCOS,
     "resnet": papers.RESNET,
