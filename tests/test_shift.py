@@ -80,6 +80,13 @@ def test_no_test_and_one_that_is_as_good_or_too_small_to_tell_are_not_told(run, 
     assert shift_lines(run, data, of_share(run, 0.75, 400))
 
 
+def test_images_are_named_by_their_letters_alone(run, shifted):
+    data, test = shifted[0], shifted[0].test
+    names = tuple(f"\x1b{name}" for name in test.names)
+    hostile = replace(test, names=names, read=lambda name: test.read(name[1:]))
+    assert r"\x1b" in shift_lines(run, replace(data, test=hostile))[2]
+
+
 def of_share(run, share, images):
     """The scores of a test with so many images, of which that share is classified correctly."""
     test = score_file.load(run / run_folder.SCORES).splits["test"]

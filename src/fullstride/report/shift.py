@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import normalize
 
+from fullstride.console import printable
 from fullstride.nets.bundle import Bundle, read_metadata
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.report.format import wilson
@@ -53,14 +54,17 @@ def shift_lines(
     ]
     before = {each.name: each.recall for each in minival.by_class}
     falls = [
-        (each.images * (recall - each.recall), f"{each.name} ({recall:.0f} to {each.recall:.0f} %)")
+        (
+            each.images * (recall - each.recall),
+            f"{printable(each.name)} ({recall:.0f} to {each.recall:.0f} %)",
+        )
         for each in test.by_class
         if each.recall is not None and (recall := before.get(each.name)) is not None
     ]
     if classes := [text for fall, text in sorted(falls, reverse=True)[:SHOWN] if fall > 0]:
         lines.append(f"shift    most images are lost in {', '.join(classes)}")
     if names := least_like_training(run / run_folder.BUNDLE, data, device):
-        lines.append(f"shift    least like the training images: {', '.join(names)}")
+        lines.append(f"shift    least like the training images: {', '.join(map(printable, names))}")
     lines.append(
         "shift    a val/ of the new kind, or --group with what images of a kind have in common, "
         "would choose better networks for them"
