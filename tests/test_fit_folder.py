@@ -5,11 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from fullstride.autofit.fit_folder import create_or_resume
+from fullstride.autofit.fit import fit
+from fullstride.autofit.fit_folder import FIT
 from fullstride.autofit.listing.candidates import Candidate
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
-from fullstride.search.study_folder import read_seconds, run_stage, saved_stage
+from fullstride.search.locks import LockedError
+from fullstride.search.study_folder import (
+    create_or_resume,
+    read_seconds,
+    run_stage,
+    saved_stage,
+)
 
 SETTINGS = FitSettings(budget_ms=5, batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
 CANDIDATES = tuple(Candidate(model="genet_tiny", resolution=side, top1=70.5) for side in (32, 48))
@@ -57,13 +64,13 @@ def test_a_stage_that_was_stopped_has_no_result_but_its_seconds(tmp_path):
 
 def test_a_fit_that_trains_goes_on_with_the_same_data_and_settings_only(tmp_path, digits):
     folder = tmp_path / "fit"
-    first, note = create_or_resume(folder, digits, SETTINGS)
+    first, note = create_or_resume(FIT, folder, digits, SETTINGS)
     (folder / "trials").mkdir()
-    assert create_or_resume(folder, replace(digits, where="moved"), SETTINGS) == (first, note)
+    assert create_or_resume(FIT, folder, replace(digits, where="moved"), SETTINGS) == (first, note)
     with pytest.raises(ValueError, match=r"another fit: batch is 2 there and 4 now"):
-        create_or_resume(folder, digits, replace(SETTINGS, batch=4))
+        create_or_resume(FIT, folder, digits, replace(SETTINGS, batch=4))
     with pytest.raises(ValueError, match="images or labels"):
-        create_or_resume(folder, replace(digits, fingerprint="0"), SETTINGS)
+        create_or_resume(FIT, folder, replace(digits, fingerprint="0"), SETTINGS)
 
 
 RESULTS = {f"{name}.json" for name in ("data", "candidates", "times", "plan")}
@@ -84,26 +91,38 @@ def test_before_training_other_arguments_delete_what_they_change(
     tmp_path, digits, changes, deleted
 ):
     folder = tmp_path / "fit"
-    create_or_resume(folder, digits, SETTINGS)
+    create_or_resume(FIT, folder, digits, SETTINGS)
     for name in RESULTS | MEASURED:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
     other = "fingerprint" in changes
     data = replace(digits, **changes) if other else digits
     settings = SETTINGS if other else replace(SETTINGS, **changes)
-    config, note = create_or_resume(folder, data, settings)
+    config, note = create_or_resume(FIT, folder, data, settings)
     assert (config.settings, config.fingerprint) == (settings, data.fingerprint)
     assert all(("images" if other else name) in note for name in changes)
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
     assert there == (RESULTS | MEASURED) - deleted | {"fit_config.json"}
-    assert create_or_resume(folder, data, settings) == (config, "")
+    assert create_or_resume(FIT, folder, data, settings) == (config, "")
 
 
-def test_a_folder_of_something_else_is_left_as_it_was(tmp_path, digits):
-    (tmp_path / "letter.txt").write_text("Dear")
-    with pytest.raises(ValueError, match=r"no fit, but has letter\.txt"):
-        create_or_resume(tmp_path, digits, SETTINGS)
-    assert [each.name for each in tmp_path.iterdir()] == ["letter.txt"]
+def test_one_process_works_in_a_folder_and_a_second_one_is_told_in_a_line(tmp_path, digits):
+    folder = tmp_path / "fit"
+    settings = dict(budget_ms=5, candidates=("genet_tiny",), weights="none", dry_run=True)
+    first = fit(digits, folder, **settings)
+    next(first)
+    with pytest.raises(LockedError, match=f"process .* works in {folder}: wait"):
+        next(fit(digits, folder, **settings))
+    first.close()
+    assert next(fit(digits, folder, **settings)).stage == "data"
+
+
+@pytest.mark.parametrize("what", ["letter.txt", "fit_config.json"])
+def test_nothing_is_written_to_a_folder_of_something_else(tmp_path, digits, what):
+    (tmp_path / what).write_text("Dear")
+    with pytest.raises(ValueError, match=what):
+        next(fit(digits, tmp_path, budget_ms=5))
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(what, "Dear")]
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"stage": "candidates", "result": 3}'])

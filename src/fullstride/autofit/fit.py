@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fullstride.autofit.fit_folder import create_or_resume
+from fullstride.autofit.fit_folder import FIT
 from fullstride.autofit.inspection.data_report import DataReport, look_at, without_duplicates
 from fullstride.autofit.listing.candidates import (
     Candidate,
@@ -36,6 +36,7 @@ from fullstride.report.plots import save_png
 from fullstride.search.study_folder import (
     Event,
     check_images,
+    open_study,
     read_seconds,
     run_stage,
     stage_events,
@@ -114,82 +115,84 @@ def fit_data(
     budget, devices = settings.budget(), local_devices(train_device, cores_per_trial=None)
     profile = None if settings.is_here else load_profile(settings.device)
     check_settings(settings)
-    config, note = create_or_resume(folder, data, settings, recipe)
-    if note:
-        yield Event("data", line=note)
-    files: dict[str, Any] = dict(formats=settings.formats, precisions=settings.precisions)
-    files |= dict(percentile=settings.percentile, profile=profile, maybe=settings.maybe)
-    files |= dict(input_kind=INPUT)
-    training: dict[str, Any] = dict(recipe=recipe, devices=devices, workers=workers)
+    with open_study(FIT, folder, data, settings, recipe) as (config, note):
+        if note:
+            yield Event("data", line=note)
+        files: dict[str, Any] = dict(formats=settings.formats, precisions=settings.precisions)
+        files |= dict(percentile=settings.percentile, profile=profile, maybe=settings.maybe)
+        files |= dict(input_kind=INPUT)
+        training: dict[str, Any] = dict(recipe=recipe, devices=devices, workers=workers)
 
-    def stage(
-        name: Stage, kind: Any, work: Generator[str, None, Any]
-    ) -> Generator[Event, None, Any]:
-        return stage_events(name, run_stage(folder, name, kind, work))
+        def stage(
+            name: Stage, kind: Any, work: Generator[str, None, Any]
+        ) -> Generator[Event, None, Any]:
+            return stage_events(name, run_stage(folder, name, kind, work))
 
-    report: DataReport = yield from stage("data", DataReport, look_at(data, workers))
-    if settings.drop_duplicates:
-        data = without_duplicates(data, report)
-    size: dict[str, Any] = dict(classes=len(data.classes), channels=data.channels)
-    listing = list_candidates(
-        side=report.sides[1],
-        aspect=report.aspect,
-        weights=settings.source_of_weights,
-        names=settings.candidates,
-        licence=settings.licence,
-        resolutions=settings.resolutions,
-        **size,
-    )
-    candidates = yield from stage("candidates", tuple[Candidate, ...], listing)
-    timing = time_candidates(candidates, budget, folder=folder, **size, **files)
-    times = yield from stage("times", tuple[CandidateTime, ...], timing)
-    fitting = affordable(candidates, times, budget, maybe=settings.maybe)
-    forms = within_budget(times, budget, maybe=settings.maybe)
-    bought = WhatFits(candidates=candidates, times=times, budget=budget, maybe=settings.maybe)
-    save_png(budget_figure(bought), folder / BOUGHT)
-    yield Event("budget", result=bought)
-
-    ms = fastest_ms(forms)
-    in_float = {each.candidate for each in forms if each.precision != "int8"}
-    # What chooses has no test images, so that it cannot have seen them.
-    unseen = replace(data, test=data.test.subset([]))
-    limits = dict(hours=settings.limit_hours, spent_s=spent_s(folder, BEFORE_PLAN))
-    planning = make_plan(folder, fitting, ms, unseen, in_float=in_float, **limits, **training)
-    plan: FitPlan = yield from stage("plan", FitPlan, planning)
-    if dry_run:
-        return
-    halving = run_halving(folder, plan, fitting, ms, unseen, in_float=in_float, **training)
-    outcome = yield from stage("training", Outcome, halving)
-    if hours := settings.limit_hours:
-        left_s = 3600 * hours - spent_s(folder, BEFORE_TRAINING) - plan.total_s
-        beyond = {name: time for name, time in fastest_ms(times).items() if name not in ms}
-        teaching = yield from stage(
-            "teaching",
-            Teaching,
-            teach(folder, plan, outcome, candidates, beyond, unseen, left_s=left_s, **training),
+        report: DataReport = yield from stage("data", DataReport, look_at(data, workers))
+        if settings.drop_duplicates:
+            data = without_duplicates(data, report)
+        size: dict[str, Any] = dict(classes=len(data.classes), channels=data.channels)
+        listing = list_candidates(
+            side=report.sides[1],
+            aspect=report.aspect,
+            weights=settings.source_of_weights,
+            names=settings.candidates,
+            licence=settings.licence,
+            resolutions=settings.resolutions,
+            **size,
         )
-        outcome, candidates, times = with_student(teaching, outcome, candidates, times)
-    shipping = ship(folder, outcome, candidates, times, budget, data, device=devices[0], **files)
-    shipment = yield from stage("shipping", Shipment, shipping)
-    results = FitResults(
-        data_name=data.name,
-        budget=budget,
-        percentile=settings.percentile,
-        settings=config.to_dict(),
-        data=report,
-        candidates=candidates,
-        times=times,
-        plan=plan,
-        outcome=outcome,
-        shipment=shipment,
-        seconds=read_seconds(folder),
-    )
-    write_results(folder, data, results)
-    if size_mib := delete_losers(folder, outcome) / 2**20:
-        yield Event(
-            "results", f"deleted {size_mib:,.0f} MiB: checkpoints of those that do not ship"
+        candidates = yield from stage("candidates", tuple[Candidate, ...], listing)
+        timing = time_candidates(candidates, budget, folder=folder, **size, **files)
+        times = yield from stage("times", tuple[CandidateTime, ...], timing)
+        fitting = affordable(candidates, times, budget, maybe=settings.maybe)
+        forms = within_budget(times, budget, maybe=settings.maybe)
+        bought = WhatFits(candidates=candidates, times=times, budget=budget, maybe=settings.maybe)
+        save_png(budget_figure(bought), folder / BOUGHT)
+        yield Event("budget", result=bought)
+
+        ms = fastest_ms(forms)
+        in_float = {each.candidate for each in forms if each.precision != "int8"}
+        # What chooses has no test images, so that it cannot have seen them.
+        unseen = replace(data, test=data.test.subset([]))
+        limits = dict(hours=settings.limit_hours, spent_s=spent_s(folder, BEFORE_PLAN))
+        planning = make_plan(folder, fitting, ms, unseen, in_float=in_float, **limits, **training)
+        plan: FitPlan = yield from stage("plan", FitPlan, planning)
+        if dry_run:
+            return
+        halving = run_halving(folder, plan, fitting, ms, unseen, in_float=in_float, **training)
+        outcome = yield from stage("training", Outcome, halving)
+        if hours := settings.limit_hours:
+            left_s = 3600 * hours - spent_s(folder, BEFORE_TRAINING) - plan.total_s
+            beyond = {name: time for name, time in fastest_ms(times).items() if name not in ms}
+            teaching = yield from stage(
+                "teaching",
+                Teaching,
+                teach(folder, plan, outcome, candidates, beyond, unseen, left_s=left_s, **training),
+            )
+            outcome, candidates, times = with_student(teaching, outcome, candidates, times)
+        shipping = ship(
+            folder, outcome, candidates, times, budget, data, device=devices[0], **files
         )
-    yield Event("results", result=results)
+        shipment = yield from stage("shipping", Shipment, shipping)
+        results = FitResults(
+            data_name=data.name,
+            budget=budget,
+            percentile=settings.percentile,
+            settings=config.to_dict(),
+            data=report,
+            candidates=candidates,
+            times=times,
+            plan=plan,
+            outcome=outcome,
+            shipment=shipment,
+            seconds=read_seconds(folder),
+        )
+        write_results(folder, data, results)
+        if size_mib := delete_losers(folder, outcome) / 2**20:
+            yield Event(
+                "results", f"deleted {size_mib:,.0f} MiB: checkpoints of those that do not ship"
+            )
+        yield Event("results", result=results)
 
 
 def check_input(data: DataSet, recipe: RecipeChoice) -> None:

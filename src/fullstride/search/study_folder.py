@@ -1,7 +1,8 @@
 """What is in the folder of a study? Its arguments, and the result of each stage that has ended."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from time import perf_counter
@@ -10,10 +11,12 @@ from typing import Any
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import SplitRule
 from fullstride.outputs import Output, json_output
+from fullstride.search.locks import STUDY, lock_study
 from fullstride.strict_json import from_json, read_json
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.writing import atomic_write, check_output
 
+BY_CASE = RecipeChoice()  # the default of the data and the weights
 SECONDS = "seconds.json"
 STAGE_OUTPUT = json_output("the result of a stage of a study", "stage", "result")
 SECONDS_OUTPUT = json_output("the seconds of the stages of a study", "seconds")
@@ -90,8 +93,34 @@ def check_images(data: DataSet) -> None:
         )
 
 
-def create_or_resume(
+@contextmanager
+def open_study(
     kind: StudyKind, folder: Path, data: DataSet, settings: Any, recipe: RecipeChoice
+) -> Iterator[tuple[Any, str]]:
+    """`create_or_resume` for one process at a time, until the body ends.
+
+    Raises `LockedError`, in one line, where another process works in the folder.
+    """
+    check_folder(kind, folder)  # before anything is written there
+    with lock_study(folder):
+        yield create_or_resume(kind, folder, data, settings, recipe)
+
+
+def check_folder(kind: StudyKind, folder: Path) -> None:
+    """Raises ValueError, in one line, for a folder of something else than such a study."""
+    path = folder / kind.file
+    check_output(path, kind.output)
+    if path.exists() or not folder.is_dir():
+        return
+    names = sorted(each.name for each in folder.iterdir() if not each.name.startswith(STUDY))
+    if names:
+        raise ValueError(
+            f"{folder} exists and is no {kind.noun}, but has {names[0]}: give another --out"
+        )
+
+
+def create_or_resume(
+    kind: StudyKind, folder: Path, data: DataSet, settings: Any, recipe: RecipeChoice = BY_CASE
 ) -> tuple[Any, str]:
     """Create the folder of a study, or check that it has a study of the same arguments.
 
@@ -102,7 +131,7 @@ def create_or_resume(
     """
     config = kind.config(**config_of(kind, data, settings, recipe))
     path = folder / kind.file
-    check_output(path, kind.output)
+    check_folder(kind, folder)
     if path.exists():
         saved = from_json(kind.config, read_json(path), str(path))
         changes = differences(saved, config)
@@ -120,10 +149,6 @@ def create_or_resume(
                 path_of_result.unlink()
         write_config(path, kind, config)
         return config, note
-    if folder.is_dir() and (names := sorted(each.name for each in folder.iterdir())):
-        raise ValueError(
-            f"{folder} exists and is no {kind.noun}, but has {names[0]}: give another --out"
-        )
     write_config(path, kind, config)
     return config, ""
 

@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.data.dataset import DataSet
 from fullstride.latency.profiles import Profile
-from fullstride.search import study_folder
 from fullstride.search.llr.settings import SearchSettings
 from fullstride.search.study_folder import StudyConfig, StudyKind
-from fullstride.train.recipes.choice import RecipeChoice
 
 TRIALS = "trials"  # with a folder for each training
 PLAN = ("plan.json",)
@@ -45,13 +41,6 @@ SEARCH = StudyKind(
     changed_by=dict.fromkeys(COUNTED, PLAN),
     changed=TIMES,
 )
-
-
-def create_or_resume(
-    folder: Path, data: DataSet, settings: SearchSettings, recipe: RecipeChoice
-) -> tuple[SearchConfig, str]:
-    """The folder of a search, see `study_folder.create_or_resume`."""
-    return study_folder.create_or_resume(SEARCH, folder, data, settings, recipe)
 
 
 class Variant(NamedTuple):

@@ -19,6 +19,7 @@ from fullstride.search.clusters.executors import find_executor
 from fullstride.search.clusters.settings import ExecutorSettings
 from fullstride.search.llr.plan import make_plan, time_networks
 from fullstride.search.llr.search_folder import (
+    SEARCH,
     DeviceTimes,
     Finalist,
     Regression,
@@ -26,7 +27,6 @@ from fullstride.search.llr.search_folder import (
     SearchResults,
     Tuning,
     Winner,
-    create_or_resume,
 )
 from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
 from fullstride.search.llr.settings import SearchSettings
@@ -41,10 +41,10 @@ from fullstride.search.llr.winners import (
     train_final,
     train_winners,
 )
-from fullstride.search.locks import lock_study
 from fullstride.search.study_folder import (
     Event,
     check_images,
+    open_study,
     read_seconds,
     run_stage,
     stage_events,
@@ -126,10 +126,9 @@ def search_events(
         workers=workers,
         executor=None if dry_run else find_executor(executor, folder, train_device),
     )
-    config, note = create_or_resume(folder, data, settings, recipe)
-    if note:
-        yield Event("times", line=note)
-    with lock_study(folder):
+    with open_study(SEARCH, folder, data, settings, recipe) as (config, note):
+        if note:
+            yield Event("times", line=note)
         best = yield from search_stages(job, dry_run)
         if best is None:
             return

@@ -12,7 +12,6 @@ from fullstride.measure.environment import choose_device
 from fullstride.measure.memory.limits import budget_bytes
 from fullstride.search.clusters.executors import find_executor
 from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.locks import lock_study
 from fullstride.search.scale.analysis import analyse
 from fullstride.search.scale.costs import PointCost, point_costs
 from fullstride.search.scale.finished import points_of, seed_deviation
@@ -36,7 +35,7 @@ from fullstride.search.study_folder import (
     StudyConfig,
     StudyKind,
     check_images,
-    create_or_resume,
+    open_study,
     saved_stage,
     stage_events,
     write_stage,
@@ -115,8 +114,7 @@ def scale_data(
     device = str(choose_device(train_device))
     on_gpu = settings.device != HERE or device.startswith("cuda")
     identity = {name: getattr(settings, name) for name in IDENTITY}
-    create_or_resume(KIND, folder, data, ScaleSettings(**identity), recipe)
-    with lock_study(folder):
+    with open_study(KIND, folder, data, ScaleSettings(**identity), recipe):
         cost: dict[str, Any] = dict(settings=settings, batch=recipes[0].batch, device=device)
         cost |= dict(classes=len(data.classes), channels=data.channels)
         costs = yield from stage_events("costs", costs_of(folder, points, cost))
