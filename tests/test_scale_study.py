@@ -98,8 +98,8 @@ run_study(data, Path({folder!r}))
 
 
 @pytest.mark.slow
-def test_a_killed_study_goes_on_and_trains_nothing_twice(few_digits, folder, tmp_path):
-    study, script = tmp_path / "killed", tmp_path / "run.py"
+def test_a_killed_study_goes_on_and_trains_nothing_twice(few_digits, tmp_path):
+    study, script, folder = tmp_path / "killed", tmp_path / "run.py", tmp_path / "whole"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), folder=str(study)))
     finished: dict[Path, int] = {}
     for count in (0, 2, 6):  # as the first training begins, in the cross, and near its end
@@ -114,6 +114,7 @@ def test_a_killed_study_goes_on_and_trains_nothing_twice(few_digits, folder, tmp
         assert finished.items() <= now.items(), "a finished training has run twice"
         finished = now
     run_study(few_digits, study)
+    run_study(few_digits, folder)
     assert all(path.stat().st_mtime_ns == at for path, at in finished.items())
     names = ("score", "loss", "correct", "epochs")
     for path, expected in zip(results_in(study), results_in(folder), strict=True):
