@@ -59,6 +59,15 @@ def test_the_default_is_by_weights_and_data():
             assert named == NamedRecipe(find_recipe(name, case), name, case)
 
 
+def test_the_crops_of_training_from_scratch_follow_a_length_in_any_unit():
+    case = Case(images=60_000)
+    recipe = find_recipe("scratch", case)
+    by_epochs = resolved("scratch", case, epochs=20.0)
+    steps = 20 * 60_000 // recipe.batch
+    assert resolved("scratch", case, steps=steps).scale == by_epochs.scale != recipe.scale
+    assert resolved("", case, images=20 * 60_000).scale == by_epochs.scale
+
+
 @pytest.mark.parametrize("name", BY_IMAGES)
 @pytest.mark.parametrize("images", [60, 10_000])
 def test_a_batch_keeps_the_images_and_the_span_of_the_average(name, images):

@@ -130,8 +130,7 @@ def of_blocks(data: Mapping[str, Any]) -> Bench:
 def own_name(name: str) -> str:
     """Our name of a network that was measured as timm's, fused or compiled."""
     ours = {f"timm/{theirs}": name for name, theirs in TIMM.items()}
-    plain = name.removesuffix(" compiled")
-    plain = plain.removesuffix(" fused")
+    plain = name.removesuffix(" compiled").removesuffix(" fused")
     return ours.get(plain, plain)
 
 

@@ -99,7 +99,8 @@ def open_study(
 ) -> Iterator[tuple[Any, str]]:
     """`create_or_resume` for one process at a time, until the body ends.
 
-    Raises `LockedError`, in one line, where another process works in the folder.
+    Raises ValueError, in one line, for a folder of something else, and as `LockedError` where
+    another process works in the folder.
     """
     check_folder(kind, folder)  # before anything is written there
     with lock_study(folder):
@@ -127,11 +128,10 @@ def create_or_resume(
     Until something trains, other arguments are allowed, so that a user can answer an error or a
     plan: the results that they change are deleted. Returns the `kind.config`, and a line on that.
 
-    Raises ValueError, in one line, for other arguments later, and for a folder of something else.
+    Raises ValueError, in one line, for other arguments later.
     """
     config = kind.config(**config_of(kind, data, settings, recipe))
-    path = folder / kind.file
-    check_folder(kind, folder)
+    path, note = folder / kind.file, ""
     if path.exists():
         saved = from_json(kind.config, read_json(path), str(path))
         changes = differences(saved, config)
@@ -147,10 +147,8 @@ def create_or_resume(
         for pattern in {each for name in changes for each in patterns(kind, name)}:
             for path_of_result in folder.glob(pattern):
                 path_of_result.unlink()
-        write_config(path, kind, config)
-        return config, note
     write_config(path, kind, config)
-    return config, ""
+    return config, note
 
 
 def patterns(kind: StudyKind, argument: str) -> tuple[str, ...]:

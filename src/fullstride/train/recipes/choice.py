@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fullstride.strict_json import check_bounds
 from fullstride.train.recipe import Recipe
 from fullstride.train.recipe_checks import check_size
-from fullstride.train.recipes.defaults import FINETUNE_BATCH
+from fullstride.train.recipes.defaults import FINETUNE_BATCH, batch_for
 from fullstride.train.recipes.named import (
     BY_IMAGES,
     MAX_PROBE_CLASSES,
@@ -68,7 +68,7 @@ class RecipeChoice:
         case = replace(
             case,
             resolution=self.changes.get("resolution"),
-            epochs=epochs_of(self.changes, case.images),
+            epochs=epochs_of(self.changes, case.images, self.source or default_recipe(case)),
         )
         if isinstance(self.source, Recipe):
             return NamedRecipe(with_changes(self.source, self.changes, case), case=case)
@@ -104,12 +104,13 @@ def case_of(
     )
 
 
-def epochs_of(changes: Mapping[str, Any], images: int) -> float | None:
-    """The length among `changes` in epochs, by the batch that they or `finetune` have."""
+def epochs_of(changes: Mapping[str, Any], images: int, source: str | Recipe) -> float | None:
+    """The length among `changes` in epochs, by the batch that they or the recipe have."""
     if changes.get("images"):
         return changes["images"] / images
     if changes.get("steps"):
-        return changes["steps"] * changes.get("batch", FINETUNE_BATCH) / images
+        usual = batch_for(images) if source == "scratch" else FINETUNE_BATCH
+        return changes["steps"] * changes.get("batch", usual) / images
     return changes.get("epochs")
 
 
