@@ -19,7 +19,7 @@ which the one with the best validation counts; and fastai's `fine_tune` for as m
 seeds, of the pictures and of the training, where there are fewer than 1,000.
 
 anytime: the same command with 1, 5 and 20 minutes on three sets, beside the probe and the better by
-validation of two of the twelve settings, for as many epochs.
+validation of two of the twelve settings, for as many epochs; the shortest first.
 
 WORK has all runs, so that a stopped benchmark goes on; the JSON and the table beside it are written
 after each result. DATA has, in any subfolders:
@@ -187,9 +187,9 @@ def tasks_of(part: str, cells: Sequence[Cell]) -> list[Task]:
         ]
     return [
         Task(cell, 0, minutes, f"{cell.name} {minutes:g} min", ANYTIME_SETTINGS)
+        for minutes in ANYTIME_MINUTES
         for cell in cells
         if cell.name in ANYTIME_CELLS
-        for minutes in ANYTIME_MINUTES
     ]
 
 
@@ -313,6 +313,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, help="the folder of pictures and runs")
     parser.add_argument("--fastai", default="", help="the Python of an environment with fastai")
     parser.add_argument("--names", default="", help="of cells, with commas; default: all")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="the longest to run")
     parser.add_argument("--again", action="store_true", help="train the defaults again")
     parser.add_argument("--jobs", type=int, default=1, help="peers at the same time")
     args = parser.parse_args(words)
@@ -323,7 +324,7 @@ def main(words: Sequence[str] | None = None) -> None:
         lite_weights(args.data, work / "weights")
         names = args.names.split(",") if args.names else [cell.name for cell in CELLS]
         cells = [cell for cell in CELLS if cell.name in names]
-        tasks = tasks_of(args.part, cells)
+        tasks = [task for task in tasks_of(args.part, cells) if task.minutes <= args.minutes]
         for task in tasks:  # one at a time, as their length follows the time of a step
             task.default(args.data, work, results, args.again)
         with ThreadPoolExecutor(args.jobs) as pool:
