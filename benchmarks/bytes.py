@@ -16,9 +16,9 @@ from pathlib import Path
 
 from torch import nn
 
+from fullstride.measure.activation_bytes import activation_bytes
+from fullstride.measure.compiled_bytes import compiled_bytes
 from fullstride.measure.environment import Environment
-from fullstride.measure.memory.activation_bytes import activation_bytes
-from fullstride.measure.memory.compiled_bytes import compiled_bytes
 from fullstride.nets import zoo
 
 RESOLUTION = 224

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
 from fullstride.measure.timing import spread
 from fullstride.measure.workload import Layout
 from fullstride.nets import zoo
-from fullstride.outputs import json_output
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 PAIRS = {

@@ -51,19 +51,18 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, Images, open_data
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.outputs import json_output
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
+from fullstride.train.averages import with_precise_statistics
 from fullstride.train.batches import training_batches
-from fullstride.train.precise_statistics import with_precise_statistics
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import FINETUNE, finetune, scratch
+from fullstride.train.prepare import initial_network
+from fullstride.train.recipes.named import FINETUNE, finetune, scratch
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_images
-from fullstride.train.starting_network import initial_network
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "cells")
 LITE0 = "timm/tf_efficientnet_lite0"

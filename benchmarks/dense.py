@@ -3,7 +3,7 @@
     python benchmarks/dense.py detection --work /tmp/scenes --out benchmarks/dense_detection.json
     python benchmarks/dense.py segmentation|depth|stereo --work FOLDER --out FILE.json [--peers]
 
-Scenes of `fullstride.data.scenes` at 96 pixels, whose test has digits of other writers and other
+Scenes of `fullstride.examples` at 96 pixels, whose test has digits of other writers and other
 photographs. Networks are trained from random weights, each in less than five minutes on two cores.
 `stereo` has the one photograph of scikit-image whose depth was measured: its left half is trained
 on, its right half is the test. `--peers` adds networks of torchvision and of
@@ -27,17 +27,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.scenes import Look, write_scenes
+from fullstride.examples import Look, write_scenes
+from fullstride.io.writing import Output, atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.outputs import Output, json_output
 from fullstride.tasks import build_head, find_task, task_of
 from fullstride.tasks.task import Task
 from fullstride.train import run, run_folder
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_images
-from fullstride.writing import atomic_write
 
 MODELS = (f"timm/{BACKBONE}",)
 SIDE = 96  # pixels

@@ -24,7 +24,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.task import Task
 from fullstride.train.batches import recipe_in_epochs, training_batches
 from fullstride.train.optimizer import Average, build_optimizer, lr_at
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 
 BACKBONE = "test_resnet"
 DETECTIONS, MIN_SCORE, NMS = 100, 0.05, 0.6

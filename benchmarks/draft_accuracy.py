@@ -31,12 +31,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fullstride.data.dataset import DataSet, Images, decode
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets.bundle import Bundle
-from fullstride.outputs import json_output
 from fullstride.tasks.classify import Classify
 from fullstride.train.scoring import scoring_batches
-from fullstride.writing import atomic_write
 
 SIDE, QUALITY = 48, 90
 OUTPUT = json_output("a study of decoding at reduced scale", "protocol", "rows")

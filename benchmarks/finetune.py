@@ -49,9 +49,8 @@ from typing import Any
 from finetune_cells import CELLS, Cell
 from fit_cases import lite_weights
 
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
-from fullstride.outputs import json_output
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "results")
 MODEL = "timm/tf_efficientnet_lite0"

@@ -32,26 +32,24 @@ from typing import Any
 from fit_cases import CASES, Case, lite_weights, open_case
 from fit_regret import FitRow, Reference, ReferenceFile, budgets, table
 
-from fullstride.autofit.fit import INPUT, fit_data
+from fullstride.autofit.finalists import read_record
+from fullstride.autofit.fit import INPUT, WhatFits, fit_data
+from fullstride.autofit.halving import Outcome, run_halving
+from fullstride.autofit.plan import FitPlan, rungs_of
 from fullstride.autofit.results import FitResults
 from fullstride.autofit.settings import NO_WEIGHTS, FitSettings
-from fullstride.autofit.shipping.finalist_files import read_record
-from fullstride.autofit.shipping.ship import Shipment, ship
-from fullstride.autofit.timing.budget_table import WhatFits
-from fullstride.autofit.training.halving import Outcome, run_halving
-from fullstride.autofit.training.plan import FitPlan, rungs_of
+from fullstride.autofit.ship import Shipment, ship
 from fullstride.data.dataset import DataSet
-from fullstride.deploy.file_scores import score_model
+from fullstride.deploy.choose_form import measure_files
+from fullstride.deploy.comparison import score_model
 from fullstride.deploy.formats import open_file
-from fullstride.deploy.select import measure_files
-from fullstride.measure.call_times import call_time
+from fullstride.io.writing import atomic_write, json_output
+from fullstride.measure.bench import call_time
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE
-from fullstride.outputs import json_output
-from fullstride.search.study_folder import read_seconds, run_stage
+from fullstride.study.folder import read_seconds, run_stage
 from fullstride.tasks import find_task
 from fullstride.train.recipes.choice import RecipeChoice
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "reference", "fits")
 UNLIMITED_MS = 1e6

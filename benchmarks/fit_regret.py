@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fullstride.autofit.shipping.finalist_files import FileRecord, ShippedFile
-from fullstride.autofit.shipping.ship import choose
+from fullstride.autofit.finalists import FileRecord, ShippedFile
+from fullstride.autofit.ship import choose
 from fullstride.tasks.task import Metric
-from fullstride.train.minival_comparison import quality
+from fullstride.train.scoring import quality
 
 NOISE = 1.05  # times the budget: a measurement up to this counts as within it
 MOST_REGRET = 0.5  # points

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from fullstride import zoo
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
-from fullstride.outputs import json_output
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "kills", "same")
 FIT = ["fit", "digits", "--weights", "none", "--formats", "onnx", "--train-device", "cpu"]

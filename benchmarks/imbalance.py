@@ -21,11 +21,10 @@ import numpy as np
 import torch
 
 from fullstride.data.dataset import DataSet, open_data
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
-from fullstride.outputs import json_output
 from fullstride.train import run, run_folder
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.writing import atomic_write
+from fullstride.train.recipes.named import DIGITS
 
 RATIO, MOST = 50, 100
 RECIPE = replace(DIGITS, epochs=60, resolution=32, batch=32, lr=0.15)

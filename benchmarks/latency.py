@@ -34,8 +34,9 @@ from latency_tables import (
 )
 from scipy.stats import rankdata
 
+from fullstride.io.writing import Output, atomic_write
 from fullstride.latency import Profile, save_profile
-from fullstride.latency.calibration.fitting import (
+from fullstride.latency.fitting import (
     error,
     fit,
     fit_spreads,
@@ -47,8 +48,6 @@ from fullstride.latency.calibration.fitting import (
 from fullstride.latency.profiles import Fit
 from fullstride.latency.roofline import bounds, prepare, sensitivities
 from fullstride.measure.environment import Environment
-from fullstride.outputs import Output
-from fullstride.writing import atomic_write
 
 WITH_OTHERS = ("RTX 3090 nhwc", "RTX 3090 nchw", "RTX 4090 nhwc", "RTX 4090 compiled")
 PROFILES = Path(__file__).parents[1] / "src/fullstride/latency/device_profiles"

@@ -7,7 +7,7 @@ import numpy as np
 import torchvision.models
 from latency_tables import Case
 
-from fullstride.latency.network_times import Estimate
+from fullstride.latency.estimate import Estimate
 from fullstride.latency.profiles import Fit
 from fullstride.latency.select import Option, choose
 from fullstride.measure.budget import Budget

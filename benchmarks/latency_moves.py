@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from latency_tables import RTX3090, RTX4090, TABLES, V100, Case, Table
 
-from fullstride.latency.calibration.fitting import error
 from fullstride.latency.device_sheets import (
     BASES,
     DeviceSheet,
@@ -15,7 +14,8 @@ from fullstride.latency.device_sheets import (
     corrected,
     profile_of,
 )
-from fullstride.latency.network_times import Estimate, estimates
+from fullstride.latency.estimate import Estimate, estimates
+from fullstride.latency.fitting import error
 from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import Machine
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from latency_tables import Case
 
-from fullstride.latency.calibration.fitting import error
-from fullstride.latency.network_times import estimates
+from fullstride.latency.estimate import estimates
+from fullstride.latency.fitting import error
 from fullstride.latency.profiles import Profile
 
 
@@ -58,7 +58,7 @@ def others_section(others: Sequence[Others]) -> list[str]:
         "## Networks of kinds that were not fitted: transformers, mixers, hybrids",
         "",
         "Named: estimates say that the network is unlike the fitted ones, and give a wider",
-        "interval (`latency/network_kinds.py`).",
+        "interval (`latency/estimate.py`).",
         "",
         "| measured on | networks | error | inside the fitted interval | named | inside the given "
         "interval | fitted networks named |",

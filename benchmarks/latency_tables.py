@@ -12,22 +12,15 @@ import timm
 from timm.models.efficientnet import _gen_mobilenet_v2
 from torch import nn
 
+from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.latency import Operators, traced
-from fullstride.latency.calibration.fitting import (
-    ASSUMED,
-    ASSUMED_COMPILED,
-    FULL_BATCH,
-    PRIORS,
-    Parameters,
-)
 from fullstride.latency.device_sheets import DeviceSheet
+from fullstride.latency.fitting import ASSUMED, ASSUMED_COMPILED, FULL_BATCH, PRIORS, Parameters
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import Machine
-from fullstride.measure.cost.operators import KIND
-from fullstride.nets.merged_branches import merge_branches
-from fullstride.outputs import Output, begins_with
+from fullstride.measure.operators import KIND
+from fullstride.nets.blocks import merge_branches
 from fullstride.tables import latencies
-from fullstride.writing import atomic_write
 
 CACHE = Output("a cache of operators", "", begins_with(b"PK", b"keys.npy"))
 # GENet's networks that timm has: family, timm's name (or MobileNetV2's width), pixels a side.

@@ -2,7 +2,7 @@
 
     python benchmarks/multilabel.py --out benchmarks/multilabel.json
 
-Scenes of `fullstride.data.scenes` at 32 pixels have up to 2 white digits on a dark photograph. The
+Scenes of `fullstride.examples` at 32 pixels have up to 2 white digits on a dark photograph. The
 500 scenes of the test have digits of other writers, and other photographs. genet_tiny is trained
 from scratch with binary cross-entropy and with the asymmetric loss; the classifier is trained for
 as many steps, by softmax, on the scenes that show one digit alone. Constant scores have the base
@@ -22,16 +22,15 @@ import numpy as np
 import torch
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.scenes import Look, write_scenes
 from fullstride.deploy.predict import inputs, logits
+from fullstride.examples import Look, write_scenes
+from fullstride.io.writing import Output, atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets.bundle import Bundle
-from fullstride.outputs import Output, json_output
 from fullstride.tasks import find_task
-from fullstride.tasks.multilabel.scores import MultiLabelScore
+from fullstride.tasks.multilabel import MultiLabelScore
 from fullstride.train import run, run_folder
-from fullstride.train.recipe import Recipe
-from fullstride.writing import atomic_write
+from fullstride.train.recipes.recipe import Recipe
 
 FEW_LARGE = Look(most=2, sides=(0.5, 0.75), is_plain=True)
 SIDE, MODEL = 32, "genet_tiny"

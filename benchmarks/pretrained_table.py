@@ -33,14 +33,13 @@ import timm
 import torch
 
 from fullstride import tables
+from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.cost.operators import KIND, Operators
+from fullstride.measure.operators import KIND, Operators
 from fullstride.nets.timm_wrapper import timm_spec
 from fullstride.nets.weights.hub import HUB
-from fullstride.outputs import Output, begins_with
 from fullstride.tables import PretrainedNetwork
-from fullstride.writing import atomic_write
 
 PATH = Path(tables.__file__).with_name(tables.PRETRAINED)
 OUTPUT = Output("the table of released weights", ".csv", begins_with(b"name,tag,family"))

@@ -22,14 +22,12 @@ import numpy as np
 import torch
 
 from fullstride import tasks
+from fullstride.io.writing import Output, atomic_write, begins_with, json_output
 from fullstride.measure.environment import Environment
-from fullstride.outputs import begins_with, json_output
-from fullstride.tasks.retrieval.score import METRICS, retrieval_scores
-from fullstride.tasks.retrieval.task import Retrieval
-from fullstride.train import run, starting_network
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.tasks.retrieval import METRICS, Retrieval, retrieval_scores
+from fullstride.train import prepare, run
+from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_images
-from fullstride.writing import Output, atomic_write
 
 MODEL = "genet_tiny"
 RECIPE = replace(DIGITS, epochs=30, warmup_epochs=2, resolution=16, batch=64, per_class=8)
@@ -50,7 +48,7 @@ def untrained_scores(seed: int) -> dict[str, float]:
     """Those of random weights, whose batch norms have their initial statistics."""
     task, recipe = Retrieval(), replace(RECIPE, seed=seed)
     data = task.open_data("digits")
-    net, pre = starting_network.initial_network(MODEL, task, data, recipe)
+    net, pre = prepare.initial_network(MODEL, task, data, recipe)
     return named(score_images(net.eval(), task, data.test, pre, "cpu").scores)
 
 

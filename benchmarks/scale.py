@@ -15,17 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fullstride.console import console
 from fullstride.data.dataset import open_data
+from fullstride.io.console import console
+from fullstride.io.writing import atomic_write, check_output, json_output
 from fullstride.measure.environment import Environment
-from fullstride.outputs import json_output
 from fullstride.search.scale.analysis import RegimeAnalysis, analyse
 from fullstride.search.scale.finished import table_7
-from fullstride.search.scale.settings import ScaleSettings
 from fullstride.search.scale.study import scale_data, shown
-from fullstride.search.study_folder import plain
+from fullstride.search.settings import ScaleSettings
+from fullstride.study.folder import plain
 from fullstride.train.recipes.choice import RecipeChoice
-from fullstride.writing import atomic_write, check_output
 
 OUTPUT = json_output("results of a benchmark", "environment", "digits", "table_7")
 GRID: dict[str, Any] = dict(models=("genet_tiny",), widths=(0.5, 1.0), depths=(1.0,))

@@ -25,13 +25,12 @@ from defaults import fashion, find_file
 from finetune import run
 from torch import nn
 
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets import init
 from fullstride.nets.blocks import Basic, ConvStem
 from fullstride.nets.bundle import build
 from fullstride.nets.spec import NetSpec, Stage
-from fullstride.outputs import json_output
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "results")
 OURS, PEER = "basic blocks at 56 pixels", "ResNet-9"

@@ -33,38 +33,36 @@ from typing import Any
 
 import numpy as np
 from defaults import find_file
+from fullstride.latency.estimate import Estimator
 from scipy.stats import rankdata
 
-from fullstride.console import print_parts
 from fullstride.data.dataset import DataSet, open_data
+from fullstride.io.console import print_parts
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.devices import load_profile
-from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
-from fullstride.outputs import json_output
-from fullstride.search.llr.lines import shown
-from fullstride.search.llr.plan import master_choice
-from fullstride.search.llr.search_folder import DeviceTimes, Tuning
-from fullstride.search.llr.search_job import (
+from fullstride.search.block_tuning import TRAINING, TunedScore, train_trial
+from fullstride.search.llr.plan import (
     SearchJob,
     describe,
     find_master,
     find_space,
     find_variants,
+    master_choice,
 )
-from fullstride.search.llr.settings import HERE, SearchSettings
-from fullstride.search.llr.study import search_events
-from fullstride.search.llr.times_here import find_label, measure_specs
+from fullstride.search.llr.search_folder import HERE, DeviceTimes, Tuning
+from fullstride.search.llr.study import search_events, shown
+from fullstride.search.llr.times import find_label, measure_specs
 from fullstride.search.llr.tunings import model_of
-from fullstride.search.study_folder import plain, read_seconds, run_stage, saved_stage
-from fullstride.search.trials import local_devices, run_trials
-from fullstride.search.tuning.block_tuning import TRAINING, TunedScore, train_trial
+from fullstride.search.settings import SearchSettings
+from fullstride.study.folder import plain, read_seconds, run_stage, saved_stage
+from fullstride.study.trials import local_devices, run_trials
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "networks", "spearman")
 POOL, LARGEST = 2_000, 0.01  # random structures within the budget, and the share that is largest

@@ -25,13 +25,11 @@ from typing import Literal
 
 import numpy as np
 
+from fullstride.io.writing import atomic_write, json_output, read_regular
 from fullstride.measure.environment import Environment
-from fullstride.outputs import json_output
 from fullstride.search.structures.additive import fit
 from fullstride.search.structures.proposals import first_design, next_structures
 from fullstride.search.structures.space import Place, Space
-from fullstride.storage import read_regular
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 PLACES, CHOICES = 8, 3

@@ -25,13 +25,11 @@ import torch
 from fullstride import tasks
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.unlabelled import open_unlabelled
-from fullstride.deploy.offline.by_name import write_pseudo_labels
-from fullstride.deploy.offline.outputs import OfflineSettings
+from fullstride.deploy.offline import OfflineSettings, write_pseudo_labels
+from fullstride.io.writing import Output, atomic_write, begins_with, json_output
 from fullstride.measure.environment import Environment
-from fullstride.outputs import Output, begins_with, json_output
 from fullstride.train import run, run_folder
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.writing import atomic_write
+from fullstride.train.recipes.named import DIGITS
 
 MODEL, PER_CLASS, STEPS, BATCH = "timm/test_resnet", 4, 300, 40
 RECIPE = replace(

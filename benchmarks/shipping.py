@@ -28,12 +28,11 @@ from torch import nn
 from fullstride.deploy.export import ComparisonImages, export
 from fullstride.deploy.exported import ExportedModule, Precision
 from fullstride.deploy.formats import FORMATS, open_file
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.outputs import json_output
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 PAIRS = {

@@ -16,15 +16,14 @@ import numpy as np
 
 from fullstride.deploy.comparison import ComparisonImages, compare
 from fullstride.deploy.export import export
+from fullstride.deploy.export_runs import calibration_images, comparison_images
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import inputs, logits, outputs
-from fullstride.deploy.run_images import calibration_images, comparison_images
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.outputs import json_output
-from fullstride.train.run_data import matching_data
-from fullstride.writing import atomic_write
+from fullstride.train.scoring import matching_data
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 

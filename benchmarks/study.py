@@ -39,6 +39,7 @@ from typing import Any
 import torch
 
 from fullstride.data.dataset import DataSet, open_data
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets.blocks import PoolStem, Style
 from fullstride.nets.bundle import Bundle
@@ -46,18 +47,14 @@ from fullstride.nets.families.resnet_rs import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.outputs import json_output
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
 from fullstride.train.batches import training_batches
 from fullstride.train.distill import Teacher
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes import papers
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.named import RECIPES
-from fullstride.train.recipes.reading import saved_recipe
+from fullstride.train.recipes.named import DIGITS, RECIPES
+from fullstride.train.recipes.recipe import Recipe, saved_recipe
 from fullstride.train.scoring import score_images
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 SHORT, LONG = 24, 93  # epochs, for 90 and 350 in the paper

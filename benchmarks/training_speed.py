@@ -24,10 +24,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
-from fullstride.outputs import json_output
 from fullstride.train.compute import keep_freed_memory
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 NETWORKS = {  # ours, and timm's
@@ -65,9 +64,9 @@ def plain_step(name: str, compiles: bool, layout: torch.memory_format, x: Any, y
 def own_step(name: str, x: Any, y: Any) -> Step:
     from fullstride.nets import zoo
     from fullstride.tasks import find_task
-    from fullstride.train.distributed import SINGLE_PROCESS
+    from fullstride.train.compute import SINGLE_PROCESS
     from fullstride.train.loop import Learner
-    from fullstride.train.recipe import Recipe
+    from fullstride.train.recipes.recipe import Recipe
 
     recipe = Recipe(epochs=1000, batch=BATCH, lr=RATE, weight_decay=0.01, optimizer="adamw")
     net = zoo.create(name, classes=CLASSES, resolution=x.shape[-1]).train()

@@ -2,7 +2,7 @@
 
     python benchmarks/video.py --work /tmp/motion --out benchmarks/video_motion.json
 
-Clips of `fullstride.data.scenes.motion` at 32 pixels, whose test has digits of other writers before
+Clips of `fullstride.examples.scenes` at 32 pixels, whose test has digits of other writers before
 other photographs. No frame tells the four directions apart. resnet3d_rs_tiny and its twin, all of
 whose kernels have one frame, are trained from random weights with the same recipe, three seeds
 each, by two processes of one thread. Beside the JSON is the table as a page. Seconds are those of
@@ -21,17 +21,16 @@ from typing import Any
 
 import torch
 
-from fullstride.data.scenes import write_motion
+from fullstride.examples import write_motion
+from fullstride.io.writing import Output, atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families.video import without_time
-from fullstride.outputs import Output, json_output
 from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
-from fullstride.writing import atomic_write
 
 MODEL, TWIN = "resnet3d_rs_tiny", "the twin without kernels over time"
 SEEDS = (0, 1, 2)

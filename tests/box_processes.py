@@ -16,9 +16,9 @@ from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
-from fullstride.train.distributed import init_distributed
+from fullstride.train.compute import init_distributed
 from fullstride.train.loop import train_epochs
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import evaluate
 
 

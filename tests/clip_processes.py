@@ -10,14 +10,14 @@ import torch
 from two_processes import Doubles, FrozenNorms
 
 from fullstride.data.loader import Batches
-from fullstride.data.scenes import write_motion
 from fullstride.data.transforms.crop import Augmentation
+from fullstride.examples import write_motion
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
-from fullstride.train.distributed import init_distributed
+from fullstride.train.compute import init_distributed
 from fullstride.train.loop import train_epochs
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import evaluate
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fullstride.tasks.detect.voc_ap import Scene
+from fullstride.tasks.detect.average_precision import Scene
 
 
 def random_boxes(rng: np.random.Generator, count: int, side: float, least: float = 4) -> np.ndarray:

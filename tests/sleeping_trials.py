@@ -8,11 +8,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullstride.search.clusters.cluster_executor import ClusterExecutor
-from fullstride.search.clusters.executors import find_executor
-from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.clusters.slurm_engine import SlurmEngine
-from fullstride.search.trials import Executor, LocalExecutor, Study, Trial, run_trials
+from fullstride.study.executors import ClusterExecutor, SlurmEngine, find_executor
+from fullstride.study.settings import ExecutorSettings
+from fullstride.study.trials import Executor, LocalExecutor, Study, Trial, run_trials
 
 STEPS = 6
 TRIALS = 4

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from fullstride import cli
 from fullstride.latency import Estimator, load_profile
-from fullstride.measure.cost.flops import cost
+from fullstride.measure.tracer import cost
 from fullstride.nets import blocks, checkpoints, zoo
 from fullstride.nets import spec as specs
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.train import run
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 PAGE = Path(__file__).parents[1] / "docs" / "add_a_family.md"
 DIGITS_ONCE = replace(DIGITS, epochs=1, warmup_epochs=0, batch=16, resolution=32)

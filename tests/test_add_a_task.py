@@ -16,11 +16,11 @@ from fullstride import cli, tasks
 from fullstride.deploy.predict import predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.train import run, run_folder, starting_network
+from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 PAGE = Path(__file__).parents[1] / "docs" / "add_a_task.md"
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
@@ -123,7 +123,7 @@ def test_a_task_trains_resumes_bit_for_bit_and_is_loaded_from_its_bundle(
 def test_networks_with_the_head_of_a_task_are_not_loaded_without_it(
     age_with_head, few_ages, tmp_path
 ):
-    net, pre = starting_network.initial_network("genet_tiny", age_with_head, few_ages, SHORT)
+    net, pre = prepare.initial_network("genet_tiny", age_with_head, few_ages, SHORT)
     x = torch.rand(2, 1, 16, 16)
     assert torch.equal(net(x), net.task_head(net.features(x)))
     bundle = Bundle(net, "tiny", few_ages.classes, pre, task=age_with_head.name)
@@ -134,7 +134,7 @@ def test_networks_with_the_head_of_a_task_are_not_loaded_without_it(
         assert torch.equal(tasks.load(tmp_path / "bundle").net(x), net.eval()(x))
     padded = replace(SHORT, pad_channels=True)
     with pytest.raises(ValueError, match="recipe.pad_channels"):
-        starting_network.initial_network("genet_tiny", age_with_head, few_ages, padded)
+        prepare.initial_network("genet_tiny", age_with_head, few_ages, padded)
 
 
 @pytest.mark.fused
@@ -142,7 +142,7 @@ def test_a_step_with_a_head_is_the_same_in_the_fused_form(age_with_head, few_age
     losses = {}
     for efficiency in ("plain", "fused"):
         recipe = replace(SHORT, efficiency=efficiency)
-        net, pre = starting_network.initial_network("tresnet_tiny", age_with_head, few_ages, recipe)
+        net, pre = prepare.initial_network("tresnet_tiny", age_with_head, few_ages, recipe)
         batches = training_batches(few_ages, age_with_head, pre, recipe)
         learner = Learner(net.train(), age_with_head, recipe, 4, None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
@@ -181,7 +181,7 @@ def test_an_exported_file_predicts_what_the_bundle_does(age, few_ages, tmp_path)
     from fullstride.deploy.export import export
     from fullstride.deploy.formats import open_file
 
-    net, pre = starting_network.initial_network("genet_tiny", age.Age(), few_ages, SHORT)
+    net, pre = prepare.initial_network("genet_tiny", age.Age(), few_ages, SHORT)
     bundle = Bundle(net.eval(), "tiny", few_ages.classes, pre, task="age")
     pictures = [few_ages.test.picture(index) for index in range(3)]
     paths = [tmp_path / f"{index}.png" for index in range(3)]

@@ -8,9 +8,8 @@ from scipy import stats
 
 from fullstride.nets import zoo
 from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
-from fullstride.search.structures.net_space import NetSpace, net_space
 from fullstride.search.structures.proposals import first_design
-from fullstride.search.structures.space import Place, Space
+from fullstride.search.structures.space import NetSpace, Place, Space, net_space
 
 REPETITIONS = 200
 

@@ -8,12 +8,12 @@ import torch
 
 from fullstride import cli, tasks
 from fullstride.data.dataset import open_data
-from fullstride.deploy.run_images import comparison_images
+from fullstride.deploy.export_runs import comparison_images
 from fullstride.report.plots import learning_curves
 from fullstride.report.training_progress import epoch_line
 from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 
 RECIPE = Recipe(epochs=2, batch=512, lr=0.1, warmup_epochs=0, resolution=16, precision="fp32")
 

@@ -11,7 +11,7 @@ from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TestView, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=8, mean=(0.5,), std=(0.25,), crop=1.0)
 TRAIN = TrainView(GRAY, Augmentation(scale=(0.3, 1.0)))

@@ -14,9 +14,8 @@ import torch
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.spec import NetSpec
-from fullstride.search.trials import Failure, run_trials
-from fullstride.search.tuning import block_tuning
-from fullstride.search.tuning.block_tuning import (
+from fullstride.search import block_tuning
+from fullstride.search.block_tuning import (
     PAPER_TUNING,
     RUN,
     TRAINING,
@@ -26,12 +25,11 @@ from fullstride.search.tuning.block_tuning import (
     tune_trial,
     tuning_recipe,
 )
-from fullstride.search.tuning.exchange import exchanged
-from fullstride.search.tuning.feature_matching import maps_at, matched
+from fullstride.search.feature_matching import exchanged, maps_at, matched
+from fullstride.study.trials import Failure, run_trials
 from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.named import Case
+from fullstride.train.recipes.named import DIGITS, Case
 
 SMALL = RecipeChoice("digits", dict(epochs=2, batch=16, resolution=16, lr=0.05))
 QUICK = RecipeChoice("", dict(epochs=2, batch=16, lr=0.01))
@@ -168,8 +166,8 @@ def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, 
 
 KILLED = """
 import os, pickle, signal, sys
-from fullstride.search.tuning.block_tuning import TUNING
-from fullstride.search.trials import run_trials
+from fullstride.search.block_tuning import TUNING
+from fullstride.study.trials import run_trials
 from fullstride.train import run_folder
 
 save, left = run_folder.save_checkpoint, [int(sys.argv[2])]

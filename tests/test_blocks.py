@@ -11,10 +11,10 @@ from fullstride.latency.profiles import Fit, Profile, save_profile
 from fullstride.latency.roofline import Machine
 from fullstride.measure.protocols import Protocol
 from fullstride.nets.blocks import Basic, Bottleneck
-from fullstride.papers.block_plot import block_figure
 from fullstride.papers.block_study import (
     RATIOS,
     Stack,
+    block_figure,
     estimated,
     measured,
     stacks,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fullstride.data.box_data import Objects, open_boxes
+from fullstride.data.targets import Objects, open_boxes
 
 NOTHING = Objects((), (), ())
 

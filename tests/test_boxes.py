@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fullstride.data.readers.objects import Objects
+from fullstride.data.readers.listing import Objects
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing

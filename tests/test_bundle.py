@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, build
-from fullstride.nets.load_options import LoadOptions
-from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.preprocessing import LoadOptions, Preprocessing
 from fullstride.nets.weights import convert, hub
 
 

@@ -10,30 +10,32 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.latency import estimate, load_profile
-from fullstride.latency.calibration import calibrate, files
-from fullstride.latency.calibration.calibrate import (
+from fullstride.latency import calibrate, estimate, load_profile
+from fullstride.latency.calibrate import (
     Plan,
     Timing,
     fit_profile,
     measure,
     prepare_step,
+    save_profiles,
     widen,
 )
-from fullstride.latency.calibration.files import save_profiles
-from fullstride.latency.calibration.machine_peaks import by_sheet, peaks
-from fullstride.latency.calibration.microbenchmarks import (
+from fullstride.latency.microbenchmarks import (
     WHOLE,
     Microbenchmark,
+    Round,
     all_microbenchmarks,
+    by_sheet,
+    peaks,
+    time_of,
+    timed_round,
 )
-from fullstride.latency.calibration.quiet_rounds import Round, time_of, timed_round
 from fullstride.latency.profiles import Clocks
 from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
-from fullstride.measure.cost.operators import OPERATOR_KINDS
-from fullstride.measure.cost.tracer import traced
+from fullstride.measure.operators import OPERATOR_KINDS
 from fullstride.measure.protocols import Protocol
 from fullstride.measure.timing import spread, timed_calls
+from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
 
 CPU = torch.device("cpu")
@@ -357,7 +359,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
 def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measured(
     words, told, capsys, monkeypatch
 ):
-    monkeypatch.setattr(files, "measure", None)
+    monkeypatch.setattr(calibrate, "measure", None)
     assert cli.run(["calibrate", "--device", "cpu", *words]) in (1, 2)
     line = capsys.readouterr().err
     assert told in line

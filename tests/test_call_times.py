@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from fullstride.measure.call_times import ATTEMPTS, MEDIANS, call_time, quiet_times
+from fullstride.measure.bench import ATTEMPTS, MEDIANS, call_time, quiet_times
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
 from fullstride.nets import zoo
-from fullstride.search.llr import times_here
+from fullstride.search.llr import times as times_here
 
 ROUNDS = MEDIANS.rounds
 

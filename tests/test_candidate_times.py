@@ -12,15 +12,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from fullstride.autofit.listing.candidates import Candidate, list_candidates
-from fullstride.autofit.timing import candidate_times, untrained_times
-from fullstride.autofit.timing.budget_rule import (
+from fullstride.autofit import times as candidate_times
+from fullstride.autofit import times as untrained_times
+from fullstride.autofit.candidates import (
+    Candidate,
     CandidateTime,
     affordable,
     fastest_of,
+    list_candidates,
     within_budget,
 )
-from fullstride.autofit.timing.budget_table import (
+from fullstride.autofit.fit import (
     MOST_ROWS,
     WhatFits,
     budget_figure,
@@ -28,13 +30,24 @@ from fullstride.autofit.timing.budget_table import (
     budget_table,
     timed_candidates,
 )
-from fullstride.autofit.timing.candidate_times import read_times, time_candidates
-from fullstride.autofit.timing.shortlist import MOST_OF_FAMILY, MOST_TRIED, shortlist
-from fullstride.autofit.timing.time_estimates import corrected, estimate_candidates
-from fullstride.deploy.select import data_formats, latencies, runnable
-from fullstride.deploy.untrained import UntrainedFiles, untrained_files
+from fullstride.autofit.times import (
+    MOST_OF_FAMILY,
+    MOST_TRIED,
+    corrected,
+    estimate_candidates,
+    read_times,
+    shortlist,
+    time_candidates,
+)
+from fullstride.deploy.choose_form import (
+    UntrainedFiles,
+    data_formats,
+    latencies,
+    runnable,
+    untrained_files,
+)
 from fullstride.latency import estimate, load_profile
-from fullstride.latency.rough_profiles import CPU
+from fullstride.latency.devices import CPU
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle

@@ -12,19 +12,19 @@ import timm
 import torch
 
 from fullstride import zoo
-from fullstride.autofit.listing.candidates import Candidate, Pictures, list_candidates
-from fullstride.autofit.listing.weights_folder import examine
+from fullstride.autofit.candidates import Candidate, Pictures, list_candidates
+from fullstride.autofit.released_weights import examine
+from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.reader import read, read_shapes
-from fullstride.strict_json import from_json, to_json
 from fullstride.tables import PERMISSIVE, pretrained_networks
 from fullstride.tasks import find_task
-from fullstride.train.recipe import Recipe
+from fullstride.train.prepare import initial_network, initial_weights
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
-from fullstride.train.starting_network import initial_network, initial_weights
 
 PHOTOS = dict(classes=10, channels=3, side=300)
 TIMM = "mobilenetv3_small_050"  # the smallest one

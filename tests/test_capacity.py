@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure.memory import max_batch
-from fullstride.measure.memory.max_batch import Probe, Trial, largest, predict, search
+from fullstride.measure import max_batch
+from fullstride.measure.max_batch import Probe, Trial, largest, predict, search
 from fullstride.nets import zoo
 
 

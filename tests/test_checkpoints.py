@@ -34,7 +34,7 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.families.tresnet import tresnet, tresnet_v2
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.weights import convert, key_maps, reader, released_files, unwrap
+from fullstride.nets.weights import convert, hub, key_maps, reader
 
 EPSILON = 1e-5  # of in-place activated batch norm
 
@@ -141,7 +141,7 @@ MODULES = {
 @pytest.mark.parametrize("wrap", MODULES.values(), ids=MODULES)
 def test_names_are_those_of_the_module_in_every_wrapper(wrap):
     net = nn.Sequential(OrderedDict(a=nn.Linear(1, 2), b=nn.BatchNorm1d(2)))
-    state = unwrap.unwrap({"model": wrap(net).state_dict()}).state
+    state = reader.unwrap({"model": wrap(net).state_dict()}).state
     expected = net.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], value) for name, value in expected.items())
@@ -150,7 +150,7 @@ def test_names_are_those_of_the_module_in_every_wrapper(wrap):
 def test_names_stay_where_a_prefix_is_not_common_to_all():
     for state in ({"model.a": 1, "b": 2}, {"a._orig_mod.w": 1, "a.w": 2}):
         tensors = {name: torch.tensor(value) for name, value in state.items()}
-        assert unwrap.unwrap(tensors).state == tensors
+        assert reader.unwrap(tensors).state == tensors
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_of_raw_and_averaged_weights_the_averaged_ones_are_taken_unless_raw_is_a
 
 def test_an_average_without_tensors_does_not_hide_the_weights():
     data = {"state_dict": {"w": torch.tensor(1.0)}, "ema": {"decay": 0.999}}
-    assert unwrap.unwrap(data).state["w"] == 1
+    assert reader.unwrap(data).state["w"] == 1
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
@@ -283,28 +283,28 @@ RELEASED = {
 @pytest.mark.parametrize(("file", "row"), RELEASED.items(), ids=RELEASED)
 def test_a_released_file_is_known_by_its_name_and_its_shape(file, row):
     name, classes, resolution, fit = row
-    known = released_files.by_name(Path(file))
+    known = hub.by_name(Path(file))
     assert (known.network, known.classes, known.resolution, known.fit) == row
-    assert released_files.has_shape(known, replace(SPECS[name], classes=classes))
-    assert not released_files.has_shape(known, replace(SPECS[name], classes=10))
-    assert not released_files.has_shape(known, SPECS["tresnet_tiny"])
+    assert hub.has_shape(known, replace(SPECS[name], classes=classes))
+    assert not hub.has_shape(known, replace(SPECS[name], classes=10))
+    assert not hub.has_shape(known, SPECS["tresnet_tiny"])
 
 
 def test_of_a_renamed_file_the_shape_tells_where_one_file_has_it():
-    assert released_files.by_shape("tresnet_v2_l_cars", 196).fit == "squish"
-    assert released_files.by_shape("genet_large", 1000).resolution == 256
-    assert released_files.by_shape("tresnet_m", 1000) is None
-    assert released_files.by_shape("genet_large", 10) is None
+    assert hub.by_shape("tresnet_v2_l_cars", 196).fit == "squish"
+    assert hub.by_shape("genet_large", 1000).resolution == 256
+    assert hub.by_shape("tresnet_m", 1000) is None
+    assert hub.by_shape("genet_large", 10) is None
 
 
 def test_other_names_are_not_known():
     for file in ("weights.pth", "tresnet_m_448_mine.pth", "tresnet_s.pth", "genet_medium.pth"):
-        assert released_files.by_name(Path(file)) is None
+        assert hub.by_name(Path(file)) is None
 
 
 @pytest.mark.parametrize(("size", "side"), [("small", 220), ("normal", 220), ("large", 293)])
 def test_genet_resizes_to_its_authors_size_which_is_rounded_up(size, side):
-    known = released_files.by_name(Path(f"GENet_{size}.pth"))
+    known = hub.by_name(Path(f"GENet_{size}.pth"))
     assert side == math.ceil(known.resolution / 0.875)
     picture = Image.fromarray(
         np.random.default_rng(0).integers(256, size=(300, 340, 3), dtype="u1")

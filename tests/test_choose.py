@@ -25,7 +25,7 @@ from fullstride.latency.select import (
     published_times,
 )
 from fullstride.measure.budget import Budget
-from fullstride.report.selection_plot import choice_figure
+from fullstride.report.scatter import choice_figure
 from fullstride.tables import Published, published
 
 TABLE = Path(tables.__file__).parent / "latency_v100_fp16.csv"

@@ -10,14 +10,14 @@ from bundles import small_bundle
 from test_gather import DATA, finished_run
 
 from fullstride import cli
-from fullstride.deploy import select
+from fullstride.deploy import choose_form
 from fullstride.nets.bundle import Bundle
 from fullstride.report.gather import gather
 from fullstride.report.page import render, worst_classes
 from fullstride.tasks import common_metric
-from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.tasks.task import ConfusionMatrix
 from fullstride.train import run, run_folder
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
 BY_TOP1 = {"top1": 90.0, "macro_f1": 50.0, "images": 20}
@@ -45,7 +45,7 @@ def test_the_exported_network_is_the_best_by_the_score_of_the_runs(score, best):
         "a": small_bundle(scores={"test": BY_TOP1}, recipe=recipe),
         "b": small_bundle(scores={"test": BY_F1}, recipe=recipe),
     }
-    assert select.most_accurate(bundles, None)[0] == best
+    assert choose_form.most_accurate(bundles, None)[0] == best
     mixed = [bundles["a"], replace(bundles["b"], recipe={"score": "ece"})]
     assert common_metric(mixed).name == ("top1" if score != "ece" else "ece")
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from timm.data.imagenet_info import ImageNetInfo
 
-from fullstride.nets.class_names import imagenet_words, match_classes, read_class_names
+from fullstride.tables.class_names import imagenet_words, match_classes, read_class_names
 
 INFO = ImageNetInfo("imagenet-1k")
 WNIDS = tuple(INFO.label_names())

@@ -19,8 +19,7 @@ from sklearn.datasets import load_sample_images
 
 from fullstride import cli
 from fullstride.nets.bundle import Bundle
-from fullstride.train.recipes.defaults import FINETUNE
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.named import FINETUNE, RECIPES
 
 SHORT = [
     "--recipe.epochs",
@@ -295,10 +294,10 @@ def test_paths_to_predict_come_on_standard_input_too(run, photos, capsys, monkey
 
 @pytest.mark.slow
 def test_auto_exports_the_fastest_of_what_runs_here(run, tmp_path, capsys, monkeypatch):
-    from fullstride.deploy import select
+    from fullstride.deploy import choose_form
 
     monkeypatch.setattr(
-        select, "available", lambda precision: [("onnx", "fp32"), ("openvino", "fp32")]
+        choose_form, "available", lambda precision: [("onnx", "fp32"), ("openvino", "fp32")]
     )
     assert (
         cli.run(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from videos import write_frames, write_video
 
-from fullstride.data import clip_data
-from fullstride.data.clip_data import open_clips
+from fullstride.data import targets
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.pack import Encoding, pack
 from fullstride.data.readers.videos import open_video
+from fullstride.data.targets import open_clips
 
 PARTS = ("train", "minival", "test")
 
@@ -163,6 +163,6 @@ def test_what_has_no_videos_is_refused_in_one_line(folder, tmp_path, monkeypatch
     def missing():
         raise ValueError("no PyAV")
 
-    monkeypatch.setattr(clip_data, "check_decoder", missing)
+    monkeypatch.setattr(targets, "check_decoder", missing)
     with pytest.raises(ValueError, match="no PyAV"):
         open_clips(str(folder))

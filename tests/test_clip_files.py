@@ -9,16 +9,16 @@ from clips import PRE, clip_bundle, some_clips
 from torch import nn
 from videos import write_frames
 
-from fullstride.data.clip_data import open_clips
-from fullstride.deploy import select
+from fullstride.data.targets import open_clips
+from fullstride.deploy import choose_form
+from fullstride.deploy.choose_form import untrained_files
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export, make_reference
+from fullstride.deploy.export_runs import images_for_ranges, images_to_compare, view_of_clips
 from fullstride.deploy.exported import ExportedModule
 from fullstride.deploy.fold_batch_norm import folding
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import most_in_batch, predict, probabilities
-from fullstride.deploy.run_images import images_for_ranges, images_to_compare, view_of_clips
-from fullstride.deploy.untrained import untrained_files
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets import zoo
@@ -189,10 +189,10 @@ def test_files_of_clips_are_measured_with_clips(kind, written):
 def test_the_fastest_file_of_a_bundle_of_clips_within_a_budget(
     bundle, clips, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(select, "CANDIDATES", ("onnx", "openvino"))
-    monkeypatch.setattr(select, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
-    how: dict = dict(precision="fp32", budget=select.Budget(ms_per_image=10_000))
-    result = select.fastest(bundle, tmp_path / "net", ComparisonImages(clips), **how)
+    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "openvino"))
+    monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
+    how: dict = dict(precision="fp32", budget=choose_form.Budget(ms_per_image=10_000))
+    result = choose_form.fastest(bundle, tmp_path / "net", ComparisonImages(clips), **how)
     assert open_file(result.path).preprocessing.frames == 8
 
 

@@ -168,7 +168,7 @@ def test_what_is_no_video_in_memory_is_refused_in_one_line(bundle, wrong):
 @pytest.fixture
 def command(bundle, monkeypatch, capsys):
     """Runs `predict` of the bundle: exit code, lines of standard output, and of errors."""
-    monkeypatch.setattr("fullstride.deploy.open_model.open_model", lambda *_, **__: bundle)
+    monkeypatch.setattr("fullstride.deploy.predict.open_model", lambda *_, **__: bundle)
 
     def run(*words: object) -> tuple[int, list[str], list[str]]:
         monkeypatch.setattr(sys, "argv", ["fullstride"])

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from videos import all_frames, drawn, write_frames, write_video
 
-from fullstride.data.clip_data import open_clips
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
+from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import (
     ClipTestView,
     ClipTrainView,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sleeping_trials import STEPS, STUDY, TRIALS, trials_in
 
-from fullstride.search.trials import Trial
+from fullstride.study.trials import Trial
 
 HERE = Path(__file__).parent
 SCRIPT = [sys.executable, str(HERE / "sleeping_trials.py")]

@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from fullstride import cli, console
+from fullstride import cli
 from fullstride.commands import COMMANDS
-from fullstride.train.recipe import SHORT_FLAGS, Recipe
+from fullstride.io import console
 from fullstride.train.recipes.choice import RecipeChoice
-from fullstride.train.recipes.defaults import FINETUNE
-from fullstride.train.recipes.named import NOMINAL, RECIPES
+from fullstride.train.recipes.named import FINETUNE, NOMINAL, RECIPES
+from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe
 
 MOST_LINES = 32
 SWITCHES = [name for name, hint in get_type_hints(Recipe).items() if hint is bool]

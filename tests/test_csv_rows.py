@@ -2,7 +2,7 @@
 
 import pytest
 
-from fullstride.csv_rows import read_rows
+from fullstride.io.records import read_rows
 
 
 def sides(path):

@@ -17,9 +17,9 @@ from fullstride import cli
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.tasks.classify import Classify
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run_folder import load_checkpoint
 
 RECIPE = Recipe(epochs=3, batch=4, lr=0.1, warmup_epochs=0, efficiency="plain")

@@ -16,10 +16,10 @@ from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.tasks.classify import Classify
 from fullstride.train.batches import training_batches
-from fullstride.train.data_bench import DataBench, DataLoading, TrainingSteps, bench_data, long_side
 from fullstride.train.loop import Epoch, train_epochs
-from fullstride.train.recipes.defaults import DIGITS, FINETUNE
-from fullstride.train.starting_network import initial_network
+from fullstride.train.prepare import initial_network
+from fullstride.train.recipes.named import DIGITS, FINETUNE
+from fullstride.train.timing import DataBench, DataLoading, TrainingSteps, bench_data, long_side
 
 RECIPE = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch=16)
 SLEEP_S = 0.02

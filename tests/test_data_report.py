@@ -12,18 +12,13 @@ import pytest
 from PIL import Image, ImageOps
 from scipy.fft import dctn
 
-from fullstride.autofit.inspection.data_report import (
-    DataReport,
-    look_at,
-    report_lines,
-    without_duplicates,
-)
+from fullstride.autofit.data_report import DataReport, look_at, report_lines, without_duplicates
 from fullstride.data.dataset import DataSet, Images, open_data
+from fullstride.io.records import from_json, to_json
 from fullstride.nets import zoo
-from fullstride.strict_json import from_json, to_json
 from fullstride.train import run
-from fullstride.train.recipe import Recipe
-from fullstride.train.run_data import matching_data
+from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.scoring import matching_data
 
 
 def report_of(data: DataSet, workers: int = 0) -> DataReport:

@@ -10,7 +10,7 @@ from fullstride.nets import zoo
 from fullstride.tasks.classify import Classify
 from fullstride.train.batches import training_batches
 from fullstride.train.loop import train_epochs
-from fullstride.train.recipes.defaults import FINETUNE, MIN_STEPS, finetune, scratch
+from fullstride.train.recipes.named import FINETUNE, MIN_STEPS, finetune, scratch
 from fullstride.train.scoring import score_images
 
 COUNTS = sorted({round(10 ** (exponent / 8)) for exponent in range(57)})  # 1 to 10 million

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import FINETUNE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 defaults = import_module("defaults")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fullstride.data.scenes import Look, write_scenes
+from fullstride.examples import Look, write_scenes
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
 

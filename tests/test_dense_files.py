@@ -10,10 +10,9 @@ from toy_dense import Dense, dense_bundle
 
 from fullstride.cli import main
 from fullstride.data.dataset import Images
-from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.comparison import ComparisonImages, score_model
 from fullstride.deploy.export import export
 from fullstride.deploy.exported import has_shape
-from fullstride.deploy.file_scores import score_model
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predictions
 from fullstride.train.scoring import score_bundle
@@ -88,7 +87,7 @@ def command(bundle, pictures, tmp_path, monkeypatch):
     for folder, picture in zip(("a", "b"), pictures, strict=False):
         (tmp_path / folder).mkdir()
         picture.save(tmp_path / folder / "x.png")
-    monkeypatch.setattr("fullstride.deploy.open_model.open_model", lambda *_, **__: bundle)
+    monkeypatch.setattr("fullstride.deploy.predict.open_model", lambda *_, **__: bundle)
 
     def run(*more: str) -> int:
         words = ["predict", "run", str(tmp_path / "a"), str(tmp_path / "b"), *more]

@@ -9,11 +9,11 @@ import torch
 from toy_bundles import bundle_of, some_pictures
 
 from fullstride.cli import main
-from fullstride.data.scenes import write_scenes
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import inputs, outputs
+from fullstride.examples import write_scenes
 from fullstride.tasks import task_of
 
 

@@ -19,13 +19,13 @@ from PIL import Image
 
 from fullstride.data.dataset import Images, UnreadableImage, open_data
 from fullstride.data.transforms import crop as cropping
+from fullstride.deploy import choose_form
 from fullstride.deploy import export as exporting
 from fullstride.deploy import predict as predicting
-from fullstride.deploy import select
 from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonImages
 from fullstride.deploy.export import export, make_reference
+from fullstride.deploy.export_runs import evenly_spaced
 from fullstride.deploy.predict import inputs, predict
-from fullstride.deploy.run_images import evenly_spaced
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
 
@@ -370,29 +370,29 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
         (name,) = nets
         return [type("M", (), {"ms_p50": times[name] * protocol.batch})]
 
-    monkeypatch.setattr(select, "bench", bench)
+    monkeypatch.setattr(choose_form, "bench", bench)
     # The time of a call divided by its images, so that a batch does not change the budget.
     for batch in (1, 8):
         lines: list[str] = []
         budget = Budget(ms_per_image=5, batch=batch)
-        best, bundle = select.most_accurate(bundles, budget, lines.append)
+        best, bundle = choose_form.most_accurate(bundles, budget, lines.append)
         assert (best, bundle.name) == ("good", "good")
         (line,) = lines
         assert line.startswith(f"good: 3.000 ms an image here (batch {batch}, ")
     lines = []
-    assert select.most_accurate(bundles, None, lines.append)[0] == "slow"
+    assert choose_form.most_accurate(bundles, None, lines.append)[0] == "slow"
     minival = {"minival": {"top1": 99.9}}
     without_test = {name: replace(base, scores=minival) for name in ("a",)}
     both = replace(base, scores={"minival": {"top1": 50.0}, "test": {"top1": 100.0}})
-    assert select.most_accurate({**without_test, "b": both}, None, lines.append)[0] == "a"
+    assert choose_form.most_accurate({**without_test, "b": both}, None, lines.append)[0] == "a"
     assert not lines  # nothing is measured where nothing depends on it
     times_in_words = "0.5 ms an image .*: slow 9.000 ms, good 3.000 ms, fast 1.000 ms"
     with pytest.raises(ValueError, match=times_in_words):
-        select.most_accurate(bundles, Budget(ms_per_image=0.5))
+        choose_form.most_accurate(bundles, Budget(ms_per_image=0.5))
     with pytest.raises(ValueError, match="other has no test score"):
-        select.most_accurate({**bundles, "other": base}, None)
+        choose_form.most_accurate({**bundles, "other": base}, None)
     with pytest.raises(ValueError, match="good, cats have different classes"):
-        select.most_accurate(
+        choose_form.most_accurate(
             {name: replace(base, classes=tuple(name + "012345")) for name in ("good", "cats")}, None
         )
 
@@ -406,9 +406,9 @@ def test_of_equal_scores_the_faster_network_is_exported(order, budget, monkeypat
         name: replace(small_bundle(), name=name, scores={"test": {"top1": tops[name]}})
         for name in order
     }
-    monkeypatch.setattr(select, "ms_per_image", lambda bundle, batch: times[bundle.name])
+    monkeypatch.setattr(choose_form, "ms_per_image", lambda bundle, batch: times[bundle.name])
     lines: list[str] = []
-    assert select.most_accurate(bundles, budget, lines.append)[0] == "fast"
+    assert choose_form.most_accurate(bundles, budget, lines.append)[0] == "fast"
     assert "slow 3.000 ms" in lines[0]
     assert lines[-1].startswith("fast: 2.000 ms")
 
@@ -417,8 +417,8 @@ def test_of_equal_scores_the_faster_network_is_exported(order, budget, monkeypat
 def quick(monkeypatch):
     """The online protocol in a fraction of a second."""
     protocol = replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01)
-    monkeypatch.setattr(select, "ONLINE", protocol)
-    monkeypatch.setattr(select, "TRIAL", protocol)
+    monkeypatch.setattr(choose_form, "ONLINE", protocol)
+    monkeypatch.setattr(choose_form, "TRIAL", protocol)
 
 
 @pytest.mark.slow
@@ -427,7 +427,7 @@ def test_the_time_that_decides_is_measured_here():
     bundle = make_bundle("genet_tiny", GRAY, scores={"test": {"top1": 1.0}})
     lines: list[str] = []
     budget = Budget(ms_per_image=1e6)
-    assert select.most_accurate({"one": bundle}, budget, lines.append) == ("one", bundle)
+    assert choose_form.most_accurate({"one": bundle}, budget, lines.append) == ("one", bundle)
     (ms,) = re.findall(r"^one: ([\d.]+) ms an image", lines[0])
     assert float(ms) > 0
 
@@ -437,15 +437,15 @@ def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
 ):
     bundle, images = small_bundle(), ComparisonImages(pictures)
     choices = [("onnx", "fp32"), ("openvino", "fp32"), ("pt2", "bf16")]
-    monkeypatch.setattr(select, "available", lambda precision: choices)
+    monkeypatch.setattr(choose_form, "available", lambda precision: choices)
     monkeypatch.setitem(MAX_DIFFERENCE, "bf16", 0.0)
     ms = {"onnx fp32": 2.0, "openvino fp32": 1.0}
     monkeypatch.setattr(
-        select, "latencies", lambda paths, *_: {label: ms[label] for label in paths}
+        choose_form, "latencies", lambda paths, *_: {label: ms[label] for label in paths}
     )
     lines = []
     how, budget = dict(progress=lines.append), Budget(ms_per_image=5)
-    result = select.fastest(bundle, tmp_path / "net", images, budget=budget, **how)
+    result = choose_form.fastest(bundle, tmp_path / "net", images, budget=budget, **how)
     assert (result.format, result.path) == ("openvino", tmp_path / "net")
     assert (tmp_path / "net" / "model.xml").is_file()
     starts = [
@@ -460,7 +460,7 @@ def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
     assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
     assert all(re.search(r"after \d+\.\d s$", lines[number]) for number in (1, 3, 5))
     with pytest.raises(ValueError, match=r"openvino fp32 .* 1.000 ms .* 0.5 ms"):
-        select.fastest(bundle, tmp_path / "other", images, budget=Budget(ms_per_image=0.5))
+        choose_form.fastest(bundle, tmp_path / "other", images, budget=Budget(ms_per_image=0.5))
     assert [each.name for each in tmp_path.iterdir()] == ["net"]
 
 
@@ -470,7 +470,7 @@ def test_auto_folds_traces_and_trains_once_and_refuses_at_once_where_a_file_is(
 ):
     bundle, images = small_bundle(), ComparisonImages(pictures)
     choices = [("onnx", "fp32"), ("openvino", "fp32"), ("onnx", "int8"), ("openvino", "int8")]
-    monkeypatch.setattr(select, "available", lambda precision: choices)
+    monkeypatch.setattr(choose_form, "available", lambda precision: choices)
     fold, trace, calls = exporting.fold_batch_norm, torch.onnx.export, Counter()
     monkeypatch.setattr(
         exporting, "fold_batch_norm", lambda net: calls.update(["fold"]) or fold(net)
@@ -478,7 +478,7 @@ def test_auto_folds_traces_and_trains_once_and_refuses_at_once_where_a_file_is(
     monkeypatch.setattr(
         torch.onnx, "export", lambda *args, **how: calls.update(["trace"]) or trace(*args, **how)
     )
-    monkeypatch.setattr(select, "latencies", lambda paths, *_: dict.fromkeys(paths, 1.0))
+    monkeypatch.setattr(choose_form, "latencies", lambda paths, *_: dict.fromkeys(paths, 1.0))
     checks = iter((6, 6, 5, 6, 5, 6))
     monkeypatch.setattr(
         exporting, "compare", lambda *_: Comparison(6, 0.0, 1.0, same_class=next(checks))
@@ -489,12 +489,12 @@ def test_auto_folds_traces_and_trains_once_and_refuses_at_once_where_a_file_is(
         return net
 
     lines, how = [], dict(finetune=tune, calibration=pictures)
-    select.fastest(bundle, tmp_path / "net", images, progress=lines.append, **how)
+    choose_form.fastest(bundle, tmp_path / "net", images, progress=lines.append, **how)
     # One graph for all files in float, and one for each int8 file of the trained network.
     assert calls == {"fold": 1, "train": 1, "trace": 3}
     assert "onnx int8: layers in float: 0, points of top-1 lost: 16.67" in lines
     with pytest.raises(ValueError, match="net.onnx exists: .* --force"):
-        select.fastest(bundle, tmp_path / "net", images)
+        choose_form.fastest(bundle, tmp_path / "net", images)
     assert calls["fold"] == 1
 
 
@@ -503,6 +503,6 @@ def test_the_latencies_of_files_are_measured_in_turn_by_their_own_runtimes(pictu
     bundle = small_bundle()
     for format, name in (("onnx", "a.onnx"), ("openvino", "b")):
         export(bundle, tmp_path / name, ComparisonImages(pictures), format=format)
-    ms = select.latencies({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
+    ms = choose_form.latencies({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
     assert set(ms) == {"a", "b"}
     assert min(ms.values()) > 0

@@ -13,13 +13,11 @@ from pixels import picture_with_maps, write_pictures
 from fullstride import cli, tasks
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.depth.priors import SAMPLES, fit_priors
-from fullstride.tasks.depth.scores import DepthScore
-from fullstride.tasks.depth.task import OUTSIDE, Depth
+from fullstride.tasks.depth import OUTSIDE, SAMPLES, Depth, DepthScore, fit_priors
 from fullstride.train import run
 from fullstride.train.batches import check_task
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
 
 SHORT = Recipe(

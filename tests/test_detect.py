@@ -10,11 +10,18 @@ from detections import random_boxes, random_targets
 from torch import Tensor
 from torchvision.ops import batched_nms, box_iou, generalized_box_iou_loss, sigmoid_focal_loss
 
-from fullstride.tasks.detect.atss import assign, locations
-from fullstride.tasks.detect.fcos import FcosHead, Predictions, decode_boxes
-from fullstride.tasks.detect.loss import detection_loss, padded
-from fullstride.tasks.detect.nms import detections, suppress
-from fullstride.tasks.pyramid import Pyramid
+from fullstride.tasks.dense import Pyramid
+from fullstride.tasks.detect.fcos import (
+    FcosHead,
+    Predictions,
+    assign,
+    decode_boxes,
+    detection_loss,
+    detections,
+    locations,
+    padded,
+    suppress,
+)
 
 STRIDES = Pyramid.strides
 

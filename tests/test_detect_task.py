@@ -14,15 +14,15 @@ from test_ranks import torchrun
 from fullstride import tasks
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
-from fullstride.tasks.detect import coco_ap, task
-from fullstride.tasks.detect.guess import Box
+from fullstride.tasks.detect import average_precision, task
+from fullstride.tasks.detect.task import Box
 from fullstride.tasks.task import json_values
 from fullstride.train import run
 from fullstride.train.batches import check_task
 from fullstride.train.optimizer import lr_at
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import RecipeChoice, case_of
 from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
 
 DETECT = find_task("detect")
@@ -76,7 +76,7 @@ def test_files_are_compared_by_pairs_of_boxes() -> None:
 
 def test_a_score_of_the_extra_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(epochs=1, batch=2, lr=0.1, score="ap")
-    if coco_ap.has_coco():
+    if average_precision.has_coco():
         assert DETECT.with_options(recipe).find_metric("ap").name == "ap"
     monkeypatch.setattr(task, "has_coco", lambda: False)
     with pytest.raises(ValueError, match=r"fullstride\[detection\]"):

@@ -8,9 +8,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchvision.ops import box_iou
 
-from fullstride.tasks.detect import coco_ap, scores, voc_ap
-from fullstride.tasks.detect.scores import DetectionScore
-from fullstride.tasks.detect.voc_ap import Scene
+from fullstride.tasks.detect import average_precision
+from fullstride.tasks.detect.average_precision import DetectionScore, Scene
 
 
 def slow_ap50(scenes: list[Scene], label: int) -> float:
@@ -51,7 +50,7 @@ def test_ap50_is_that_of_a_slow_obvious_loop(seed: int) -> None:
     scenes = random_scenes(seed)
     expected = [slow_ap50(scenes, label) for label in range(3)]
     assert 0.2 < min(expected) < max(expected) < 0.9
-    np.testing.assert_allclose(voc_ap.average_precisions(scenes, 3), expected)
+    np.testing.assert_allclose(average_precision.average_precisions(scenes, 3), expected)
 
 
 def scene(detections: list[list[float]], boxes: list[list[float]], **others: list) -> Scene:
@@ -73,15 +72,17 @@ def test_a_second_hit_is_false_and_a_difficult_object_neither() -> None:
         [[0, 0, 10, 10], [20, 0, 30, 10]],
     )
     hard = scene([[0, 0, 8, 8, 0.95, 0]] * 2, [[0, 0, 8, 8]], difficult=[True])
-    assert voc_ap.average_precisions([one, hard], 1) == pytest.approx([(6 + 5 * 2 / 3) / 11])
+    assert average_precision.average_precisions([one, hard], 1) == pytest.approx(
+        [(6 + 5 * 2 / 3) / 11]
+    )
 
 
 def test_a_class_without_objects_is_left_out_and_counted() -> None:
-    scores = DetectionScore(3)
-    scores.scenes = [scene([[0, 0, 9, 9, 0.9, 0], [0, 0, 9, 9, 0.8, 2]], [[0, 0, 9, 9]])]
-    result = scores.compute()
+    score = DetectionScore(3)
+    score.scenes = [scene([[0, 0, 9, 9, 0.9, 0], [0, 0, 9, 9, 0.8, 2]], [[0, 0, 9, 9]])]
+    result = score.compute()
     assert (result["ap50"], result["absent_classes"]) == (pytest.approx(100), 2)
-    assert [row.ap50 for row in scores.by_class(("a", "b", "c"))] == [100, None, None]
+    assert [row.ap50 for row in score.by_class(("a", "b", "c"))] == [100, None, None]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -90,12 +91,12 @@ def test_coco_scores_are_those_of_pycocotools(
 ) -> None:
     pytest.importorskip("hotcoco")
     scenes = random_scenes(seed)
-    scores = coco_ap.coco_scores(scenes, 3)
+    coco = average_precision.coco_scores(scenes, 3)
     assert capsys.readouterr().out == ""
     truth = COCO()
-    truth.dataset = coco_ap.as_coco(scenes, 3)
+    truth.dataset = average_precision.as_coco(scenes, 3)
     truth.createIndex()
-    evaluation = COCOeval(truth, truth.loadRes(coco_ap.results(scenes)), "bbox")
+    evaluation = COCOeval(truth, truth.loadRes(average_precision.results(scenes)), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -103,7 +104,7 @@ def test_coco_scores_are_those_of_pycocotools(
     expected = dict(
         zip((*names, "ar100"), [*evaluation.stats[:6], evaluation.stats[8]], strict=True)
     )
-    assert scores == pytest.approx({k: 100 * v for k, v in expected.items() if v >= 0})
+    assert coco == pytest.approx({k: 100 * v for k, v in expected.items() if v >= 0})
 
 
 def test_parts_of_processes_add_up_and_the_interval_holds_the_score() -> None:
@@ -121,7 +122,7 @@ def test_without_the_extra_there_is_voc_score(monkeypatch: pytest.MonkeyPatch) -
     whole, alone = DetectionScore(3), DetectionScore(3)
     whole.scenes = alone.scenes = random_scenes(1)
     expected = whole.compute()
-    monkeypatch.setattr(scores, "has_coco", lambda: False)
+    monkeypatch.setattr(average_precision, "has_coco", lambda: False)
     assert alone.compute() == {name: expected[name] for name in ("ap50", "absent_classes")}
 
 
@@ -138,15 +139,15 @@ def test_boxes_are_compared_in_pixels_of_the_picture() -> None:
     rows = torch.zeros(1, 100, 6)
     rows[..., 5] = -1
     rows[0, 0] = torch.tensor([5.0, 5, 15, 15, 0.8, 0])
-    scores = DetectionScore(1)
-    scores.update(rows, [target])
-    assert "ap_small" not in scores.compute()
-    assert scores.compute()["ap_medium"] == pytest.approx(100)
-    assert scores.scenes[0].boxes.tolist() == [[20, 20, 60, 60]]
+    score = DetectionScore(1)
+    score.update(rows, [target])
+    assert "ap_small" not in score.compute()
+    assert score.compute()["ap_medium"] == pytest.approx(100)
+    assert score.scenes[0].boxes.tolist() == [[20, 20, 60, 60]]
 
 
 def test_images_without_any_object_have_no_score() -> None:
-    scores = DetectionScore(1)
-    scores.scenes = [scene([], [])]
+    score = DetectionScore(1)
+    score.scenes = [scene([], [])]
     with pytest.raises(ValueError, match="none of the 1 images"):
-        scores.compute()
+        score.compute()

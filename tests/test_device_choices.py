@@ -16,23 +16,26 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fullstride.cores import cores
 from fullstride.data.dataset import open_data
+from fullstride.io.writing import OutOfMemoryError, cores
 from fullstride.measure import environment
-from fullstride.measure.memory.activation_bytes import activation_bytes
+from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.nets import zoo
 from fullstride.nets.layers import SubsampledConv2d, avoid_strided_pointwise
 from fullstride.report.training_progress import plan_lines
-from fullstride.storage import OutOfMemoryError
 from fullstride.tasks import find_task
-from fullstride.train import device_choices, run, run_folder
+from fullstride.train import compute, run, run_folder
 from fullstride.train.autotune import choose_passes
-from fullstride.train.compute import memory_advice, numerics
-from fullstride.train.device_choices import choose_workers, on_device
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import (
+    SINGLE_PROCESS,
+    choose_workers,
+    memory_advice,
+    numerics,
+    on_device,
+)
 from fullstride.train.loop import Learner
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.named import training_step
+from fullstride.train.recipes.recipe import Recipe
 
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, warmup_epochs=0, resolution=16)
 
@@ -52,7 +55,7 @@ RECIPE = Recipe(epochs=2, batch=16, lr=0.05, warmup_epochs=0, resolution=16)
 def test_precision_and_memory_format_are_those_of_the_device(
     device, has_bf16, fields, expected, monkeypatch
 ):
-    monkeypatch.setattr(device_choices, "has_bf16", lambda device: has_bf16)
+    monkeypatch.setattr(compute, "has_bf16", lambda device: has_bf16)
     recipe = on_device(replace(RECIPE, **fields), device)
     assert (recipe.precision, recipe.channels_last) == expected
     assert on_device(recipe, "cpu" if device == "cuda" else "cuda") == recipe  # nothing is open
@@ -151,7 +154,7 @@ def test_memory_is_predicted_for_what_a_gpu_or_a_cpu_would_choose(tmp_path):
 def test_workers_are_those_that_the_cores_and_the_batches_can_keep_busy(
     device, own_cores, processes, images, batches, expected, few_digits, monkeypatch
 ):
-    monkeypatch.setattr(device_choices, "cores", lambda: own_cores)
+    monkeypatch.setattr(compute, "cores", lambda: own_cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     names = tuple(map(str, range(images)))
     files = replace(few_digits.train, names=names, targets=(0,) * images, file=Path)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from fullstride.cli import run
-from fullstride.latency.by_name import correct, estimate_by_name
 from fullstride.latency.device_sheets import (
     BASES,
     FLOPS_PER_BYTE,
@@ -18,7 +17,7 @@ from fullstride.latency.device_sheets import (
     moved_numbers,
     sustained_clock,
 )
-from fullstride.latency.devices import load_profile
+from fullstride.latency.devices import correct, estimate_by_name, load_profile
 from fullstride.latency.roofline import DEVICE
 
 SHEET = dict(device="NVIDIA RTX 3090", tflops={"fp16": 71}, vector_tflops=35.6, bandwidth_gb_s=936)

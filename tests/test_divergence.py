@@ -8,8 +8,8 @@ import pytest
 
 from fullstride import cli
 from fullstride.train import run, run_folder
-from fullstride.train.divergence import FEWEST, MOST, Divergence
-from fullstride.train.recipe import Recipe
+from fullstride.train.loop import FEWEST, MOST, Divergence
+from fullstride.train.recipes.recipe import Recipe
 
 # at a rate that no network bears: with the digits the loss of a step is soon in the hundreds
 WILD = Recipe(

@@ -13,7 +13,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import autotune, run, run_folder
 from fullstride.train.loop import train_epochs
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 EXAMPLE = Batch(torch.zeros(4, 1, 32, 32), torch.arange(4), torch.arange(4))

@@ -12,13 +12,12 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
 from fullstride import cli
-from fullstride.measure import batch_sizes
-from fullstride.measure.batch_sizes import find_batches
-from fullstride.measure.bench import bench
-from fullstride.measure.memory import max_batch
-from fullstride.measure.memory.activation_bytes import activation_bytes
-from fullstride.measure.memory.compiled_bytes import compiled_bytes
-from fullstride.measure.memory.max_batch import Probe, Trial, predict
+from fullstride.measure import bench as batch_sizes
+from fullstride.measure import max_batch
+from fullstride.measure.activation_bytes import activation_bytes
+from fullstride.measure.bench import bench, find_batches
+from fullstride.measure.compiled_bytes import compiled_bytes
+from fullstride.measure.max_batch import Probe, Trial, predict
 from fullstride.measure.protocols import (
     PROTOCOLS,
     RESNET_RS,

@@ -11,7 +11,7 @@ import pytest
 from fullstride import cli, zoo
 from fullstride.latency import estimate, load_profile, profile_names, save_profile
 from fullstride.nets.bundle import Bundle
-from fullstride.report.format import three_digits
+from fullstride.report.console_tables import three_digits
 
 
 def ask(capsys, *words: str) -> str:

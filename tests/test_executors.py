@@ -9,19 +9,12 @@ from typing import Any
 import pytest
 from sleeping_trials import STEPS, STUDY, Slept, trials_in
 
-from fullstride.search import trials as trials_module
-from fullstride.search.clusters import cluster_executor
-from fullstride.search.clusters.cluster_executor import (
-    ClusterExecutor,
-    Crash,
-    Report,
-    Task,
-    log_path,
-)
-from fullstride.search.clusters.executors import find_executor
-from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.locks import find_holder, hold
-from fullstride.search.trials import Failure, LocalExecutor, Trial, local_devices, run_trials
+from fullstride.study import executors
+from fullstride.study import trials as trials_module
+from fullstride.study.executors import ClusterExecutor, Crash, Report, Task, find_executor, log_path
+from fullstride.study.locks import find_holder, hold
+from fullstride.study.settings import ExecutorSettings
+from fullstride.study.trials import Failure, LocalExecutor, Trial, local_devices, run_trials
 
 
 class FakeEngine:
@@ -57,7 +50,7 @@ class QuickEngine(FakeEngine):
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
     monkeypatch.setattr(trials_module, "POLL_S", 0.001)
-    monkeypatch.setattr(cluster_executor, "POLL_S", 0.001)
+    monkeypatch.setattr(executors, "POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -144,7 +137,7 @@ def test_an_error_that_is_no_fault_of_the_trial_is_one_line_and_ends_the_others(
 
 
 def test_a_result_that_the_driver_cannot_see_is_an_error_after_a_while(trial, monkeypatch):
-    monkeypatch.setattr(cluster_executor, "VISIBLE_S", 0.01)
+    monkeypatch.setattr(executors, "VISIBLE_S", 0.01)
     with pytest.raises(OSError, match="share the folder"):
         run_on(FakeEngine(*[Report(has_result=True)] * 10_000), [trial])
 

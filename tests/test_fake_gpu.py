@@ -16,10 +16,9 @@ import pytest
 import torch
 from torch import nn
 
-from fullstride.measure import batch_sizes, bench, environment, timing
+from fullstride.measure import bench, environment, max_batch, timing
 from fullstride.measure.environment import find_device, gpu_state
-from fullstride.measure.memory import limits, max_batch
-from fullstride.measure.memory.max_batch import Trial
+from fullstride.measure.max_batch import Trial
 from fullstride.papers import suite
 
 GPU, MIB = torch.device("cuda"), 2**20
@@ -94,7 +93,7 @@ def test_without_the_files_and_commands_of_a_system_its_environment_is_less_deta
     assert environment.cpu_name.__wrapped__() == (
         environment.platform.processor() or environment.platform.machine()
     )
-    assert limits.available_bytes() == float("inf")
+    assert max_batch.available_bytes() == float("inf")
 
 
 def missing_file(*_) -> str:
@@ -104,15 +103,15 @@ def missing_file(*_) -> str:
 @pytest.mark.usefixtures("gpu")
 def test_the_peak_of_a_gpu_is_of_its_call_with_what_stays_there():
     resident = [torch.empty(MIB, dtype=torch.uint8), torch.empty(MIB, dtype=torch.float32)]
-    assert limits.peak_mib(resident, lambda: None, GPU) == 5 + 60
+    assert max_batch.peak_mib(resident, lambda: None, GPU) == 5 + 60
 
 
 def test_the_memory_of_a_gpu_is_limited_as_long_as_it_is_measured(gpu):
-    with batch_sizes.bounded(GPU, 0.25):
+    with bench.bounded(GPU, 0.25):
         assert gpu == [0.25]
     assert gpu == [0.25, 1.0]
     with pytest.raises(ValueError, match="has 0.5 GiB free"):
-        limits.budget_bytes(0.75, GPU)
+        max_batch.budget_bytes(0.75, GPU)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -22,13 +22,13 @@ from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.data.transforms.image_ops import Sampling
 from fullstride.data.transforms.levels import UNCHANGED, WIDE
 from fullstride.data.transforms.opencv import (
+    OPENCV_OPS,
     Jpeg,
     fast_train_view,
     find_jpeg,
     read_jpeg,
     resized,
 )
-from fullstride.data.transforms.opencv_ops import OPENCV_OPS
 from fullstride.data.transforms.policies import FORMS
 from fullstride.nets.preprocessing import Preprocessing
 

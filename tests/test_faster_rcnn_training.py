@@ -9,14 +9,14 @@ from rectangles import write_rectangles
 from test_ranks import run_two
 
 from fullstride import tasks
-from fullstride.data.box_data import open_boxes
+from fullstride.data.targets import open_boxes
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
 from fullstride.tasks.detect.task import Detect
 from fullstride.train import run
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.recipe import Recipe
 
 SHORT = Recipe(
     epochs=3,

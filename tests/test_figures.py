@@ -14,11 +14,20 @@ from fullstride.latency import estimate, load_profile, traced
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import GENET, RESNET_RS, THROUGHPUT, Measurement
 from fullstride.nets import zoo
-from fullstride.papers import figure_page, figures
+from fullstride.papers import figures
 from fullstride.papers.block_study import BlockTime
-from fullstride.papers.figure_page import page, scatter, where
-from fullstride.papers.figures import KEYS, PLANS, Bench, blocks, dots, networks
-from fullstride.papers.measured import read_bench
+from fullstride.papers.figures import (
+    KEYS,
+    PLANS,
+    Bench,
+    blocks,
+    dots,
+    networks,
+    page,
+    scatter,
+    where,
+)
+from fullstride.papers.suite import read_bench
 
 V100, RTX = load_profile("v100-fp16"), load_profile("rtx3090")
 
@@ -248,14 +257,14 @@ def test_the_legend_the_table_and_the_page_name_every_way_a_number_was_come_by(t
         assert f"{dot.how}: " in html
     assert html.count('class="spot') == len(shown)
     assert "90 % interval" in html
-    styles = {how: figure_page.MARKS[how] for how in ("published", "measured", "estimated")}
+    styles = {how: figures.MARKS[how] for how in ("published", "measured", "estimated")}
     assert len({str(style) for style in styles.values()}) == 3
 
 
 def test_what_opens_on_the_page_lies_on_its_mark():
     plan = PLANS["genet-5"]
     drawn = scatter(plan, list(dots(plan, [], Bench())))
-    figure_page.png(drawn)  # another size does not move it
+    figures.png(drawn)  # another size does not move it
     html = page([drawn])
     width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', html).groups())
     marks = [
@@ -282,9 +291,9 @@ def test_the_page_loads_nothing_and_a_hostile_device_stays_text(tmp_path):
 
 def test_a_picture_of_many_networks_names_families_in_its_legend_and_one_of_few_at_the_mark():
     many = list(dots(PLANS["resnet-rs-4"], [], Bench()))
-    assert figure_page.labels(many)["ResNet-RS-152-192"] == "152-192"
+    assert figures.labels(many)["ResNet-RS-152-192"] == "152-192"
     few = list(dots(PLANS["tresnet-4"], [], Bench()))
-    assert figure_page.labels(few)["TResNet-M"] == "TResNet-M"
+    assert figures.labels(few)["TResNet-M"] == "TResNet-M"
 
 
 def test_the_command_writes_whole_pictures_and_a_page_and_nothing_else(tmp_path, capsys):
@@ -310,7 +319,7 @@ def test_the_command_writes_whole_pictures_and_a_page_and_nothing_else(tmp_path,
         assert path.stat().st_size < 150_000
         with Image.open(path) as image:
             image.load()
-            assert abs(image.width - figure_page.PIXELS) < 10
+            assert abs(image.width - figures.PIXELS) < 10
 
 
 def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
@@ -319,7 +328,7 @@ def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
     def broken(_):
         raise ValueError("no room")
 
-    monkeypatch.setattr(figure_page, "png", broken)
+    monkeypatch.setattr(figures, "png", broken)
     assert run(["figures", "--only", "tresnet-5", "--out", str(tmp_path)]) == 2
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
         ("tresnet-5.png", "old")

@@ -16,6 +16,7 @@ from PIL import Image
 from fullstride.data.dataset import open_data
 from fullstride.data.pack import pack
 from fullstride.deploy.exported import Metadata as ExportMetadata
+from fullstride.io.records import from_json, to_json
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.measure.environment import Environment
@@ -25,13 +26,12 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.papers.measured import BlocksFile
+from fullstride.papers.suite import BlocksFile
 from fullstride.papers.suite_page import RowFile, SuiteFile
-from fullstride.strict_json import from_json, to_json
 from fullstride.tasks import find_task
 from fullstride.train.autotune import CacheEntry
 from fullstride.train.recipes.named import RECIPES
-from fullstride.train.recipes.reading import saved_recipe
+from fullstride.train.recipes.recipe import saved_recipe
 from fullstride.train.run_folder import LOG, RUN_CONFIG, RunConfig, read_config, read_log
 
 SPEC = replace(SPECS["genet_tiny"], classes=2, stages=SPECS["genet_tiny"].stages[:1])

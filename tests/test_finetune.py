@@ -13,13 +13,11 @@ from fullstride.tasks.classify import Classify
 from fullstride.train import linear_probe, run_folder
 from fullstride.train.batches import training_batches
 from fullstride.train.linear_probe import is_clearly_better
-from fullstride.train.loop import train_epochs
-from fullstride.train.recipe import Recipe
+from fullstride.train.loop import BATCH_NORM, train_epochs
 from fullstride.train.recipes.choice import RecipeChoice
-from fullstride.train.recipes.defaults import FEW_IMAGES, FEW_STEPS, FINETUNE_BATCH, finetune
-from fullstride.train.recipes.named import Case
+from fullstride.train.recipes.named import FEW_IMAGES, FEW_STEPS, FINETUNE_BATCH, Case, finetune
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
-from fullstride.train.running_statistics import BATCH_NORM
 
 SHORT = Recipe(epochs=2, batch=16, lr=0.01, resolution=16, hflip_prob=0.0, linear_probe=True)
 FROZEN = replace(SHORT, frozen_statistics=True, optimizer="adamw", lr=1e-4)

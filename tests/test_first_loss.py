@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
-from fullstride.train.recipe import Recipe
-from fullstride.train.starting_network import initial_network
+from fullstride.train.prepare import initial_network
+from fullstride.train.recipes.recipe import Recipe
 
 RECIPE = Recipe(epochs=1, batch=2, lr=0.1)
 # Small networks whose classifiers timm draws from +-1 / sqrt(K), others that are fine there, some

@@ -13,14 +13,13 @@ from functools import partial
 import pytest
 
 from fullstride import cli
-from fullstride.autofit.fit import fit, fit_data
-from fullstride.autofit.progress import shown
+from fullstride.autofit.fit import fit, fit_data, shown
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict
 from fullstride.report.console_tables import table
-from fullstride.search.study_folder import Event
+from fullstride.study.folder import Event
 from fullstride.train.recipes.choice import RecipeChoice
 
 SHORT = RecipeChoice(changes={"epochs": 1.0, "batch": 32})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.autofit.shipping.finalist_files import ShippedFile
+from fullstride.autofit.finalists import ShippedFile
 from fullstride.deploy.exported import Precision
 from fullstride.tasks import find_task
 

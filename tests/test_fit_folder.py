@@ -5,18 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from fullstride.autofit.fit import fit
-from fullstride.autofit.fit_folder import FIT
-from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.fit import FIT, fit
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
-from fullstride.search.locks import LockedError
-from fullstride.search.study_folder import (
-    create_or_resume,
-    read_seconds,
-    run_stage,
-    saved_stage,
-)
+from fullstride.study.folder import create_or_resume, read_seconds, run_stage, saved_stage
+from fullstride.study.locks import LockedError
 
 SETTINGS = FitSettings(budget_ms=5, batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
 CANDIDATES = tuple(Candidate(model="genet_tiny", resolution=side, top1=70.5) for side in (32, 48))

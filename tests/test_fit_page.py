@@ -9,23 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.autofit.inspection.data_report import DataReport, Pair
-from fullstride.autofit.listing.candidates import Candidate
+from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.data_report import DataReport, Pair
+from fullstride.autofit.finalists import ShippedFile
+from fullstride.autofit.halving import Outcome, RungScore
 from fullstride.autofit.page import fate, render, write_results
+from fullstride.autofit.plan import FitPlan, Rung
 from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
-from fullstride.autofit.shipping.finalist_files import ShippedFile
-from fullstride.autofit.shipping.ship import Shipment
-from fullstride.autofit.timing.budget_rule import CandidateTime
-from fullstride.autofit.training.halving import Outcome
-from fullstride.autofit.training.plan import FitPlan, Rung
-from fullstride.autofit.training.rung_training import RungScore
+from fullstride.autofit.ship import Shipment
 from fullstride.data.dataset import open_data
-from fullstride.deploy.file_scores import Mistake
+from fullstride.deploy.comparison import Mistake
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.tasks.task import ConfusionMatrix
 
 DATA = open_data("digits")
 ROW = {"epochs": 3, "lr": 0.1, "images_per_s": 9.0, "data_share": 0.0, "skipped": {}}

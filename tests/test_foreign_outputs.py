@@ -17,7 +17,7 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run_folder
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 # (command, flag, ending of the path) -> the words before the path.
 WORDS = {

@@ -28,9 +28,8 @@ from fullstride.deploy.formats import (
     open_file,
     torch_export,
 )
-from fullstride.deploy.job import ExportJob
+from fullstride.deploy.job import ExportJob, resize_and_crop
 from fullstride.deploy.predict import inputs, probabilities
-from fullstride.deploy.resize import resize_and_crop
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets.preprocessing import Preprocessing

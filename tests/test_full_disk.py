@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride import cli, writing
+from fullstride import cli
 from fullstride.autofit.fit import fit_data
 from fullstride.autofit.settings import FitSettings
+from fullstride.io import writing
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.search.study_folder import Event
+from fullstride.study.folder import Event
 from fullstride.train import run, run_folder
 from fullstride.train.distill import CachedTeacher, Teacher, allocate
 from fullstride.train.recipes.choice import RecipeChoice
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.tensorboard import open_board
+from fullstride.train.recipes.named import DIGITS
+from fullstride.train.run_folder import open_board
 
 MIB = 2**20
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=1, resolution=16, batch=16)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullstride.data.dataset import open_data
-from fullstride.deploy import select
+from fullstride.deploy import choose_form
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.measure.budget import Budget
@@ -18,7 +18,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.gather import gather
 from fullstride.report.page import render
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 from fullstride.train.run_folder import BUNDLE, LOG, RunConfig, create_or_resume
 
 DATA = open_data("digits")
@@ -184,13 +184,13 @@ def test_a_page_says_which_times_were_measured_on_a_busy_machine(folder):
 def test_times_of_an_earlier_measurement_take_the_place_of_new_ones(folder, monkeypatch):
     bundles = {name: finished_run(folder / name[0], 32, 90.0) for name in ("a/", "b")}
     save_measurements([measured("./a", 32, 9.0), measured("b", 32, 7.0)], folder / "times.json")
-    times = select.earlier_times(folder / "times.json", bundles)
+    times = choose_form.earlier_times(folder / "times.json", bundles)
     assert times == {"a/": 9.0, "b": 7.0}
-    monkeypatch.delattr(select, "bench")
+    monkeypatch.delattr(choose_form, "bench")
     for budget in (None, Budget(ms_per_image=8)):
-        assert select.most_accurate(bundles, budget, times=times)[0] == "b"
+        assert choose_form.most_accurate(bundles, budget, times=times)[0] == "b"
     save_measurements([measured("a", 48, 9.0), measured("b", 32, 7.0)], folder / "times.json")
     with pytest.raises(ValueError, match=r"no time of a/ .* 32"):
-        select.earlier_times(folder / "times.json", bundles)
+        choose_form.earlier_times(folder / "times.json", bundles)
     with pytest.raises(ValueError, match=r"no time of b .* batch 8"):
-        select.earlier_times(folder / "times.json", {"b": bundles["b"]}, batch=8)
+        choose_form.earlier_times(folder / "times.json", {"b": bundles["b"]}, batch=8)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from fullstride.data.transforms.crop import test_view as view_of
-from fullstride.data.transforms.geometry import view_geometry
+from fullstride.data.transforms.crop import view_geometry
 from fullstride.nets.preprocessing import Preprocessing
 
 SIZES = [(97, 61), (40, 120), (64, 64), (33, 31), (7, 500)]

@@ -24,11 +24,10 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.distill import matching_teacher
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
-from fullstride.train.run_data import images_to_score
-from fullstride.train.scoring import score_images
+from fullstride.train.scoring import images_to_score, score_images
 
 COUNTS = {"train": 48, "t10k": 24}
 RECIPE = Recipe(epochs=2, batch=16, lr=0.05, resolution=24, hflip_prob=0, random_kernel=True)

@@ -14,35 +14,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.timing.budget_rule import CandidateTime
-from fullstride.autofit.training.halving import (
+from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.halving import (
     TIE_POINTS,
     Outcome,
+    RungScore,
+    Teaching,
     delete_losers,
     going_on,
     rank,
     run_halving,
+    teach,
+    with_student,
 )
-from fullstride.autofit.training.plan import (
+from fullstride.autofit.plan import (
     FEW,
     MOST_COST,
     FitPlan,
     Rung,
+    TrainingTime,
     TrialCost,
     make_plan,
+    measure_training,
     plan_of,
     plan_within,
+    stored_time,
 )
-from fullstride.autofit.training.rung_training import RungScore
-from fullstride.autofit.training.teaching import Teaching, teach, with_student
-from fullstride.autofit.training.training_times import TrainingTime, measure_training, stored_time
+from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
-from fullstride.search.mcnemar import mcnemar
-from fullstride.search.trials import Failure
-from fullstride.strict_json import from_json, to_json
+from fullstride.study.scores import mcnemar
+from fullstride.study.trials import Failure
 from fullstride.tasks.classify import Classify
-from fullstride.train import run_times
+from fullstride.train import timing
 from fullstride.train.loop import Learner
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
@@ -494,7 +497,7 @@ def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tm
 
 
 def test_a_plan_measures_each_candidate_once(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_times, "MEASURE_S", 0.05)
+    monkeypatch.setattr(timing, "MEASURE_S", 0.05)
     both = CANDIDATES[1:]
     lines, plan = drain(make_plan(tmp_path, both, MS, data, recipe=CHOICE))
     assert {*plan.candidates} == {each.name for each in both}
@@ -509,7 +512,7 @@ def test_a_plan_measures_each_candidate_once(data, tmp_path, monkeypatch):
 
 
 def test_a_candidate_that_cannot_train_is_left_out_with_its_reason(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_times, "MEASURE_S", 0.05)
+    monkeypatch.setattr(timing, "MEASURE_S", 0.05)
     bad = Candidate(model="no_such_network", resolution=16)
     ms = {CANDIDATES[0].name: 1.0, bad.name: 2.0}
     plan = drain(make_plan(tmp_path, (CANDIDATES[0], bad), ms, data, recipe=CHOICE))[1]
@@ -568,7 +571,7 @@ def score_file(folder: Path, number: int, name: str, like: RungScore, correct: s
 
 
 def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_times, "MEASURE_S", 0.05)
+    monkeypatch.setattr(timing, "MEASURE_S", 0.05)
     folder = shutil.copytree(whole[0], tmp_path / "fit")
     outcome = whole[1]
     best = outcome.finalists[0]

@@ -8,11 +8,10 @@ from torch import nn
 from toy_bundles import bundle_of
 
 from fullstride import tasks
-from fullstride.latency.by_name import estimate_by_name
-from fullstride.latency.devices import load_profile
+from fullstride.latency.devices import estimate_by_name, load_profile
 from fullstride.latency.select import select
 from fullstride.measure.budget import Budget
-from fullstride.measure.network_cost import network_cost
+from fullstride.measure.cost import network_cost
 
 SIDE, CLASSES = 64, 3
 

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 import fullstride
 from fullstride import cli
+from fullstride.io.writing import check_regular, open_regular, read_regular
 from fullstride.nets.weights import reader
 from fullstride.nets.weights.reader import read
-from fullstride.storage import check_regular, open_regular, read_regular
 
 
 @pytest.fixture
@@ -189,28 +189,25 @@ def test_out_of_memory_and_missing_permission_are_not_called_damage(tmp_path, mo
 
 
 # Where files are opened, and why no check of their kind is needed there. Everything else opens by
-# `storage.open_regular`, or calls `check_regular` before a library opens a path.
+# `writing.open_regular`, or calls `check_regular` before a library opens a path.
 OPENERS = {
-    "storage.py": "the checks themselves",
-    "writing.py": "opens what it wrote",
-    "console.py": "opens the null device",
-    "data/readers/digits.py": "the digits of the package",
-    "data/scenes/files.py": "writes the labels",
+    "io/writing.py": "the checks themselves, and what it wrote",
+    "io/console.py": "opens the null device",
+    "data/readers/idx.py": "the digits of the package",
+    "examples/files.py": "writes the labels",
     "data/pack.py": "writes a shard",
-    "data/readers/tar_headers.py": "checks before it opens",
-    "data/readers/tar_shards.py": "checks before it opens",
+    "data/readers/shards.py": "checks before it opens",
     "deploy/formats/tensorrt.py": "opened by `formats.open_file`, which checks",
     "latency/operator_table.py": "a table of the package",
     "latency/devices.py": "profiles of the package",
     "measure/environment.py": "/proc and the checkout of the package",
-    "measure/memory/limits.py": "/proc",
+    "measure/max_batch.py": "/proc",
     "nets/weights/reader.py": "checks before it reads",
-    "search/clusters/cluster_executor.py": "the log of a trial, which it writes",
-    "search/locks.py": "/proc, and a lock that it makes",
+    "study/executors.py": "the log of a trial, which it writes",
+    "study/locks.py": "/proc, and a lock that it makes",
     "tables/__init__.py": "tables of the package",
     "train/distill.py": "writes the cache",
     "train/run_folder.py": "writes the checkpoint",
-    "train/tensorboard.py": "writes the log",
 }
 
 

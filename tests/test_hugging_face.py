@@ -23,7 +23,7 @@ from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TestView
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run, run_folder
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 DIGITS_DATA = open_data("digits")
 CLASSES = ClassLabel(names=["zero", "one", "two"])

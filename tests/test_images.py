@@ -19,10 +19,9 @@ from sklearn.datasets import load_digits, load_sample_image
 
 from fullstride import cli
 from fullstride.data.dataset import UnreadableImage, decode, open_data
-from fullstride.data.readers import pixel_modes
-from fullstride.data.readers.decode import OversizedImage
-from fullstride.data.readers.pixel_modes import plain_image
-from fullstride.deploy.open_model import find_images
+from fullstride.data.readers import decode as pixel_modes
+from fullstride.data.readers.decode import OversizedImage, plain_image
+from fullstride.deploy.predict import find_images
 
 # by EXIF orientation, from the upright array to the stored one, after the standard's "row 0 is ..."
 CORNERS_OF = {

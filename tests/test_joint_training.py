@@ -14,15 +14,14 @@ from fullstride import tasks
 from fullstride.data.dataset import open_data
 from fullstride.data.prediction_store import read_key
 from fullstride.data.unlabelled import open_unlabelled
-from fullstride.deploy.offline.by_name import write_pseudo_labels
+from fullstride.deploy.offline import write_pseudo_labels
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import run
-from fullstride.train.distributed import DistributedContext
-from fullstride.train.joint_batches import JointBatches, run_batches
-from fullstride.train.pseudo_labels import read_pseudo_labels
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.named import find_recipe
+from fullstride.train.batches import JointBatches, run_batches
+from fullstride.train.compute import DistributedContext
+from fullstride.train.distill import read_pseudo_labels
+from fullstride.train.recipes.named import DIGITS, find_recipe
 
 PIXELS = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,))
 LARGE = settings_of({"part_images": 999, "batch": 128})

@@ -12,15 +12,15 @@ import pytest
 from PIL import Image
 
 from fullstride import cli, train_network
+from fullstride.autofit.data_report import look_at, report_lines
 from fullstride.autofit.fit import fit
-from fullstride.autofit.inspection.data_report import look_at, report_lines
 from fullstride.data.dataset import open_data
-from fullstride.data.label_data import open_labels
 from fullstride.data.pack import pack
-from fullstride.data.readers import json_lists
-from fullstride.data.readers.json_lists import read_lists
+from fullstride.data.readers import coco as json_lists
+from fullstride.data.readers.coco import read_lists
 from fullstride.data.readers.listing import fraction
 from fullstride.data.sampler import EpochSampler
+from fullstride.data.targets import open_labels
 from fullstride.tasks.classify import Classify
 
 

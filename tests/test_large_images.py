@@ -29,7 +29,7 @@ from fullstride.deploy.predict import predict
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 
 ORIENTATION = 0x0112
 WHOLE = Preprocessing(resolution=40)

@@ -22,7 +22,7 @@ from fullstride.latency import (
     save_profile,
     traced,
 )
-from fullstride.latency.calibration.fitting import (
+from fullstride.latency.fitting import (
     FULL_BATCH,
     PRIORS,
     Parameters,
@@ -33,8 +33,7 @@ from fullstride.latency.calibration.fitting import (
     resolvable_ratio,
 )
 from fullstride.latency.roofline import Machine, prepare, times
-from fullstride.measure.cost.flops import cost
-from fullstride.measure.cost.operators import (
+from fullstride.measure.operators import (
     AFTER_PRODUCT,
     ALONE,
     IN_CHAIN,
@@ -44,6 +43,7 @@ from fullstride.measure.cost.operators import (
     elementwise,
     linear,
 )
+from fullstride.measure.tracer import cost
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec

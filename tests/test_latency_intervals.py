@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fullstride.latency.calibration.fitting import (
+from fullstride.latency.devices import load_profile, profile_names
+from fullstride.latency.fitting import (
     ASSUMED,
     FULL_BATCH,
     PRIORS,
@@ -14,7 +15,6 @@ from fullstride.latency.calibration.fitting import (
     fit_spreads,
     inside,
 )
-from fullstride.latency.devices import load_profile, profile_names
 from fullstride.latency.network_times import estimates
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import (

@@ -11,9 +11,9 @@ from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
 from fullstride.nets.blocks import SE, SpaceToDepthStem, Style
-from fullstride.search.llr.latency_tables import LatencyTables
-from fullstride.search.structures.net_space import net_space
-from fullstride.search.structures.select import select
+from fullstride.search.llr.times import LatencyTables
+from fullstride.search.structures.proposals import select
+from fullstride.search.structures.space import net_space
 
 GENET = zoo.spec("genet_light")
 STYLED = replace(

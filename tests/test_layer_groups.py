@@ -12,10 +12,10 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import run, run_folder
 from fullstride.train.batches import training_batches
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import build_optimizer, lr_at, lr_scales
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16, lr=0.05)

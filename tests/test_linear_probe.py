@@ -12,7 +12,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import linear_probe, run_folder
 from fullstride.train.linear_probe import STRENGTHS, features, fit_probe
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 from fullstride.train.scoring import score_bundle
 

@@ -16,15 +16,20 @@ from fullstride.data.dataset import open_data
 from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
-from fullstride.search.llr.lines import shown
-from fullstride.search.llr.plan import design_of, random_structures
+from fullstride.search.block_tuning import TunedScore
+from fullstride.search.llr.plan import (
+    SearchJob,
+    design_of,
+    find_master,
+    find_space,
+    find_variants,
+    random_structures,
+)
 from fullstride.search.llr.search_folder import WHOLE, Tuning, Variant
-from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
-from fullstride.search.llr.settings import PAPER, SearchSettings
-from fullstride.search.llr.study import search_events
+from fullstride.search.llr.study import search_events, shown
 from fullstride.search.llr.tunings import model_of
-from fullstride.search.structures.net_space import net_space
-from fullstride.search.tuning.block_tuning import TunedScore
+from fullstride.search.settings import PAPER, SearchSettings
+from fullstride.search.structures.space import net_space
 from fullstride.train.recipes.choice import RecipeChoice
 
 PROFILE = "rtx4090-compiled"

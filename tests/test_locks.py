@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.search import locks
-from fullstride.search.locks import (
+from fullstride.io.records import to_json
+from fullstride.study import locks
+from fullstride.study.locks import (
     LockedError,
     LostLockError,
     find_holder,
@@ -20,12 +21,11 @@ from fullstride.search.locks import (
     machine,
     this_process,
 )
-from fullstride.strict_json import to_json
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from fullstride.search.locks import hold
+from fullstride.study.locks import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(100)

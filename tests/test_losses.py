@@ -19,7 +19,7 @@ from fullstride.tasks.losses import (
     focal_loss,
     smoothed,
 )
-from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import FINETUNE
 
 LOGITS = 3 * torch.randn(12, 5, generator=torch.Generator().manual_seed(0), dtype=torch.double)
 LABELS = torch.tensor([0, 1, 2, 3, 4, 4, 0, 0, 1, 3, 2, 0])

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 from pixels import write_pictures
 
-from fullstride.data.mask_data import open_depths, open_masks
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.masks import VOC_CLASSES
-from fullstride.data.scenes.files import write_scenes
+from fullstride.data.targets import open_depths, open_masks
+from fullstride.examples.files import write_scenes
 
 COUNTS = {"train": 3, "val": 2, "test": 1}
 

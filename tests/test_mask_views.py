@@ -10,7 +10,7 @@ from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.dense.maps import on_picture
+from fullstride.tasks.dense import on_picture
 
 PRE = Preprocessing(resolution=64, mean=(0.2, 0.4, 0.6), fit="pad")
 PLAIN = Augmentation(hflip_prob=0.0)

@@ -14,9 +14,7 @@ from fullstride.latency.spec_operators import operators_of
 from fullstride.measure import bench as bench_module
 from fullstride.measure import bench_by_name, timing
 from fullstride.measure import environment as environment_module
-from fullstride.measure.batch_sizes import halving, timed_batch
-from fullstride.measure.bench import bench, bench_all, measure_all
-from fullstride.measure.cost.flops import cost, layer_costs
+from fullstride.measure.bench import bench, bench_all, halving, measure_all, timed_batch
 from fullstride.measure.environment import (
     Environment,
     choose_device,
@@ -24,7 +22,7 @@ from fullstride.measure.environment import (
     find_device,
     gpu_state,
 )
-from fullstride.measure.memory.max_batch import Probe
+from fullstride.measure.max_batch import Probe
 from fullstride.measure.protocols import (
     GENET,
     ONLINE,
@@ -36,6 +34,7 @@ from fullstride.measure.protocols import (
     Protocol,
     compare,
 )
+from fullstride.measure.tracer import cost, layer_costs
 from fullstride.measure.workload import Step, exact_float32
 from fullstride.measure.zoo_table import derive
 from fullstride.nets.bundle import Bundle

@@ -16,12 +16,12 @@ from fullstride.deploy.comparison import MAX_DIFFERENCE, ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.fold_batch_norm import folding
 from fullstride.latency import estimate, load_profile, operators_of, traced
-from fullstride.latency.by_name import estimate_by_name
+from fullstride.latency.devices import estimate_by_name
 from fullstride.latency.operator_table import find_operators
-from fullstride.measure.cost.operators import KIND, Operators
+from fullstride.measure.operators import KIND, Operators
 from fullstride.measure.workload import Step
 from fullstride.nets import zoo
-from fullstride.nets.merged_branches import has_branches, merge_branches
+from fullstride.nets.blocks import has_branches, merge_branches
 
 # One of each of timm's files that have such modules, and a side that it takes.
 SIDES = {

@@ -1,4 +1,4 @@
-"""fullstride.data.scenes.motion: the direction of a clip is in the order of its frames alone."""
+"""fullstride.examples.scenes: the direction of a clip is in the order of its frames alone."""
 
 import sys
 
@@ -8,8 +8,8 @@ from PIL import Image
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
-from fullstride.data.scenes import motion, split_clip, write_motion
-from fullstride.data.scenes.__main__ import main
+from fullstride.examples import scenes, split_clip, write_motion
+from fullstride.examples.__main__ import main
 
 COUNTS = {"train": 8, "val": 4, "test": 4}
 
@@ -18,9 +18,9 @@ def small_clips(name: str, frames: int = 5) -> dict[tuple[int, int], np.ndarray]
     """A square of 2 x 3 pixels that moves over noise of 6 x 7, by its first place."""
     background = np.random.default_rng(0).integers(0, 200, (6, 7, 3)).astype(np.float32)
     alpha, colour = np.ones((2, 3)), np.array([255, 240, 230])
-    step = np.array(motion.STEPS[name])
+    step = np.array(scenes.STEPS[name])
     return {
-        (row, column): motion.moving(
+        (row, column): scenes.moving(
             background, alpha, colour, np.array([row, column]), step, frames
         )
         for row in range(6)
@@ -32,7 +32,7 @@ def test_a_frame_has_the_same_distribution_in_all_directions():
     """Over all first places, the frames of any time are the same pictures."""
     pictures = {
         (name, number): sorted(clip[number].tobytes() for clip in small_clips(name).values())
-        for name in motion.STEPS
+        for name in scenes.STEPS
         for number in range(5)
     }
     first = pictures["left", 0]
@@ -60,23 +60,23 @@ def test_the_digit_is_where_the_first_place_and_the_steps_say():
 def test_a_clip_is_a_function_of_seed_split_and_number_and_directions_take_turns():
     one, again = (split_clip(3, 24, 7, "val") for _ in range(2))
     assert np.array_equal(one.pixels, again.pixels)
-    assert one.pixels.shape == (motion.FRAMES, 24, 24, 3)
+    assert one.pixels.shape == (scenes.FRAMES, 24, 24, 3)
     for other in ((3, 24, 8, "val"), (3, 24, 7, "train")):
         assert not np.array_equal(one.pixels, split_clip(*other).pixels)
     names = [split_clip(number, 24, 0, "test").direction for number in range(8)]
-    assert sorted(names) == sorted([*motion.STEPS] * 2)
+    assert sorted(names) == sorted([*scenes.STEPS] * 2)
 
 
 @pytest.mark.parametrize("as_videos", [False, True])
 def test_written_clips_are_those_of_their_numbers_and_open_with_four_classes(as_videos, tmp_path):
-    from fullstride.data.clip_data import open_clips
     from fullstride.data.readers.videos import open_video
+    from fullstride.data.targets import open_clips
 
     if as_videos:
         pytest.importorskip("av")
     write_motion(tmp_path / "m", COUNTS, 24, 1, 6, as_videos=as_videos)
     data = open_clips(str(tmp_path / "m"))
-    assert data.classes == tuple(sorted(motion.STEPS))
+    assert data.classes == tuple(sorted(scenes.STEPS))
     assert (len(data.train), len(data.minival), len(data.test)) == (8, 4, 4)
     assert not data.mirror
     for index, name in enumerate(data.train.names):

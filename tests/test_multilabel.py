@@ -11,20 +11,17 @@ import torch.nn.functional as F
 from timm.loss import AsymmetricLossMultiLabel
 
 from fullstride import cli, tasks
-from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.comparison import ComparisonImages, score_model
 from fullstride.deploy.export import export
-from fullstride.deploy.file_scores import score_model
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict
 from fullstride.report.training_progress import calibration_line
-from fullstride.tasks.multilabel.loss import multilabel_focal
-from fullstride.tasks.multilabel.task import MultiLabel
-from fullstride.train import run, run_folder, starting_network
+from fullstride.tasks.multilabel import MultiLabel, multilabel_focal
+from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.scoring import score_bundle
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=1e-3)
@@ -185,7 +182,7 @@ def test_mixed_images_have_the_labels_of_both(changes, few_labels):
             return super().loss(outputs, wanted, teacher)
 
     recipe = replace(SHORT, **changes)
-    net, pre = starting_network.initial_network("genet_tiny", task, few_labels, recipe)
+    net, pre = prepare.initial_network("genet_tiny", task, few_labels, recipe)
     noting = Noting(labels=4)
     learner = Learner(net.train(), noting, recipe, 4, None, SINGLE_PROCESS)
     x, wanted, _ = next(training_batches(few_labels, task, pre, recipe).epoch(0))
@@ -201,7 +198,7 @@ def test_a_step_is_the_same_in_the_fused_form(few_labels):
     losses, task = {}, MultiLabel().for_data(few_labels)
     for efficiency in ("plain", "fused"):
         recipe = replace(SHORT, efficiency=efficiency)
-        net, pre = starting_network.initial_network("tresnet_tiny", task, few_labels, recipe)
+        net, pre = prepare.initial_network("tresnet_tiny", task, few_labels, recipe)
         batches = training_batches(few_labels, task, pre, recipe)
         learner = Learner(net.train(), task, recipe, 4, None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))

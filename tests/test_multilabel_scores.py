@@ -5,16 +5,14 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 
-from fullstride.tasks.multilabel.average_precision import (
-    _Ranking,
-    average_precisions,
-    bootstrap_interval,
-)
-from fullstride.tasks.multilabel.scores import MultiLabelScore
-from fullstride.tasks.multilabel.thresholds import (
+from fullstride.tasks.multilabel import (
     DEFAULT,
     MIN_IMAGES,
+    MultiLabelScore,
+    _Ranking,
+    average_precisions,
     best_threshold,
+    bootstrap_interval,
     choose_thresholds,
 )
 

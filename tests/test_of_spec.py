@@ -13,8 +13,8 @@ from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine
 from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.cost.operators import COLUMNS, Operators
-from fullstride.measure.cost.tracer import traced
+from fullstride.measure.operators import COLUMNS, Operators
+from fullstride.measure.tracer import traced
 from fullstride.nets.blocks import (
     SE,
     Basic,
@@ -194,7 +194,7 @@ def test_what_an_estimator_knows_already_changes_no_time(monkeypatch):
     one_by_one = [ask(spec) for spec in reversed(specs)][::-1]
     np.testing.assert_allclose(ask.many(specs), one_by_one, rtol=1e-12)
     monkeypatch.setattr("fullstride.latency.estimator.CHUNK", 7)
-    monkeypatch.setattr("fullstride.latency.estimator.MAX_CACHED", 50)
+    monkeypatch.setattr("fullstride.latency.estimate.MAX_CACHED", 50)
     np.testing.assert_allclose(Estimator(place, 8).many(specs), one_by_one, rtol=1e-12)
     assert len(ask.many([])) == 0
 

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fullstride import cli, writing
+from fullstride import cli
 from fullstride.data.dataset import open_data
 from fullstride.data.prediction_store import METADATA, read_key, read_table
 from fullstride.data.unlabelled import open_unlabelled
-from fullstride.deploy.offline.by_name import this_share, write_predictions
-from fullstride.deploy.offline.outputs import OfflineSettings
+from fullstride.deploy.offline import OfflineSettings, this_share, write_predictions
 from fullstride.deploy.predict import predict
+from fullstride.io import writing
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network

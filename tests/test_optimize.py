@@ -10,15 +10,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fullstride.nets import zoo
-from fullstride.train import mix
+from fullstride.train import batches
 from fullstride.train.optimizer import (
     Average,
     build_optimizer,
     lr_at,
     momentum_at,
 )
-from fullstride.train.recipes.defaults import FINETUNE
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.named import FINETUNE, RECIPES
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_by_half_a_cosine():
@@ -128,7 +127,7 @@ def batch_mixed(seed, **alphas):
     # No two values are equal, so that a pixel shows which image it is from.
     x, labels = torch.randperm(2160).view(6, 3, 10, 12) / 2160, torch.tensor([0, 2, 1, 2, 0, 1])
     draws = np.random.default_rng(seed)
-    images, targets = mix.mix(x, labels, 3, **alphas, rng=draws)
+    images, targets = batches.mix(x, labels, 3, **alphas, rng=draws)
     share = targets[1, 2]  # of image 1, whose predecessor has class 0
     previous = nn.functional.one_hot(labels.roll(1), 3)
     expected = share * nn.functional.one_hot(labels, 3) + (1 - share) * previous
@@ -154,8 +153,8 @@ def test_cutmix_pastes_one_box_of_the_previous_image_whose_area_is_in_the_target
 
 
 def test_the_box_has_the_area_that_was_drawn_and_is_clipped_at_the_border():
-    assert mix.box_of(0.75, 0.5, 0.5, 10, 12) == (3, 3, 9, 7)
-    assert mix.box_of(0.75, 0.0, 0.99, 10, 12) == (8, 0, 12, 2)
+    assert batches.box_of(0.75, 0.5, 0.5, 10, 12) == (3, 3, 9, 7)
+    assert batches.box_of(0.75, 0.0, 0.99, 10, 12) == (8, 0, 12, 2)
 
 
 def test_with_both_each_batch_gets_one_of_the_two():

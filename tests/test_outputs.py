@@ -14,16 +14,22 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fullstride import writing
+from fullstride.io import writing
+from fullstride.io.writing import (
+    Output,
+    atomic_write,
+    check_output,
+    exchange,
+    json_output,
+    scratch_folder,
+)
 from fullstride.nets.bundle import OUTPUT as BUNDLE
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.outputs import Output, json_output
 from fullstride.report.page import write
 from fullstride.report.plots import save_png
-from fullstride.writing import atomic_write, check_output, exchange, scratch_folder
 
 NOBODY = 2**22 + 1  # above the largest number of a process
 RESULTS = json_output("results", "rows")
@@ -231,8 +237,8 @@ def test_a_folder_of_others_is_refused_by_its_first_file(other, tmp_path):
 KILLS = """
 import os, shutil, sys
 from pathlib import Path
-from fullstride import writing
-from fullstride.outputs import Output
+from fullstride.io import writing
+from fullstride.io.writing import Output
 
 folder, kind, can_exchange = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "exchange"
 if not can_exchange:
@@ -382,26 +388,24 @@ def test_a_disk_that_is_full_is_an_error_of_the_path_whatever_a_library_raises(
 
 # ---- the only way
 
-SOURCE = Path(writing.__file__).parent
+SOURCE = Path(writing.__file__).parents[1]
 # What changes the file system, and the modules that may call it besides within `atomic_write`.
 CHANGES = {"write_text", "write_bytes", "mkdir", "rename", "unlink", "rmdir", "rmtree", "touch"}
 CHANGES |= {"symlink_to", "truncate", "save_file", "savefig", "makedirs", "memmap", "copytree"}
 EXCEPT = {
-    "writing.py": "it is `atomic_write`",
-    "storage.py": "removes temporary files",
+    "io/writing.py": "it is `atomic_write`, and removes temporary files",
     "data/pack.py": "writes into the temporary folder",
-    "data/readers/tar_shards.py": "writes into the temporary folder",
+    "data/readers/shards.py": "writes into the temporary folder",
     "deploy/formats/torch_export.py": "writes to the temporary path",
     "deploy/formats/tensorrt.py": "writes to the temporary path",
     "deploy/formats/openvino.py": "writes to the temporary path",
     "deploy/formats/triton_server.py": "writes to the temporary path",
-    "data/scenes/files.py": "writes to the temporary path",
-    "data/scenes/motion_files.py": "writes to the temporary path",
-    "train/tensorboard.py": "appends to a log of its own",
-    "search/clusters/cluster_executor.py": "appends to the log of a trial",
-    "search/locks.py": "a lock is made by a name that must not exist",
-    "search/study_folder.py": "deletes results of a study that other arguments change",
-    "autofit/training/halving.py": "deletes checkpoints of trials that do not ship",
+    "examples/files.py": "writes to the temporary path",
+    "train/run_folder.py": "appends to a log of its own",
+    "study/executors.py": "appends to the log of a trial",
+    "study/locks.py": "a lock is made by a name that must not exist",
+    "study/folder.py": "deletes results of a study that other arguments change",
+    "autofit/halving.py": "deletes checkpoints of trials that do not ship",
     "train/distill.py": "maps files in a folder that its key recognises",
     "report/plots.py": "draws into memory",
 }

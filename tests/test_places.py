@@ -4,12 +4,10 @@ import math
 import pytest
 
 from fullstride import cli
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency import load_profile
-from fullstride.latency.network_kinds import unfitted
-from fullstride.latency.network_times import estimates
+from fullstride.latency.network_times import estimates, unfitted
 from fullstride.latency.spec_operators import operators_by_name
-from fullstride.outputs import json_output
-from fullstride.writing import atomic_write
 
 
 @pytest.mark.parametrize(

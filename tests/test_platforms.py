@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fullstride.measure.memory import limits
+from fullstride.measure import max_batch
 
 # What others import for themselves is loaded before; their own care for systems is not ours.
 SCRIPT = """
@@ -51,5 +51,5 @@ def test_every_module_can_be_imported_without_what_only_unix_has():
 def test_memory_that_a_system_cannot_limit_is_refused_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     with pytest.raises(ValueError, match="--predict") as refused:
-        limits.limit_memory(2**30, limits.torch.device("cpu"))
+        max_batch.limit_memory(2**30, max_batch.torch.device("cpu"))
     assert "\n" not in str(refused.value)

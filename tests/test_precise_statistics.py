@@ -8,11 +8,11 @@ import torch
 from fullstride.data.loader import Batches
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
-from fullstride.train import precise_statistics, run, run_folder
-from fullstride.train.minival_comparison import FinalNetwork
+from fullstride.train import averages, run, run_folder
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
+from fullstride.train.scoring import FinalNetwork
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, resolution=16, batch=16, lr=0.01, dropout=0.5)
 
@@ -23,9 +23,7 @@ def statistics(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def precise_of(start: PreparedRun, net, **how):
     data, task = start.data, start.task
-    return precise_statistics.with_precise_statistics(
-        net, task, data.train, start.pre, start.device, **how
-    )
+    return averages.with_precise_statistics(net, task, data.train, start.pre, start.device, **how)
 
 
 def prepared(folder, data, **changes) -> PreparedRun:
@@ -67,7 +65,7 @@ def test_precise_statistics_are_taken_only_where_the_minival_is_better(few_digit
             if name.endswith("running_var"):
                 value *= scale
         final = FinalNetwork(net, start.minival_scores(net))
-        chosen = precise_statistics.better_statistics(start, final)
+        chosen = averages.better_statistics(start, final)
         assert (chosen.net is not net) == is_better
         assert start.minival_scores(chosen.net) == chosen.scores
         assert start.score(chosen.net, few_digits.minival).scores["loss"] == pytest.approx(loss)

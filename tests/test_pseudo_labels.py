@@ -9,10 +9,10 @@ from test_offline import refused, settings_of, tiny
 
 from fullstride.data.prediction_store import StoreKey, create_or_resume, write_part
 from fullstride.data.unlabelled import open_unlabelled
-from fullstride.deploy.file_scores import readable
-from fullstride.deploy.offline.by_name import write_pseudo_labels
+from fullstride.deploy.comparison import readable
+from fullstride.deploy.offline import write_pseudo_labels
 from fullstride.deploy.predict import probabilities
-from fullstride.train.pseudo_labels import open_images_of, read_pseudo_labels, select
+from fullstride.train.distill import open_images_of, read_pseudo_labels, select
 
 
 def store_of(out: Path, classes: np.ndarray, values: np.ndarray, names: int = 10, **changes):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fullstride.tasks.pyramid import Pyramid
+from fullstride.tasks.dense import Pyramid
 
 CHANNELS, STRIDES = (4, 6, 8, 10, 12), (2, 4, 8, 16, 32)
 

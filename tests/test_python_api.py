@@ -19,9 +19,8 @@ from fullstride.nets import zoo
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.train.loop import Epoch
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.named import DIGITS, RECIPES
+from fullstride.train.recipes.recipe import Recipe
 
 WIDTH = 420  # characters of a repr
 SHORT = dict(steps=2, resolution=16, batch=16)

@@ -37,7 +37,7 @@ from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train.loop import train_epochs
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=32, mean=(0.2,), std=(0.5,), crop=1.0)
 HARD = "stages.1.0.branch.conv2.conv"

@@ -13,8 +13,7 @@ from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.papers.kernel_rank import by_stage, random_spectrum, ranks
-from fullstride.papers.rank_plot import mean_curve, rank_figure
+from fullstride.papers.kernel_rank import by_stage, mean_curve, random_spectrum, rank_figure, ranks
 
 
 def conv(*shape: int, groups: int = 1, seed: int = 0, **how) -> nn.Conv2d:

@@ -18,10 +18,14 @@ from torch import nn
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
-from fullstride.train.compute import share_batch_statistics
-from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext, init_distributed
+from fullstride.train.compute import (
+    SINGLE_PROCESS,
+    DistributedContext,
+    init_distributed,
+    share_batch_statistics,
+)
 from fullstride.train.loop import Learner
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # The processes find each other whether or not a name server knows this machine.
@@ -114,7 +118,7 @@ def test_norms_that_share_statistics_compute_and_are_named_as_before(name):
 
 LATE = """
 import time, torch
-from fullstride.train.distributed import init_distributed
+from fullstride.train.compute import init_distributed
 with init_distributed(torch.device("cpu"), 3) as (context, _):
     time.sleep(20 * context.rank)
     began = time.monotonic()

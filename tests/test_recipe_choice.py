@@ -11,12 +11,11 @@ from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.report.training_progress import plan_lines
 from fullstride.train import run, run_folder
-from fullstride.train.plan import TrainingPlan
-from fullstride.train.recipe import Recipe
+from fullstride.train.autotune import TrainingPlan
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.recipes.named import BY_IMAGES, RECIPES, Case, find_recipe
+from fullstride.train.recipes.named import BY_IMAGES, DIGITS, RECIPES, Case, find_recipe
 from fullstride.train.recipes.papers import scaling
+from fullstride.train.recipes.recipe import Recipe
 
 OPTIMIZERS = get_args(get_type_hints(Recipe)["optimizer"])
 CASE = Case(images=2000)

@@ -17,22 +17,22 @@ from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.data.transforms.policies import Policy, RandomErasing
 from fullstride.deploy.formats import onnx, onnx_int8, openvino, torch_export, triton_server
-from fullstride.measure import batch_sizes, bench_by_name
+from fullstride.measure import bench as batch_sizes
+from fullstride.measure import bench_by_name
 from fullstride.measure.bench import bench
-from fullstride.measure.cost.operators import Operators
+from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.blocks import Block, Style
 from fullstride.nets.families import SPECS
-from fullstride.papers import figure_page, figures
+from fullstride.papers import figures
 from fullstride.tasks.classify import Classify
-from fullstride.train import run, tensorboard
+from fullstride.train import run, run_folder
 from fullstride.train.batches import check_task
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes.defaults import FINETUNE
-from fullstride.train.run_data import matching_data
-from fullstride.train.scoring import evaluate
+from fullstride.train.recipes.named import FINETUNE
+from fullstride.train.scoring import evaluate, matching_data
 
 DIGITS = open_data("digits")
 
@@ -152,9 +152,9 @@ def test_a_package_that_is_not_installed_is_named_with_its_command(package, call
 
 
 def test_tensorboard_is_named_with_its_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(tensorboard, "find_spec", lambda _: None)
+    monkeypatch.setattr(run_folder, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install 'fullstride\[log\]'"):
-        tensorboard.open_board(tmp_path)
+        run_folder.open_board(tmp_path)
 
 
 def test_without_a_compiler_no_file_is_compiled_ahead_of_time(monkeypatch):
@@ -190,7 +190,7 @@ def test_a_repository_of_models_without_one_is_refused(tmp_path):
 def test_figures_are_not_written_over_a_file(tmp_path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(ValueError, match="is a file: give a folder"):
-        list(figure_page.write_figures((), (), (), tmp_path / "out"))
+        list(figures.write_figures((), (), (), tmp_path / "out"))
     assert (tmp_path / "out").read_text() == "mine"
 
 

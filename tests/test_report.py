@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fullstride.report import plots
-from fullstride.report.format import count, ms, percent, wilson
+from fullstride.report.console_tables import count, ms, percent, wilson
 from fullstride.report.page import Entry, Prediction, picture, render, write
 from fullstride.tasks.classify import Classify
 

@@ -20,17 +20,16 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import FORMATS, open_file
-from fullstride.deploy.offline.nearest import search
+from fullstride.deploy.nearest import search
 from fullstride.deploy.predict import probabilities
 from fullstride.nets.bundle import Bundle
-from fullstride.tasks.metric_learning import batch_hard_triplet
-from fullstride.tasks.retrieval.score import RetrievalScore, retrieval_scores
-from fullstride.tasks.retrieval.task import Retrieval
-from fullstride.train import run, starting_network
+from fullstride.tasks.losses import batch_hard_triplet
+from fullstride.tasks.retrieval import Retrieval, RetrievalScore, retrieval_scores
+from fullstride.train import prepare, run
 from fullstride.train.batches import training_batches
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_bundle
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
@@ -105,7 +104,7 @@ def test_blocks_and_processes_do_not_change_scores(monkeypatch):
     second.update(x[40:], labels[40:])
     first.merge(second)
     assert first.compute() == pytest.approx(whole)
-    monkeypatch.setattr("fullstride.tasks.retrieval.score.BLOCK_VALUES", 100)
+    monkeypatch.setattr("fullstride.tasks.retrieval.BLOCK_VALUES", 100)
     assert retrieval_scores(x, labels) == pytest.approx(whole)
 
 
@@ -263,7 +262,7 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_gives_embeddings(recipe, thing
 def bundle(things):
     """An untrained network for retrieval, with batch statistics that are not the initial ones."""
     data = Retrieval().open_data(str(things))
-    net, pre = starting_network.initial_network("genet_tiny", Retrieval(), data, SHORT)
+    net, pre = prepare.initial_network("genet_tiny", Retrieval(), data, SHORT)
     return Bundle(settled(net, pre).eval(), "tiny", data.classes, pre, task="retrieval")
 
 
@@ -455,7 +454,7 @@ def test_classification_has_no_fields_of_embeddings(few_digits, tmp_path):
 def test_a_projected_embedding_is_exported(things, pictures, tmp_path):
     data = Retrieval().open_data(str(things))
     recipe = replace(TRIPLET, embedding_size=6, normalise_embedding=False)
-    net, pre = starting_network.initial_network("genet_tiny", Retrieval(), data, recipe)
+    net, pre = prepare.initial_network("genet_tiny", Retrieval(), data, recipe)
     state = dict(embedding_size=6, normalise_embedding=False)
     net = settled(net, pre)
     bundle = Bundle(net, "tiny", data.classes, pre, task="retrieval", task_state=state)
@@ -474,7 +473,7 @@ def test_a_step_is_the_same_in_the_fused_form(things):
     data = task.open_data(str(things))
     for efficiency in ("plain", "fused"):
         recipe = replace(TRIPLET, efficiency=efficiency, embedding_size=6)
-        net, pre = starting_network.initial_network("tresnet_tiny", task, data, recipe)
+        net, pre = prepare.initial_network("tresnet_tiny", task, data, recipe)
         batches = training_batches(data, task, pre, recipe)
         learner = Learner(net.train(), task, recipe, len(batches), None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
@@ -486,7 +485,7 @@ def test_networks_of_timm_retrieve_too(few_digits):
     data = replace(Retrieval().open_data("digits"), train=few_digits.train)
     recipe = replace(TRIPLET, resolution=32, embedding_size=6)
     task = Retrieval().with_options(recipe)
-    net, _ = starting_network.initial_network("timm/test_resnet", task, data, recipe)
+    net, _ = prepare.initial_network("timm/test_resnet", task, data, recipe)
     x = torch.rand(2, 1, 32, 32)
     logits, embeddings = task.training_module(net)(x)
     assert (logits.shape, embeddings.shape) == ((2, 10), (2, 6))

@@ -13,7 +13,7 @@ from PIL import Image
 from fullstride.data.dataset import open_data
 from fullstride.train import run_folder
 from fullstride.train.recipes.named import RECIPES
-from fullstride.train.run_data import images_to_score, matching_data
+from fullstride.train.scoring import images_to_score, matching_data
 
 BUNDLE = replace(bundles.small_bundle(), classes=("a", "b"))
 

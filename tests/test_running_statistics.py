@@ -11,9 +11,8 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.nets import fused_form, zoo
 from fullstride.tasks.classify import Classify
 from fullstride.train.batches import training_batches
-from fullstride.train.loop import train_epochs
-from fullstride.train.recipe import Recipe
-from fullstride.train.running_statistics import RunningStatistics
+from fullstride.train.loop import RunningStatistics, train_epochs
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_images
 
 MOMENTUM = 0.3  # 1 / (step + 1) is above it in the steps 0, 1 and 2

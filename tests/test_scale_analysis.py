@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fullstride.search.scale.analysis import analyse
+from fullstride.search.scale.analysis import Candidate, analyse
 from fullstride.search.scale.finished import (
     Size,
     Training,
@@ -17,7 +17,6 @@ from fullstride.search.scale.finished import (
     table_7,
     write_trainings,
 )
-from fullstride.search.scale.next_steps import Candidate
 
 WIDTHS, DEPTHS, SIDES = (0.5, 1.0, 2.0), (1.0, 2.0, 4.0), (64, 128, 256)
 

@@ -9,25 +9,27 @@ import torch
 
 from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import estimate
-from fullstride.measure.memory.max_batch import predict
+from fullstride.measure.max_batch import predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import build
 from fullstride.nets.families import resnet_rs
-from fullstride.search.scale import costs as costs_module
-from fullstride.search.scale.costs import BACKWARD, PointCost, point_costs
+from fullstride.search.scale import grid as costs_module
 from fullstride.search.scale.finished import Size
 from fullstride.search.scale.grid import (
+    BACKWARD,
     LAYERS,
+    PointCost,
     ScalePoint,
     band,
     centre,
     cross,
     grid,
+    point_costs,
     rand_magnitude,
     slow_resolution,
 )
 from fullstride.search.scale.plan import make_plan, plan_lines, recipe_of, regimes_of
-from fullstride.search.scale.settings import ScaleSettings
+from fullstride.search.settings import ScaleSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 PAPER = ScaleSettings()

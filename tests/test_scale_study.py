@@ -12,9 +12,8 @@ import pytest
 from fullstride.cli import run
 from fullstride.search.scale.finished import read_trainings, table_7
 from fullstride.search.scale.results import analyse_trainings, render
-from fullstride.search.scale.settings import ScaleSettings
-from fullstride.search.scale.study import scale, scale_data
-from fullstride.search.scale.study_files import find_trainings
+from fullstride.search.scale.study import find_trainings, scale, scale_data
+from fullstride.search.settings import ScaleSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 RECIPE = RecipeChoice("digits", {"epochs": 1, "batch": 16})

@@ -1,4 +1,4 @@
-"""fullstride.data.scenes: scenes are functions of the seed, and their annotations are exact."""
+"""fullstride.examples: scenes are functions of the seed, and their annotations are exact."""
 
 import json
 import sys
@@ -10,17 +10,17 @@ import pytest
 from PIL import Image
 
 from fullstride.data.dataset import open_data
-from fullstride.data.label_data import open_labels
+from fullstride.data.targets import open_labels
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
-from fullstride.data.scenes import scene, sources, split_scene, write_scenes
-from fullstride.data.scenes.__main__ import main
+from fullstride.examples import scenes, split_scene, write_scenes
+from fullstride.examples.__main__ import main
 
 COUNTS = {"train": 8, "val": 8, "test": 8}
 
 
-def some(split: str, side: int, count: int, kind: str = "digits") -> list[scene.Scene]:
+def some(split: str, side: int, count: int, kind: str = "digits") -> list[scenes.Scene]:
     return [split_scene(number, side, 0, split, kind) for number in range(count)]
 
 
@@ -28,18 +28,18 @@ def sprites_of(monkeypatch, number: int, side: int, kind: str) -> tuple:
     """A scene with the digits and the background that it was composed of."""
     calls = []
 
-    def compose(background, sprites, real=scene.compose):
+    def compose(background, sprites, real=scenes.compose):
         calls.append((background.copy(), [*sprites]))
         return real(background, sprites)
 
-    monkeypatch.setattr(scene, "compose", compose)
+    monkeypatch.setattr(scenes, "compose", compose)
     each = split_scene(number, side, 0, "train", kind)
     monkeypatch.undo()
     background, sprites = calls[-1]
     return each, background, sprites
 
 
-@pytest.mark.parametrize("kind", scene.KINDS)
+@pytest.mark.parametrize("kind", scenes.KINDS)
 def test_a_scene_is_a_function_of_seed_split_and_number(kind):
     one, again = (split_scene(3, 48, 7, "val", kind) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
@@ -47,11 +47,11 @@ def test_a_scene_is_a_function_of_seed_split_and_number(kind):
     assert not any(np.array_equal(one.image, split_scene(*each, kind).image) for each in others)
 
 
-@pytest.mark.parametrize("kind", scene.KINDS)
+@pytest.mark.parametrize("kind", scenes.KINDS)
 def test_boxes_are_those_of_the_visible_pixels_and_every_digit_has_some(kind):
     for each in some("train", 64, 40, kind):
         assert each.image.shape == (64, 64, 3)
-        assert len(each.boxes) == len(each.labels) == each.mask.max() <= scene.LOOK.most
+        assert len(each.boxes) == len(each.labels) == each.mask.max() <= scenes.LOOK.most
         for number, (left, top, right, bottom) in enumerate(each.boxes, 1):
             inside = each.mask[top:bottom, left:right] == number
             assert inside.sum() == (each.mask == number).sum() > 0
@@ -64,7 +64,7 @@ def test_boxes_are_those_of_the_visible_pixels_and_every_digit_has_some(kind):
 def test_a_mask_is_what_is_nearest_at_each_pixel(monkeypatch):
     """Against a z-buffer, pixel by pixel; of equal depths the later digit."""
     for number in range(12):
-        for kind in scene.KINDS:
+        for kind in scenes.KINDS:
             each, _, sprites = sprites_of(monkeypatch, number, 64, kind)
             nearest, mask = np.full((64, 64), np.inf), np.zeros((64, 64), int)
             for index, sprite in enumerate(sprites, 1):
@@ -77,7 +77,7 @@ def test_a_mask_is_what_is_nearest_at_each_pixel(monkeypatch):
 
 
 def test_pixels_outside_of_the_digits_are_the_background(monkeypatch):
-    for kind in scene.KINDS:
+    for kind in scenes.KINDS:
         each, background, sprites = sprites_of(monkeypatch, 3, 96, kind)
         assert sprites
         touched = np.zeros((96, 96), bool)
@@ -106,14 +106,14 @@ def test_a_digit_has_the_depth_of_the_floor_where_it_stands(monkeypatch):
 def test_the_floor_is_the_plane_of_a_pinhole_camera():
     """Its inverse depth is linear in the row; the row of the horizon is at infinity."""
     side, horizon = 960, 317.25
-    depths = scene.floor_depths(horizon, side) / 1000
+    depths = scenes.floor_depths(horizon, side) / 1000
     rows = np.flatnonzero(depths)
     slope, start = np.polyfit(rows + 0.5, 1 / depths[rows], 1)
     assert -start / slope == pytest.approx(horizon, abs=0.05)
-    assert 1 / slope == pytest.approx(scene.FOCAL * side * scene.CAMERA_HEIGHT, rel=1e-4)
+    assert 1 / slope == pytest.approx(scenes.FOCAL * side * scenes.CAMERA_HEIGHT, rel=1e-4)
     assert rows[-1] == side - 1
-    assert depths[rows[0]] <= scene.MAX_DEPTH < depths[rows[0]] * 1.02
-    assert not scene.floor_depths(5.0, 24)[:5].any()
+    assert depths[rows[0]] <= scenes.MAX_DEPTH < depths[rows[0]] * 1.02
+    assert not scenes.floor_depths(5.0, 24)[:5].any()
 
 
 def test_the_depth_of_a_row_says_little_by_itself():
@@ -134,10 +134,10 @@ def test_the_depth_of_a_row_says_little_by_itself():
 
 
 def test_no_digit_and_no_photograph_of_the_test_is_in_the_training():
-    assert [len(sources.load_digits(split).labels) for split in sources.SPLITS] == [1037, 260, 500]
+    assert [len(scenes.load_digits(split).labels) for split in scenes.SPLITS] == [1037, 260, 500]
     digits = open_data("digits")
-    assert sources.load_digits("test").labels.tolist() == list(digits.test.targets)
-    train, test = sources.load_photographs("train"), sources.load_photographs("test")
+    assert scenes.load_digits("test").labels.tolist() == list(digits.test.targets)
+    train, test = scenes.load_photographs("train"), scenes.load_photographs("test")
     assert len(train) > len(test) > 3
     assert not any(np.array_equal(a, b) for a in train for b in test)
 
@@ -150,7 +150,7 @@ def test_every_number_and_every_digit_is_about_equally_frequent():
     assert by_digit.min() > 0.6 * by_digit.mean()
 
 
-@pytest.mark.parametrize("kind", scene.KINDS)
+@pytest.mark.parametrize("kind", scenes.KINDS)
 def test_a_scene_takes_less_than_40_ms(kind):
     split_scene(0, 96, 0, "train", kind)  # loads the digits and the photographs
     start = time.process_time()
@@ -195,7 +195,7 @@ def test_masks_are_indices_of_classes_and_depths_are_millimetres(tmp_path):
     write_scenes(tmp_path, COUNTS, 48, 5, "floor")
     classes = (tmp_path / "masks/classes.txt").read_text().split()
     assert classes == ["background", *"0123456789"]
-    for split in sources.SPLITS:
+    for split in scenes.SPLITS:
         for number in range(8):
             each, name = split_scene(number, 48, 5, split, "floor"), f"{split}/{number:05}.png"
             mask = np.asarray(Image.open(tmp_path / "masks" / name))
@@ -238,7 +238,7 @@ def test_wrong_words_are_one_line(tmp_path, wrong, word):
 
 def test_without_the_photographs_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage.data", None)
-    sources.load_photographs.cache_clear()
+    scenes.load_photographs.cache_clear()
     with pytest.raises(ValueError, match=r"fullstride\[examples\]"):
         split_scene(0, 32, 0, "train")
 
@@ -248,7 +248,7 @@ def test_the_command_writes_all_splits(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", *words])
     main()
     for folder in (".", "masks", "depth"):
-        counts = [len([*(tmp_path / "s" / folder / s).glob("*.png")]) for s in sources.SPLITS]
+        counts = [len([*(tmp_path / "s" / folder / s).glob("*.png")]) for s in scenes.SPLITS]
         assert counts == [10, 2, 5]
     with Image.open(tmp_path / "s/train/00000.png") as image:
         assert image.size == (32, 32)

@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from fullstride.data.loader import Batches
 from fullstride.tasks import find_task
 from fullstride.train import loop, run, run_folder
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import DIGITS, finetune, scratch
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.named import DIGITS, RECIPES, finetune, scratch
+from fullstride.train.recipes.recipe import Recipe
 
 METRIC = find_task().metric
 SHORT = replace(DIGITS, epochs=7, warmup_epochs=0, resolution=8, batch=32, dropout=0.2)

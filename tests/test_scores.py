@@ -9,9 +9,8 @@ import pytest
 import torch
 from sklearn import metrics
 
-from fullstride.tasks.classification_score import ClassificationScore
-from fullstride.tasks.classify import Classify
-from fullstride.tasks.confusion import ConfusionMatrix
+from fullstride.tasks.classify import ClassificationScore, Classify
+from fullstride.tasks.task import ConfusionMatrix
 
 NAMES = tuple("abcdefghijkl")
 
@@ -134,7 +133,7 @@ def test_the_scores_of_two_processes_merged_are_those_of_one():
 def test_pairs_of_classes_are_counted_in_bounded_memory(monkeypatch):
     logits, labels = outputs(images=400)
     whole = scored(logits, labels)
-    monkeypatch.setattr("fullstride.tasks.classification_score.MAX_PENDING", 50)
+    monkeypatch.setattr("fullstride.tasks.classify.MAX_PENDING", 50)
     bounded = scored(logits, labels)
     assert sum(map(len, bounded.pending)) <= 50
     assert bounded.confusion() == whole.confusion()

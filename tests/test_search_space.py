@@ -11,8 +11,7 @@ from fullstride.nets import zoo
 from fullstride.nets.blocks import SE, Basic, Bottleneck, ConvStem
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
-from fullstride.search.structures.net_space import Choice, net_space
-from fullstride.search.structures.space import Place, Space
+from fullstride.search.structures.space import Choice, Place, Space, net_space
 
 MASTERS = ("genet_tiny", "genet_light", "masternet_1", "resnet18", "resnet_rs_50", "tresnet_m")
 CASES = pairwise_cover(MASTERS, (False, True), (False, True), (False, True))

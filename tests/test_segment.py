@@ -14,17 +14,15 @@ from sklearn.metrics import confusion_matrix, jaccard_score
 from test_ranks import torchrun
 
 from fullstride import cli, tasks
-from fullstride.data.readers.map_files import IGNORED
+from fullstride.data.readers.masks import IGNORED
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.dense.colours import class_colours
-from fullstride.tasks.dense.head import PixelHead
-from fullstride.tasks.segment.scores import SegmentScore
-from fullstride.tasks.segment.task import Segment
+from fullstride.tasks.dense import PixelHead, class_colours
+from fullstride.tasks.segment import Segment, SegmentScore
 from fullstride.train import run, run_folder
 from fullstride.train.batches import training_batches
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
 
 SHORT = Recipe(

@@ -7,10 +7,8 @@ import pytest
 
 from fullstride.nets import zoo
 from fullstride.search.structures.additive import fit
-from fullstride.search.structures.net_space import net_space
-from fullstride.search.structures.proposals import first_design, next_structures
-from fullstride.search.structures.select import select
-from fullstride.search.structures.space import Place, Space, values
+from fullstride.search.structures.proposals import first_design, next_structures, select
+from fullstride.search.structures.space import Place, Space, net_space, values
 
 CHOICES = (6, 9, 8, 7, 5)
 

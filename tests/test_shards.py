@@ -278,9 +278,9 @@ def test_where_opens_the_same_shards_from_any_working_directory(packed, monkeypa
 
 
 def test_more_shards_than_may_be_open_are_read_in_turn(tmp_path, monkeypatch):
-    from fullstride.data.readers import tar_shards
+    from fullstride.data.readers import shards
 
-    monkeypatch.setattr(tar_shards, "MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 2)
     for number in range(5):
         tar(tmp_path / f"{number}.tar", *samples(4, 4 * number))
     files = Path("/proc/self/fd")

@@ -8,16 +8,17 @@ from PIL import ImageOps
 
 from fullstride.autofit.fit import fit_data
 from fullstride.autofit.settings import FitSettings
-from fullstride.console import Bar
 from fullstride.data.dataset import open_data
+from fullstride.io.console import Bar
 from fullstride.nets.bundle import Bundle
 from fullstride.report.shift import shift_lines
 from fullstride.report.training_progress import TrainingProgress
 from fullstride.tasks.classify import Classify
-from fullstride.train import run_folder, score_file
-from fullstride.train.recipe import Recipe
+from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
+from fullstride.train.scoring import load_scores
 
 RECIPE = Recipe(epochs=8, batch=32, lr=0.1, resolution=16, hflip_prob=0.0, scale=(0.8, 1.2))
 OTHERS = 5  # classes of which the test has negatives
@@ -89,7 +90,7 @@ def test_images_are_named_by_their_letters_alone(run, shifted):
 
 def of_share(run, share, images):
     """The scores of a test with so many images, of which that share is classified correctly."""
-    test = score_file.load(run / run_folder.SCORES).splits["test"]
+    test = load_scores(run / run_folder.SCORES).splits["test"]
     return replace(test, scores={"top1": 100 * share, "images": images})
 
 

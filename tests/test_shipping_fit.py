@@ -9,21 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fullstride import writing
-from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.shipping import file_times
-from fullstride.autofit.shipping.finalist_files import FileRecord, ShippedFile, forms
-from fullstride.autofit.shipping.ship import Shipment, choose, ship
-from fullstride.autofit.timing.budget_rule import CandidateTime
-from fullstride.autofit.training.halving import Outcome
-from fullstride.deploy.open_model import open_model
+from fullstride.autofit import finalists as file_times
+from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.finalists import FileRecord, ShippedFile, forms
+from fullstride.autofit.halving import Outcome
+from fullstride.autofit.ship import Shipment, choose, ship
+from fullstride.deploy.predict import open_model
+from fullstride.io import writing
+from fullstride.io.records import from_json, to_json
 from fullstride.latency.devices import load_profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
-from fullstride.strict_json import from_json, to_json
 from fullstride.tasks import find_task
 from fullstride.train import run
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 METRIC = find_task().metric
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=1, batch=16)

@@ -8,14 +8,14 @@ from itertools import count
 import pytest
 import torch
 
-from fullstride.console import print_note
+from fullstride.io.console import print_note
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
-from fullstride.train import run, run_folder, soup
-from fullstride.train.precise_statistics import with_precise_statistics
+from fullstride.train import averages, run, run_folder
+from fullstride.train.averages import with_precise_statistics
 from fullstride.train.prepare import PreparedRun
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 # a high rate without an average over steps: epochs differ, and their mean is better
 NOISY = replace(
@@ -47,8 +47,8 @@ def whole(few_digits, tmp_path_factory):
 
 def ingredients(folder):
     """The saved bundles by their epoch."""
-    bundles = [Bundle.load(slot) for slot in sorted((folder / soup.SOUP).iterdir())]
-    return {int(bundle.scores["minival"][soup.EPOCH]): bundle for bundle in bundles}
+    bundles = [Bundle.load(slot) for slot in sorted((folder / averages.SOUP).iterdir())]
+    return {int(bundle.scores["minival"][averages.EPOCH]): bundle for bundle in bundles}
 
 
 def same(first, second):
@@ -62,7 +62,7 @@ def test_the_mean_of_weights_and_statistics_is_the_obvious_one():
         net = zoo.create("genet_tiny", in_channels=1, classes=4)
         net.train()(torch.rand(4, 1, 32, 32))
         states.append(net.state_dict())
-    mean = soup.averaged(states)
+    mean = averages.averaged(states)
     assert mean.keys() == states[0].keys()
     for name, value in mean.items():
         if value.is_floating_point():
@@ -94,7 +94,7 @@ def test_a_bundle_is_the_average_only_if_its_minival_score_is_better(whole):
         saved = ingredients(folder)
         by_quality = [row["epoch"] for row in run_folder.best_rows(rows, TOP1, 3)]
         order = [epoch for epoch in by_quality if epoch in epochs]
-        mean = soup.averaged([saved[epoch].net.state_dict() for epoch in order])
+        mean = averages.averaged([saved[epoch].net.state_dict() for epoch in order])
         assert same(mean, final.net.state_dict())
         assert (scores["top1"], -scores["loss"]) > (last["minival/top1"], -last["minival/loss"])
     else:
@@ -144,7 +144,7 @@ def test_with_precise_statistics_those_of_the_average_are_measured(
     assert not list(rows)
     bundle = Bundle.load(folder / run_folder.BUNDLE)
     assert ", the average of epochs" in bundle.source
-    mean = soup.averaged([each.net.state_dict() for each in ingredients(folder).values()])
+    mean = averages.averaged([each.net.state_dict() for each in ingredients(folder).values()])
     net = copy.deepcopy(bundle.net)
     net.load_state_dict(mean)
     how = few_digits.train, bundle.preprocessing, "cpu"
@@ -197,7 +197,7 @@ def test_what_others_wrote_in_the_place_of_an_epoch_is_refused_before_training(
     started = run.train(tmp_path / "run", "genet_tiny", few_digits, NOISY)
     next(started)
     started.close()
-    slot = tmp_path / "run" / soup.SOUP / "3"
+    slot = tmp_path / "run" / averages.SOUP / "3"
     slot.mkdir(parents=True)
     (slot / "letter.txt").write_text("words")
     with pytest.raises(ValueError, match=r"letter\.txt"):

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from fullstride import cli
+from fullstride.io.writing import allow_open_files
 from fullstride.latency.devices import MEASURED
 from fullstride.nets import zoo
-from fullstride.storage import allow_open_files
 
 SETTINGS = "--model genet_tiny --device cpu --epochs 1 --batch-size 16 --resolution 8"
 SETTINGS += " --recipe.warmup-epochs 0"

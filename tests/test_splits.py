@@ -15,7 +15,7 @@ from PIL import Image
 from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.pack import pack
-from fullstride.data.readers import duplicates
+from fullstride.data.readers import listing as duplicates
 from fullstride.data.readers.listing import Listing, Sample
 from fullstride.data.readers.splits import SplitRule, take_splits
 

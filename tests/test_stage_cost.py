@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from fullstride import cli
-from fullstride.measure.cost.by_stage import OperatorCost, operator_costs, stage_costs
-from fullstride.measure.cost.flops import cost, layer_costs
-from fullstride.measure.memory.activation_bytes import activation_bytes
-from fullstride.measure.network_cost import network_cost
+from fullstride.measure.activation_bytes import activation_bytes
+from fullstride.measure.cost import OperatorCost, network_cost, operator_costs, stage_costs
+from fullstride.measure.tracer import cost, layer_costs
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network

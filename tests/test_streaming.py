@@ -194,7 +194,7 @@ def test_what_cannot_be_streamed_is_said_in_one_line(bundle, tmp_path):
 @pytest.fixture
 def command(bundle, monkeypatch, capsys):
     """Runs `predict --stream` of the bundle: exit code, and lines of output and of errors."""
-    monkeypatch.setattr("fullstride.deploy.open_model.open_model", lambda *_, **__: bundle)
+    monkeypatch.setattr("fullstride.deploy.predict.open_model", lambda *_, **__: bundle)
 
     def run(*words: object) -> tuple[int, list[str], list[str]]:
         code = cli.run(["predict", "run", "--stream", "--device", "cpu", *map(str, words)])

@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fullstride import cli, console
-from fullstride.console import LostOutputError, printable
+from fullstride import cli
 from fullstride.data.readers.decode import UnreadableImage, decode
+from fullstride.io import console
+from fullstride.io.console import LostOutputError, printable
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from fullstride.strict_json import MAX_INT, Bounds, check_bounds, from_json, read_json, to_json
+from fullstride.io.records import MAX_INT, Bounds, check_bounds, from_json, read_json, to_json
 
 
 class Shape:

@@ -10,7 +10,7 @@ import timm
 
 from fullstride import tables, zoo
 from fullstride.latency.operator_table import find_operators
-from fullstride.measure.cost.operators import KIND
+from fullstride.measure.operators import KIND
 from fullstride.nets.weights.hub import HUB, timm_name
 from fullstride.tables import pretrained_networks, timm_published
 

@@ -12,10 +12,9 @@ from scipy.optimize import minimize_scalar
 from fullstride import tasks
 from fullstride.nets.bundle import Bundle, read_metadata
 from fullstride.report.training_progress import calibration_line
-from fullstride.tasks.classify import Classify
-from fullstride.tasks.temperature import LIMITS, fit_temperature
+from fullstride.tasks.classify import LIMITS, Classify, fit_temperature
 from fullstride.train import run
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import HeldOutputs, score_images
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)

@@ -18,7 +18,7 @@ import torch
 from bundles import small_bundle
 from PIL import Image
 
-from fullstride.deploy import select
+from fullstride.deploy import choose_form
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file, tensorrt
@@ -170,11 +170,11 @@ def test_an_engine_is_built_opened_and_predicts_as_the_bundle_does(
 
 
 def test_auto_measures_an_engine_beside_other_files(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(select, "CANDIDATES", ("onnx", "tensorrt"))
-    monkeypatch.setattr(select, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
+    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "tensorrt"))
+    monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
     lines, images = [], ComparisonImages(pictures)
     how = dict(precision="fp32", progress=lines.append)
-    result = select.fastest(small_bundle(), tmp_path / "net", images, **how)
+    result = choose_form.fastest(small_bundle(), tmp_path / "net", images, **how)
     assert {line.split(":")[0] for line in lines if " ms an image" in line} == {
         "onnx fp32",
         "tensorrt fp32",

@@ -6,11 +6,11 @@ import pytest
 
 from fullstride.measure.budget import deadline_s, time_limit_s
 from fullstride.tasks.classify import Classify
-from fullstride.train import run_times
-from fullstride.train.recipe import Recipe
+from fullstride.train import timing
 from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
-from fullstride.train.run_times import RunTimes, recipe_within
+from fullstride.train.timing import RunTimes, recipe_within
 
 LONG = RecipeChoice(Recipe(epochs=100, batch=16, lr=0.01, resolution=16, hflip_prob=0.0))
 TIMES = RunTimes(steps=4, score_every=1, step_s=0.5, image_s=0.01, save_s=0.1, start_s=1.0)
@@ -19,7 +19,7 @@ TIMES = RunTimes(steps=4, score_every=1, step_s=0.5, image_s=0.01, save_s=0.1, s
 @pytest.fixture
 def steady(monkeypatch):
     """Measurements that are always the same: 2.3 s an epoch, and 1.9 s once."""
-    monkeypatch.setattr(run_times, "time_run", lambda run, build_s: run.close() or TIMES)
+    monkeypatch.setattr(timing, "time_run", lambda run, build_s: run.close() or TIMES)
 
 
 def within(folder, data, seconds, choice=LONG):

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from fullstride.data.dataset import open_data
+from fullstride.latency.devices import CPU
 from fullstride.latency.estimator import Estimator
-from fullstride.latency.rough_profiles import CPU
 from fullstride.nets import zoo
-from fullstride.search.llr import winners
+from fullstride.search.block_tuning import TunedScore
+from fullstride.search.llr import tunings
+from fullstride.search.llr.plan import SearchJob, find_master, find_space, find_variants
 from fullstride.search.llr.search_folder import DeviceTimes, MeasuredStructure
-from fullstride.search.llr.search_job import SearchJob, find_master, find_space, find_variants
-from fullstride.search.llr.settings import SearchSettings
-from fullstride.search.llr.times_here import MODULE, find_label, fit_profile, measure_specs
-from fullstride.search.structures.net_space import net_space
-from fullstride.search.tuning.block_tuning import TunedScore
+from fullstride.search.llr.times import MODULE, find_label, fit_profile, measure_specs
+from fullstride.search.settings import SearchSettings
+from fullstride.search.structures.space import net_space
 from fullstride.train.recipes.choice import RecipeChoice
 
 FILE = ("onnx", "fp32")
@@ -97,7 +97,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
             for structure, ms in ((row, true(job.spec(row, variant))) for row, variant in rows)
         ]
 
-    monkeypatch.setattr(winners, "measure_structures", measured)
+    monkeypatch.setattr(tunings, "measure_structures", measured)
     # The rough profile believes that everything is quick.
     slow = {**CPU.inference.numbers, "dense": 1.3, "1x1": 1.3, "depthwise": 1.0}
     wrong = replace(CPU, inference=replace(CPU.inference, numbers=slow))
@@ -106,9 +106,9 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     rows = result_of(measured(job, [(tuple(row), variant) for row in structures.tolist()]))
     times = DeviceTimes(profile=wrong, measured=tuple(rows))
     master = TunedScore(spec={}, seed=0, score=80.0, loss=1, correct="", epochs=1, seconds=1)
-    chosen = result_of(winners.select_all(job, master, times, ()))
+    chosen = result_of(tunings.select_all(job, master, times, ()))
     assert all(true(job.spec(each.structure, variant)) > own_ms for each in chosen)
-    inside = result_of(winners.measure_finalists(job, master, times, (), chosen))
+    inside = result_of(tunings.measure_finalists(job, master, times, (), chosen))
     assert inside
     for each in inside:
         assert each.measured
@@ -116,7 +116,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
         assert each.ms <= own_ms
     tiny = replace(job, settings=replace(job.settings, budget_ms=own_ms / 1e3))
     with pytest.raises(ValueError, match="when it is measured"):
-        result_of(winners.measure_finalists(tiny, master, times, (), chosen))
+        result_of(tunings.measure_finalists(tiny, master, times, (), chosen))
 
 
 def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job, monkeypatch):
@@ -135,16 +135,16 @@ def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job,
             )
         ]
 
-    monkeypatch.setattr(winners, "measure_structures", measured)
-    monkeypatch.setattr(winners, "profile_of", lambda job, measured: CPU)
+    monkeypatch.setattr(tunings, "measure_structures", measured)
+    monkeypatch.setattr(tunings, "profile_of", lambda job, measured: CPU)
     own_ms = float(job.tables(CPU, variant)(job.space.start[None])[0])
     job = replace(job, settings=replace(job.settings, budget_ms=own_ms))
     rows = [(tuple(job.space.start.tolist()), variant)]
     times = DeviceTimes(profile=CPU, measured=tuple(result_of(measured(job, rows))))
     master = TunedScore(spec={}, seed=0, score=80.0, loss=1, correct="", epochs=1, seconds=1)
-    monkeypatch.setattr(winners, "model_of", lambda *_: LargerIsBetter(job.space))
-    chosen = result_of(winners.select_all(job, master, times, ()))
-    inside = result_of(winners.measure_finalists(job, master, times, (), chosen))
+    monkeypatch.setattr(tunings, "model_of", lambda *_: LargerIsBetter(job.space))
+    chosen = result_of(tunings.select_all(job, master, times, ()))
+    inside = result_of(tunings.measure_finalists(job, master, times, (), chosen))
     assert max(each.ms for each in chosen) == pytest.approx(own_ms, rel=0.1)  # as estimated
     assert max(each.ms for each in inside) == pytest.approx(own_ms, rel=0.1)  # as measured
     assert inside[0].predicted > chosen[0].predicted

@@ -24,9 +24,10 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec, Stage
 from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
-from fullstride.tasks.metric_learning import weighted_triplet
-from fullstride.train import run, run_folder, starting_network
+from fullstride.tasks.losses import weighted_triplet
+from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.distill import (
     CachedTeacher,
     Teacher,
@@ -34,13 +35,11 @@ from fullstride.train.distill import (
     matching_teacher,
     resized,
 )
-from fullstride.train.distributed import SINGLE_PROCESS
 from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import lr_at
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import DIGITS
-from fullstride.train.run_data import matching_data
-from fullstride.train.scoring import evaluate
+from fullstride.train.recipes.named import DIGITS
+from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.scoring import evaluate, matching_data
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16)
@@ -422,7 +421,7 @@ def test_initial_weights_of_the_same_classes_in_another_order_begin_with_the_sam
     bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
     order = [3, 0, 1, 2, 9, 8, 7, 6, 5, 4]
     data = replace(digits, classes=tuple(digits.classes[index] for index in order))
-    net, _ = starting_network.initial_network("genet_tiny", Classify(), data, SHORT, bundle)
+    net, _ = prepare.initial_network("genet_tiny", Classify(), data, SHORT, bundle)
     pixels = torch.rand(4, 1, 16, 16)
     with torch.inference_mode():
         expected = bundle.net(pixels)[:, order]
@@ -789,12 +788,12 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(
     )
     five = replace(five, test=below(digits.test, 5))
     start = Bundle.load(folder / run_folder.BUNDLE)
-    net, _ = starting_network.initial_network("genet_tiny", find_task(), five, SHORT, start)
+    net, _ = prepare.initial_network("genet_tiny", find_task(), five, SHORT, start)
     before = start.net
     assert torch.equal(net.stem.conv.conv.weight, before.stem.conv.conv.weight)
     assert net.head.fc.out_features == 5
     with pytest.raises(ValueError, match="does not begin resnet_rs_tiny"):
-        starting_network.initial_network("resnet_rs_tiny", find_task(), five, SHORT, start)
+        prepare.initial_network("resnet_rs_tiny", find_task(), five, SHORT, start)
 
 
 def below(images: Images, classes: int) -> Images:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from fullstride import cli
-from fullstride.console import Bar
+from fullstride.io.console import Bar
 from fullstride.nets import zoo
 from fullstride.report.training_progress import (
     TrainingProgress,
@@ -19,12 +19,11 @@ from fullstride.report.training_progress import (
     recipe_name,
 )
 from fullstride.tasks import find_task
-from fullstride.train import plan as plan_module
-from fullstride.train import run, starting_network
-from fullstride.train.distributed import DistributedContext
-from fullstride.train.plan import TimedBatches
-from fullstride.train.recipes.defaults import DIGITS, FINETUNE
-from fullstride.train.recipes.named import RECIPES
+from fullstride.train import autotune as plan_module
+from fullstride.train import prepare, run
+from fullstride.train.autotune import TimedBatches
+from fullstride.train.compute import DistributedContext
+from fullstride.train.recipes.named import DIGITS, FINETUNE, RECIPES
 from fullstride.train.recipes.papers import GENET
 
 SHORT = replace(DIGITS, epochs=2, resolution=16, batch=16)
@@ -71,7 +70,7 @@ def test_a_resumed_run_says_where_and_a_finished_one_announces_nothing(few_digit
 
 def test_a_network_of_timm_trains_at_its_own_resolution_where_the_recipe_has_none(few_digits):
     assert FINETUNE.resolution is None
-    net, pre = starting_network.initial_network("timm/resnet10t", find_task(), few_digits, FINETUNE)
+    net, pre = prepare.initial_network("timm/resnet10t", find_task(), few_digits, FINETUNE)
     assert pre.resolution == net.spec.resolution > 100
 
 

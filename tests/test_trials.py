@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.search.trials import Failure, Study, Trial, run_trials
+from fullstride.study.trials import Failure, Study, Trial, run_trials
 
 
 @dataclass(frozen=True, kw_only=True)

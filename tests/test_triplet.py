@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullstride.tasks.classify import Classify
-from fullstride.tasks.metric_learning import batch_hard_triplet, weighted_triplet
+from fullstride.tasks.losses import batch_hard_triplet, weighted_triplet
 
 ODD = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3])  # 3 has no positive
 

@@ -7,14 +7,12 @@ from functools import partial
 import pytest
 import torch
 
-from fullstride.latency.by_name import estimate_by_name
-from fullstride.latency.devices import load_profile
+from fullstride.latency.devices import estimate_by_name, load_profile
 from fullstride.measure import bench_by_name
-from fullstride.measure.cost.flops import cost
-from fullstride.measure.cost.tracer import traced
-from fullstride.measure.memory.activation_bytes import activation_bytes
-from fullstride.measure.memory.max_batch import predict
-from fullstride.measure.network_cost import network_cost
+from fullstride.measure.activation_bytes import activation_bytes
+from fullstride.measure.cost import network_cost
+from fullstride.measure.max_batch import predict
+from fullstride.measure.tracer import cost, traced
 from fullstride.measure.workload import Step
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network

@@ -14,7 +14,7 @@ from fullstride.nets.families import SPECS, resnet, resnet_rs
 from fullstride.nets.families.video import video, without_time
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.weights.inflate import inflated
+from fullstride.nets.weights.convert import inflated
 
 
 def small(spec: NetSpec, **changes) -> NetSpec:

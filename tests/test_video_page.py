@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fullstride import cli
-from fullstride.data.scenes.__main__ import main
+from fullstride.examples.__main__ import main
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")

@@ -15,21 +15,18 @@ pytest.importorskip("skimage")
 from fullstride import cli, tasks
 from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
-from fullstride.data.scenes import write_motion
+from fullstride.examples import write_motion
 from fullstride.nets import families, zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.video.task import Video
-from fullstride.tasks.video.views import views_of
+from fullstride.tasks.video import Video, views_of
 from fullstride.train import run
-from fullstride.train.batches import training_batches
-from fullstride.train.mix import mix
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import scratch, video
-from fullstride.train.recipes.named import find_recipe
+from fullstride.train.batches import mix, training_batches
+from fullstride.train.prepare import initial_network
+from fullstride.train.recipes.named import find_recipe, scratch, video
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
-from fullstride.train.starting_network import initial_network
 
 NET = "resnet3d_rs_tiny"
 PRE = Preprocessing(resolution=32)

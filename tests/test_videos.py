@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from videos import all_frames, drawn, write_frames, write_video
 
-from fullstride.data.readers import video_files, videos
+from fullstride.data.readers import videos
 from fullstride.data.readers.videos import (
     MiddleFrame,
     UnreadableImage,
@@ -84,14 +84,14 @@ def test_decoded_frames_look_as_they_were_drawn(tmp_path):
 def test_frames_that_nothing_depends_on_are_not_decoded(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", FRAMES, options={"g": "30"})
     decoded = []
-    plain = video_files.FrameReader._frames
+    plain = videos.FrameReader._frames
 
     def count(self, needed):
         for frame in plain(self, needed):
             decoded.append(frame.pts)
             yield frame
 
-    monkeypatch.setattr(video_files.FrameReader, "_frames", count)
+    monkeypatch.setattr(videos.FrameReader, "_frames", count)
     read(path, [40, 44, 48])
     assert len(decoded) < 18  # of 30 to 48, without those that are only shown
     decoded.clear()
@@ -102,26 +102,26 @@ def test_frames_that_nothing_depends_on_are_not_decoded(tmp_path, monkeypatch):
 def test_a_key_frame_that_does_not_serve_is_left_for_the_start(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", FRAMES, options={"g": "12"})
     expected, starts = all_frames(path), []
-    seek = video_files.FrameReader._seek
+    seek = videos.FrameReader._seek
 
     def too_late(self, key):
         starts.append(key)
         seek(self, key + 1 if key else 0)
 
-    monkeypatch.setattr(video_files.FrameReader, "_seek", too_late)
+    monkeypatch.setattr(videos.FrameReader, "_seek", too_late)
     assert np.array_equal(read(path, [3, 30, 31]), expected[[3, 30, 31]])
     assert starts == [0, 2, 0]
 
 
 def test_a_frame_that_the_decoder_never_shows_is_named(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", FRAMES, options={"g": "12"})
-    frames = video_files.FrameReader._frames
+    frames = videos.FrameReader._frames
 
     def without_one(self, needed):
         missing = self.index.times[31]
         return (frame for frame in frames(self, needed) if frame.pts != missing)
 
-    monkeypatch.setattr(video_files.FrameReader, "_frames", without_one)
+    monkeypatch.setattr(videos.FrameReader, "_frames", without_one)
     assert len(read(path, [3, 30, 32])) == 3
     with pytest.raises(UnreadableImage, match="frame 31 of 60 cannot be decoded"):
         read(path, [3, 30, 31])
@@ -309,24 +309,24 @@ def test_a_broken_frame_and_one_of_another_size_are_named(tmp_path):
 def test_hostile_sizes_counts_and_waits_have_limits(tmp_path, monkeypatch):
     path, folder = write_video(tmp_path / "a.mp4"), write_frames(tmp_path / "clip", 20)
     counted = write_video(tmp_path / "a.mpg", codec="mpeg2video")
-    monkeypatch.setattr(video_files, "MAX_FRAMES", 19)
+    monkeypatch.setattr(videos, "MAX_FRAMES", 19)
     for each in (path, folder, counted):
         assert "more than 19 frames" in reason(each)
     monkeypatch.undo()
-    for module in (video_files, videos):
+    for module in (videos, videos):
         monkeypatch.setattr(module, "MAX_MEGAPIXELS", 0.001)
     for each in (path, folder):
         assert "0.001 megapixels" in reason(each)
     assert reason(counted)
     monkeypatch.undo()
-    monkeypatch.setattr(video_files, "MAX_WAIT_S", -1)
+    monkeypatch.setattr(videos, "MAX_WAIT_S", -1)
     assert "takes more than" in reason(path)
 
 
 def test_without_pyav_a_line_says_what_to_install(tmp_path, monkeypatch):
     path, folder = write_video(tmp_path / "a.mp4"), write_frames(tmp_path / "clip", 3)
     monkeypatch.setitem(sys.modules, "av", None)
-    monkeypatch.setattr(video_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(videos, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'fullstride\[video\]'") as caught:
         read(path)
     assert not isinstance(caught.value, UnreadableImage)

@@ -11,7 +11,7 @@ from bundles import COLOUR, settled
 from PIL import Image
 from torch import Tensor, nn
 
-from fullstride.data.transforms.geometry import view_geometry
+from fullstride.data.transforms.crop import view_geometry
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import TASKS

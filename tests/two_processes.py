@@ -16,10 +16,10 @@ from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
-from fullstride.tasks.multilabel.task import MultiLabel
-from fullstride.train.distributed import init_distributed
+from fullstride.tasks.multilabel import MultiLabel
+from fullstride.train.compute import init_distributed
 from fullstride.train.loop import train_epochs
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import evaluate
 
 

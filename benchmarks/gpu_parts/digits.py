@@ -47,7 +47,7 @@ def quick_suite(settings: Settings) -> Result:
 
 
 def training(settings: Settings) -> Iterator[Work]:
-    from fullstride.train.recipes.defaults import DIGITS
+    from fullstride.train.recipes.named import DIGITS
 
     # on a CPU, bf16 with channels last is refused
     changes: dict[str, Any] = {}
@@ -89,11 +89,11 @@ def learn(settings: Settings, recipe: Any) -> Result:
 
 def bench_data(settings: Settings, recipe: Any) -> Result:
     from fullstride.data.dataset import open_data
-    from fullstride.train import data_bench
+    from fullstride.train import timing
 
     options: dict[str, Any] = dict(workers=workers(settings), device=settings.device)
     options["seconds"] = 0.1 if settings.tiny else 5.0
-    result = data_bench.bench_data("tresnet_tiny", open_data("digits"), recipe, **options)
+    result = timing.bench_data("tresnet_tiny", open_data("digits"), recipe, **options)
     return {**asdict(result), "summary": result.verdict()}
 
 

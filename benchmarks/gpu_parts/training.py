@@ -11,8 +11,7 @@ from torch import nn
 
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.measure.bench import measure_all
-from fullstride.measure.memory.limits import peak_mib
-from fullstride.measure.memory.max_batch import Trial, largest, predict, search
+from fullstride.measure.max_batch import Trial, largest, peak_mib, predict, search
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.measure.workload import Step, compiling, exact_float32
 from fullstride.nets import zoo

@@ -28,7 +28,7 @@ import tyro
 
 import fullstride
 from fullstride.commands import COMMANDS
-from fullstride.console import (
+from fullstride.io.console import (
     LostOutputError,
     Output,
     open_closed_descriptors,
@@ -36,11 +36,10 @@ from fullstride.console import (
     standard_streams,
     without_frame,
 )
-from fullstride.storage import OutOfMemoryError, lacks_memory, lost_worker
-from fullstride.train.recipe import SHORT_FLAGS, Recipe
+from fullstride.io.writing import OutOfMemoryError, lacks_memory, lost_worker
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RecipeFields
 from fullstride.train.recipes.named import BY_IMAGES, NOMINAL, RECIPES, default_recipe, find_recipe
-from fullstride.train.recipes.reading import field_help
+from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe, field_help
 
 DESCRIPTION = (
     "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "

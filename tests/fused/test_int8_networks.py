@@ -12,8 +12,8 @@ from test_compiled import Recording, cut, schema
 from torch import Tensor, nn
 
 from fullstride import cli
-from fullstride.measure.memory.activation_bytes import activation_bytes
-from fullstride.measure.memory.compiled_bytes import compiled_bytes
+from fullstride.measure.activation_bytes import activation_bytes
+from fullstride.measure.compiled_bytes import compiled_bytes
 from fullstride.nets import compile, zoo
 from fullstride.nets.blocks import Block
 from fullstride.nets.compile import compile_for_training
@@ -26,9 +26,9 @@ from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks.classify import Classify
 from fullstride.train.autotune import CACHE_KEY_FIELDS
-from fullstride.train.distributed import SINGLE_PROCESS
+from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
 
 TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
 

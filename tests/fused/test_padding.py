@@ -11,7 +11,7 @@ from networks import randomise
 
 from fullstride import cli
 from fullstride.measure import bench_by_name
-from fullstride.measure.cost.flops import cost, layer_costs
+from fullstride.measure.tracer import cost, layer_costs
 from fullstride.nets import init, zoo
 from fullstride.nets.blocks import SE, Basic, Bottleneck, SpaceToDepthStem, Style
 from fullstride.nets.bundle import Bundle
@@ -22,10 +22,10 @@ from fullstride.nets.fused.padding import ONES, corner, padded, padded_spec, unp
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
 from fullstride.tasks import find_task
-from fullstride.train import run, run_folder, starting_network
+from fullstride.train import prepare, run, run_folder
 from fullstride.train.optimizer import build_optimizer
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import DIGITS
+from fullstride.train.recipes.named import DIGITS
+from fullstride.train.recipes.recipe import Recipe
 
 TRESNET = NetSpec(
     source="ours: TResNet with odd widths",
@@ -330,8 +330,8 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
     ]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-3)
     tuned = replace(SHORT, pad_channels=True, epochs=1)
-    start = starting_network.initial_weights("tresnet_tiny", str(tmp_path / "padded"))
-    net, _ = starting_network.initial_network("tresnet_tiny", find_task(), few_digits, tuned, start)
+    start = prepare.initial_weights("tresnet_tiny", str(tmp_path / "padded"))
+    net, _ = prepare.initial_network("tresnet_tiny", find_task(), few_digits, tuned, start)
     assert (
         apart(
             unpadded(padded(net), net.spec),

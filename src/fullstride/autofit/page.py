@@ -7,6 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fullstride.autofit.finalists import ShippedFile
+from fullstride.autofit.halving import TRIALS
 from fullstride.autofit.results import (
     PAGE,
     FitResults,
@@ -17,17 +19,15 @@ from fullstride.autofit.results import (
     time_line,
     write_json,
 )
-from fullstride.autofit.shipping.finalist_files import ShippedFile
-from fullstride.autofit.training.rung_training import TRIALS
-from fullstride.console import printable
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import UnreadableImage
+from fullstride.io.console import printable
 from fullstride.nets.bundle import read_metadata
 from fullstride.report import plots
-from fullstride.report.confusion_plot import MAX_CLASSES, heat_map
 from fullstride.report.gather import page_picture
 from fullstride.report.page import Prediction, card, render_template, worst_classes, write
-from fullstride.report.selection_plot import FilePoint, files_figure
+from fullstride.report.plots import MAX_CLASSES, heat_map
+from fullstride.report.scatter import FilePoint, files_figure
 from fullstride.train.run_folder import read_log
 
 PICTURE = "files.png"  # the accuracy of files against their time

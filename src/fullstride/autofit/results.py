@@ -6,20 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.autofit.inspection.data_report import DataReport
-from fullstride.autofit.listing.candidates import Candidate
-from fullstride.autofit.shipping.ship import Shipment
-from fullstride.autofit.timing.budget_rule import CandidateTime, fastest_of, within_budget
-from fullstride.autofit.training.halving import Outcome
-from fullstride.autofit.training.plan import FitPlan
-from fullstride.autofit.training.rung_training import RungScore
+from fullstride.autofit.candidates import Candidate, CandidateTime, fastest_of, within_budget
+from fullstride.autofit.data_report import DataReport
+from fullstride.autofit.halving import Outcome, RungScore
+from fullstride.autofit.plan import FitPlan
+from fullstride.autofit.ship import Shipment
 from fullstride.deploy.formats import FORMATS
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.budget import Budget
-from fullstride.outputs import json_output
-from fullstride.report.format import three_digits, wilson
+from fullstride.report.console_tables import three_digits, wilson
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
-from fullstride.writing import atomic_write
 
 RESULTS = "fit.json"
 PAGE = "report.html"

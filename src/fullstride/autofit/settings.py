@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from fullstride.io.records import Bounds, check_bounds
 from fullstride.measure.budget import HERE, Budget, find_budget, required_budget, time_limit_s
-from fullstride.nets.precision import Precision
-from fullstride.strict_json import Bounds, check_bounds
+from fullstride.nets.efficiency import Precision
 
 NO_WEIGHTS = "none"
 Percentile = Literal[50, 90, 95, 99]

@@ -6,11 +6,10 @@ They import what they need when they are called, so that `--help` is quick.
 from fullstride.commands.capacity import capacity
 from fullstride.commands.estimating import calibrate, choose, estimate
 from fullstride.commands.fitting import fit
-from fullstride.commands.labelling import pseudo_label
 from fullstride.commands.measuring import bench, cost, zoo
 from fullstride.commands.scaling import analyse_scale, scale
 from fullstride.commands.searching import search
-from fullstride.commands.shipping import export, predict, report
+from fullstride.commands.shipping import export, predict, pseudo_label, report
 from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate
 

@@ -36,7 +36,7 @@ def capacity(
             that is free.
         predict: Only predict.
     """
-    from fullstride.measure.memory import max_batch
+    from fullstride.measure import max_batch
     from fullstride.report.console_lines import capacity_lines, probe_line, proven_line
     from fullstride.train.recipes.named import training_step
 

@@ -12,7 +12,7 @@ from rich.progress import track
 from tyro.conf import arg
 
 from fullstride.commands.flags import NO_PROFILE, Device, Layout, Models, Profile, refuse_flags
-from fullstride.console import console, print_error
+from fullstride.io.console import console, print_error
 
 
 def estimate(
@@ -41,7 +41,7 @@ def estimate(
         classes: Of names: outputs for so many classes; by default each network's own.
         frames: Of names of networks of clips: so many frames; by default each one's own.
     """
-    from fullstride.latency.by_name import estimate_by_name, estimates_json
+    from fullstride.latency.devices import estimate_by_name, estimates_json
     from fullstride.report import console_lines, console_tables
 
     if train:
@@ -98,8 +98,8 @@ def calibrate(
         minutes: Time after which no further network is measured; the fit takes some seconds more.
         times: A JSON file for all measured times.
     """
-    from fullstride.latency.calibration import files
-    from fullstride.latency.calibration.calibrate import median_spread
+    from fullstride.latency import calibrate as files
+    from fullstride.latency.calibrate import median_spread
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import fitted_profile_lines
 
@@ -156,11 +156,10 @@ def choose(
         resolution: Times are those of images of so many pixels a side; by default of those that an
             accuracy is published for. Heads need multiples of 32.
     """
+    from fullstride.io.writing import PLOT, check_output
     from fullstride.latency import select
     from fullstride.measure.budget import find_budget
-    from fullstride.outputs import PLOT
     from fullstride.report import console_lines, console_tables
-    from fullstride.writing import check_output
 
     check_output(out, PLOT)
     device, budget = profile.load(), find_budget(budget_ms, images_per_s, batch)
@@ -173,7 +172,7 @@ def choose(
         print_error(console_lines.left_out_line(selection))
     if out:
         from fullstride.report.plots import save_png
-        from fullstride.report.selection_plot import choice_figure
+        from fullstride.report.scatter import choice_figure
 
         title = f"{device.name}, {selection.choice.budget.conditions}"
         save_png(choice_figure(selection.options, selection.choice, title), out)

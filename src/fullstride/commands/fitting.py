@@ -7,7 +7,7 @@ from tyro.conf import arg
 
 from fullstride.autofit.settings import FitSettings
 from fullstride.commands.flags import SPLITS, Data, Splits
-from fullstride.console import print_parts
+from fullstride.io.console import print_parts
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[FitSettings, arg(name="")]  # the flags have the names of its fields
@@ -36,8 +36,7 @@ def fit(
         workers: Processes that decode images beside this one; None: by the cores and the images.
         dry_run: End with the plan, before anything is trained.
     """
-    from fullstride.autofit.fit import fit_data
-    from fullstride.autofit.progress import shown
+    from fullstride.autofit.fit import fit_data, shown
 
     settings.budget()  # before the data are read
     images = splits.open(data)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.console import report_ignored
-from fullstride.nets.load_options import LoadOptions
+from fullstride.io.console import report_ignored
+from fullstride.nets.preprocessing import LoadOptions
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -54,8 +54,7 @@ class ProfileFlags:
     measured: Path | None = None
 
     def load(self) -> "LatencyProfile":
-        from fullstride.latency.by_name import correct
-        from fullstride.latency.devices import load_profile, profile_names
+        from fullstride.latency.devices import correct, load_profile, profile_names
 
         if bool(self.device) == bool(self.device_sheet):
             raise ValueError(

@@ -15,7 +15,7 @@ from fullstride.commands.flags import (
     StepRecipe,
     refuse_flags,
 )
-from fullstride.console import console
+from fullstride.io.console import console
 
 
 def zoo() -> None:
@@ -67,9 +67,9 @@ def cost(
         frames: Of the name of a network of clips: so many frames; by default its own.
     """
     from fullstride import tasks
-    from fullstride.measure.network_cost import network_cost
+    from fullstride.measure.cost import network_cost
     from fullstride.measure.workload import find_precision
-    from fullstride.nets.precision import short_precision
+    from fullstride.nets.efficiency import short_precision
     from fullstride.report import console_lines
     from fullstride.train.recipes.named import training_step
 
@@ -148,11 +148,11 @@ def bench(
         raise ValueError("--quick is for a suite: say --suite papers too")
     from fullstride import tasks
     from fullstride.deploy.formats import open_as_modules
+    from fullstride.io.writing import check_output
     from fullstride.measure import bench_by_name
     from fullstride.measure.environment import choose_device
     from fullstride.measure.protocols import MEASUREMENTS, save_measurements
     from fullstride.report import console_tables
-    from fullstride.writing import check_output
 
     check_output(out, MEASUREMENTS)
     files = open_as_modules([*models, *([reference] if reference else [])], trust=trust)

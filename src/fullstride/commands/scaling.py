@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import SPLITS, Data, Splits
-from fullstride.console import print_parts
-from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.scale.settings import ScaleSettings
+from fullstride.io.console import print_parts
+from fullstride.search.settings import ScaleSettings
+from fullstride.study.settings import ExecutorSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[ScaleSettings, arg(name="")]  # the flags have the names of its fields
@@ -67,9 +67,9 @@ def analyse_scale(
         out: A folder for scale.json, trainings.csv, scale.png and report.html.
         json: Print one JSON object with all numbers instead of lines.
     """
+    from fullstride.io.records import to_json
     from fullstride.search.scale import results as of_scale
-    from fullstride.search.scale.study_files import find_trainings
-    from fullstride.strict_json import to_json
+    from fullstride.search.scale.study import find_trainings
 
     limits: dict[str, Any] = dict(budget_ms=budget_ms, target_epochs=target_epochs)
     if out:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from fullstride.commands.flags import SPLITS, Data, Splits
-from fullstride.console import print_parts
-from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.llr.settings import SearchSettings
+from fullstride.io.console import print_parts
+from fullstride.search.settings import SearchSettings
+from fullstride.study.settings import ExecutorSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[SearchSettings, arg(name="")]  # the flags have the names of its fields
@@ -39,8 +39,7 @@ def search(
         workers: Processes that decode images beside this one; None: by the cores and the images.
         dry_run: End with the plan and its total cost, before anything is trained.
     """
-    from fullstride.search.llr.lines import shown
-    from fullstride.search.llr.study import search_events
+    from fullstride.search.llr.study import search_events, shown
 
     settings.budget()  # before the data are read
     images = splits.open(data)

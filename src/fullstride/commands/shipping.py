@@ -1,14 +1,159 @@
 """What can be done with a trained network? Commands that predict, export and report."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fullstride.commands.flags import Device, Images, Loading, Run, Runs
-from fullstride.commands.offline import OFFLINE, Offline
-from fullstride.commands.streaming import ONE_CLIP, Videos
-from fullstride.console import Bar, console, printable, report_ignored, report_skipped
-from fullstride.nets.load_options import BY_DEFAULT
+from tyro.conf import arg
+
+from fullstride.commands.flags import Device, Images, Loading, Run, Runs, refuse_flags
+from fullstride.io.console import (
+    Bar,
+    console,
+    print_parts,
+    printable,
+    report_ignored,
+    report_skipped,
+)
+from fullstride.nets.preprocessing import BY_DEFAULT
+
+if TYPE_CHECKING:
+    from fullstride.deploy.exported import ExportedModel
+    from fullstride.deploy.offline import Model, Summary
+    from fullstride.nets.bundle import Bundle
+
+
+# How does a command predict for videos? By flags for several views and for a sliding window.
+
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoFlags:
+    """Which parts of a video a network of clips sees."""
+
+    # Of a video, CLIPSxCROPS such as 10x3: the mean of the probabilities of so many clips all over
+    # it, and 3 crops of each or 1; by default its middle clip.
+    views: str = ""
+    # Where the clips of --views begin: inclusive, evenly up to the last possible start, or
+    # slowfast, which does not reach it.
+    clip_starts: Literal["inclusive", "slowfast"] = "inclusive"
+    # A line for each second of a video as soon as it is computed, by the frames up to there.
+    stream: bool = False
+    # With --stream: seconds of the video from a line to the next one; by default 1.
+    every_s: float | None = None
+
+    def check(self, **elsewhere: Path | None) -> None:
+        """Raises ValueError for flags that do not fit together; `elsewhere` go to files."""
+        if self.every_s is not None and not self.stream:
+            raise ValueError(f"--every-s {self.every_s:g} is for --stream: add it")
+        if self.stream:
+            others = {"views": self.views, **elsewhere}
+            refuse_flags(others, "do not go with --stream, a line for each clip: leave them out")
+
+    def print_windows(
+        self,
+        model: "Bundle | ExportedModel",
+        videos: Sequence[str],
+        how: dict[str, Any],
+        json: bool,
+    ) -> None:
+        """Print a line for each window of each video, at once, for programs that read them."""
+        from fullstride.data.readers.decode import UnreadableImage
+        from fullstride.data.readers.folder import VIDEOS
+        from fullstride.deploy.predict import Prediction, find_images
+        from fullstride.deploy.streaming import stream
+
+        paths, ignored = find_images(videos, kind=VIDEOS)
+        report_ignored(ignored)
+        every_s = EVERY_S if self.every_s is None else self.every_s
+        skipped: dict[str, str] = {}
+        lines = 0
+        for path in paths:
+            try:
+                for row in stream(model, path, every_s=every_s, **how):
+                    print(dumps(row.to_json()) if json else printable(row), flush=True)
+                    lines += 1
+            except UnreadableImage as error:
+                skipped[str(path)] = error.reason
+                if json:
+                    row = Prediction(str(path), unreadable=error.reason)
+                    print(dumps(row.to_json()), flush=True)
+        report_skipped(skipped)
+        if not lines:
+            raise ValueError("none of the videos could be read")
+
+
+Videos = Annotated[VideoFlags, arg(name="")]  # the flags have the names of its fields
+ONE_CLIP = VideoFlags()
+
+
+# How does a command predict for any number of images? By flags that two commands have.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineFlags:
+    """How a process takes part in the predictions for many images."""
+
+    # With --out: processes that decode images beside this one.
+    workers: int = 0
+    # With --out: number of this process, from 0, where several share the images; by default
+    # torchrun's.
+    rank: int | None = None
+    # With --out: processes that share the images, also on other machines with the same folder.
+    ranks: int | None = None
+    # With --out: images of a part of the output, which is the unit of what is lost by a stop;
+    # by default 8,192.
+    part_images: int | None = None
+
+    def write(
+        self,
+        write: "Callable[..., Summary]",
+        model: "Model",
+        images: Sequence[str],
+        out: Path,
+        top: int,
+        batch: int,
+        device: str,
+        tta: Literal["none", "flip"] = "none",
+    ) -> "Summary":
+        """What `write`, of `deploy.offline.by_name`, did with the images, after printing it."""
+        from fullstride.data.prediction_store import check_store
+        from fullstride.deploy.offline import (
+            OfflineSettings,
+            check_takes_images,
+            open_images,
+            this_device,
+            this_share,
+        )
+        from fullstride.measure.environment import choose_device
+        from fullstride.report.console_lines import offline_lines
+
+        check_takes_images(model, out)
+        check_store(out)
+        rank, ranks = this_share(self.rank, self.ranks)
+        place = this_device(choose_device(device))
+        parts: dict[str, Any] = {}
+        if self.part_images is not None:
+            parts["part_images"] = self.part_images
+        how: dict[str, Any] = dict(batch=batch, device=place, tta=tta, workers=self.workers)
+        settings = OfflineSettings(**how, rank=rank, ranks=ranks, **parts)
+        data = open_images(images)
+        report_ignored(data.ignored)
+        with Bar() as bar:
+            summary = write(model, data, out, top, settings, bar.watch)
+        report_skipped(summary.skipped)
+        print_parts(offline_lines(summary, out))
+        if summary.images and len(summary.skipped) == summary.images:
+            raise ValueError(f"none of the images could be read: {out} has the reasons")
+        return summary
+
+
+Offline = Annotated[OfflineFlags, arg(name="")]  # the flags have the names of its fields
+OFFLINE = OfflineFlags()
 
 
 def predict(
@@ -53,8 +198,8 @@ def predict(
         maps: A folder for the predictions of each pixel as PNG files without losses: classes as
             the indices of a palette, or depths in millimetres as 16 bits.
     """
-    from fullstride.deploy.offline.by_name import write_predictions
-    from fullstride.deploy.open_model import open_model
+    from fullstride.deploy.offline import write_predictions
+    from fullstride.deploy.predict import open_model
     from fullstride.measure.environment import choose_device
 
     for flag, value in (("top", top), ("batch", batch)):
@@ -86,11 +231,9 @@ def print_predictions(
     draw: Path | None,
     maps: Path | None,
 ) -> None:
-    from fullstride.data.readers.file_kinds import IMAGES, VIDEOS
-    from fullstride.deploy.drawn import drawings, map_files
-    from fullstride.deploy.offline.nearest import nearest_images
-    from fullstride.deploy.open_model import find_images
-    from fullstride.deploy.predict import predict
+    from fullstride.data.readers.folder import IMAGES, VIDEOS
+    from fullstride.deploy.nearest import nearest_images
+    from fullstride.deploy.predict import drawings, find_images, map_files, predict
 
     folders = [drawings(model, draw)] if draw else []
     folders += [map_files(model, maps)] if maps else []
@@ -213,10 +356,9 @@ def report(
         data: The images, where none of the models is a run; by default those of the first run.
         trust: Open files of the formats pt2 and aoti too, which are programs.
     """
-    from fullstride.outputs import PAGE, PLOT
+    from fullstride.io.writing import PAGE, PLOT, atomic_write, check_output
     from fullstride.report import page
     from fullstride.report.gather import gather
-    from fullstride.writing import atomic_write, check_output
 
     if not runs:
         raise ValueError("nothing to report: name one or more run folders")
@@ -228,3 +370,57 @@ def report(
         with atomic_write(picture, PLOT) as beside:
             beside.write_bytes(page.picture(content["entries"]))
     print(out.resolve())
+
+
+# How do images get labels without people? The command that lets a teacher label them.
+
+
+def pseudo_label(
+    teacher: Run,
+    images: Images,
+    out: Path,
+    top: int = 10,
+    min_confidence: float = 0.3,
+    per_class: int = 0,
+    batch: int = 128,
+    device: Device = "auto",
+    trust: bool = False,
+    offline: Offline = OFFLINE,
+    loading: Loading = BY_DEFAULT,
+) -> None:
+    """Store a teacher's probabilities for images without labels, for --recipe.unlabelled.
+
+    Example: fullstride pseudo-label runs/teacher photos --out labels
+
+    The same command goes on after a stop, and several processes share the work by --rank and
+    --ranks, or under torchrun.
+
+    Args:
+        teacher: A run, a bundle, an exported file, a file of weights, or a name with released
+            weights.
+        images: A folder with images at any depth, a list of them in a .txt, .csv or .tsv file, tar
+            shards, IDX files or digits.
+        out: The folder of the store, or a single .parquet file.
+        top: Probabilities that are stored for each image, the largest; the rest of the mass is
+            spread over the other classes.
+        min_confidence: For the table that is printed: probability of the best class below which an
+            image is left out, as by --recipe.unlabelled-min-confidence.
+        per_class: For the same: images of each class, as by --recipe.unlabelled-per-class.
+        batch: Images at a time.
+        device: Where a run or a bundle computes; an exported file has its own device.
+        trust: Open files of the formats pt2 and aoti too, which are programs.
+    """
+    from fullstride.deploy.offline import write_pseudo_labels
+    from fullstride.deploy.predict import open_model
+    from fullstride.report.console_tables import pseudo_label_table
+    from fullstride.train.distill import read_pseudo_labels, select
+
+    if top < 1 or per_class < 0 or not 0 <= min_confidence <= 1:
+        raise ValueError(
+            f"--top {top} --per-class {per_class} --min-confidence {min_confidence:g}: use 1 or "
+            "more, 0 or more, and a number from 0 to 1"
+        )
+    model = open_model(teacher, trust=trust, options=loading)
+    if not offline.write(write_pseudo_labels, model, images, out, top, batch, device).missing:
+        chosen = select(read_pseudo_labels(out), min_confidence, per_class)
+        console().print(pseudo_label_table(chosen))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from fullstride.commands.flags import Layout, Model
-from fullstride.console import console
+from fullstride.io.console import console
 
 Figure = Literal["tresnet-4", "tresnet-5", "resnet-rs-4", "genet-2", "genet-3", "genet-5"]
 
@@ -31,16 +31,15 @@ def rank(
         out: A PNG file for the curves.
         json: Print one JSON object with all values instead of the table.
     """
-    from fullstride.outputs import PLOT
+    from fullstride.io.writing import PLOT, check_output
     from fullstride.papers import kernel_rank
     from fullstride.report.console_tables import table
-    from fullstride.writing import check_output
 
     check_output(out, PLOT)
     net, weights = kernel_rank.find_network(model, pretrained=pretrained)
     rows = kernel_rank.ranks(net, threshold)
     if out:
-        from fullstride.papers.rank_plot import rank_figure
+        from fullstride.papers.kernel_rank import rank_figure
         from fullstride.report.plots import save_png
 
         title = f"{model}, weights: {weights.partition(',')[0]}; threshold {threshold:g}"
@@ -115,7 +114,7 @@ def bench_blocks(
         if out:
             method.save(out / block_study.TIMES, rows)
     if out:
-        from fullstride.papers.block_plot import block_figure
+        from fullstride.papers.block_study import block_figure
         from fullstride.report.plots import save_png
 
         title = f"stacks of {depth} blocks, {method.description}"
@@ -141,7 +140,7 @@ def figures(
         out: A folder for a PNG of each, and for figures.html with all.
     """
     from fullstride.latency.devices import load_profile
-    from fullstride.papers.figure_page import write_figures
+    from fullstride.papers.figures import write_figures
 
     profiles = [load_profile(name) for name in device]
     for path, content in write_figures(only, profiles, bench, out):

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Data, Device, Loading, Run
-from fullstride.console import Bar, console, printable, report_ignored, report_skipped
-from fullstride.nets.load_options import BY_DEFAULT, WeightsKind
+from fullstride.io.console import Bar, console, printable, report_ignored, report_skipped
+from fullstride.nets.preprocessing import BY_DEFAULT, WeightsKind
 from fullstride.train.recipes.choice import RecipeChoice
 
 
@@ -124,9 +124,9 @@ def train(
     from fullstride.report.training_progress import TrainingProgress
     from fullstride.tasks import find_task
     from fullstride.train import run
-    from fullstride.train.distributed import init_distributed
-    from fullstride.train.run_times import recipe_within
-    from fullstride.train.tensorboard import open_board
+    from fullstride.train.compute import init_distributed
+    from fullstride.train.run_folder import open_board
+    from fullstride.train.timing import recipe_within
 
     board = open_board(out / "tensorboard") if tensorboard else None
     kind = find_task(task)
@@ -186,16 +186,14 @@ def validate(
     """
     from fullstride import tasks
     from fullstride.deploy.predict import check_tta
+    from fullstride.io.writing import check_output
     from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import validation_lines
     from fullstride.report.console_tables import class_table
-    from fullstride.tasks.video.views import views_of
-    from fullstride.train import score_file
-    from fullstride.train.run_data import images_to_score
-    from fullstride.train.scoring import score_bundle
-    from fullstride.writing import check_output
+    from fullstride.tasks.video import views_of
+    from fullstride.train.scoring import SCORES, images_to_score, save_scores, score_bundle
 
-    check_output(out, score_file.OUTPUT)
+    check_output(out, SCORES)
     bundle, place = tasks.load(run, options=loading), choose_device(device)
     on = images_to_score(run, bundle, data, split)
     report_ignored(on.data.ignored, on.notes)
@@ -210,7 +208,7 @@ def validate(
     if per_class and (rows := result.by_class(bundle.classes)):
         console().print(class_table(rows))
     if out:
-        score_file.save(out, bundle.name, on.data.name, bundle.classes, {on.split: result})
+        save_scores(out, bundle.name, on.data.name, bundle.classes, {on.split: result})
 
 
 def bench_data(
@@ -237,24 +235,24 @@ def bench_data(
         out: A JSON file for all samples, the recipe and the environment.
     """
     from fullstride.data.dataset import open_data
+    from fullstride.io.writing import check_output
     from fullstride.measure.environment import Environment, choose_device
     from fullstride.report.console_lines import data_bench_lines
     from fullstride.report.console_tables import data_bench_table
-    from fullstride.train import data_bench
-    from fullstride.train.device_choices import on_device
+    from fullstride.train import timing
+    from fullstride.train.compute import on_device
     from fullstride.train.recipes.choice import case_of
-    from fullstride.writing import check_output
 
-    check_output(out, data_bench.OUTPUT)
+    check_output(out, timing.OUTPUT)
     images, place = open_data(data), choose_device(device)
     report_ignored(images.ignored)
     numbers = on_device(recipe.resolve(case_of(images)).recipe, place)
     settings: dict[str, Any] = dict(workers=workers, device=place, seconds=seconds)
-    bench = data_bench.bench_data(model, images, numbers, **settings)
+    bench = timing.bench_data(model, images, numbers, **settings)
     console().print(data_bench_table(bench))
     environment = Environment.here(place)
     suggestions = bench.suggestions(numbers, from_files=images.train.file is not None)
     print(*data_bench_lines(bench, numbers, suggestions, environment), sep="\n")
     report_skipped(bench.loading.skipped)
     if out:
-        data_bench.save(out, bench, model, images, numbers, environment)
+        timing.save(out, bench, model, images, numbers, environment)

@@ -16,16 +16,19 @@ from PIL import Image
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.csv_table import find_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
-from fullstride.data.readers.digits import DIGIT_CLASSES, DIGITS, read_digit, split_digits
-from fullstride.data.readers.file_kinds import IMAGES, FileKind
-from fullstride.data.readers.folder import find_folder, read_folder
+from fullstride.data.readers.folder import IMAGES, FileKind, count_unused, find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
-from fullstride.data.readers.idx import holds_idx, read_idx_folder
-from fullstride.data.readers.listing import Listing
-from fullstride.data.readers.objects import Objects
+from fullstride.data.readers.idx import (
+    DIGIT_CLASSES,
+    DIGITS,
+    holds_idx,
+    read_digit,
+    read_idx_folder,
+    split_digits,
+)
+from fullstride.data.readers.listing import Listing, Objects
+from fullstride.data.readers.shards import holds_shards, read_shards
 from fullstride.data.readers.splits import SplitRule, Splits, take_splits
-from fullstride.data.readers.tar_shards import holds_shards, read_shards
-from fullstride.data.readers.unused import count_unused
 
 __all__ = ["DIGITS", "DataSet", "Images", "UnreadableImage", "decode", "open_data"]
 

@@ -21,8 +21,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from fullstride.data.dataset import Images, UnreadableImage
 from fullstride.data.sampler import EpochSampler, check_groups
 from fullstride.data.transforms.crop import Augmentation, Source, test_view, to_input, train_view
+from fullstride.io.writing import allow_open_files
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import allow_open_files
 
 FILES_PER_WORKER = 8  # pipes, and the tensors of batches that are on their way
 

@@ -25,12 +25,10 @@ from fullstride.data.readers.decode import (
     file_bytes,
     image_format,
 )
-from fullstride.data.readers.file_kinds import VIDEOS
-from fullstride.data.readers.tar_headers import BLOCK, Member, Shard
-from fullstride.data.readers.tar_shards import Index, write_index
+from fullstride.data.readers.folder import VIDEOS
+from fullstride.data.readers.shards import BLOCK, Index, Member, Shard, write_index
 from fullstride.data.transforms.crop import TEST_OVERSAMPLING
-from fullstride.outputs import Output
-from fullstride.writing import atomic_write
+from fullstride.io.writing import Output, atomic_write
 
 SPLITS = ("train", "minival", "test")
 MIB = 2**20

@@ -11,11 +11,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fullstride.data.readers.arrow import reason
-from fullstride.outputs import Output, begins_with, json_output
-from fullstride.storage import open_regular
-from fullstride.strict_json import MAX_JSON_BYTES, Bounds, from_json, parse_json, read_json, to_json
-from fullstride.writing import atomic_write, check_output
+from fullstride.data.readers.hugging_face import reason
+from fullstride.io.records import MAX_JSON_BYTES, Bounds, from_json, parse_json, read_json, to_json
+from fullstride.io.writing import (
+    Output,
+    atomic_write,
+    begins_with,
+    check_output,
+    json_output,
+    open_regular,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

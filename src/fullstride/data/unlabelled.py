@@ -21,12 +21,11 @@ from fullstride.data.readers.csv_table import (
 )
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.decode import SUFFIXES
-from fullstride.data.readers.folder import find_files, find_folder
+from fullstride.data.readers.folder import count_unused, find_files, find_folder, first_reason
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset
 from fullstride.data.readers.idx import IdxReader, idx_images
 from fullstride.data.readers.listing import TEST, TRAIN, VAL, Below
-from fullstride.data.readers.tar_shards import holds_shards, list_shards
-from fullstride.data.readers.unused import count_unused, first_reason
+from fullstride.data.readers.shards import holds_shards, list_shards
 
 LISTS = (".txt", *TABLES)
 

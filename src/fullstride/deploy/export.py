@@ -24,11 +24,10 @@ from fullstride.deploy.formats.base import Format, last_line
 from fullstride.deploy.int8 import fall_back_to_float, sensitivity
 from fullstride.deploy.job import STRIDE, Backend, ExportJob
 from fullstride.deploy.predict import LazyInputs, activate, inputs, logits, outputs
+from fullstride.io.writing import atomic_write, check_output, remove
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.storage import remove
 from fullstride.tasks import find_task, task_of
-from fullstride.writing import atomic_write, check_output
 
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
 Finetune = Callable[[nn.Module], nn.Module]  # a folded network -> one that loses less in int8

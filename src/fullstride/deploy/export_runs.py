@@ -1,24 +1,137 @@
 """How do trained runs become one exported file? The most accurate run, in the fastest format."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+
 from fullstride import tasks
-from fullstride.data.loader import Batches
-from fullstride.deploy.export import ExportResult, Progress, check_free, export, find_format
-from fullstride.deploy.exported import InputKind, Precision
-from fullstride.deploy.job import Backend
-from fullstride.deploy.run_images import (
-    calibration_images,
-    comparison_images,
-    int8_finetuning,
+from fullstride.data.dataset import DataSet, Images
+from fullstride.data.loader import Batches, View
+from fullstride.deploy.choose_form import earlier_times, fastest, most_accurate
+from fullstride.deploy.comparison import ComparisonImages, LazyImages
+from fullstride.deploy.export import (
+    ExportResult,
+    Finetune,
+    Progress,
+    check_free,
+    export,
+    find_format,
 )
-from fullstride.deploy.select import earlier_times, fastest, most_accurate
+from fullstride.deploy.exported import InputKind, Precision, one_input
+from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
+from fullstride.deploy.job import Backend
+from fullstride.deploy.predict import inputs, logits
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import choose_device
-from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
+from fullstride.tasks import find_task
 from fullstride.train import loop
+from fullstride.train.scoring import matching_data
+
+# On which images is an exported file compared and calibrated? Some of the run's own data set.
+
+
+MAX_COMPARISON_IMAGES, MAX_COMPARISON_CLIPS = 500, 100
+MAX_CALIBRATION_IMAGES, MAX_CALIBRATION_CLIPS = 256, 64
+MAX_OUTPUTS = 2**27  # values of the comparison images, which are in memory: 512 MiB
+
+
+def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonImages:
+    """`images_to_compare` of the data set `data`, by default that which `run` was trained on."""
+    pre = bundle.preprocessing
+    black = np.zeros((1, *one_input(pre, "normalised")), np.float32)
+    most = max(1, MAX_OUTPUTS // logits(bundle, [black]).size)
+    most = min(most, MAX_COMPARISON_CLIPS if pre.frames else MAX_COMPARISON_IMAGES)
+    images = matching_data(run, bundle, data)
+    return images_to_compare(images, bundle.task, most, view_of_clips(bundle))
+
+
+def images_to_compare(
+    data: DataSet, task: str, most: int = MAX_COMPARISON_IMAGES, view: View | None = None
+) -> ComparisonImages:
+    """At most so many images of the minival split, with their classes if the task has these.
+
+    Without a minival they are training images: outputs of two forms of a network are compared.
+    With a `view`, its results are compared on.
+    """
+    minival = data.minival or data.train
+    images = evenly_spaced(minival, most, view)
+    if not images:
+        raise ValueError("none of the images to compare on could be read: give others by --data")
+    if not find_task(task).single_label:
+        return ComparisonImages(images)
+    return ComparisonImages(images, [minival.targets[index] for index in images.indices])
+
+
+def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:
+    """`images_for_ranges` of the data set `data`, by default that which `run` was trained on."""
+    most = MAX_CALIBRATION_CLIPS if bundle.preprocessing.frames else MAX_CALIBRATION_IMAGES
+    return images_for_ranges(matching_data(run, bundle, data), most, view_of_clips(bundle))
+
+
+def view_of_clips(bundle: Bundle) -> View | None:
+    """The view of a network of clips in evaluation; None for one of images."""
+    pre = bundle.preprocessing
+    return find_task(bundle.task).test_view(pre) if pre.frames else None
+
+
+def images_for_ranges(
+    data: DataSet, most: int = MAX_CALIBRATION_IMAGES, view: View | None = None
+) -> LazyImages:
+    """At most so many training images, which int8 takes its ranges from."""
+    images = evenly_spaced(data.train, most, view)
+    if not images:
+        raise ValueError(
+            "none of the images for int8's ranges could be read: give others by --calibration"
+        )
+    return images
+
+
+def evenly_spaced(images: Images, count: int, view: View | None = None) -> LazyImages:
+    """At most `count` readable images from all over a set, which may be sorted by class."""
+    count = min(count, len(images))
+    spaced = LazyImages(images, [number * len(images) // count for number in range(count)], view)
+    return replace(spaced, indices=[*spaced.readable()])
+
+
+def int8_finetuning(
+    run: str,
+    bundle: Bundle,
+    data: str = "",
+    *,
+    epochs: int,
+    calibration: LazyImages,
+    progress: Progress = lambda line: None,
+    watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
+) -> Finetune | None:
+    """The function that fine-tunes the network with simulated int8; None for 0 epochs.
+
+    `progress` is called with one line when it begins; `watch` may wrap the batches.
+    """
+    if epochs < 0:
+        raise ValueError(f"--finetune-epochs {epochs}: use 0 or more")
+    if not epochs:
+        return None
+    data_set = matching_data(run, bundle, data)
+
+    def finetune(net: nn.Module) -> nn.Module:
+        progress(f"int8 loses too much: fine-tuning with simulated int8, epochs: {epochs}")
+        batches = inputs("normalised", bundle.preprocessing, calibration)
+        images = torch.cat([torch.from_numpy(x) for x in batches])
+        recipe = replace(INT8_FINETUNE, epochs=epochs)
+        task = find_task(bundle.task)
+        return finetune_int8(
+            net, bundle.preprocessing, data_set, images, task=task, recipe=recipe, watch=watch
+        )
+
+    return finetune
+
 
 AUTO = "auto"
 FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx"}

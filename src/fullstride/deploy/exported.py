@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullstride.io.records import MAX_JSON_BYTES, Bounds, from_json, parse_json
 from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import Temperature
-from fullstride.nets.precision import Precision
+from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.strict_json import MAX_JSON_BYTES, Bounds, from_json, parse_json
 
 InputKind = Literal["normalised", "pixels", "pictures"]
 Size = Annotated[int, Bounds(ge=0)]

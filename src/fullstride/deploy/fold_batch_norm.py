@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import input_shape
-from fullstride.nets.merged_branches import has_branches, merge_branches
+from fullstride.nets.blocks import has_branches, merge_branches
 from fullstride.nets.network import Network
 
 TOLERANCE = 1e-9  # largest difference of an output / largest output, in float64

@@ -21,8 +21,8 @@ from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train import loop
 from fullstride.train.batches import training_batches
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.defaults import FINETUNE
+from fullstride.train.recipes.named import FINETUNE
+from fullstride.train.recipes.recipe import Recipe
 
 BATCH = 32  # images per forward pass
 SENSITIVITY_IMAGES = 32  # images whose logits are compared for each layer

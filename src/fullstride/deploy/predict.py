@@ -1,16 +1,20 @@
 """What do these pictures or videos show? Predictions of a bundle or of an exported file."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
+from fullstride import tasks
 from fullstride.data.dataset import DataSet
 from fullstride.data.loader import View
 from fullstride.data.readers.decode import (
@@ -19,17 +23,27 @@ from fullstride.data.readers.decode import (
     UnreadableImage,
     decode,
     image_size,
+    plain_image,
 )
-from fullstride.data.readers.file_kinds import IMAGES, VIDEOS
-from fullstride.data.readers.pixel_modes import plain_image
+from fullstride.data.readers.folder import (
+    IMAGES,
+    VIDEOS,
+    FileKind,
+    count_unused,
+    find_files,
+    first_reason,
+)
+from fullstride.data.readers.videos import frames_size
 from fullstride.data.transforms.clips import ClipTestView, Starts
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind, one_input
+from fullstride.deploy.formats import is_exported_path, open_file
+from fullstride.io.writing import GENERATOR, Output, atomic_write, begins_with, check_output
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions, Preprocessing
 from fullstride.tasks import find_task, task_of
-from fullstride.tasks.task import json_values
-from fullstride.tasks.video.views import views_of
+from fullstride.tasks.task import Task, json_values
+from fullstride.tasks.video import views_of
 
 Tta = Literal["none", "flip"]  # test-time augmentation
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
@@ -366,3 +380,123 @@ class LazyInputs(Sequence[np.ndarray]):
 
 def activate(model: Bundle | ExportedModel, rows: np.ndarray) -> np.ndarray:
     return task_of(model).activate(torch.from_numpy(rows)).numpy()
+
+
+# Where do pictures of predictions go? Into a folder, each named after its picture.
+
+
+PICTURE = Output(
+    "a picture of predictions by fullstride",
+    ".png",
+    begins_with(b"PNG\r\n", f"Software\0{GENERATOR}".encode()),
+)
+
+
+@dataclass
+class PictureFolder:
+    """Writes an image for each prediction: NAME.png, or NAME-2.png for the second of a name."""
+
+    folder: Path
+    make: Callable[[Prediction], Image.Image | None]
+    names: set[str] = field(default_factory=set)  # of the files that it has written
+    repeats: Counter[str] = field(default_factory=Counter)  # of the name of a picture
+
+    def write(self, prediction: Prediction) -> Path:
+        """Raises ValueError where there is another program's file, or nothing to write."""
+        name = stem = Path(prediction.path).stem
+        while name in self.names:
+            self.repeats[stem] += 1
+            name = f"{stem}-{self.repeats[stem] + 1}"
+        self.names.add(name)
+        path, image = self.folder / f"{name}.png", self.make(prediction)
+        if image is None:
+            raise ValueError(f"{path}: there is nothing to write of {prediction}")
+        about = PngInfo()
+        about.add_text("Software", GENERATOR)
+        with atomic_write(path, PICTURE) as beside:
+            image.save(beside, "PNG", pnginfo=about)
+        return path
+
+
+def drawings(model: Bundle | ExportedModel, folder: Path) -> PictureFolder:
+    """For pictures with their predictions drawn; ValueError for a task that draws none."""
+    task = task_of(model)
+    check_folder("draw", task, type(task).draw is not Task.draw, folder)
+
+    def make(prediction: Prediction) -> Image.Image | None:
+        picture = decode(Path(prediction.path), 3)
+        return task.draw(picture, prediction.guesses, model.classes)
+
+    return PictureFolder(folder, make)
+
+
+def map_files(model: Bundle | ExportedModel, folder: Path) -> PictureFolder:
+    """For predictions as images without losses; ValueError for a task without."""
+    task = task_of(model)
+    check_folder("maps", task, type(task).maps is not Task.maps, folder)
+    return PictureFolder(folder, lambda prediction: task.maps(prediction.guesses))
+
+
+def check_folder(flag: str, task: Any, has_any: bool, folder: Path) -> None:
+    if not has_any:
+        raise ValueError(f"--{flag} {folder}: the task {task.name} has no places in pictures")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--{flag} {folder} is a file: give a folder")
+    check_output(folder / "picture.png", PICTURE)
+
+
+# Which model and which images or videos do the words of a command line name?
+
+
+class ImagePaths(NamedTuple):
+    paths: list[Path]
+    ignored: Mapping[str, int]  # number of other files in the folders, by reason
+
+
+def open_model(
+    word: str, *, trust: bool = False, options: LoadOptions = BY_DEFAULT
+) -> Bundle | ExportedModel:
+    """An exported file, or the bundle of a run, a file of weights or a name with released weights.
+
+    Programs (formats pt2 and aoti) are opened with `trust` only. Raises ValueError.
+    """
+    if not is_exported_path(word):
+        return tasks.load(word, options=options)
+    if options != BY_DEFAULT:
+        changed = [field.name for field in fields(options) if differs(options, field.name)]
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise ValueError(f"{flags}: {word} is an exported file, which has its own: leave it out")
+    return open_file(word, trust=trust)
+
+
+def differs(options: LoadOptions, name: str) -> bool:
+    return getattr(options, name) != getattr(BY_DEFAULT, name)
+
+
+def find_images(
+    words: Sequence[str], listed: Iterable[str] | None = None, kind: FileKind = IMAGES
+) -> ImagePaths:
+    """Files, those in folders in sorted order, and for - the paths in the lines of `listed`.
+
+    Of videos, a folder of frames is one itself. `listed` is standard input by default. Raises
+    ValueError if there are none.
+    """
+    paths, ignored = [], Counter()
+    for word in words:
+        path = Path(word)
+        if word == "-":
+            lines = sys.stdin if listed is None else listed
+            paths += [Path(line.rstrip("\n")) for line in lines if line.strip()]
+        elif path.is_dir() and not (kind.frames and frames_size(path)):
+            inside = [name for name, _ in find_files(path, kind)]
+            ignored.update(count_unused(path, {*inside}, kind))
+            paths += [path / name for name in inside]
+        else:
+            paths.append(path)
+    if not paths:
+        where = f" in {', '.join(words)}" if words else ""
+        raise ValueError(
+            f"no {kind.name}{where}{first_reason(ignored)}: name files or folders of "
+            f"{' '.join(kind.suffixes)} after the run"
+        )
+    return ImagePaths(paths, dict(ignored))

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from fullstride.latency.network_times import Estimate, estimates, is_tie
     from fullstride.latency.profiles import Profile, save_profile
     from fullstride.latency.spec_operators import operators_of
-    from fullstride.measure.cost.operators import Operators
-    from fullstride.measure.cost.tracer import traced
+    from fullstride.measure.operators import Operators
+    from fullstride.measure.tracer import traced
 
 MODULES = {
-    "Estimate": "fullstride.latency.network_times",
+    "Estimate": "fullstride.latency.estimator",
     "Estimator": "fullstride.latency.estimator",
-    "Operators": "fullstride.measure.cost.operators",
+    "Operators": "fullstride.measure.tracer",
     "Profile": "fullstride.latency.profiles",
     "estimate": "fullstride.latency.estimator",
-    "estimates": "fullstride.latency.network_times",
-    "is_tie": "fullstride.latency.network_times",
+    "estimates": "fullstride.latency.estimator",
+    "is_tie": "fullstride.latency.estimator",
     "load_profile": "fullstride.latency.devices",
     "operators_of": "fullstride.latency.spec_operators",
     "profile_names": "fullstride.latency.devices",
     "save_profile": "fullstride.latency.profiles",
-    "traced": "fullstride.measure.cost.tracer",
+    "traced": "fullstride.measure.tracer",
 }
 
 __all__ = [

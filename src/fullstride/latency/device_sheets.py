@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated, Literal
 
-from fullstride.csv_rows import read_rows
+from fullstride.io.records import Bounds, check_bounds, read_rows
 from fullstride.latency.network_times import Estimate
 from fullstride.latency.profiles import Profile, check_text
 from fullstride.latency.roofline import (
@@ -27,7 +27,6 @@ from fullstride.latency.roofline import (
     number_of,
 )
 from fullstride.measure.budget import MOST_IMAGES
-from fullstride.strict_json import Bounds, check_bounds
 
 # Runtime, layout and precision -> profiles of measured GPUs. That of the V100 is of PyTorch of
 # 2020, whose convolutions are up to 2.8 times slower.

@@ -1,13 +1,30 @@
 """Which devices have a profile? Those of the package, and the files of users, by name or path."""
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fullstride.latency.device_sheets import BASES, DeviceSheet, profile_of
-from fullstride.latency.profiles import Profile
-from fullstride.storage import read_regular
-from fullstride.strict_json import from_json, parse_json
+from fullstride.io.records import from_json, parse_json
+from fullstride.io.writing import read_regular
+from fullstride.latency.device_sheets import (
+    BASES,
+    DeviceSheet,
+    corrected,
+    profile_of,
+    read_measured,
+)
+from fullstride.latency.network_times import Estimate, estimates, is_tie
+from fullstride.latency.operator_table import find_operators, own_resolution
+from fullstride.latency.profiles import Fit, Profile
+from fullstride.latency.roofline import Machine
+from fullstride.measure.operators import Operators
+
+if TYPE_CHECKING:
+    from fullstride.nets.zoo import NamedNetwork
+
 
 MEASURED = resources.files("fullstride.latency").joinpath("device_profiles")
 SHEETS = resources.files("fullstride.latency").joinpath("sheets")
@@ -57,3 +74,160 @@ def profile_from(text: bytes, where: str, name: str) -> Profile:
     sheet = from_json(DeviceSheet, data, where)
     bases = BASES[sheet.runtime, sheet.layout, sheet.precision]
     return profile_of(sheet, name, [load_profile(basis) for basis in bases])
+
+
+# How long do named networks take? Those of the zoo, of timm, or in the folder of a run.
+#
+# Names in the package's table of operators need no PyTorch, whose import takes longer than the
+# rest.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedEstimate:
+    """One line of a comparison."""
+
+    network: str
+    resolution: int  # pixels a side
+    estimate: Estimate
+    ties: tuple[int, ...]  # lines, from 0, within the resolvable ratio; itself included
+
+
+def estimate_by_name(
+    networks: "Sequence[str | NamedNetwork]",
+    profile: Profile,
+    batch: int = 1,
+    resolution: int | None = None,
+    *,
+    training: bool = False,
+) -> list[NamedEstimate]:
+    """The times of networks, which may be named, on the device of `profile`, the fastest first.
+
+    `resolution` is by default each network's own. With `training` they are times of a training
+    step, where the profile has them. Raises ValueError, in one line, for an unknown name.
+    """
+    if not networks:
+        raise ValueError("nothing to estimate: name one or more networks or runs")
+    work = [named_work(each, resolution, training) for each in networks]
+    operators, ran = [each.operators for each in work], [each.ran for each in work]
+    times = estimates(operators, profile, [batch] * len(work), training=training, names=ran)
+    order = sorted(range(len(work)), key=lambda i: times[i].ms_per_image)
+    return [
+        NamedEstimate(
+            network=work[i].name,
+            resolution=work[i].resolution,
+            estimate=times[i],
+            ties=tuple(line for line, j in enumerate(order) if is_tie(times[i], times[j])),
+        )
+        for i in order
+    ]
+
+
+def correct(profile: Profile, path: Path) -> Profile:
+    """The profile with its times as the measured ones of a CSV file: `device_sheets.corrected`.
+
+    Raises ValueError, in one line with the path.
+    """
+    measured = read_measured(path)
+    keys = [(row.network, row.resolution) for row in measured]
+    try:
+        by_key = {key: named_work(*key) for key in dict.fromkeys(keys)}
+        work = [by_key[key] for key in keys]
+        operators, ran = [each.operators for each in work], [each.ran for each in work]
+        times = estimates(operators, profile, [row.batch for row in measured], names=ran)
+        return corrected(profile, measured, times)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+class NamedWork(NamedTuple):
+    """What a network runs for one image."""
+
+    name: str
+    resolution: int  # pixels a side
+    operators: Operators
+    ran: frozenset[str]  # ATen's names of the operators, where it has the head of a task
+
+
+def named_work(
+    network: "str | NamedNetwork", resolution: int | None, training: bool = False
+) -> NamedWork:
+    """By the package's table where it has the name, else traced."""
+    if isinstance(network, str):
+        side = own_resolution(network) if resolution is None else resolution
+        if side is not None and not Path(network).exists():
+            operators = find_operators(network, side, training=training)
+            if operators is not None:
+                return NamedWork(network, side, operators, frozenset())
+        from fullstride import tasks
+
+        network = tasks.find_network(network)
+    from fullstride.latency.spec_operators import operators_with_names
+
+    side = network.spec.resolution if resolution is None else resolution
+    work = operators_with_names(network, side, training=training)
+    return NamedWork(network.name, side, *work)
+
+
+def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str, Any]:
+    """The profile and a row for each network, ready for JSON."""
+    return dict(
+        profile=profile.to_dict(),
+        estimates=[
+            dict(
+                network=row.network,
+                resolution=row.resolution,
+                images_per_s=row.estimate.images_per_s,
+                **{key: value for key, value in asdict(row.estimate).items() if key != "unfitted"},
+                ties=[rows[line].network for line in row.ties if line != number],
+                not_fitted_on=row.estimate.unfitted,
+            )
+            for number, row in enumerate(rows)
+        ],
+    )
+
+
+# How long do networks take relative to each other here? Roughly, before anything is measured.
+
+
+# Relative times on a processor: one thread of a Xeon by `fullstride calibrate`, docs/latency.md. Of
+# 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times and estimates was 0.99.
+CPU = Profile(
+    name="cpu",
+    device="a processor",
+    layout="",
+    precision="fp32",
+    machine=Machine(
+        runtime="compiled",
+        peak_tflops=0.15,
+        bandwidth_gb_s=27,
+        bytes_per_element=4,
+        folded=True,
+    ),
+    sheet="a large product and a copy in fp32",
+    inference=Fit(
+        numbers={
+            "dense": 0.7,
+            "1x1": 0.8,
+            "depthwise": 0.15,
+            "group_channels": 8,
+            "convolution": 0.6,
+            "launch_us": 1,
+        },
+        error=30,
+        low=0.5,
+        high=2,
+        resolvable_ratio=1.5,
+        networks=40,
+        source="fullstride calibrate",
+        software="PyTorch",
+        date="2026-11-22",
+    ),
+)
+GPU = "rtx4090-compiled"  # for relative times on any GPU
+
+
+def profile_here() -> Profile:
+    """A profile whose relative times are roughly those of this machine."""
+    import torch  # names of the table of operators need none
+
+    return load_profile(GPU) if torch.cuda.is_available() else CPU

@@ -7,16 +7,19 @@ from functools import partial
 import numpy as np
 from torch import nn
 
+from fullstride.io.records import check_range
 from fullstride.latency.network_times import Estimate, estimates, fit_of
 from fullstride.latency.profiles import Profile
-from fullstride.latency.roofline import prepare_rows, times, total_seconds
+from fullstride.latency.roofline import (
+    prepare_rows,
+    times,
+    total_seconds,
+)
 from fullstride.latency.spec_operators import Part, in_form, parts, rows_of
 from fullstride.measure.budget import MOST_IMAGES
-from fullstride.measure.cost.flops import on_meta
-from fullstride.measure.cost.operators import COLUMNS, Operators
-from fullstride.measure.cost.tracer import traced
+from fullstride.measure.operators import COLUMNS, Operators
+from fullstride.measure.tracer import on_meta, traced
 from fullstride.nets.spec import NetSpec
-from fullstride.strict_json import check_range
 
 CHUNK = 1_000  # specs at once, which bounds the memory
 MAX_CACHED = 200_000  # parts that an estimator caches: about 65 MB

@@ -1,19 +1,73 @@
 """What does the model say of a network's time? Estimates with intervals, from its operators."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-from fullstride.latency.network_kinds import WIDENING, outside_fit, unfitted
+from fullstride.io.records import check_range
 from fullstride.latency.profiles import Fit, Profile
-from fullstride.latency.roofline import NORMAL_95, bounds, prepare, times
+from fullstride.latency.roofline import (
+    NORMAL_95,
+    bounds,
+    prepare,
+    times,
+)
 from fullstride.measure.budget import MOST_IMAGES
-from fullstride.measure.cost.operators import Operators
-from fullstride.strict_json import check_range
+from fullstride.measure.operators import KIND, OF_FRAMES, Operators
+
+UNUSUAL = {  # operators that not every ConvNet has
+    "norm": "batch norms apart from convolutions",
+    "group_norm": "group norms",
+    "statistics": "layer norms or softmax",
+    "product": "attention",
+}
+
+
+# How names of ATen's operators begin that heads of tasks have, and which no profile was fitted on.
+OUTSIDE = {
+    OF_FRAMES: "convolutions of frames",
+    "topk": "sorting",
+    "gather": "choosing of candidates",
+    "bmm": "suppression of boxes",
+    "upsample": "resizing of maps",
+    "roi_align": "regions of maps",
+}
+
+
+# Power of the interval's bounds for a network that runs such operators.
+WIDENING = 3
+
+
+def unfitted(
+    operators: Operators, numbers: Mapping[str, float], *, microbenchmarks: bool = False
+) -> list[str]:
+    """Operators of a network that none of the fitted networks had, in words.
+
+    Norms that were fitted have a number. Tables of networks with layer norms have a little
+    attention too, but `microbenchmarks` have none.
+    """
+    fitted = {
+        "norm": "norm" in numbers,
+        **dict.fromkeys(("group_norm", "statistics"), "statistics" in numbers),
+        "product": "statistics" in numbers and not microbenchmarks,
+    }
+    return [
+        description
+        for kind, description in UNUSUAL.items()
+        if not fitted[kind] and (operators.kind == KIND[kind]).any()
+    ]
+
+
+def outside_fit(names: frozenset[str]) -> list[str]:
+    """What no fitted network had among ATen's names of operators, in words."""
+    return [
+        words for start, words in OUTSIDE.items() if any(name.startswith(start) for name in names)
+    ]
+
 
 Bound = Literal["host launches", "device launches", "arithmetic", "memory"]
 

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fullstride import tables
-from fullstride.measure.cost.operators import COLUMNS, Operators
-from fullstride.outputs import Output, begins_with
-from fullstride.writing import atomic_write
+from fullstride.io.writing import Output, atomic_write, begins_with
+from fullstride.measure.operators import COLUMNS, Operators
 
 PATH = Path(tables.__file__).with_name("operators.xz")
 OUTPUT = Output("the table of operators", ".xz", begins_with(b"\xfd7zXZ"))
@@ -98,10 +97,10 @@ def decode(data: bytes) -> Table:
 def derive(keys: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Operators]]:
     """The operators of networks by name and pixels a side, traced. Others are left out."""
     from fullstride.latency.spec_operators import operators_of
-    from fullstride.measure.cost.flops import on_meta
+    from fullstride.measure.tracer import on_meta
     from fullstride.nets import zoo
+    from fullstride.nets.blocks import has_branches
     from fullstride.nets.bundle import build
-    from fullstride.nets.merged_branches import has_branches
 
     for name, side in keys:
         key, spec = key_of(name, side), zoo.spec(name)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from fullstride.io.records import Bounds, check_bounds, from_json, parse_json
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.roofline import (
     DEVICE,
     NUMBERS,
@@ -14,9 +16,6 @@ from fullstride.latency.roofline import (
     Machine,
     Positive,
 )
-from fullstride.outputs import json_output
-from fullstride.strict_json import Bounds, check_bounds, from_json, parse_json
-from fullstride.writing import atomic_write
 
 OUTPUT = json_output("a profile", "machine", "inference", "sheet")
 

@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fullstride.measure.cost.operators import (
+from fullstride.io.records import Bounds, check_bounds
+from fullstride.measure.operators import (
     AFTER_PRODUCT,
     IN_CHAIN,
     JOINING,
@@ -24,7 +25,6 @@ from fullstride.measure.cost.operators import (
     Operators,
     concatenate,
 )
-from fullstride.strict_json import Bounds, check_bounds
 
 Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt"]
 

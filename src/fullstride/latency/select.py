@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
-from fullstride.csv_rows import read_rows
+from fullstride.io.records import read_rows
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
-from fullstride.measure.budget import Budget
-from fullstride.measure.cost.operators import Operators
-from fullstride.measure.pareto import pareto_front
+from fullstride.measure.budget import Budget, pareto_front
+from fullstride.measure.operators import Operators
 from fullstride.tables import Published, genet_paper, latencies, published, timm_published
 from fullstride.tables.names import PRINTED
 

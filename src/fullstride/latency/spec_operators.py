@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fullstride.measure.cost.operators import (
+from fullstride.io.records import check_range
+from fullstride.measure.operators import (
     AFTER_PRODUCT,
     ALONE,
     IN_CHAIN,
@@ -28,15 +29,13 @@ from fullstride.measure.cost.operators import (
     linear,
     where,
 )
-from fullstride.measure.cost.operators import convolution as convolution_of_pixels
-from fullstride.measure.cost.tracer import traced, traced_with_names
+from fullstride.measure.operators import convolution as convolution_of_pixels
+from fullstride.measure.tracer import traced, traced_with_names
 from fullstride.nets import zoo
-from fullstride.nets.blocks import Style
+from fullstride.nets.blocks import Style, merge_branches
 from fullstride.nets.bundle import build
-from fullstride.nets.merged_branches import merge_branches
 from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, Stage
 from fullstride.nets.timm_wrapper import TimmSpec
-from fullstride.strict_json import check_range
 
 # What decides which operators run (the name of the walk first), and the sizes. Numbers and names
 # only: the garbage collector looks at tuples of these once, and at others again and again, which

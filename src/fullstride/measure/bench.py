@@ -6,25 +6,40 @@ of them, and the ratio of two networks stays reliable. Results are medians with 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fullstride.measure.batch_sizes import (
-    bounded,
-    check_room,
-    find_batches,
-    lack_of_memory,
-    timed_batch,
-)
 from fullstride.measure.environment import Environment, find_device, has_bf16
-from fullstride.measure.memory.limits import budget_bytes, peak_mib
-from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
-from fullstride.measure.timing import cpu_threads, spread, timed_calls, timed_each, warm_up
+from fullstride.measure.max_batch import (
+    MULTIPLE,
+    Probe,
+    Trial,
+    available_bytes,
+    budget_bytes,
+    check_fits,
+    largest,
+    limit_memory,
+    memory_errors,
+    peak_mib,
+    predict,
+    search,
+    set_memory_fraction,
+)
+from fullstride.measure.protocols import FILLED, ONLINE, THROUGHPUT, Measurement, Protocol
+from fullstride.measure.timing import (
+    BUSY,
+    cpu_threads,
+    spread,
+    spread_of_rounds,
+    timed_calls,
+    timed_each,
+    warm_up,
+)
 from fullstride.measure.workload import (
     Layout,
     Precision,
@@ -34,6 +49,112 @@ from fullstride.measure.workload import (
     fused_copy,
 )
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
+
+# Which batch does a protocol time? The one it names, or the largest that fits in memory.
+
+
+def find_batches(
+    nets: Mapping[str, nn.Module],
+    protocol: Protocol,
+    device: torch.device,
+    in_channels: int = 3,
+    *,
+    precision: Precision = "float32",
+    layout: Layout = "nchw",
+    compiled: bool = False,
+    efficiency: Mapping[str, Efficiency] | None = None,
+    memory_gib: float | None = None,
+) -> dict[str, int]:
+    """The batch of each network for a protocol that fits it to memory.
+
+    "filled": the largest batch that trains; "halved": the first of `protocol.batch`, its half, ...
+    that trains.
+    """
+    room = budget_bytes(memory_gib, device)
+
+    def find(name: str, net: nn.Module) -> int:
+        size: dict[str, Any] = dict(
+            resolution=protocol.resolution, in_channels=in_channels, precision=precision
+        )
+        size |= dict(compiled=compiled, efficiency=(efficiency or {}).get(name, "plain"))
+        options: dict[str, Any] = dict(size, device=device.type)
+        guess = predict(net, room, **options)
+        limits: dict[str, Any] = dict(
+            device=str(device), memory_bytes=room, map_batch=guess.map_batch
+        )
+        trial = Trial(net=net, layout=layout, **limits, **size)
+        if protocol.fit == "filled":
+            probes = search(trial.probe, guess.batch)
+        else:
+            probes = halving(trial.probe, protocol.batch)
+        return largest(probes, f"{name} at {protocol.resolution} x {protocol.resolution}")
+
+    return {name: find(name, net) for name, net in nets.items()}
+
+
+def halving(probe: Callable[[int], Probe], batch: int) -> Iterator[Probe]:
+    while batch:
+        result = probe(batch)
+        yield result
+        batch = 0 if result.fits else batch // 2
+
+
+def timed_batch(protocol: Protocol, largest: int | None) -> int:
+    """The batch to time: the protocol's, or FILLED of the `largest` that trains, in eights."""
+    if protocol.fit == "given" or largest is None:
+        return protocol.batch
+    batch = max(1, int(FILLED * largest)) if protocol.fit == "filled" else largest
+    return batch // MULTIPLE * MULTIPLE if protocol.fit == "filled" and batch > MULTIPLE else batch
+
+
+def check_room(
+    net: nn.Module,
+    protocol: Protocol,
+    batch: int,
+    device: torch.device,
+    in_channels: int,
+    precision: Precision,
+    efficiency: Efficiency = "plain",
+) -> None:
+    """Raise MemoryError if the CPU is not expected to have room.
+
+    GPUs and the runtimes of exported files raise their own error.
+    """
+    if device.type == "cuda" or hasattr(net, "random_images"):
+        return
+    side = protocol.resolution
+    if protocol.work == "training":
+        # A compiled step saves no more than the eager one, which is quick to count.
+        eager: Efficiency = "fused" if is_fused(efficiency) else "plain"
+        options: dict[str, Any] = dict(device="cpu", efficiency=eager)
+        room = available_bytes()
+        if predict(net, room, side, precision, in_channels, **options).batch < batch:
+            raise MemoryError
+        return
+    one = Step(net, "inference", 1, side, device, in_channels, precision=precision)
+    assert one.images is not None
+    with torch.inference_mode():
+        check_fits(one.net, one.images, batch)
+
+
+def lack_of_memory(batch: int, side: int) -> AbstractContextManager[None]:
+    return memory_errors(
+        f"batch {batch} at {side} x {side}",
+        f"try a smaller --{'batch' if batch > 1 else 'resolution'}",
+    )
+
+
+@contextmanager
+def bounded(device: torch.device, memory_gib: float | None) -> Iterator[None]:
+    """Limit the memory of a GPU. The CPU's is limited in the processes that search a batch only."""
+    if device.type == "cpu" or memory_gib is None:
+        yield
+        return
+    limit_memory(budget_bytes(memory_gib, device), device)
+    try:
+        yield
+    finally:
+        set_memory_fraction(1.0, device)
 
 
 def bench(
@@ -251,3 +372,46 @@ def environment_under_load(
         while not environment.done():
             timed_calls(step, calls, device)
         return environment.result()
+
+
+# How long does an image take by a measurement, and by several that other programs disturb?
+
+
+ATTEMPTS = 3  # measurements at most while the machine is busy
+MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough calls for a median
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTime:
+    """The time of a call / its images, in ms."""
+
+    ms: float  # a percentile of all calls
+    low: float  # that of nine in ten rounds is between these
+    high: float
+
+
+def call_time(row: Measurement, percentile: float = 50) -> CallTime:
+    """The time by a measurement of the online protocol."""
+    rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
+    low, high = np.percentile([np.percentile(each, percentile) for each in rounds], (5, 95))
+    ms, images = np.percentile(row.samples, percentile), row.protocol.batch
+    return CallTime(ms=float(ms / images), low=float(low / images), high=float(high / images))
+
+
+def quiet_times(
+    measure: Callable[[], Sequence[Measurement]], percentile: float = 50
+) -> dict[str, CallTime]:
+    """The times of what `measure` measures in turn, by name.
+
+    Where the rounds of the fastest spread by more than `BUSY`, all are measured again, up to
+    `ATTEMPTS` times. Each keeps its shortest time, as what disturbs a measurement makes it longer.
+    """
+    times: dict[str, CallTime] = {}
+    for _ in range(ATTEMPTS):
+        rows = measure()
+        for row in rows:
+            time = call_time(row, percentile)
+            times[row.name] = min(times.get(row.name, time), time, key=lambda each: each.ms)
+        if spread_of_rounds(max(rows, key=lambda row: row.images_per_s)) <= BUSY:
+            break
+    return times

@@ -2,10 +2,11 @@
 
 import math
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from fullstride.strict_json import check_range
+from fullstride.io.records import check_range
 
 MOST_IMAGES = 65_536  # of a call
 HERE = "here"  # the name of the device of this machine, on which times are measured
@@ -106,3 +107,20 @@ def required_budget(budget_ms: float | None, images_per_s: float | None, batch: 
             "no budget: say by --budget-ms how long an image may take, or by --images-per-s"
         )
     return budget
+
+
+# Which of several things is beaten by no cheaper one? The Pareto front of two numbers.
+
+
+T = TypeVar("T")
+
+
+def pareto_front(
+    items: Iterable[T], cost: Callable[[T], float], value: Callable[[T], float]
+) -> list[T]:
+    """Those that are better than all of lower cost, the cheapest first; of equals the first."""
+    front: list[T] = []
+    for item in sorted(items, key=lambda item: (cost(item), -value(item))):
+        if not front or value(item) > value(front[-1]):
+            front.append(item)
+    return front

@@ -7,15 +7,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fullstride import strict_json
+from fullstride.io import records
+from fullstride.io.records import Bounds
+from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
-from fullstride.measure.memory.max_batch import MULTIPLE
+from fullstride.measure.max_batch import MULTIPLE
 from fullstride.measure.workload import Layout, Precision, Work
-from fullstride.nets.efficiency import Efficiency
-from fullstride.nets.precision import short_precision
-from fullstride.outputs import json_output
-from fullstride.strict_json import Bounds
-from fullstride.writing import atomic_write
+from fullstride.nets.efficiency import Efficiency, short_precision
 
 MAX_RESOLUTION = 16_384  # pixels a side; activations of more fit nowhere
 Positive = Annotated[float, Bounds(gt=0)]
@@ -149,14 +147,14 @@ class Measurement:
         )
 
     def to_json(self) -> str:
-        return strict_json.to_json(self)
+        return records.to_json(self)
 
     @classmethod
     def from_json(
         cls, data: str | Mapping[str, Any], where: str = "JSON of a measurement"
     ) -> "Measurement":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
-        return strict_json.from_json(cls, data, where)
+        return records.from_json(cls, data, where)
 
 
 def compare(one: Measurement, other: Measurement) -> float:
@@ -193,7 +191,7 @@ def save_measurements(rows: Sequence[Measurement], path: Path) -> None:
 
 def read_measurements(path: Path) -> list[Measurement]:
     """What `save_measurements` wrote. Raises ValueError, in one line, for anything else."""
-    rows = strict_json.read_json(path)
+    rows = records.read_json(path)
     if not isinstance(rows, list):
         raise ValueError(f"{path} is not what `fullstride bench --out` writes")
     return [Measurement.from_json(row, str(path)) for row in rows]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-if TYPE_CHECKING:  # whatever runs an exported file imports this module
+if TYPE_CHECKING:
     from fullstride.measure.protocols import Measurement, Protocol
 
 

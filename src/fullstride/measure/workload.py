@@ -12,11 +12,17 @@ from torch import Tensor, nn
 
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, batch_shape, channels_last
-from fullstride.nets.efficiency import Efficiency, TrainingForm, is_compiled, is_fused
+from fullstride.nets.blocks import merge_branches
+from fullstride.nets.efficiency import (
+    SPELLINGS,
+    Efficiency,
+    TrainingForm,
+    is_compiled,
+    is_fused,
+    short_precision,
+)
 from fullstride.nets.layers import avoid_strided_pointwise
-from fullstride.nets.merged_branches import merge_branches
 from fullstride.nets.network import Network
-from fullstride.nets.precision import SPELLINGS, short_precision
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Layout = Literal["nchw", "nhwc"]

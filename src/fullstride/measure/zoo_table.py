@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from fullstride import tables
-from fullstride.measure.cost.flops import cost
+from fullstride.io.writing import Output, atomic_write, begins_with
+from fullstride.measure.tracer import cost
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.weights.hub import HUB
-from fullstride.outputs import Output, begins_with
-from fullstride.writing import atomic_write
 
 PATH = Path(tables.__file__).with_name(tables.NETWORKS)
 OUTPUT = Output("the table of networks", ".csv", begins_with(b"name,params,macs"))

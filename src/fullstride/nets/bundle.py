@@ -14,19 +14,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fullstride import strict_json
+from fullstride.io import records
+from fullstride.io.records import Bounds, read_json
+from fullstride.io.writing import Output, atomic_write, has_keys
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
-from fullstride.nets.weights.convert import fit
-from fullstride.nets.weights.inflate import inflated
+from fullstride.nets.weights.convert import fit, inflated
 from fullstride.nets.weights.key_maps import no_init
 from fullstride.nets.weights.reader import read_flat
-from fullstride.outputs import Output, has_keys
-from fullstride.strict_json import Bounds, read_json
-from fullstride.writing import atomic_write
 
 FORMAT = 1
 HINT = "give the folder of a bundle or of a run"
@@ -96,7 +94,7 @@ def read_metadata(folder: Path) -> Metadata:
     version = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
     if version != FORMAT:
         raise ValueError(f"{path} has format {version!r}, this version reads format {FORMAT}")
-    return strict_json.from_json(Metadata, data, str(path))
+    return records.from_json(Metadata, data, str(path))
 
 
 def no_head(metadata: Metadata, net: Backbone) -> nn.Module | None:
@@ -206,7 +204,7 @@ def build(spec: NetSpec | TimmSpec) -> Backbone:
 def spec_from_json(data: Any, where: str) -> NetSpec | TimmSpec:
     """What `to_json` of either spec wrote. Raises ValueError in one line that begins `where`."""
     if isinstance(data, Mapping) and "timm" in data:
-        timm = strict_json.from_json(TimmSpec, data["timm"], where)
+        timm = records.from_json(TimmSpec, data["timm"], where)
         return timm_spec(**{name: getattr(timm, name) for name in data["timm"]})
     return NetSpec.from_json(data, where)
 

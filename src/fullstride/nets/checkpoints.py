@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fullstride.nets.load_options import WeightsKind
 from fullstride.nets.network import Network
+from fullstride.nets.preprocessing import WeightsKind
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
 from fullstride.nets.weights.convert import (
@@ -25,9 +25,8 @@ from fullstride.nets.weights.convert import (
     match_and_rename,
     normalize,
 )
-from fullstride.nets.weights.reader import from_arrays, read, read_wrapped
-from fullstride.nets.weights.released_files import ReleasedFile, by_name, by_shape, has_shape
-from fullstride.nets.weights.unwrap import AVERAGED, Unwrapped
+from fullstride.nets.weights.hub import ReleasedFile, by_name, by_shape, has_shape
+from fullstride.nets.weights.reader import AVERAGED, Unwrapped, from_arrays, read, read_wrapped
 
 __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "identify", "load", "read"]
 

@@ -1,4 +1,7 @@
-"""How is a training step computed? By plain or fused modules, eagerly or compiled."""
+"""How a network computes: the form of a training step, and the names of precisions.
+
+Apart from `nets.compile`, whose imports take seconds.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -29,3 +32,14 @@ def is_fused(efficiency: str) -> bool:
 
 def is_compiled(efficiency: str) -> bool:
     return efficiency in ("plain_compiled", "fused_compiled")
+
+
+Precision = Literal["fp32", "bf16", "fp16", "int8"]  # that exported files compute in
+
+# PyTorch's names, which are read too, and stand in the files of measurements.
+SPELLINGS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def short_precision(name: str) -> str:
+    """float32 -> fp32; a name that is short already stays."""
+    return SPELLINGS.get(name, name)

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from fullstride import strict_json
+from fullstride.io import records
+from fullstride.io.records import Bounds, check_bounds, check_range
 from fullstride.nets import init
 from fullstride.nets.backbone import input_text
 from fullstride.nets.blocks import (
@@ -23,7 +24,6 @@ from fullstride.nets.blocks import (
     Stem,
     Style,
 )
-from fullstride.strict_json import Bounds, check_bounds, check_range
 
 # The names that JSON may use. Renaming a class changes nothing on disk; changing a key here does.
 NAMED: dict[str, Any] = {
@@ -166,12 +166,12 @@ class NetSpec:
         return replace(self, stem_width=wide(self.stem_width), stages=stages, head_width=head)
 
     def to_json(self) -> str:
-        return strict_json.to_json(self, NAMES)
+        return records.to_json(self, NAMES)
 
     @staticmethod
     def from_json(data: str | Mapping[str, Any], where: str = "network spec") -> "NetSpec":
         """Read text or parsed JSON. Raises ValueError, in one line that begins with `where`."""
-        return strict_json.from_json(NetSpec, data, where, NAMED)
+        return records.from_json(NetSpec, data, where, NAMED)
 
 
 def check_time_kernel(kernel: int, what: str) -> None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone, Masks
-from fullstride.strict_json import Bounds
 
 Size = Annotated[int, Bounds(ge=1, le=65_536)]  # in files
 

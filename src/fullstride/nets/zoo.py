@@ -8,17 +8,22 @@ from typing import Literal, NamedTuple, cast
 
 from torch import nn
 
-from fullstride.console import print_note
+from fullstride.io.console import print_note
 from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import Bundle, Metadata, build, no_head, read_spec
-from fullstride.nets.class_names import imagenet_words, read_class_names
-from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
-from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from fullstride.nets.preprocessing import (
+    BY_DEFAULT,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    LoadOptions,
+    Preprocessing,
+)
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec, released, timm_names, timm_spec
 from fullstride.nets.weights import hub
+from fullstride.tables.class_names import imagenet_words, read_class_names
 
 FRAME_STRIDE = 2  # of clips, arXiv:2103.07579 section 6.4
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fullstride.io.records import Bounds, to_json
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
-from fullstride.nets.precision import short_precision
+from fullstride.nets.efficiency import short_precision
 from fullstride.papers.lines import KINDS, REFERENCE, Contest, Kind, Line, mode
-from fullstride.strict_json import Bounds, to_json
 from fullstride.tables import speeds
 
 # A finished row is valid in environments that share these fields.

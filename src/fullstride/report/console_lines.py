@@ -4,26 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fullstride.measure.budget import conditions
-from fullstride.nets.precision import short_precision
-from fullstride.report.console_tables import interval
-from fullstride.report.format import three_digits
+from fullstride.nets.efficiency import short_precision
+from fullstride.report.console_tables import interval, three_digits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fullstride.deploy.offline.engine import Summary
-    from fullstride.latency.by_name import NamedEstimate
-    from fullstride.latency.calibration.files import FittedProfile
+    from fullstride.deploy.offline import Summary
+    from fullstride.latency.calibrate import FittedProfile
+    from fullstride.latency.devices import NamedEstimate
     from fullstride.latency.network_times import Estimate
     from fullstride.latency.profiles import Profile
     from fullstride.latency.select import Choice, Option, Selection
+    from fullstride.measure.cost import NetworkCost
     from fullstride.measure.environment import Environment
-    from fullstride.measure.memory.max_batch import Plan, Probe
-    from fullstride.measure.network_cost import NetworkCost
+    from fullstride.measure.max_batch import Plan, Probe
     from fullstride.tasks.task import Metric
-    from fullstride.train.data_bench import DataBench
-    from fullstride.train.recipe import Recipe
+    from fullstride.train.recipes.recipe import Recipe
     from fullstride.train.scoring import Evaluation
+    from fullstride.train.timing import DataBench
 
 NEAR = 5  # networks that may fit as well, in text
 CONFUSIONS = 3  # pairs of classes that are named
@@ -115,7 +114,7 @@ def probe_line(probe: "Probe") -> str:
 
 def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
     """The largest batch and what bounds it. Raises ValueError where not even one image fits."""
-    from fullstride.measure.memory.max_batch import largest
+    from fullstride.measure.max_batch import largest
 
     side = plan.trial.resolution
     batch = largest(probes, f"{model} at {side} x {side}")

@@ -8,29 +8,27 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fullstride.console import printable
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.readers.decode import OversizedImage
 from fullstride.data.transforms.crop import test_view
+from fullstride.deploy.comparison import Model, batches, readable, score_model
 from fullstride.deploy.exported import ExportedModel
-from fullstride.deploy.file_scores import Model, batches, readable, score_model
-from fullstride.deploy.open_model import open_model
-from fullstride.measure.cost.flops import cost
+from fullstride.deploy.predict import open_model
+from fullstride.io.console import printable
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement, by_network, location, read_measurements
 from fullstride.measure.timing import BUSY, spread_of_rounds
+from fullstride.measure.tracer import cost
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.precision import short_precision
+from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Entry, Prediction, most_accurate
 from fullstride.tasks import common_metric, find_task
-from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
-from fullstride.tasks.task import Metric
-from fullstride.train.run_data import matching_data
+from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
-from fullstride.train.scoring import score_bundle
+from fullstride.train.scoring import matching_data, score_bundle
 
 SHOWN = 24  # pictures with their predicted class
 

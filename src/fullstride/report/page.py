@@ -14,10 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from fullstride.outputs import PAGE
-from fullstride.report import confusion_plot, plots
-from fullstride.report.confusion_plot import heat_map
-from fullstride.report.format import (
+from fullstride.io.writing import PAGE, atomic_write
+from fullstride.report import plots
+from fullstride.report.console_tables import (
     class_cells,
     class_columns,
     count,
@@ -26,10 +25,8 @@ from fullstride.report.format import (
     three_digits,
     wilson,
 )
-from fullstride.report.plots import EpochRow, Point
-from fullstride.tasks.confusion import ClassScore, ConfusionMatrix
-from fullstride.tasks.task import Metric
-from fullstride.writing import atomic_write
+from fullstride.report.plots import EpochRow, Point, heat_map
+from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 MAX_CLASS_ROWS = 50
@@ -115,7 +112,7 @@ def render(
         curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
         confusion_plot=(
             Markup(heat_map(confusion, classes))
-            if confusion and len(classes) <= confusion_plot.MAX_CLASSES
+            if confusion and len(classes) <= plots.MAX_CLASSES
             else ""
         ),
         class_rows=worst_classes(by_class or (confusion.by_class(classes) if confusion else ())),

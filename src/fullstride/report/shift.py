@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import normalize
 
-from fullstride.console import printable
+from fullstride.io.console import printable
 from fullstride.nets.bundle import Bundle, read_metadata
 from fullstride.nets.timm_wrapper import TimmNetwork
-from fullstride.report.format import wilson
+from fullstride.report.console_tables import wilson
 from fullstride.tasks import build_head, task_of
-from fullstride.train import run_folder, score_file
+from fullstride.train import run_folder
 from fullstride.train.linear_probe import features
-from fullstride.train.score_file import SplitScores
+from fullstride.train.scoring import SplitScores, load_scores
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet, Images
@@ -41,7 +41,7 @@ def shift_lines(
     bundle = read_metadata(run / run_folder.BUNDLE)
     if not task_of(bundle).single_label or "minival" not in bundle.scores or not len(data.test):
         return []
-    splits = score_file.load(run / run_folder.SCORES).splits
+    splits = load_scores(run / run_folder.SCORES).splits
     minival, test = splits["minival"], test or splits["test"]
     low, high = wilson(minival.scores["top1"], int(minival.scores["images"]))
     _, most = wilson(test.scores["top1"], int(test.scores["images"]))

@@ -5,25 +5,25 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullstride.console import Bar, report_skipped
-from fullstride.measure.cost.flops import cost
+from fullstride.io.console import Bar, report_skipped
 from fullstride.measure.environment import Environment
+from fullstride.measure.tracer import cost
 from fullstride.nets.backbone import input_shape
 from fullstride.nets.bundle import Metadata, read_metadata
 from fullstride.report.console_lines import test_line
-from fullstride.report.format import count, three_digits
+from fullstride.report.console_tables import count, three_digits
 from fullstride.report.shift import shift_lines
 from fullstride.tasks import task_of
 from fullstride.train import run_folder
+from fullstride.train.autotune import TimedBatches, TrainingPlan
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.plan import TimedBatches, TrainingPlan
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.named import BY_IMAGES, RECIPES, default_recipe, find_recipe
+from fullstride.train.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
     from fullstride.tasks.task import Metric
-    from fullstride.train.joint_batches import TrainingBatches
+    from fullstride.train.batches import TrainingBatches
 
 MAX_CHANGES = 6  # of a named recipe, that are printed
 # Fields whose values are printed anyway.

@@ -1,11 +1,11 @@
 """How accurate and how fast are the networks by their papers? Published numbers with their sources.
 
-`networks.csv` is what `fullstride zoo` lists, computed by `measure/zoo_table.py`. `pretrained.csv`
-has the ConvNets with weights on the Hugging Face hub, by timm's own measurements and configurations
-(`benchmarks/pretrained_table.py`). `accuracy.csv` is top-1 on ImageNet-1k, `accuracy_timm.csv` that
-of timm's networks as the three papers print it, `speed.csv` the papers' speeds on a V100,
-`latency_*.csv` the times per image of 34 networks by batch size in Tables 7 to 9 of GENet,
-arXiv:2006.14090.
+`networks.csv` is what `fullstride zoo` lists, computed by `measure/zoo_table.py`.
+`pretrained.csv` has the ConvNets with weights on the Hugging Face hub, by timm's own measurements
+and configurations (`benchmarks/pretrained_table.py`). `accuracy.csv` is top-1 on ImageNet-1k,
+`accuracy_timm.csv` that of timm's networks as the three papers print it, `speed.csv` the papers'
+speeds on a V100, `latency_*.csv` the times per image of 34 networks by batch size in Tables 7 to
+9 of GENet, arXiv:2006.14090.
 """
 
 import csv

@@ -11,17 +11,17 @@ from torch import nn
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.load_options import BY_DEFAULT, LoadOptions
+from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.tasks.classify import Classify
-from fullstride.tasks.depth.task import Depth
+from fullstride.tasks.depth import Depth
 from fullstride.tasks.detect.task import Detect
-from fullstride.tasks.multilabel.task import MultiLabel
-from fullstride.tasks.retrieval.task import Retrieval
-from fullstride.tasks.segment.task import Segment
+from fullstride.tasks.multilabel import MultiLabel
+from fullstride.tasks.retrieval import Retrieval
+from fullstride.tasks.segment import Segment
 from fullstride.tasks.task import Metric, Task
-from fullstride.tasks.video.task import Video
+from fullstride.tasks.video import Video
 
 TASKS: dict[str, type[Task]] = {
     "classify": Classify,

@@ -16,21 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fullstride.console import print_note
 from fullstride.data.dataset import Images
+from fullstride.io.console import print_note
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head
+from fullstride.tasks.classify import fit_temperature
 from fullstride.tasks.task import Metric, Task
-from fullstride.tasks.temperature import fit_temperature
 from fullstride.train import run_folder
-from fullstride.train.minival_comparison import FinalNetwork, averaged, quality
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
-from fullstride.train.scoring import scoring_batches
+from fullstride.train.scoring import FinalNetwork, averaged, quality, scoring_batches
 
 MAX_IMAGES = 5_000  # of the training images, evenly chosen
 # Of the weights at the end of training, to one of the probe: in 13 trainings on 60 to 311 images

@@ -4,7 +4,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,23 +22,111 @@ from fullstride.nets.efficiency import is_compiled, is_fused
 from fullstride.nets.layers import avoid_strided_pointwise
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
-from fullstride.train.batches import check_task
+from fullstride.train.batches import check_task, mix
 from fullstride.train.compute import (
+    SINGLE_PROCESS,
+    DistributedContext,
     keep_freed_memory,
     memory_advice,
     numerics,
+    on_device,
     share_batch_statistics,
 )
-from fullstride.train.device_choices import on_device
 from fullstride.train.distill import TeacherProbabilities
-from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
-from fullstride.train.divergence import Divergence
-from fullstride.train.freezing import Freezing
-from fullstride.train.mix import mix
-from fullstride.train.optimizer import Average, build_optimizer, lr_at, momentum_at
-from fullstride.train.recipe import Recipe
-from fullstride.train.running_statistics import RunningStatistics
-from fullstride.train.training_state import load_optimizer, load_scaler, read_state
+from fullstride.train.optimizer import Average, Freezing, build_optimizer, lr_at, momentum_at
+from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.run_folder import load_optimizer, load_scaler, read_state
+
+# Does a training diverge? Finite losses that stay far above the first one.
+
+
+# A loss is high above FACTOR times the first one plus MARGIN. Healthy losses begin near that of
+# guessing, log(classes) for a classifier, and rarely double; the margin is for those that begin
+# near zero, with trained weights. Our own numbers (docs/log.md).
+FACTOR, MARGIN = 4.0, 10.0
+# High losses in a row: this share of all steps, within these bounds, so that spikes do not count.
+SHARE, FEWEST, MOST = 1 / 20, 5, 100
+
+
+@dataclass
+class Divergence:
+    """Whether the last losses of a training are high."""
+
+    total: int  # steps of the training
+    first: float | None = None  # loss of the first step
+    high: int = 0  # high losses in a row, up to the last step
+    steps: int = 0  # that have been examined
+
+    def find(self, losses: Sequence[float], start: int) -> int | None:
+        """The index of the loss by which training has diverged, or None.
+
+        Args:
+            losses: Of consecutive steps. Those that have been examined are not examined again.
+            start: Number of steps before them.
+        """
+        enough = min(MOST, max(FEWEST, round(SHARE * self.total)))
+        if self.first is None:
+            self.first = losses[0]
+        for index in range(self.steps - start, len(losses)):
+            self.high = self.high + 1 if losses[index] > FACTOR * self.first + MARGIN else 0
+            self.steps = start + index + 1
+            if self.high >= enough:
+                return index
+        return None
+
+
+# What do the running statistics of batch norm forget? The values from before training, at once.
+
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+class RunningStatistics:
+    """Gives the batches of a step the weight max(momentum, 1 / (step + 1)) in the statistics.
+
+    So the initial values have no weight after the first step, and the statistics are the mean of
+    all batches until 1 / momentum steps are done. With several forward passes in a step, `momentum`
+    is the weight of each in the long run. With `momentum` None the modules stay as they are.
+
+    The modules compute with a constant weight, as a compiler would compile one that changes anew in
+    every step; what they added is scaled after the step. Norms that are not in training mode are
+    left alone. The only state is that of the modules, so that a resumed run goes on exactly.
+    """
+
+    def __init__(self, net: nn.Module, momentum: float | None, passes: int = 1):
+        self.norms: list[BATCH_NORM] = []
+        if momentum is None:
+            return
+        self.norms = [module for module in net.modules() if isinstance(module, BATCH_NORM)]
+        for norm in self.norms:
+            norm.momentum = momentum
+        self.share = 1 - (1 - momentum) ** passes  # of a step, in the long run
+
+    @torch.no_grad()
+    def before(self, step: int) -> None:
+        """Call before the forward passes of `step`, counted from 0."""
+        self.earlier: list[Tensor] = []
+        if not self.norms or self.share * (step + 1) >= 1:
+            return
+        self.statistics = [
+            buffer
+            for norm in self.norms
+            for buffer in (norm.running_mean, norm.running_var)
+            if norm.training and buffer is not None
+        ]
+        if step == 0:
+            for buffer in self.statistics:
+                buffer.zero_()
+        self.earlier = [buffer.clone() for buffer in self.statistics]
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Call after the forward passes of `step`."""
+        if self.earlier:
+            scale = 1 / ((step + 1) * self.share)
+            for buffer, earlier in zip(self.statistics, self.earlier, strict=True):
+                buffer.copy_(torch.lerp(earlier, buffer, scale))
+
 
 CHECK_EVERY = 100  # steps between two checks of the losses, each of which waits for the device
 

@@ -2,23 +2,92 @@
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import asdict
+from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fullstride.data.dataset import DataSet
-from fullstride.nets.load_options import WeightsKind
+from fullstride.data.readers.splits import SplitRule
+from fullstride.measure.budget import deadline_s
+from fullstride.measure.environment import choose_device
+from fullstride.nets import fused_form
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import WeightsKind
+from fullstride.tasks import build_head, find_task
 from fullstride.tasks.task import Task
-from fullstride.train import linear_probe, loop, run_folder, soup
-from fullstride.train.distributed import SINGLE_PROCESS, DistributedContext
-from fullstride.train.finish import finish
-from fullstride.train.joint_batches import TrainingBatches
-from fullstride.train.plan import TrainingPlan
+from fullstride.train import averages, linear_probe, loop, run_folder
+from fullstride.train.autotune import TrainingPlan
+from fullstride.train.batches import TrainingBatches
+from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
 from fullstride.train.prepare import PreparedRun, prepare
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipes.choice import NamedRecipe
-from fullstride.train.scoring import all_skipped
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
+from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.scoring import (
+    FinalNetwork,
+    all_skipped,
+    save_scores,
+)
+from fullstride.train.timing import recipe_within
+
+# What is in a file of scores? For each split all scores, those by class, and the confusions.
+
+# How does a training run end? With the weights that are chosen, their scores, and a bundle.
+
+
+def finish(run: PreparedRun) -> None:
+    """Score the final weights on the minival and the test images, and save them as the bundle.
+
+    Scores that the log has are not computed again. The state of the task, such as a temperature, is
+    fitted on the minival before. Raises FloatingPointError if the final scores are not finite.
+    """
+    final, results = final_network(run), {}
+    if run.recipe.measures_statistics:
+        final = averages.better_statistics(run, final)
+    if run.recipe.soup:
+        final = averages.better_average(run, final)
+    if run.recipe.linear_probe:
+        final = linear_probe.with_probe(run, final)
+    try:
+        task, minival = run.calibrate(final.net)
+        if minival:
+            results["minival"] = minival.with_interval()
+        if len(run.data.test):  # data with a minival of their own may have none
+            results["test"] = run.score(final.net, run.data.test, task).with_interval()
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"{error} at the end of training: lower recipe.lr ({run.recipe.lr:g}), such as "
+            f"--lr {run.recipe.lr / 10:.2g}, or set recipe.clip_norm, with another --out"
+        ) from None
+    names = run.folder.name, run.data.name, run.data.classes
+    run.context.on_rank_zero(save_scores, run.folder / run_folder.SCORES, *names, results)
+    scores = {
+        split: result.scores | ({"skipped": result.skipped} if result.skipped else {})
+        for split, result in results.items()
+    }
+    bundle = run.bundle(final.net, scores, task, final.epochs)
+    run.context.on_rank_zero(bundle.save, run.folder / run_folder.BUNDLE)
+
+
+def final_network(run: PreparedRun) -> FinalNetwork:
+    """The average of the last epoch, or that of the best one if the recipe stops early.
+
+    It has the scores of the log. In a run that has not ended the last epoch may have none.
+    """
+    last = run_folder.load_checkpoint(run.folder)
+    assert last is not None
+    rows = run_folder.read_log(run.folder, run.metric, last["epochs"])
+    if run.recipe.early_stop_patience and (best := run_folder.best_row(rows, run.metric)):
+        path = run.folder / run_folder.BEST
+        if not path.is_dir():
+            raise ValueError(f"{path}, the best epoch's weights, is gone: train with another --out")
+        net = fused_form.unpadded(run.net, run.spec)
+        net.load_state_dict(Bundle.load(path, build_head).net.state_dict())
+        return FinalNetwork(net, run_folder.minival_scores(best))
+    run.net.load_state_dict(last["average"])
+    return FinalNetwork(run.net, run_folder.minival_scores(rows[-1]))
 
 
 def train(
@@ -87,7 +156,7 @@ def train(
         if run.recipe.frozen_statistics:
             linear_probe.begin_with_probe(run)
     run.net.to(device)
-    context.on_rank_zero(soup.check_slots, run)
+    context.on_rank_zero(averages.check_slots, run)
     try:
         if not run_folder.should_stop_early(rows, run.recipe, run.metric):
             epochs = loop.train_epochs(
@@ -174,4 +243,85 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
         best = run.bundle(epoch.average, {"minival": scores})
         run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
     if run.recipe.soup:
-        run.context.on_rank_zero(soup.save_epoch, run, rows, epoch.average, scores)
+        run.context.on_rank_zero(averages.save_epoch, run, rows, epoch.average, scores)
+
+
+# How does one call train a network? From the names of data, network and recipe to a bundle.
+
+
+def train_network(
+    data: str | Path | DataSet,
+    model: str,
+    out: str | Path,
+    *,
+    recipe: str | Recipe = "",
+    weights: str = "",
+    width: float = 1.0,
+    depth: float = 1.0,
+    task: str = "classify",
+    device: str = "auto",
+    workers: int | None = None,
+    minutes: float | None = None,
+    minival: float | None = None,
+    test: float | None = None,
+    group: str = "",
+    keep_duplicates: bool = False,
+    on_epoch: Callable[[Mapping[str, Any]], object] = lambda row: None,
+    **changes: Any,
+) -> Bundle:
+    """Train a network as the command `train` does, in this process, and return its bundle.
+
+    After a stop, the same call resumes from the last checkpoint. `train.run.train` is the
+    generator behind it, which yields the row of each epoch.
+
+    Args:
+        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        model: A name that `zoo.list()` has, or timm/NAME.
+        out: The run folder, for log, checkpoint, best weights and the bundle.
+        recipe: A recipe, or the name, run, bundle or JSON file of one; by default digits for the
+            digits, else finetune with `weights` and scratch without, whose numbers follow the
+            number of images.
+        weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
+            they are random.
+        width: Multiplier of the network's widths, see `NetSpec.scaled`.
+        depth: Multiplier of its depths.
+        task: What the network is trained for.
+        device: cpu, cuda, cuda:1, or auto: cuda where there is one.
+        workers: Processes that decode images beside this one; None: by the cores and the images, or
+            0 where a process does not begin as a fork, as it would run an unguarded script again.
+        minutes: Minutes that the whole may take: training has as many epochs as fit.
+        minival: Share of the training images for the minival, where the data have none; None: by
+            their number. 0: no minival, and the last epoch is saved.
+        test: Share of the images for the test, where the data have none; None: a tenth. 0: no test.
+        group: What images have in common that must be in one split: a column of a table, a level of
+            folders below the class (1, 2, ... or parent), or a pattern for the names.
+        keep_duplicates: Allow the same image in several splits; by default copies are in one.
+        on_epoch: Called with the row of each epoch, such as `print`.
+        **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch`
+            unless `lr` is given too.
+
+    Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
+    """
+    deadline = deadline_s(None, minutes)
+    out, kind = Path(out), find_task(task)
+    rule = SplitRule(minival, test, group, keep_duplicates)
+    if not isinstance(data, DataSet):
+        data = kind.open_data(str(data), **asdict(rule))
+    elif rule != SplitRule():
+        raise ValueError(
+            "minival, test, group and keep_duplicates are for the name of data: give them to "
+            "open_data where you give a DataSet"
+        )
+    choice = RecipeChoice(recipe, changes)
+    if workers is None and default_start_method() != "fork":
+        workers = 0
+    settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
+    settings |= dict(width=width, depth=depth, device=choose_device(device))
+    named = recipe_within(choice, deadline, out, model, data, **settings)
+    for row in train(out, model, data, named, **settings):
+        on_epoch(row)
+    return Bundle.load(out / run_folder.BUNDLE, build_head)
+
+
+def default_start_method() -> str:
+    return get_start_method(allow_none=True) or get_all_start_methods()[0]

@@ -8,22 +8,211 @@ Images stay undecoded until `decode` reads them.
 Needs the extra `hf`.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from fullstride.data.readers.arrow import Rows, library_errors, open_arrow, sizes_and_paths
-from fullstride.data.readers.decode import SUFFIXES
-from fullstride.data.readers.hugging_face_splits import (
-    STATE,
-    by_purpose,
-    files_below,
-    parquet_splits,
-    saved_splits,
-)
+from fullstride.data.readers.csv_table import SPLITS
+from fullstride.data.readers.decode import SUFFIXES, UnreadableImage
 from fullstride.data.readers.listing import Listing, Sample, quote_names, sorted_classes
-from fullstride.strict_json import read_json
+from fullstride.io.records import read_json
+from fullstride.io.writing import open_regular
+
+# Which files of a Hugging Face dataset are for training, validation and test?
+
+
+STATE = "state.json"  # of a split that `save_to_disk` wrote
+
+
+def saved_splits(folder: Path) -> dict[str, list[Path]]:
+    if (folder / STATE).is_file():
+        return {"train": [folder]}
+    return {path.name: [path] for path in sorted(folder.iterdir()) if (path / STATE).is_file()}
+
+
+def by_purpose(folder: Path, splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
+    """The splits "train", "val" and "test", in that order."""
+    if len(splits) == 1:  # whatever its name
+        return {"train": next(iter(splits.values()))}
+    names: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    for name in splits:
+        if purpose := SPLITS.get(name.lower()):
+            names[purpose].append(name)
+    for each in names.values():
+        if len(each) > 1:
+            raise ValueError(
+                f"{str(folder)!r} has the splits {quote_names(each)} for one purpose: keep one"
+            )
+    if not names["train"]:
+        raise ValueError(
+            f"{str(folder)!r} has the splits {quote_names(list(splits))}, none to train on: rename "
+            "one to train"
+        )
+    return {purpose: splits[each[0]] for purpose, each in names.items() if each}
+
+
+def parquet_splits(folder: Path) -> dict[str, list[Path]]:
+    splits: dict[str, list[Path]] = {}
+    homes: set[Path] = set()
+    for parent, names in files_below(folder):
+        for path in (parent / name for name in names if name.lower().endswith(".parquet")):
+            sharded = re.fullmatch(r"(.+)-\d{5}-of-\d{5}(-.*)?", path.stem)
+            words = (
+                [sharded[1]]
+                if sharded
+                else [w for w in re.split(r"[-_.]", path.stem) if w.lower() in SPLITS]
+            )
+            inside = not words and parent != folder and parent.name.lower() in SPLITS
+            splits.setdefault(parent.name if inside else (*words, "")[0], []).append(path)
+            homes.add(parent.parent if inside else parent)
+    if len(homes) > 1:
+        both = quote_names(sorted(str(home.relative_to(folder)) for home in homes))
+        raise ValueError(
+            f"{str(folder)!r} has parquet files in several folders, {both}: give one of these"
+        )
+    if not splits:
+        raise ValueError(
+            f"{str(folder)!r} is no folder of a Hugging Face dataset: it has neither {STATE} nor "
+            "parquet files"
+        )
+    if "" in splits and len(splits) > 1:
+        raise ValueError(
+            f"{str(splits[''][0])!r} does not say train, val or test as other files do: rename it"
+        )
+    return splits
+
+
+def files_below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Each folder and the sorted names of its files, without hidden ones."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield Path(parent), sorted(name for name in files if not name.startswith("."))
+
+
+# How is an image read from arrow files? As an undecoded row of `datasets`.
+
+
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; without it a shorter one is read silently
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Function from an image's name to its bytes, or to its file below `folder`.
+
+    Each process maps the files into memory when it reads its first row.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    column: str
+    numbers: Mapping[str, int] = field(repr=False)  # name -> row, counted through all files
+    _open: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    def __call__(self, name: str) -> bytes | Path:
+        try:
+            if not self._open:
+                self._open.append(open_arrow(self.files, self.column))
+            cell = self._open[0][self.numbers[name]][self.column]
+            data, path = cell, None
+            if isinstance(cell, dict):
+                data, path = cell.get("bytes"), cell.get("path")
+            if isinstance(data, bytes):
+                return data
+            if not path:
+                raise ValueError("its cell is empty")
+            file = (self.folder / path).resolve()
+            if not file.is_relative_to(self.folder):
+                raise ValueError("its cell is a path to a file outside of the dataset's folder")
+            if not file.is_file():
+                raise ValueError("its cell is a path to no file")
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a circular link
+            raise UnreadableImage(name, reason(error)) from error
+        return file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows, (self.folder, self.files, self.column, self.numbers)
+
+
+def open_arrow(files: tuple[str, ...], *columns: str) -> Any:
+    """A `datasets.Dataset` of arrow files, mapped into memory; images stay undecoded."""
+    from datasets import Dataset, Image, concatenate_datasets
+
+    for file in files:
+        with open_regular(Path(file)) as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - len(END)))
+            if opened.read() != END:
+                raise ValueError(f"{file} is cut short")
+    dataset = concatenate_datasets([Dataset.from_file(file) for file in files])
+    dataset = dataset.select_columns(list(columns))
+    for name, feature in dataset.features.items():
+        if isinstance(feature, Image):
+            dataset = dataset.cast_column(name, Image(decode=False))
+    return dataset
+
+
+@contextmanager
+def library_errors(path: Path) -> Iterator[None]:
+    """Without progress bars, log lines or network. Every error becomes one line of ValueError."""
+    try:
+        with _quiet_and_offline():
+            yield
+    except Exception as error:  # a dozen kinds on a broken file, some of which wrap the first
+        first: BaseException = error
+        while first.__cause__:
+            first = first.__cause__
+        raise ValueError(
+            f"cannot read {str(path)!r} ({reason(first)}): copy or save it again"
+        ) from error
+
+
+@contextmanager
+def _quiet_and_offline() -> Iterator[None]:
+    import datasets
+    from datasets import config
+    from datasets.utils import logging as log
+
+    bars, level = not datasets.are_progress_bars_disabled(), log.get_verbosity()
+    offline = config.HF_HUB_OFFLINE
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        datasets.disable_progress_bars()
+        log.set_verbosity(logging.CRITICAL)  # errors are reported once, as ValueError
+        config.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            config.HF_HUB_OFFLINE = offline
+            log.set_verbosity(level)
+            if bars:
+                datasets.enable_progress_bars()
+
+
+def sizes_and_paths(column: Any) -> list[tuple[int, str | None]]:
+    """The number of bytes of each cell of an arrow column, -1 for none, and its path."""
+    import pyarrow as pa
+    from pyarrow import compute as functions
+
+    compute: Any = functions  # generated on import, which type checkers cannot see
+    data, paths = column, [None] * len(column)
+    if pa.types.is_struct(column.type):
+        data = compute.struct_field(column, "bytes")
+        if column.type.get_field_index("path") >= 0:
+            paths = compute.struct_field(column, "path").to_pylist()
+    sizes = compute.binary_length(data).to_pylist()
+    return [(-1 if size is None else size, path) for size, path in zip(sizes, paths, strict=True)]
+
+
+def reason(error: BaseException) -> str:
+    strerror = getattr(error, "strerror", None)
+    return strerror or (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
 INFO, SPLITS_FILE = "dataset_info.json", "dataset_dict.json"

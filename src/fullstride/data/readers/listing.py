@@ -1,12 +1,70 @@
 """What does a reader return? The names, classes and sizes of images, by the splits of the data."""
 
 import hashlib
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.data.readers.objects import Objects
+from fullstride.io.writing import open_regular
+
+# Which objects are in an image, and are their boxes usable? Boxes beyond it are clipped.
+
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
+CLIPPED = 0.5  # pixels beyond the image from which on a note counts the box
+
+
+class Objects(NamedTuple):
+    """The objects of an image, a value for each; an image may have none."""
+
+    boxes: tuple[Box, ...]
+    labels: tuple[int, ...]  # class indices
+    # neither counts as missed nor as found: "difficult" of Pascal VOC, "iscrowd" of COCO
+    difficult: tuple[bool, ...]
+
+
+class BoxCheck:
+    """Clips boxes to their images, and counts those that were changed or cannot be used."""
+
+    def __init__(self) -> None:
+        self.clipped: list[str] = []
+        self.left_out: list[str] = []
+
+    def usable(self, box: Box, size: tuple[int, int], where: str) -> Box | None:
+        """`box` inside an image of `size` (width, height); None if it has no area there.
+
+        `where` names the file and the entry.
+        """
+        left, top, right, bottom = box
+        inside = (
+            min(max(left, 0.0), size[0]),
+            min(max(top, 0.0), size[1]),
+            min(max(right, 0.0), size[0]),
+            min(max(bottom, 0.0), size[1]),
+        )
+        is_finite = all(map(math.isfinite, box))
+        if not is_finite or inside[2] <= inside[0] or inside[3] <= inside[1]:
+            self.left_out.append(where)
+            return None
+        if max(abs(a - b) for a, b in zip(box, inside, strict=True)) > CLIPPED:
+            self.clipped.append(where)
+        return inside
+
+    def notes(self) -> tuple[str, ...]:
+        """A line on each kind of problem that there was."""
+        return tuple(
+            f"{len(names):,} boxes {problem}; the first is {names[0]}"
+            for names, problem in (
+                (self.clipped, "reach beyond their images and are clipped"),
+                (self.left_out, "are empty, inverted, outside or not finite and are left out"),
+            )
+            if names
+        )
+
 
 NO_LABEL = -1  # the class that an image without labels counts for where splits are taken
 
@@ -80,3 +138,124 @@ def fraction(name: str) -> float:
     """A number in [0, 1) that is a function of the name alone."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48  # 48 bits: the quotient cannot round up to 1
+
+
+# Which images are copies of each other? Those whose files have the same bytes.
+
+
+MAX_COMPARED = 250_000  # images; of more, reading a part of each file would take minutes or hours
+WHOLE_BYTES = 2**16  # files up to this size are read whole at once
+PROBE_BYTES = 2**12  # of larger ones, as many at the start, in the middle and at the end come first
+
+
+class TooManyImagesError(ValueError):
+    """More images have equal sizes than are compared."""
+
+
+def find_copies(
+    samples: Sequence[Sample], file: Callable[[str], Path | bytes]
+) -> list[tuple[str, list[Sample]]]:
+    """The hash of each content that several images have, and these, in the order of `samples`.
+
+    Only files of equal sizes are read. One that cannot be read has no copies.
+
+    Raises TooManyImagesError.
+    """
+    alike = _several(samples, lambda sample: sample.size if sample.size > 0 else None)
+    if (count := sum(len(same_size) for _, same_size in alike)) > MAX_COMPARED:
+        raise TooManyImagesError(f"{count:,} images have the size of another one")
+    whole, sets = partial(_digest, file, whole=True), []
+    for size, same_size in alike:
+        if size <= WHOLE_BYTES:
+            sets += _several(same_size, whole)
+            continue
+        for _, same_probe in _several(same_size, partial(_digest, file, whole=False)):
+            sets += _several(same_probe, whole)
+    order = {sample.name: number for number, sample in enumerate(samples)}
+    return sorted(sets, key=lambda each: order[each[1][0].name])
+
+
+def _several(
+    samples: Iterable[Sample], key: Callable[[Sample], Any]
+) -> list[tuple[Any, list[Sample]]]:
+    """Each key that two or more samples have, and these; None is no key."""
+    by_key: dict[Any, list[Sample]] = {}
+    for sample in samples:
+        if (value := key(sample)) is not None:
+            by_key.setdefault(value, []).append(sample)
+    return [(value, each) for value, each in by_key.items() if len(each) > 1]
+
+
+def _digest(file: Callable[[str], Path | bytes], sample: Sample, *, whole: bool) -> str | None:
+    """A hash of the bytes of an image, or of three blocks of them; None if they cannot be read."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        source = file(sample.name)
+        if isinstance(source, bytes):
+            digest.update(source)
+            return digest.hexdigest()
+        with open_regular(source) as opened:
+            if whole:
+                for block in iter(lambda: opened.read(2**20), b""):
+                    digest.update(block)
+            else:
+                for offset in (0, sample.size // 2, sample.size - PROBE_BYTES):
+                    digest.update(os.pread(opened.fileno(), PROBE_BYTES, offset))
+    except (OSError, ValueError):  # also UnreadableImage, which is reported when it is decoded
+        return None
+    return digest.hexdigest()
+
+
+# Which images are in several class folders? Copies of one image, which has all their labels.
+
+
+Copies = Mapping[str, tuple[str, ...]]
+
+
+def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing, Copies | None]:
+    """The images with tuples of all their labels, each once in a split, and the copies.
+
+    Images with the same bytes in several classes of a split are one image, the first of them.
+    `copies` are the names by the hash of the content, as an earlier call returned them; None: files
+    of equal sizes are compared. The result has None, and a note, where there are too many to
+    compare.
+    """
+    notes = listing.notes
+    if copies is None:
+        try:
+            copies = {
+                key: tuple(sample.name for sample in same)
+                for key, same in find_copies(listing.samples, listing.file)
+            }
+        except TooManyImagesError as error:
+            notes = (*notes, f"images in several class folders were not searched for: {error}")
+    content = {name: key for key, names in (copies or {}).items() for name in names}
+    splits: dict[str, list[Sample]] = {}
+    joined = 0
+    for split, samples in listing.splits.items():
+        labels: dict[str, set[int]] = {}
+        for sample in samples:
+            key = content.get(sample.name)
+            if key is not None:
+                labels.setdefault(key, set()).update(_labels(sample))
+        several = {key for key, each in labels.items() if len(each) > 1}
+        written: set[str] = set()
+        splits[split] = []
+        for sample in samples:
+            key = content.get(sample.name)
+            if key in several:
+                if key in written:
+                    continue
+                written.add(key)
+                target = tuple(sorted(labels[key]))
+            else:
+                target = _labels(sample)
+            splits[split].append(sample._replace(target=target))
+        joined += len(written)
+    if joined:
+        notes = (*notes, f"{joined:,} images in several classes have all their labels")
+    return replace(listing, splits=splits, notes=notes), copies
+
+
+def _labels(sample: Sample) -> tuple[int, ...]:
+    return sample.target if isinstance(sample.target, tuple) else labels_of(sample.target)

@@ -6,9 +6,17 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from fullstride.data.readers.decode import SUFFIXES, image_size
-from fullstride.data.readers.listing import Below, Listing, Sample, quote_names, sorted_classes
-from fullstride.data.readers.objects import Box, BoxCheck, Objects
-from fullstride.storage import read_regular
+from fullstride.data.readers.listing import (
+    Below,
+    Box,
+    BoxCheck,
+    Listing,
+    Objects,
+    Sample,
+    quote_names,
+    sorted_classes,
+)
+from fullstride.io.writing import read_regular
 
 IMAGES, ANNOTATIONS, LISTS = "JPEGImages", "Annotations", "ImageSets/Main"
 MAX_XML_BYTES, MAX_LIST_BYTES = 2**23, 2**28

@@ -16,18 +16,19 @@ from PIL import Image
 from torch import Tensor
 
 from fullstride.data.readers.decode import Crop, Size, image_size
-from fullstride.data.readers.objects import Objects
+from fullstride.data.readers.listing import Objects
 from fullstride.data.transforms.crop import (
     KERNELS,
     TRAINING_OVERSAMPLING,
     Augmentation,
     Source,
+    check_sides,
     in_mode,
     opened,
     pad_to,
     test_view,
+    view_geometry,
 )
-from fullstride.data.transforms.geometry import check_sides, view_geometry
 from fullstride.nets.preprocessing import Preprocessing
 
 MIN_SIDE = 1.0  # pixels of a clipped box in a training view, below which it is left out

@@ -22,10 +22,11 @@ from fullstride.data.transforms.crop import (
     RandomBox,
     in_mode,
     random_crop_box,
+    resized_size,
     test_view,
     train_view,
+    view_offset,
 )
-from fullstride.data.transforms.geometry import resized_size, view_offset
 from fullstride.nets.preprocessing import Preprocessing
 
 Starts = Literal["inclusive", "slowfast"]  # see `clip_starts`

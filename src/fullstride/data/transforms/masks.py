@@ -7,9 +7,16 @@ import numpy as np
 from PIL import Image
 
 from fullstride.data.readers.decode import Size, UnreadableImage
-from fullstride.data.readers.map_files import MapFile
-from fullstride.data.transforms.crop import KERNELS, Augmentation, in_mode, pad_to, test_view
-from fullstride.data.transforms.geometry import check_sides, view_geometry
+from fullstride.data.readers.masks import MapFile
+from fullstride.data.transforms.crop import (
+    KERNELS,
+    Augmentation,
+    check_sides,
+    in_mode,
+    pad_to,
+    test_view,
+    view_geometry,
+)
 from fullstride.nets.preprocessing import Preprocessing
 
 # What moves or replaces pixels in a way that maps do not follow.

@@ -8,16 +8,9 @@ from pathlib import Path
 import torch
 
 from fullstride.deploy.exported import ExportedModel, ExportedModule
-from fullstride.deploy.formats import (
-    onnx,
-    openvino,
-    tensorrt,
-    torch_export,
-    triton_server,
-)
+from fullstride.deploy.formats import onnx, openvino, tensorrt, torch_export, triton_server
 from fullstride.deploy.formats.base import Format
-from fullstride.outputs import Output
-from fullstride.storage import check_regular, read_regular
+from fullstride.io.writing import Output, check_regular, read_regular
 
 # ONNX Runtime (from 1.29 on, when imported) and NNCF send telemetry unless these are set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

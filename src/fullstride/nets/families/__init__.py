@@ -3,9 +3,9 @@
 from difflib import get_close_matches
 from pathlib import Path
 
+from fullstride.io.writing import looks_like_path
 from fullstride.nets.families import genet, resnet, resnet_rs, tresnet, video
 from fullstride.nets.spec import NetSpec
-from fullstride.storage import looks_like_path
 from fullstride.tables import pretrained_networks
 
 SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet.SPECS, **video.SPECS}

@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fullstride.io.records import check_range
 from fullstride.nets.blocks import DeepStem
 from fullstride.nets.fused.network import FusedNetwork, fused_layers, to_fused
 from fullstride.nets.network import Network
 from fullstride.nets.spec import MOST_CHANNELS, NetSpec, Stage
-from fullstride.strict_json import check_range
 
 # The padding of these is one. With a gain of zero the layer would not be `is_invertible`; as it
 # scales a zero it gets no gradient, whatever its value. The same holds for variances.

@@ -6,7 +6,7 @@ Weights are matched by name, never by position. A difference is one line in the 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,105 @@ from fullstride.nets import families
 from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.families import SPECS
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.weights import key_maps, tensorflow
-from fullstride.nets.weights.text import first_ten, one_line
-from fullstride.nets.weights.unwrap import unwrap
+from fullstride.nets.weights import key_maps
+from fullstride.nets.weights.reader import first_ten, one_line, unwrap
+
+# How do the weights of a network of images begin one of clips? Their kernels get frames.
+
+
+Inflation = Literal["centre", "mean"]
+
+
+def inflated(
+    state: Mapping[str, Tensor], like: Mapping[str, Tensor], how: Inflation = "centre"
+) -> dict[str, Tensor]:
+    """`state` of a network of images with the kernels of `like`, one of clips of equal names.
+
+    A kernel (C_out, C_in, k, k) becomes (C_out, C_in, t, k, k). `centre`: the middle frame has it,
+    the others are zero, so each frame is seen alone at first. `mean`: each frame has a t-th of it
+    (I3D, arXiv:1705.07750). Values whose other sizes differ stay as they are.
+
+    The network of clips then answers a clip of equal frames as the network of images answers one
+    of them, where both have the same layers: with `centre` always, with `mean` for outputs that
+    depend on no frame beyond an end of the clip, as those are zeros in both. After the average
+    over frames that is no network with a kernel of three or more, so training begins with `centre`.
+    """
+    result = dict(state)
+    for name, value in state.items():
+        shape = like[name].shape if name in like else ()
+        if len(shape) == 5 and value.ndim == 4 and value.shape == (*shape[:2], *shape[3:]):
+            frames = shape[2]
+            kernel = value[:, :, None] / (frames if how == "mean" else 1)
+            result[name] = kernel.repeat(1, 1, frames, 1, 1)
+            if how == "centre":
+                others = torch.arange(frames) != frames // 2
+                result[name][:, :, others] = 0
+    return result
+
+
+# Which variables does the TensorFlow 1 code of ResNet-RS have? By name, in PyTorch's layout.
+
+
+AVERAGE = "ExponentialMovingAverage"
+VARIABLES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
+NORM_VARIABLES = {
+    "weight": "gamma",
+    "bias": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
+# (height, width, in, out) and (in, out) -> PyTorch's order
+AXES = {4: (3, 2, 0, 1), 2: (1, 0)}
+
+
+def variable_name(parameter: str) -> str:
+    """`layer/variable` of a PyTorch parameter `path.leaf`."""
+    path, _, leaf = parameter.rpartition(".")
+    if path.endswith(".norm"):
+        return NORM_VARIABLES.get(leaf, leaf)
+    return leaf.replace("weight", "kernel")
+
+
+def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Tensor]:
+    """Network variables by `layer/variable`, in PyTorch's layout, without optimizer state.
+
+    `ema`: True selects the averaged copies, False the plain variables, None both, for their names.
+    Raises ValueError where two variables have one name, and where averages are missing.
+    """
+    plain: dict[str, Tensor] = {}
+    averages: dict[str, Tensor] = {}
+    for name, value in state.items():
+        scopes = name.removesuffix(":0").split("/")
+        group = plain
+        if scopes[-1] == AVERAGE:
+            scopes, group = scopes[:-1], averages
+        if len(scopes) < 2 or scopes[-1] not in VARIABLES:
+            continue  # the global step and the optimizer's slots
+        variable = "/".join(scopes[-2:])
+        if variable in group:
+            raise ValueError(
+                f"two variables are called {one_line(variable)}: keep those of one network"
+            )
+        axes = AXES.get(value.dim())
+        group[variable] = value.permute(axes).contiguous() if axes else value
+    if ema is None:
+        return {**plain, **averages}
+    if not ema:
+        return plain
+    if not averages:
+        raise ValueError(
+            f"the variables have no {AVERAGE} copies, and the plain batch-norm statistics of this "
+            "code are those of one batch: export the averages too, or say ema=False if the plain "
+            "variables hold them"
+        )
+    missing = [variable for variable in plain if variable not in averages]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} variables have no {AVERAGE} copy: {first_ten(missing)}: "
+            "export all of them"
+        )
+    return averages
+
 
 State = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -138,7 +234,7 @@ def normalize(state: State, ema: bool | None) -> State:
                 "a plain classifier (head.fc.weight), or replace the head by a classifier"
             )
     if any("/" in name for name in state):
-        return tensorflow.select_variables(state, ema)
+        return select_variables(state, ema)
     blur_kernel = ".op.filt"
     return {name: value for name, value in state.items() if not name.endswith(blur_kernel)}
 
@@ -241,7 +337,7 @@ def parameter_names(form: str, spec: NetSpec) -> dict[str, str]:
     for key in parameter_shapes(spec):
         path, _, leaf = key.rpartition(".")
         if form == "tf":
-            names[key] = f"{paths[path]}/{tensorflow.variable_name(key)}"
+            names[key] = f"{paths[path]}/{variable_name(key)}"
         else:
             names[key] = f"{paths[path]}.{leaf}"
     return names

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from fullstride.storage import open_regular
+from fullstride.io.writing import open_regular
 
 HEADER_LIMIT = 4 * 2**20  # bytes of a safetensors header; a tensor takes about 100
 MEMBERS_LIMIT = 100_000  # files in a zip archive; PyTorch writes one for each tensor

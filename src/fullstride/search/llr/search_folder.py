@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fullstride.latency.profiles import Profile
-from fullstride.search.llr.settings import SearchSettings
-from fullstride.search.study_folder import StudyConfig, StudyKind
+from fullstride.search.settings import SearchSettings
+from fullstride.study.folder import StudyConfig, StudyKind
 
 TRIALS = "trials"  # with a folder for each training
 PLAN = ("plan.json",)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from fullstride.csv_rows import read_rows
-from fullstride.strict_json import Bounds, check_bounds
+from fullstride.io.records import Bounds, check_bounds, read_rows
 from fullstride.tables import published, speeds
 from fullstride.tables.names import PRINTED
 

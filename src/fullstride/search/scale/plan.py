@@ -7,12 +7,11 @@ from typing import Any
 
 from fullstride.data.dataset import DataSet
 from fullstride.report.training_progress import duration
-from fullstride.search.scale.costs import PointCost
-from fullstride.search.scale.grid import ScalePoint, cross, rand_magnitude
-from fullstride.search.scale.settings import ScaleSettings
+from fullstride.search.scale.grid import PointCost, ScalePoint, cross, rand_magnitude
+from fullstride.search.settings import ScaleSettings
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.recipe import Recipe
 from fullstride.train.recipes.choice import RecipeChoice, case_of
+from fullstride.train.recipes.recipe import Recipe
 
 LEAST_PASS = 8  # images of a pass on a GPU, where the passes of a step share a batch
 

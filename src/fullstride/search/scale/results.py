@@ -10,17 +10,23 @@ import numpy as np
 import rich.table
 from markupsafe import Markup
 
-from fullstride.console import printable
-from fullstride.outputs import PAGE, PLOT, Output, begins_with, json_output
+from fullstride.io.console import printable
+from fullstride.io.records import to_json
+from fullstride.io.writing import (
+    PAGE,
+    PLOT,
+    Output,
+    atomic_write,
+    begins_with,
+    check_output,
+    json_output,
+)
 from fullstride.report import plots
 from fullstride.report.console_tables import table
 from fullstride.report.page import render_template, write
-from fullstride.report.scaling_plot import ScalingPanel, ScalingPoint, scaling_figure
-from fullstride.search.scale.analysis import AxisGain, Law, RegimeAnalysis, analyse
+from fullstride.report.scatter import ScalingPanel, ScalingPoint, scaling_figure
+from fullstride.search.scale.analysis import AxisGain, Law, NextStep, RegimeAnalysis, analyse
 from fullstride.search.scale.finished import COLUMNS, Training, write_trainings
-from fullstride.search.scale.next_steps import NextStep
-from fullstride.strict_json import to_json
-from fullstride.writing import atomic_write, check_output
 
 JSON, CSV, PICTURE, REPORT = "scale.json", "trainings.csv", "scale.png", "report.html"
 JSON_OUTPUT = json_output("the results of a scaling study", "trainings", "regimes")

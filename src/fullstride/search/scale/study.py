@@ -3,20 +3,24 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.measure.environment import choose_device
-from fullstride.measure.memory.limits import budget_bytes
-from fullstride.search.clusters.executors import find_executor
-from fullstride.search.clusters.settings import ExecutorSettings
-from fullstride.search.scale.analysis import analyse
-from fullstride.search.scale.costs import PointCost, point_costs
-from fullstride.search.scale.finished import points_of, seed_deviation
-from fullstride.search.scale.grid import ScalePoint, band, grid
-from fullstride.search.scale.next_steps import Candidate, law_of_axes
+from fullstride.measure.max_batch import budget_bytes
+from fullstride.search.block_tuning import TRAINING, train_trial
+from fullstride.search.scale.analysis import Candidate, analyse, law_of_axes
+from fullstride.search.scale.finished import (
+    TABLE_7,
+    Training,
+    points_of,
+    read_trainings,
+    seed_deviation,
+    table_7,
+)
+from fullstride.search.scale.grid import HERE, PointCost, ScalePoint, band, grid, point_costs
 from fullstride.search.scale.plan import (
     PlannedTraining,
     Regime,
@@ -28,9 +32,9 @@ from fullstride.search.scale.plan import (
     training,
 )
 from fullstride.search.scale.results import REPORT, ScaleResults, console_parts, write_results
-from fullstride.search.scale.settings import HERE, ScaleSettings
-from fullstride.search.scale.study_files import COSTS, TRIALS, read_study, trial_folder
-from fullstride.search.study_folder import (
+from fullstride.search.settings import ScaleSettings
+from fullstride.study.executors import find_executor
+from fullstride.study.folder import (
     Event,
     StudyConfig,
     StudyKind,
@@ -40,9 +44,86 @@ from fullstride.search.study_folder import (
     stage_events,
     write_stage,
 )
-from fullstride.search.trials import Executor, run_trials
-from fullstride.search.tuning.block_tuning import TRAINING, train_trial
+from fullstride.study.settings import ExecutorSettings
+from fullstride.study.trials import Executor, Failure, Trial, run_trials
 from fullstride.train.recipes.choice import RecipeChoice
+
+# Which trainings of a study are in its folder, and which failed?
+
+
+TRIALS, COSTS = "trials", "costs"
+
+
+def trial_folder(folder: Path, planned: PlannedTraining) -> Path:
+    return folder / TRIALS / planned.regime / f"{planned.point}-seed{planned.seed}"
+
+
+def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
+    """The finished trainings in the folder of a study, and why others failed, by their folder.
+
+    The error is that of the first choice, in per cent of the minival. Raises ValueError where there
+    is no study.
+    """
+    costs = saved_stage(folder, COSTS, tuple[PointCost, ...])
+    if costs is None:
+        raise ValueError(f"{folder} has no study: give a folder that `fullstride scale` wrote")
+    by_name = {cost.name: cost for cost in costs}
+    trainings: list[Training] = []
+    failures: dict[str, str] = {}
+    for regime in sorted((folder / TRIALS).glob("*")):
+        results = {
+            path.parent: TRAINING.read(Trial(folder=path.parent, result=path))
+            for path in sorted(regime.glob("*/result.json"))
+        }
+        scores = {at: each for at, each in results.items() if not isinstance(each, Failure)}
+        failed = {at: each for at, each in results.items() if isinstance(each, Failure)}
+        failures |= {f"{at.parent.name}/{at.name}": each.failure for at, each in failed.items()}
+        epochs = max((each.epochs for each in scores.values()), default=0)
+        for at, score in scores.items():
+            cost = by_name.get(at.name.rpartition("-seed")[0])
+            if cost is None:  # of a grid that was larger
+                continue
+            point, images = cost.point, len(score.correct)
+            training = Training(
+                name=point.name,
+                width=point.width,
+                depth=point.depth,
+                resolution=point.resolution,
+                epochs=epochs,
+                seed=score.seed,
+                error=100 * score.correct.count("0") / images,
+                ms=cost.ms,
+                images=images,
+                correct=score.correct,
+                regime=regime.name,
+            )
+            trainings.append(training)
+    return trainings, failures
+
+
+class Source(NamedTuple):
+    """Finished trainings."""
+
+    trainings: list[Training]
+    device: str  # where their times are from
+    by_time: bool = False  # whether they are not one network scaled
+
+
+def find_trainings(source: str) -> Source:
+    """Trainings of a folder, a CSV file or a family of Table 7. Raises ValueError for others."""
+    if source in ("resnet_rs", "efficientnet"):
+        return Source(table_7(source), TABLE_7)
+    path = Path(source)
+    if path.is_dir():
+        trainings, _ = read_study(path)
+        costs = saved_stage(path, COSTS, tuple[PointCost, ...])
+        return Source(trainings, str(path), len({cost.point.model for cost in costs}) > 1)
+    if path.suffix == ".csv":
+        return Source(read_trainings(path), path.name)
+    raise ValueError(
+        f"no trainings in {source!r}: give a folder of `fullstride scale`, a .csv file, or "
+        "resnet_rs or efficientnet"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,25 @@
-"""What may a search change? Places with choices; a structure is one choice for each place.
+"""Which networks are near a MasterNet? Its super-blocks with other depths, widths and types.
 
-Structures are rows of choice indices, so that millions of them are arrays. The numbers that a
-linear model of the accuracy sees of a choice are its features, which are zero for the MasterNet's
-own choice: their coefficients are then gains over the MasterNet.
+Source: GENet, arXiv:2006.14090, section 4. The paper leaves much open; each deviation is an
+argument of `net_space` whose default has its reason there.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+
+from fullstride.nets.blocks import Basic, Bottleneck
+from fullstride.nets.spec import NetSpec, Stage
+
+# What may a search change? Places with choices; a structure is one choice for each place.
+#
+# Structures are rows of choice indices, so that millions of them are arrays. The numbers that a
+# linear model of the accuracy sees of a choice are its features, which are zero for the MasterNet's
+# own choice: their coefficients are then gains over the MasterNet.
+
 
 MOST_LISTED = 2_000_000  # structures that `Space.all` lists
 
@@ -111,3 +120,256 @@ def distinct(structures: np.ndarray) -> np.ndarray:
     """Each row once, in the order of its first appearance."""
     _, first = np.unique(structures, axis=0, return_index=True)
     return structures[np.sort(first)]
+
+
+WIDTH_STEP = 8  # channels, for tensor cores
+KERNELS = (3, 5)
+# Class of block -> ratios of its search. XX has one; C is a plain convolution: stem and head.
+RATIOS = {"XX": (1.0,), "BL": (0.5, 0.25), "DW": (3.0, 6.0, 9.0)}
+BLOCKS = {"XX": Basic, "BL": Bottleneck, "DW": Bottleneck}
+SOURCE = "ours: a structure of a search space around a MasterNet"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What may stand at a place."""
+
+    depth: int  # blocks
+    width: int  # channels out
+    block: str  # "C", "XX", "BL" or "DW"
+    kernel: int
+    ratio: float  # channels inside a block / width
+
+
+@dataclass(frozen=True, eq=False)
+class NetSpace(Space):
+    """The networks around `master`: places are the stem, the stages, and the head if it has one."""
+
+    master: NetSpec
+    options: tuple[tuple[Choice, ...], ...]  # of each place, in the order of its choices
+
+    def choices_of(self, structure: np.ndarray) -> tuple[Choice, ...]:
+        """What stands at each place of one structure, (M,)."""
+        rows = zip(self.options, structure.tolist(), strict=True)
+        return tuple(options[index] for options, index in rows)
+
+    def spec(self, structure: np.ndarray, resolution: int | None = None) -> NetSpec:
+        """The network of one structure, (M,), by default at the MasterNet's resolution."""
+        stem, *stages = self.choices_of(structure)
+        head = stages.pop() if self.master.head_width else None
+        spec = replace(
+            self.master,
+            stem_width=stem.width,
+            stages=tuple(map(changed_stage, self.master.stages, stages)),
+            head_width=head.width if head else 0,
+            resolution=self.master.resolution if resolution is None else resolution,
+        )
+        own = replace(self.master, resolution=spec.resolution)
+        return own if spec == own else replace(spec, source=SOURCE)
+
+    def structure_of(self, spec: NetSpec) -> np.ndarray:
+        """The structure, (M,), whose network is `spec`, at any resolution.
+
+        Raises ValueError if the space has no such network.
+        """
+        row = []
+        choices = net_choices(spec)
+        for place, options, choice in zip(self.places, self.options, choices, strict=False):
+            if choice not in options:
+                raise ValueError(f"{place.name} is {choice}, which the search space does not have")
+            row.append(options.index(choice))
+        structure = np.array(row)
+        same = len(choices) == len(self.places) and (
+            replace(self.spec(structure, spec.resolution), source="") == replace(spec, source="")
+        )
+        if not same:
+            raise ValueError(
+                "the network differs from the MasterNet in more than depths, widths, kernels, "
+                "ratios and types of its super-blocks, which the search space does not have"
+            )
+        return structure
+
+    def with_kernel(self, kernel: int) -> "NetSpace":
+        """The space with `kernel` in every stage. Places, structures and features stay."""
+        options = [
+            tuple(
+                choice if choice.block == "C" else replace(choice, kernel=kernel) for choice in own
+            )
+            for own in self.options
+        ]
+        return replace(self, options=tuple(options))
+
+    def active_bounds(self, structure: np.ndarray) -> tuple[str, ...]:
+        """Names of places whose depth or width stands at the end of its range, with the end."""
+        bounds = []
+        choices = self.choices_of(structure)
+        for place, options, choice in zip(self.places, self.options, choices, strict=True):
+            for name in ("depth", "width"):
+                own = getattr(choice, name)
+                every = {getattr(other, name) for other in options}
+                if len(every) > 1 and own in (min(every), max(every)):
+                    end = "least" if own == min(every) else "most"
+                    bounds.append(f"{place.name} {name} {own} ({end})")
+        return tuple(bounds)
+
+
+def net_space(
+    master: NetSpec,
+    *,
+    depth_steps: int = 2,
+    width_range: tuple[float, float] = (0.5, 2.0),
+    most_widths: int = 24,
+    kernels: Sequence[int] = KERNELS,
+    per_block_kernels: bool = False,
+    switch_blocks: bool = False,
+    paper: bool = False,
+) -> NetSpace:
+    """The networks around `master`, a spec whose stages are XX, BL or DW blocks.
+
+    Depths are the MasterNet's up to `depth_steps` blocks more or less, at least 1. Widths are the
+    multiples of 8 within `width_range` times its own, at most `most_widths` of them in about equal
+    ratios, always with both ends and its own. Stem and head change their widths only.
+
+    - `per_block_kernels`: each stage chooses among `kernels`. The default keeps the MasterNet's;
+      the kernel is then one for the whole network and chosen outside, with `with_kernel`, as the
+      resolution is: the paper's Table 4 trains whole networks of either kernel.
+    - `switch_blocks`: a stage may change its class as well. The default is False, as all three
+      GENets have their MasterNet's classes, and each class takes trainings of its own.
+    - `paper`: a type is a class with a kernel and a ratio, chosen by each stage, and each has its
+      own slopes for the depth and for the linear width, without an intercept, as the paper prints.
+      By that form a change of type alone is worth nothing. The default has the logarithm of the
+      width, one pair of slopes for a class, and a term for each other kernel, ratio and class.
+
+    Raises ValueError for a stage of another kind.
+    """
+    low, high = width_range
+    if not 0 < low <= 1 <= high:
+        raise ValueError(f"widths of {low:g} to {high:g} times: give a range that has 1 in it")
+    if most_widths < 3 or depth_steps < 0:
+        raise ValueError(
+            f"most_widths {most_widths} and depth_steps {depth_steps}: use at least 3 and 0"
+        )
+    names = ["stem", *(f"stages.{i}" for i in range(len(master.stages)))]
+    names += ["head"] if master.head_width else []
+    places, options = [], []
+    for name, own in zip(names, net_choices(master), strict=True):
+        widths = width_choices(own.width, low, high, most_widths)
+        depths, types = [own.depth], [own]
+        if own.block != "C":
+            depths = range(max(own.depth - depth_steps, 1), own.depth + depth_steps + 1)
+            each = kernels if per_block_kernels or paper else ()
+            types = list(type_choices(own, each, RATIOS if switch_blocks else (own.block,)))
+        choices = tuple(
+            replace(kind, depth=depth, width=width)
+            for kind in types
+            for depth in depths
+            for width in widths
+        )
+        options.append(choices)
+        places.append(net_place(name, own, choices, paper))
+    return NetSpace(places=tuple(places), master=master, options=tuple(options))
+
+
+def net_choices(spec: NetSpec) -> tuple[Choice, ...]:
+    """What stands at each place of a network. Raises ValueError for blocks of another kind."""
+    stem = Choice(1, spec.stem_width, "C", 3, 1.0)
+    head = [Choice(1, spec.head_width, "C", 1, 1.0)] if spec.head_width else []
+    stages = [
+        Choice(stage.depth, stage.width, block_class(stage, i), stage.kernel, stage.ratio)
+        for i, stage in enumerate(spec.stages)
+    ]
+    return (stem, *stages, *head)
+
+
+def block_class(stage: Stage, number: int) -> str:
+    if stage.block is Basic and not stage.group_width:
+        return "XX"
+    if stage.block is Bottleneck and stage.group_width in (0, 1):
+        return "DW" if stage.group_width else "BL"
+    raise ValueError(
+        f"stage {number} has {stage.block.__name__} blocks of group_width {stage.group_width}: a "
+        "search needs Basic with 0 (XX), or Bottleneck with 0 (BL) or 1 (DW)"
+    )
+
+
+def changed_stage(stage: Stage, choice: Choice) -> Stage:
+    return replace(
+        stage,
+        block=BLOCKS[choice.block],
+        depth=choice.depth,
+        width=choice.width,
+        kernel=choice.kernel,
+        ratio=choice.ratio,
+        group_width=int(choice.block == "DW"),
+    )
+
+
+def width_choices(own: int, low: float, high: float, most: int) -> list[int]:
+    """Multiples of 8 within `low` to `high` times `own`, and `own`; at most `most`, ascending."""
+    steps = np.arange(
+        max(np.ceil(low * own / WIDTH_STEP), 1), np.floor(high * own / WIDTH_STEP) + 1
+    )
+    every = sorted({own, *(WIDTH_STEP * steps.astype(int)).tolist()})
+    if len(every) <= most:
+        return every
+    # `most` ratios that are equal, rounded to choices; the own width takes the nearest one's place.
+    log = np.log(every)
+    targets = np.linspace(log[0], log[-1], most)
+    nearest = {int(np.abs(log - target).argmin()) for target in targets}
+    if every.index(own) not in nearest:
+        inner = nearest - {0, len(every) - 1}
+        nearest.remove(min(inner, key=lambda i: abs(log[i] - np.log(own))))
+        nearest.add(every.index(own))
+    return [every[i] for i in sorted(nearest)]
+
+
+def type_choices(own: Choice, kernels: Sequence[int], blocks: Iterable[str]) -> list[Choice]:
+    """The types at a stage, the own one first; `kernels` and the ratios of each class."""
+    types = [
+        replace(own, block=block, kernel=kernel, ratio=ratio)
+        for block in blocks
+        for kernel in (own.kernel, *kernels)
+        for ratio in ((own.ratio,) if block == own.block else ()) + ratios(own, block)
+    ]
+    return list(dict.fromkeys([own, *types]))
+
+
+def ratios(own: Choice, block: str) -> tuple[float, ...]:
+    """Those of a class; blocks of the own class XX keep theirs."""
+    return () if own.block == block == "XX" else RATIOS[block]
+
+
+def net_place(name: str, own: Choice, options: tuple[Choice, ...], paper: bool) -> Place:
+    """The features of each choice. A column that is zero for all of them is left out."""
+    columns: dict[str, np.ndarray] = {}
+    depth = np.array([choice.depth - own.depth for choice in options], float)
+    width = np.array([choice.width for choice in options], float)
+    if paper:
+        for kind in dict.fromkeys((o.block, o.kernel, o.ratio) for o in options):
+            same = np.array([(o.block, o.kernel, o.ratio) == kind for o in options])
+            label = "" if kind[0] == "C" else f"{kind[0]} k{kind[1]} r{kind[2]:g} "
+            columns[f"{label}depth"] = same * depth
+            columns[f"{label}width"] = same * (width - own.width)
+    else:
+        for block in dict.fromkeys(choice.block for choice in options):
+            same = np.array([choice.block == block for choice in options])
+            label = "" if block == own.block else f"{block} "
+            if block != own.block:
+                columns[block] = same.astype(float)
+            columns[f"{label}depth"] = same * depth
+            columns[f"{label}log width"] = same * np.log(width / own.width)
+            for term in ("kernel", "ratio"):
+                values = np.array([getattr(choice, term) for choice in options])
+                base = getattr(own, term) if block == own.block else values[same][0]
+                for value in np.unique(values[same & (values != base)]):
+                    columns[f"{label}{term} {value:g}"] = (same & (values == value)).astype(float)
+    columns = {term: column for term, column in columns.items() if column.any()}
+    blocks = list(dict.fromkeys(choice.block for choice in options))
+    return Place(
+        name=name,
+        choices=len(options),
+        start=options.index(own),
+        features=np.array(list(columns.values())).reshape(len(columns), len(options)).T,
+        terms=tuple(columns),
+        classes=np.array([blocks.index(choice.block) for choice in options]),
+    )

@@ -1,0 +1,199 @@
+"""Which maps do dense tasks look at? P3 to P7 of a feature pyramid over any network."""
+
+import colorsys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from fullstride.data.readers.decode import Size
+from fullstride.data.readers.masks import IGNORED
+from fullstride.data.transforms.crop import view_geometry
+from fullstride.data.transforms.masks import nearest
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.task import full_precision
+
+FROM_NETWORK = (8, 16, 32)  # strides of the maps of a network that P3 to P5 are made of
+
+
+class Pyramid(nn.Module):
+    """The maps of a network -> P3 to P7, (N, width, H / stride, W / stride) for each of `strides`.
+
+    P6 is a 3 x 3 convolution of stride 2 on P5, and P7 one on the ReLU of P6. P6 and P7 round up.
+    Source: arXiv:1612.03144; P6 and P7 of P5 as in FCOS (arXiv:1904.01355).
+
+    Args:
+        channels: Of the maps of the network.
+        strides: Of the maps of the network. Those of 8, 16 and 32 are used.
+        width: Channels of each level.
+        norm: The layer after the convolutions of a level, of its channels, such as
+            `nn.BatchNorm2d`; P6 is made of P5 before it, and P7 of P6. None: no layer.
+    """
+
+    strides = (*FROM_NETWORK, 64, 128)
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        *,
+        width: int = 256,
+        norm: Callable[[int], nn.Module] | None = None,
+    ):
+        from torchvision.ops import FeaturePyramidNetwork  # takes seconds to import
+        from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+        super().__init__()
+        if missing := [stride for stride in FROM_NETWORK if stride not in strides]:
+            raise ValueError(
+                f"the network has maps of strides {', '.join(map(str, strides))}, none of "
+                f"{missing[0]}: choose one with maps of 8, 16 and 32"
+            )
+        self.used = tuple(list(strides).index(stride) for stride in FROM_NETWORK)
+        self.out_channels = width
+        extra = LastLevelP6P7(width, width)  # of P5: other first numbers mean the network's map
+        self.levels = FeaturePyramidNetwork([channels[i] for i in self.used], width, extra)
+        self.norms = nn.ModuleList(
+            norm(width) if norm else nn.Identity() for _ in range(len(self.strides))
+        )
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        levels = self.levels(OrderedDict((str(i), maps[i]) for i in self.used))
+        return [norm(level) for norm, level in zip(self.norms, levels.values(), strict=True)]
+
+
+# How do maps of a network become a value for each pixel? P3 to P7, summed at stride 4.
+
+
+FINEST = 4  # stride of the grid that the levels are summed on
+CONVOLUTIONS = 3
+
+
+class PixelHead(nn.Module):
+    """The maps of a network -> (N, outputs, H, W), for the H x W pixels of the network's input.
+
+    Every level of the pyramid, whose convolutions a batch norm follows, is resized bilinearly to
+    the grid of stride 4. Their sum goes through three 3 x 3 convolutions, each with batch norm and
+    ReLU, and a 1 x 1 convolution. In training that is the result, (N, outputs, H / 4, W / 4); in
+    evaluation it is resized bilinearly to the input in float32, and `finish` applied to it.
+
+    Source: the segmentation of arXiv:2006.06882, which arXiv:2103.07579 uses; numbers that the
+    papers do not state are those of its code.
+
+    Args:
+        channels: Of the maps of the network.
+        strides: Of the maps of the network; 8, 16 and 32 are needed.
+        outputs: Values of a pixel.
+        width: Channels of the pyramid and of the convolutions.
+        finish: What is applied to the result in evaluation.
+        start: The result of training begins near it.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        outputs: int,
+        *,
+        width: int = 256,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        start: float = 0.0,
+    ):
+        super().__init__()
+        self.stride, self.finish = strides[0], finish
+        self.pyramid = Pyramid(channels, strides, width=width, norm=nn.BatchNorm2d)
+        self.convolutions = nn.Sequential(*(_convolution(width) for _ in range(CONVOLUTIONS)))
+        self.output = nn.Conv2d(width, outputs, 1)
+        nn.init.normal_(self.output.weight, std=0.01)
+        assert self.output.bias is not None
+        nn.init.constant_(self.output.bias, start)
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        height, width = (side * self.stride for side in maps[0].shape[-2:])
+        grid = (height // FINEST, width // FINEST)
+        first, *others = self.pyramid(maps)
+        total = resize(first, grid)
+        for level in others:
+            total = total + resize(level, grid)
+        values = self.output(self.convolutions(total))
+        if self.training:
+            return values
+        values = resize(full_precision(values), (height, width))
+        return values if self.finish is None else self.finish(values)
+
+
+def _convolution(width: int) -> nn.Sequential:
+    convolution = nn.Conv2d(width, width, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU())
+
+
+def resize(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """(N, C, h, w) -> (N, C, *size), bilinearly; corners of pixels stay corners."""
+    return F.interpolate(values, size, mode="bilinear", align_corners=False)
+
+
+# What is done with a value for each pixel? Maps are stacked, and put back on their picture.
+
+
+def stacked(maps: list[Any]) -> Tensor:
+    """Arrays (H, W) of N images -> (N, H, W); N may be 0."""
+    return torch.from_numpy(np.stack(maps)) if maps else torch.empty(0)
+
+
+def on_picture(values: np.ndarray, size: Size, pre: Preprocessing, outside: float) -> np.ndarray:
+    """The map of a view, (side, side), on the pixels of its picture: the nearest values, (h, w).
+
+    `outside` is the value of pixels that the view does not show.
+    """
+    geometry = view_geometry(size, pre)
+    columns = (np.arange(size[0]) + 0.5) * geometry.scale_x - geometry.left
+    rows = (np.arange(size[1]) + 0.5) * geometry.scale_y - geometry.top
+    return nearest(values, rows, columns, outside)
+
+
+# How is a value for each pixel shown to people? Colours of classes, and of depths.
+
+
+OPACITY = 0.6  # of colours over a picture
+GOLDEN = 0.618034  # of the circle of hues, by which each class differs from the one before
+# Depths from near to far: light yellow, orange, violet, dark blue.
+NEAR_TO_FAR = np.array([(252, 253, 191), (251, 135, 97), (146, 43, 129), (20, 14, 54)])
+
+
+def class_colours() -> np.ndarray:
+    """A colour for each class, uint8 (256, 3): black for class 0, white for `IGNORED`."""
+    hues = ((k * GOLDEN % 1, 0.9 if k % 2 else 0.6, 0.9) for k in range(IGNORED + 1))
+    colours = np.array([[round(255 * x) for x in colorsys.hsv_to_rgb(*hue)] for hue in hues])
+    colours[0], colours[IGNORED] = 0, 255
+    return colours.astype(np.uint8)
+
+
+def class_picture(classes: np.ndarray) -> Image.Image:
+    """Classes, uint8 (H, W), as an image with a palette: its values are the classes."""
+    image = Image.fromarray(classes)
+    image.putpalette(class_colours().tobytes())
+    return image
+
+
+def over_picture(picture: Image.Image, colours: np.ndarray) -> Image.Image:
+    """`picture` with colours, uint8 (H, W, 3), over it."""
+    return Image.blend(picture.convert("RGB"), Image.fromarray(colours), OPACITY)
+
+
+def depth_colours(metres: np.ndarray) -> np.ndarray:
+    """Metres (H, W), 0 where there are none -> uint8 (H, W, 3), from the nearest to the farthest.
+
+    Equal ratios of depths are equal steps of colours. Pixels without a depth are black.
+    """
+    shown = metres > 0
+    logs = np.log(np.where(shown, metres, 1.0))
+    least, most = (logs[shown].min(), logs[shown].max()) if shown.any() else (0.0, 0.0)
+    places = (logs - least) / max(most - least, 1e-6) * (len(NEAR_TO_FAR) - 1)
+    channels = [np.interp(places, range(len(NEAR_TO_FAR)), column) for column in NEAR_TO_FAR.T]
+    return np.where(shown[..., None], np.stack(channels, -1), 0).astype(np.uint8)

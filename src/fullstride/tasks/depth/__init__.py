@@ -1,0 +1,298 @@
+"""How far is what each pixel shows? The task of depth, in metres."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from fullstride.data.dataset import DataSet, Images
+from fullstride.data.readers.decode import Size
+from fullstride.data.readers.masks import MILLIMETRES, UnreadableImage
+from fullstride.data.targets import open_depths
+from fullstride.data.transforms.crop import Augmentation, check_decoder
+from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
+from fullstride.io.records import Bounds
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.preprocessing import Fit, Preprocessing
+from fullstride.tasks.dense import PixelHead, depth_colours, on_picture, resize, stacked
+from fullstride.tasks.task import Metric, Task, full_precision, mean_over_processes
+
+# What is the depth of a pixel without looking at the picture? That of training, and of its row.
+
+
+MAPS = 500  # at most, that the priors are the medians of
+SAMPLES = 64  # rows and columns of a map that are read off
+
+
+class Priors(NamedTuple):
+    """Medians of the depths of training maps, in metres."""
+
+    constant: float  # of all pixels
+    rows: tuple[float, ...]  # of each of `SAMPLES` rows, from top to bottom
+
+
+def fit_priors(images: Images, max_depth: float = 0.0) -> Priors:
+    """The medians of at most `MAPS` of the images' maps, which are at equal distances in the list.
+
+    Depths above `max_depth` are left out, if that is not 0; so are maps that cannot be read. A row
+    without depth has the median of all. Raises ValueError where there is no depth at all.
+    """
+    number = min(len(images), MAPS)
+    samples = []
+    for index in range(number):
+        try:
+            metres = images.targets[index * len(images) // number].read()
+        except UnreadableImage:
+            continue
+        rows, columns = (
+            ((np.arange(SAMPLES) + 0.5) * side / SAMPLES).astype(int) for side in metres.shape
+        )
+        samples.append(metres[rows][:, columns])
+    depths = np.stack(samples, 1) if samples else np.zeros((SAMPLES, 0, SAMPLES), np.float32)
+    valid = is_valid(depths, max_depth)
+    if not valid.any():
+        raise ValueError("no training image has a depth: give maps with metres above 0")
+    constant = float(np.median(depths[valid]))
+    by_row = zip(depths, valid, strict=True)
+    rows = (float(np.median(each[has])) if has.any() else constant for each, has in by_row)
+    return Priors(constant, tuple(rows))
+
+
+def is_valid(metres: np.ndarray, max_depth: float) -> np.ndarray:
+    return (metres > 0) & ((metres <= max_depth) if max_depth else True)
+
+
+def row_numbers(inside_h: np.ndarray, rows: int) -> np.ndarray:
+    """For each of H rows of a view the number of its prior, of so many from top to bottom.
+
+    `inside_h` says which rows show the picture, its first one to its last one.
+    """
+    shown = np.flatnonzero(inside_h)
+    first, count = (int(shown[0]), len(shown)) if len(shown) else (0, 1)
+    shares = (np.arange(len(inside_h)) - first + 0.5) / count
+    return np.clip((shares * rows).astype(int), 0, rows - 1)
+
+
+# How good are predicted depths? Shares of pixels within a ratio, and errors, beside the priors.
+#
+# Letters: N images, H x W pixels. delta1, delta2 and delta3 are percentages of the valid pixels of
+# all images whose predicted and true depth, the larger by the smaller, are below 1.25, 1.25 squared
+# and cubed.
+
+
+RATIO = 1.25
+SUMS = ("pixels", "delta1", "delta2", "delta3", "mae", "rmse", "loss")
+PRIORS = ("constant", "rows")
+
+
+class DepthScore:
+    """Scores of depths over the valid pixels of all images, at the size of the view.
+
+    With `constant` and `rows`, the priors of the training, `delta1_constant` and `delta1_rows` are
+    the scores of predicting these.
+
+    Args:
+        constant: In metres; 0: no prior.
+        rows: In metres, from the top of the picture to its bottom.
+        max_depth: In metres; true depths above are not valid. 0: all are.
+    """
+
+    def __init__(
+        self, constant: float = 0.0, rows: Sequence[float] = (), max_depth: float = 0.0
+    ) -> None:
+        self.constant, self.max_depth = constant, max_depth
+        self.rows = torch.tensor(tuple(rows), dtype=torch.float32)
+        self.sums: dict[str, float] = dict.fromkeys((*SUMS, *PRIORS), 0.0)
+
+    def update(self, metres_n1hw: Tensor, targets_nhw: Tensor) -> None:
+        predicted = full_precision(metres_n1hw)[:, 0]
+        valid = valid_pixels(targets_nhw, self.max_depth)
+        depth, true = predicted[valid].double(), targets_nhw[valid].double()
+        error = (depth - true).abs()
+        self.sums["pixels"] += len(true)
+        for power in (1, 2, 3):
+            self.sums[f"delta{power}"] += within(depth, true, RATIO**power)
+        self.sums["mae"] += error.sum().item()
+        self.sums["rmse"] += error.square().sum().item()
+        self.sums["loss"] += (depth.log() - true.log()).abs().sum().item()
+        if self.constant:
+            constant = torch.full_like(true, self.constant)
+            self.sums["constant"] += within(constant, true, RATIO)
+            self.sums["rows"] += within(self._by_row(targets_nhw)[valid].double(), true, RATIO)
+
+    def _by_row(self, targets_nhw: Tensor) -> Tensor:
+        """The prior of each pixel by its row of the picture, (N, H, W)."""
+        inside_nh = (targets_nhw >= 0).any(2).cpu().numpy()
+        numbers = np.stack([row_numbers(inside_h, len(self.rows)) for inside_h in inside_nh])
+        prior_nh = self.rows[torch.from_numpy(numbers)].to(targets_nhw.device)
+        return prior_nh[:, :, None].expand(targets_nhw.shape)
+
+    def merge(self, other: "DepthScore") -> None:
+        self.sums = {name: value + other.sums[name] for name, value in self.sums.items()}
+
+    def compute(self) -> dict[str, float]:
+        sums, pixels = self.sums, self.sums["pixels"]
+        if not pixels:
+            raise ValueError("none of the images to score on has a valid depth: give others")
+        priors = {f"delta1_{name}": 100 * sums[name] / pixels for name in PRIORS}
+        return {
+            **{name: 100 * sums[name] / pixels for name in ("delta1", "delta2", "delta3")},
+            **(priors if self.constant else {}),
+            "mae": sums["mae"] / pixels,
+            "rmse": (sums["rmse"] / pixels) ** 0.5,
+            "loss": sums["loss"] / pixels,
+        }
+
+
+def within(depth: Tensor, true: Tensor, ratio: float) -> int:
+    """The number of pixels whose depths, the larger by the smaller, are below `ratio`."""
+    return int((torch.maximum(depth / true, true / depth) < ratio).sum())
+
+
+def valid_pixels(targets: Tensor, max_depth: float) -> Tensor:
+    """Which true depths count: those above 0 and up to `max_depth`, if that is not 0."""
+    valid = targets > 0
+    return valid & (targets <= max_depth) if max_depth else valid
+
+
+OUTSIDE = -1.0  # of a target: pixels of the view that are not of the picture; 0: no valid depth
+MAX_MILLIMETRES = 65535  # of an image of 16 bits
+SAME, SAME_RATIO = 0.99, 1.01  # share of pixels within that ratio, for predictions that are equal
+
+Metres = Annotated[float, Bounds(ge=0)]
+
+
+@dataclass(frozen=True)
+class DepthMap:
+    """The depth of each pixel of an image."""
+
+    min_m: float
+    median_m: float
+    max_m: float
+    map: np.ndarray = field(repr=False, compare=False)  # float32 (H, W), metres; 0: not known
+
+    @classmethod
+    def of(cls, metres: np.ndarray) -> "DepthMap":
+        values = metres[metres > 0]
+        return cls(float(values.min()), float(np.median(values)), float(values.max()), metres)
+
+    def __str__(self) -> str:
+        return f"{self.min_m:.2f} to {self.max_m:.2f} m, median {self.median_m:.2f} m"
+
+
+@dataclass(frozen=True)
+class Depth(Task):
+    """Mean absolute error of the logarithm of depths; compared by delta1 in percent.
+
+    The network's output is the logarithm in training, and its exponential in evaluation, so that
+    depths are positive and ratios count, as in the score. The paper does not state its loss. Pixels
+    without a valid depth are left out; the loss is the mean over the others of the batch, in all
+    processes. A picture that is enlarged by a factor in training has depths divided by it, as in
+    arXiv:1406.2283.
+
+    `constant` and `rows` are the priors that each score is beside, see `tasks.depth.priors`.
+    Training begins with the constant.
+    """
+
+    head_width: Annotated[int, Bounds(ge=1)] = 256  # channels of the pyramid and the convolutions
+    jitter: tuple[float, float] = (1.0, 1.0)  # of the scale in training, see `MaskTrainView`
+    max_depth: Metres = 0.0  # true depths above it are not valid; 0: all are
+    constant: Metres = 0.0  # median of the training depths; 0: not known
+    rows: tuple[Metres, ...] = ()  # median of each row of training pictures, from the top
+
+    name: ClassVar[str] = "depth"
+    metric: ClassVar[Metric] = Metric("delta1", "delta1", "%")
+    other_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("delta2", "delta2", "%"),
+        Metric("delta3", "delta3", "%"),
+        Metric("mae", "mean absolute error", "m", higher_is_better=False),
+        Metric("rmse", "RMSE", "m", higher_is_better=False),
+        Metric("loss", "loss", higher_is_better=False),
+    )
+    recipe_fields: ClassVar[frozenset[str]] = frozenset({"jitter", "head_width", "max_depth"})
+    default_recipe: ClassVar[str] = "dense"
+    state_fields: ClassVar[tuple[str, ...]] = ("head_width", "max_depth", "constant", "rows")
+    output_names: ClassVar[tuple[str, str]] = ("metres", "metres")
+    view_fit: ClassVar[Fit | None] = "pad"
+    scoring_batch: ClassVar[int] = 16
+
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        return open_depths(where, **how)
+
+    def for_data(self, data: DataSet) -> Self:
+        priors = fit_priors(data.train, self.max_depth)
+        return replace(self, constant=priors.constant, rows=priors.rows)
+
+    def train_view(
+        self,
+        pre: Preprocessing,
+        augmentation: Augmentation,
+        decoder: Literal["pillow", "opencv"] = "pillow",
+        sides: tuple[int, ...] = (),
+    ) -> MaskTrainView:
+        check_decoder(decoder)
+        return MaskTrainView(pre, augmentation, self.jitter, sides, outside=OUTSIDE, divides=True)
+
+    def test_view(self, pre: Preprocessing) -> MaskTestView:
+        return MaskTestView(pre, outside=OUTSIDE)
+
+    def collate(self, targets: list[Any]) -> Tensor:
+        """Metres (H, W) of N images -> float32 (N, H, W)."""
+        return stacked(targets)
+
+    def head(self, net: Backbone) -> PixelHead:
+        width, start = self.head_width, math.log(self.constant or 1.0)
+        return PixelHead(net.channels, net.strides, 1, width=width, finish=torch.exp, start=start)
+
+    def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
+        """`outputs`: log of metres (N, 1, h, w), resized to the targets. `targets`: (N, H, W)."""
+        log_depth = resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))[:, 0]
+        valid = valid_pixels(targets, self.max_depth)
+        true = torch.where(valid, targets, 1.0).log()
+        error = F.l1_loss(log_depth, true, reduction="none").where(valid, 0.0)
+        pixels = mean_over_processes(valid.sum().to(error.dtype))
+        return error.sum() / pixels.clamp_min(1)
+
+    def score(self) -> DepthScore:
+        return DepthScore(self.constant, self.rows, self.max_depth)
+
+    def baseline_note(self, scores: Mapping[str, float]) -> str:
+        if "delta1_constant" not in scores:
+            return ""
+        return (
+            "without looking at the images, the median of the training depths has delta1 "
+            f"{scores['delta1_constant']:.2f} %, and that of each row {scores['delta1_rows']:.2f} %"
+        )
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """Whether nearly all depths are within a hundredth."""
+        ratio = torch.maximum(outputs / expected, expected / outputs)
+        return (ratio < SAME_RATIO).flatten(1).to(torch.float32).mean(1) >= SAME
+
+    def decode(
+        self, outputs: Tensor, classes: Sequence[str], top: int
+    ) -> list[tuple[DepthMap, ...]]:
+        return [(DepthMap.of(metres.numpy()),) for metres in outputs[:, 0]]
+
+    def place(
+        self, guesses: tuple[DepthMap, ...], size: Size, pre: Preprocessing
+    ) -> tuple[DepthMap, ...]:
+        """The depths of the pixels of the picture, without the view's padding."""
+        return (DepthMap.of(on_picture(guesses[0].map, size, pre, 0)),)
+
+    def draw(
+        self, picture: Image.Image, guesses: tuple[DepthMap, ...], classes: Sequence[str]
+    ) -> Image.Image:
+        """The depths as colours, from light for near to dark for far."""
+        return Image.fromarray(depth_colours(guesses[0].map))
+
+    def maps(self, guesses: tuple[DepthMap, ...]) -> Image.Image:
+        """The depths in millimetres, as an image of 16 bits: 0 where they are not known."""
+        millimetres = np.rint(MILLIMETRES * guesses[0].map).clip(0, MAX_MILLIMETRES)
+        return Image.fromarray(millimetres.astype(np.uint16))

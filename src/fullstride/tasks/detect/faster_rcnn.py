@@ -21,10 +21,8 @@ from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, roi_align
 from torchvision.ops.poolers import LevelMapper
 
 from fullstride.nets.backbone import Backbone, Masks
-from fullstride.tasks.detect.atss import ANCHOR, locations
-from fullstride.tasks.detect.fcos import rows
-from fullstride.tasks.detect.nms import detections, suppress, top
-from fullstride.tasks.pyramid import Pyramid
+from fullstride.tasks.dense import Pyramid
+from fullstride.tasks.detect.fcos import ANCHOR, detections, locations, rows, suppress, top
 from fullstride.tasks.task import full_precision
 
 RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors of a location

@@ -5,16 +5,168 @@ strides with a learnable scale for each level, group norm in both towers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import box_iou, generalized_box_iou_loss, sigmoid_focal_loss
 
-from fullstride.tasks.detect.atss import locations
-from fullstride.tasks.detect.nms import detections, top
-from fullstride.tasks.pyramid import Pyramid
-from fullstride.tasks.task import full_precision
+from fullstride.tasks.dense import Pyramid
+from fullstride.tasks.task import full_precision, mean_over_processes
+
+# Which location learns which object? Adaptive training sample selection.
+#
+# Source: ATSS, arXiv:1912.02424. Letters: N images, M objects of the image that has most, A
+# locations of all levels, k candidates of a level.
+
+
+CANDIDATES = 9  # k
+ANCHOR = 8  # side of a location's square / its stride
+INSIDE = 0.01  # pixels that the centre of a location is away from the sides of an object, or more
+
+
+def locations(sizes: Sequence[tuple[int, int]], strides: Sequence[int], like: Tensor) -> Tensor:
+    """(A, 2): x, y of the centres of all cells of maps of `sizes` (H, W), in pixels of the input.
+
+    Level by level, in rows: as the maps, flattened.
+    """
+    levels = []
+    for (h, w), stride in zip(sizes, strides, strict=True):
+        x, y = (
+            (torch.arange(count, dtype=torch.float32, device=like.device) + 0.5) * stride
+            for count in (w, h)
+        )
+        levels.append(torch.stack((x.expand(h, w), y[:, None].expand(h, w)), -1).reshape(-1, 2))
+    return torch.cat(levels)
+
+
+@torch.no_grad()
+def assign(
+    points_a2: Tensor,
+    level_sizes: Sequence[int],
+    strides: Sequence[int],
+    boxes_nm4: Tensor,
+    is_object_nm: Tensor,
+) -> Tensor:
+    """(N, A): the index of the object that each location learns, or -1 for background.
+
+    A location has a square anchor with a side of 8 strides. The candidates of an object are the 9
+    locations of each level that are nearest to its centre, of equal distances those that come
+    first. Those are positive whose anchor's IoU with the object is not below the mean plus the
+    standard deviation (unbiased) over its candidates, and whose centre is inside the object. Of
+    several objects, a location learns that of the highest IoU, of equal ones the first.
+
+    Args:
+        points_a2: The `locations`, in float32.
+        level_sizes: The number of locations of each level.
+        strides: Of each level.
+        boxes_nm4: x1, y1, x2, y2 in pixels; M is 1 or more.
+        is_object_nm: False for rows that only fill up images with fewer objects.
+    """
+    boxes = boxes_nm4.float()
+    centres_nm2 = (boxes[..., :2] + boxes[..., 2:]) / 2
+    candidates, first = [], 0
+    for count in level_sizes:
+        offsets = centres_nm2[:, :, None] - points_a2[first : first + count]
+        order = offsets.square().sum(-1).argsort(dim=-1, stable=True)
+        candidates.append(first + order[..., :CANDIDATES])
+        first += count
+    candidate_nmc = torch.cat(candidates, -1)
+    halves = [ANCHOR / 2 * stride for stride in strides]
+    half_a1 = torch.cat(
+        [points_a2.new_full((n, 1), half) for n, half in zip(level_sizes, halves, strict=True)]
+    )
+    anchors_a4 = torch.cat((points_a2 - half_a1, points_a2 + half_a1), 1)
+    iou_nma = box_iou(boxes.flatten(0, 1), anchors_a4).unflatten(0, boxes.shape[:2])
+    iou_nmc = iou_nma.gather(-1, candidate_nmc)
+    threshold_nm1 = iou_nmc.mean(-1, keepdim=True) + iou_nmc.std(-1, keepdim=True)
+    near_nmc2 = points_a2[candidate_nmc]
+    margins = torch.cat((near_nmc2 - boxes[:, :, None, :2], boxes[:, :, None, 2:] - near_nmc2), -1)
+    positive_nmc = (iou_nmc >= threshold_nm1) & (margins.amin(-1) > INSIDE)
+    positive_nmc &= is_object_nm[..., None]
+    claimed_nma = torch.full_like(iou_nma, -1.0)
+    claimed_nma.scatter_(-1, candidate_nmc, torch.where(positive_nmc, iou_nmc, -1.0))
+    best_na, object_na = claimed_nma.max(1)
+    return torch.where(best_na >= 0, object_na, -1)
+
+
+# Which of many overlapping boxes remain? Non-maximum suppression with shapes that are fixed.
+#
+# Letters: N images, A boxes, C candidates among them, D detections. One code for PyTorch and for
+# exported files: there is no loop over images, and no shape depends on data.
+
+
+COLUMNS = 6  # of a detection: x1, y1, x2, y2, score, class
+NO_CLASS = -1  # of rows without a detection
+
+
+def top(scores_na: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """The `limit` highest scores, or all of fewer, and their indices: both (N, C), falling."""
+    return scores_na.topk(torch.sym_min(limit, scores_na.shape[1]), dim=1)
+
+
+def suppress(
+    boxes_nc4: Tensor, labels_nc: Tensor, scores_nc: Tensor, *, iou: float, rounds: int = 32
+) -> Tensor:
+    """(N, C) of bool: which candidates remain. They are sorted by falling score.
+
+    A candidate remains if its score is above 0 and no remaining one of the same class before it
+    overlaps by more than `iou`. In each round all are decided by the results of the round before,
+    so that the first r candidates of any chain are right after r rounds.
+    """
+    count = boxes_nc4.shape[1]
+    order = torch.arange(count, device=boxes_nc4.device)
+    conflicts = (overlaps(boxes_nc4) > iou) & (labels_nc[:, :, None] == labels_nc[:, None])
+    conflicts = (conflicts & (order[:, None] < order)).to(scores_nc.dtype)
+    present = scores_nc > 0
+    remain = present
+    for _ in range(rounds):
+        suppressing = remain.to(scores_nc.dtype)[:, None] @ conflicts
+        remain = present & (suppressing[:, 0] == 0)
+    return remain
+
+
+def overlaps(boxes_nc4: Tensor) -> Tensor:
+    """(N, C, C): the IoU of all pairs of boxes of an image; 0 of empty ones."""
+    low, high = boxes_nc4[..., :2], boxes_nc4[..., 2:]
+    areas = (high - low).clamp(min=0).prod(-1)
+    both = torch.minimum(high[:, :, None], high[:, None]) - torch.maximum(
+        low[:, :, None], low[:, None]
+    )
+    inter = both.clamp(min=0).prod(-1)
+    union = areas[:, :, None] + areas[:, None] - inter
+    return inter / union.clamp(min=1e-9)
+
+
+def detections(
+    boxes_na4: Tensor,
+    labels_na: Tensor,
+    scores_na: Tensor,
+    *,
+    iou: float,
+    candidates: int = 1000,
+    limit: int = 100,
+) -> Tensor:
+    """(N, `limit`, 6): x1, y1, x2, y2, score and class, sorted by falling score.
+
+    Of each image the `candidates` boxes of the highest scores are compared; those with score 0 are
+    no candidates. Rows without a detection are 0, with class -1.
+    """
+    scores_nc, index_nc = top(scores_na, candidates)
+    boxes_nc4 = boxes_na4.gather(1, index_nc[..., None].expand(-1, -1, 4))
+    labels_nc = labels_na.gather(1, index_nc)
+    remain_nc = suppress(boxes_nc4, labels_nc, scores_nc, iou=iou)
+    scores_nd, index_nd = top(torch.where(remain_nc, scores_nc, 0.0), limit)
+    boxes_nd4 = boxes_nc4.gather(1, index_nd[..., None].expand(-1, -1, 4))
+    labels_nd = labels_nc.gather(1, index_nd).to(scores_nd.dtype)
+    rows = torch.cat((boxes_nd4, scores_nd[..., None], labels_nd[..., None] - NO_CLASS), -1)
+    rows = torch.where(scores_nd[..., None] > 0, rows, 0.0)
+    # `limit` rows are added, and as many as there are too many are taken away
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, limit))[:, :limit]
+    return rows + rows.new_tensor([0.0] * (COLUMNS - 1) + [NO_CLASS])
+
 
 GROUPS, GROUP_CHANNELS = 32, 8  # of group norm: so many groups, or fewer of so many channels
 PRIOR = 0.01  # probability of every class before training (arXiv:1708.02002)
@@ -161,3 +313,68 @@ def normal_weights(module: nn.Module) -> None:
             nn.init.normal_(part.weight, std=0.01)
             assert part.bias is not None
             nn.init.zeros_(part.bias)
+
+
+# What does a detector minimise? Focal loss of classes, GIoU of boxes, and that of centre-ness.
+#
+# Source: ATSS, arXiv:1912.02424, and FCOS, arXiv:1904.01355. Letters: N images, M objects of the
+# image that has most, A locations.
+
+
+Objects = Mapping[str, Tensor]  # boxes (n, 4) in pixels, labels (n,) and difficult (n,) of an image
+
+
+def detection_loss(
+    predictions: Predictions, targets: Sequence[Objects], *, box_weight: float = 2.0
+) -> Tensor:
+    """The sum of three losses, each of them finite for images without objects too.
+
+    Classes: focal loss (0.25, 2) over all locations / positives. Boxes: GIoU weighted by the
+    centre-ness target / the sum of these, times `box_weight`. Centre-ness: binary cross-entropy /
+    positives. Both divisors are means over all processes. Difficult objects, and crowds, are not
+    learned: their locations are background.
+    """
+    boxes_nm4, labels_nm, is_object_nm = padded(targets, predictions.points_a2)
+    points, sizes = predictions.points_a2, predictions.level_sizes
+    object_na = assign(points, sizes, Pyramid.strides, boxes_nm4, is_object_nm)
+    positive_na = object_na >= 0
+    index_na = object_na.clamp(min=0)
+    logits_nak = predictions.classes_nak
+    wanted_nak = torch.zeros_like(logits_nak)
+    label_na1 = labels_nm.gather(1, index_na)[..., None]
+    wanted_nak.scatter_(2, label_na1, positive_na[..., None].to(wanted_nak.dtype))
+    classes = sigmoid_focal_loss(logits_nak, wanted_nak, alpha=0.25, gamma=2, reduction="sum")
+
+    boxes_na4 = boxes_nm4.gather(1, index_na[..., None].expand(-1, -1, 4))
+    wanted_p4 = boxes_na4[positive_na]
+    centre_p = centerness(points.expand(len(boxes_na4), -1, -1)[positive_na], wanted_p4)
+    giou_p = generalized_box_iou_loss(decode_boxes(predictions)[positive_na], wanted_p4)
+    centres = F.binary_cross_entropy_with_logits(
+        predictions.centerness_na[positive_na], centre_p, reduction="sum"
+    )
+    sums = mean_over_processes(torch.stack((positive_na.sum().to(centre_p.dtype), centre_p.sum())))
+    count, weight = sums[0].clamp(min=1), sums[1].clamp(min=1e-6)
+    return (classes + centres) / count + box_weight * (giou_p * centre_p).sum() / weight
+
+
+def centerness(points_p2: Tensor, boxes_p4: Tensor) -> Tensor:
+    """(P,): 1 in the middle of a box, and 0 at its sides; `points_p2` are inside."""
+    low, high = points_p2 - boxes_p4[:, :2], boxes_p4[:, 2:] - points_p2
+    return (torch.minimum(low, high) / torch.maximum(low, high)).prod(1).sqrt()
+
+
+def padded(targets: Sequence[Objects], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes (N, M, 4), labels (N, M), and which rows are objects to learn (N, M); M is 1 or more.
+
+    No difficult objects are, nor the rows that fill up images with fewer than M.
+    """
+    most = max(1, *(len(each["boxes"]) for each in targets))
+    boxes = like.new_zeros(len(targets), most, 4)
+    labels = torch.zeros(len(targets), most, dtype=torch.long, device=like.device)
+    is_object = torch.zeros(len(targets), most, dtype=torch.bool, device=like.device)
+    for row, each in enumerate(targets):
+        count = len(each["boxes"])
+        boxes[row, :count] = each["boxes"].to(boxes.dtype)
+        labels[row, :count] = each["labels"]
+        is_object[row, :count] = ~each["difficult"]
+    return boxes, labels, is_object

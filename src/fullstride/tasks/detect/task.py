@@ -1,28 +1,78 @@
 """Where are the objects of an image, and what are they? The task of detection."""
 
+import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from fullstride.data.box_data import open_boxes
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import Size
+from fullstride.data.targets import open_boxes
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
-from fullstride.data.transforms.crop import Augmentation
-from fullstride.data.transforms.geometry import check_decoder, view_geometry
+from fullstride.data.transforms.crop import Augmentation, check_decoder, view_geometry
+from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
-from fullstride.strict_json import Bounds
-from fullstride.tasks.detect.coco_ap import has_coco
-from fullstride.tasks.detect.drawing import draw_boxes
-from fullstride.tasks.detect.guess import Box
-from fullstride.tasks.detect.pairing import difference, predict_alike
-from fullstride.tasks.detect.scores import DetectionScore, ObjectScore
+from fullstride.tasks.detect.average_precision import (
+    DetectionScore,
+    ObjectScore,
+    difference,
+    has_coco,
+    predict_alike,
+)
 from fullstride.tasks.task import Metric, Score, Task
+
+# What is predicted for an image? An object: its class, a score and a box.
+
+
+@dataclass(frozen=True)
+class Box:
+    """An object: its class, the score of it, and where it is."""
+
+    label: str
+    probability: float
+    box: tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+
+    def __str__(self) -> str:
+        place = " ".join(f"{edge:.0f}" for edge in self.box)
+        return f"{' '.join(self.label.split())} {100 * self.probability:.1f} % at {place}"
+
+
+# How are boxes shown to people? Rectangles in the colours of their classes, with names.
+
+
+SHOWN = 0.3  # score from which a box is drawn
+GOLDEN = 0.618034  # of the circle of hues, by which each class differs from the one before
+
+
+def draw_boxes(picture: Image.Image, guesses: Sequence[Box], classes: Sequence[str]) -> Image.Image:
+    """A copy of `picture` with the boxes of a score of `SHOWN` or more, the highest on top."""
+    image = picture.convert("RGB")
+    pen = ImageDraw.Draw(image)
+    width = max(1, round(min(image.size) / 200))
+    size = max(10, round(min(image.size) / 40))
+    for guess in reversed(guesses):
+        if guess.probability < SHOWN:
+            continue
+        left, top, right, bottom = guess.box
+        colour = class_colour(list(classes).index(guess.label))
+        pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=width)
+        text = f"{' '.join(guess.label.split())} {100 * guess.probability:.0f} %"
+        box = pen.textbbox((left, top), text, anchor="lb", font_size=size)
+        shift = max(0, -box[1])  # names of boxes at the upper edge are inside
+        pen.rectangle((box[0], box[1] + shift, box[2], box[3] + shift), fill=colour)
+        pen.text((left, top + shift), text, fill="black", anchor="lb", font_size=size)
+    return image
+
+
+def class_colour(index: int) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(index * GOLDEN % 1, 0.7, 1.0)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
 
 COCO_METRICS = (
     Metric("ap", "AP", "%"),
@@ -124,7 +174,7 @@ class Detect(Task):
 
     def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: `Predictions`, or losses by name. `targets`: those of `collate`."""
-        from fullstride.tasks.detect.loss import detection_loss
+        from fullstride.tasks.detect.fcos import detection_loss
 
         if self.training_targets:
             return torch.stack(list(outputs.values())).sum()

@@ -1,0 +1,495 @@
+"""Which of K labels does an image have, any number of them? The task of multi-label recognition."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullstride.data.dataset import DataSet
+from fullstride.data.targets import open_labels
+from fullstride.io.records import Bounds
+from fullstride.tasks.losses import weight_tensor
+from fullstride.tasks.task import ClassScore, Metric, Score, Task, full_precision
+
+# How well are images ranked for each label? Average precisions, and an interval of their mean.
+#
+# Letters: N images, K labels, B resamples of the images.
+
+
+RESAMPLES = 200
+MAX_BLOCK = 2**23  # numbers of a block of resamples: 32 MiB
+
+
+def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
+    """(K,): the non-interpolated average precision of each label, from 0 to 1.
+
+    It is the sum over distinct scores of (recall there - recall at the next higher one) * precision
+    there, so that the order of images with equal scores has no influence. NaN for a label that no
+    image has.
+    """
+    columns = zip(scores_nk.T, has_nk.T, strict=True)
+    return np.array([_average_precision(scores_n, has_n) for scores_n, has_n in columns])
+
+
+def _average_precision(scores_n: np.ndarray, has_n: np.ndarray) -> float:
+    if not has_n.any():
+        return float("nan")
+    order, ends = _descending(scores_n)
+    hits = has_n[order].cumsum()[ends]
+    return float((np.diff(hits, prepend=0) * hits / (ends + 1)).sum() / hits[-1])
+
+
+def _descending(scores_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The images by falling scores, and the place of the last one of each group of equal scores."""
+    order = np.argsort(-scores_n, kind="stable")
+    return order, np.append(np.flatnonzero(np.diff(scores_n[order])), len(order) - 1)
+
+
+def bootstrap_interval(scores_nk: np.ndarray, has_nk: np.ndarray) -> tuple[float, float] | None:
+    """The 95 % interval of the mean average precision: its percentiles over resamples of images.
+
+    Images are drawn N times with replacement, with the same seed in every call. A resample in which
+    no image has a label leaves that label out. None where resamples say nothing, as with one image.
+    """
+    number = len(scores_nk)
+    columns = [
+        _Ranking.of(scores_n, has_n)
+        for scores_n, has_n in zip(scores_nk.T, has_nk.T, strict=True)
+        if has_n.any()
+    ]
+    rng, means, step = np.random.default_rng(0), [], max(1, MAX_BLOCK // number)
+    for start in range(0, RESAMPLES, step):
+        size = min(step, RESAMPLES - start)
+        drawn_bn = rng.multinomial(number, np.full(number, 1 / number), size)
+        drawn_nb = np.ascontiguousarray(drawn_bn.T, dtype=np.int32)
+        sums, present = np.zeros(size), np.zeros(size, int)
+        for ranking in columns:
+            precision_b, images_b = ranking.average_precision(drawn_nb)
+            sums += precision_b
+            present += images_b > 0
+        means += (sums[present > 0] / present[present > 0]).tolist()
+    if len(means) < RESAMPLES / 2 or number < 2:
+        return None
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """The images by falling scores for a label, in groups that end with those that have it."""
+
+    order: np.ndarray  # images
+    hits: np.ndarray  # those of them that have the label
+    groups: np.ndarray  # the first image of each group, in `order`
+    hit_groups: np.ndarray  # the same in `hits`
+
+    @staticmethod
+    def of(scores_n: np.ndarray, has_n: np.ndarray) -> "_Ranking":
+        order, ends = _descending(scores_n)
+        places = np.flatnonzero(has_n[order])
+        group = np.searchsorted(ends, places)
+        firsts = np.flatnonzero(np.diff(group, prepend=-1))
+        last = ends[group[firsts]]
+        return _Ranking(order[: last[-1] + 1], order[places], np.append(0, last[:-1] + 1), firsts)
+
+    def average_precision(self, drawn_nb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """By resample, with images drawn so many times: the precision, and the images' number."""
+        images = np.add.reduceat(drawn_nb[self.order], self.groups).cumsum(0)
+        hits = np.add.reduceat(drawn_nb[self.hits], self.hit_groups)
+        total = hits.cumsum(0)
+        sums_b = (hits * total / np.maximum(images, 1)).sum(0)
+        return sums_b / np.maximum(total[-1], 1), total[-1]
+
+
+# How wrong are the logits of several labels? A focal loss with an exponent for either side.
+
+
+def multilabel_focal(
+    logits_nk: Tensor,
+    targets_nk: Tensor,
+    *,
+    gamma_positive: float = 0.0,
+    gamma_negative: float = 0.0,
+    shift: float = 0.0,
+    weight_gradient: bool = True,
+    weights_k: Tensor | None = None,
+) -> Tensor:
+    """A binary problem for each label: (N, K), (N, K) -> the mean over images of sums over labels.
+
+    With p = sigmoid(logit) and p_m = max(p - shift, 0) a label costs
+
+        -(1 - p)^gamma_positive log p           where the target is 1, and
+        -p_m^gamma_negative log(1 - p_m)        where it is 0;
+
+    targets between, of mixed images, weigh the two. It is computed in float32 or wider. Without
+    exponents and shift it is the binary cross-entropy, with equal exponents the focal loss of
+    arXiv:1708.02002, otherwise the asymmetric loss (ASL) of arXiv:2009.14119, of which TResNet
+    (arXiv:2003.13630) has the two exponents. ASL's code takes the sum over the batch too, which is
+    N times as large: for its learning rate that makes no difference with Adam, and a factor of N
+    with SGD.
+
+    If training does not learn, its authors' advice is to begin with exponents of 0, then to try
+    (2, 2) without a shift, and then (0, 4) with a shift of 0.05
+    (https://github.com/Alibaba-MIIL/ASL/issues/22).
+
+    Args:
+        logits_nk: Logits.
+        targets_nk: 1 for a label that an image has, 0 for others.
+        gamma_positive: Exponent for labels that an image has.
+        gamma_negative: Exponent for the others; higher for fewer gradients of easy ones.
+        shift: Probability below which a label that an image does not have costs nothing.
+        weight_gradient: Whether gradients flow through the powers; in ASL's training they do not.
+        weights_k: A weight for each label (K,).
+    """
+    x = full_precision(logits_nk)
+    targets = targets_nk.to(x.dtype)
+    p, miss = x.sigmoid(), (-x).sigmoid()
+    log_miss = F.logsigmoid(-x)
+    if shift:
+        p = (p - shift).clamp(min=0)
+        log_miss = (-p).log1p()
+    positive = targets * _power(miss, gamma_positive, weight_gradient) * F.logsigmoid(x)
+    negative = (1 - targets) * _power(p, gamma_negative, weight_gradient) * log_miss
+    losses_nk = -(positive + negative)
+    return (losses_nk if weights_k is None else losses_nk * weights_k).sum(1).mean()
+
+
+def _power(base: Tensor, exponent: float, gradient: bool) -> Tensor | float:
+    if not exponent:
+        return 1.0
+    # the bound keeps the gradient finite where the base is 0 and the exponent below 1
+    power = base.clamp(min=torch.finfo(base.dtype).tiny) ** exponent
+    return power if gradient else power.detach()
+
+
+# From which probability on has an image a label? Thresholds chosen on the minival, by label.
+
+
+DEFAULT = 0.5
+MIN_IMAGES = 10  # with a label, and without, to choose its threshold
+LIMITS = (1e-6, 1 - 1e-6)
+
+
+def choose_thresholds(probability_nk: np.ndarray, has_nk: np.ndarray) -> tuple[float, ...]:
+    """For each label the threshold of the highest F1; `DEFAULT` for one with too few images."""
+    columns = zip(probability_nk.T, has_nk.T, strict=True)
+    return tuple(best_threshold(probability_n, has_n) for probability_n, has_n in columns)
+
+
+def best_threshold(probability_n: np.ndarray, has_n: np.ndarray) -> float:
+    """The threshold of the highest F1, of equal ones the highest, and `DEFAULT` for few images.
+
+    It is in the middle between two probabilities of images, so that rounding does not decide.
+    """
+    if min(has_n.sum(), (~has_n).sum()) < MIN_IMAGES:
+        return DEFAULT
+    order = np.argsort(-probability_n, kind="stable")
+    falling = probability_n[order].astype(np.float64)
+    cuts = np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1)  # the last image above
+    hits = has_n[order].cumsum()[cuts]
+    best = cuts[(2 * hits / (cuts + 1 + hits[-1])).argmax()]
+    below = falling[best + 1] if best + 1 < len(falling) else 0.0
+    return float(np.clip((falling[best] + below) / 2, *LIMITS))
+
+
+# How good are predicted labels? mAP, and precision, recall and F1 by class and overall.
+#
+# Letters: N images, K labels. Scores but the loss are in percent; docs/tasks.md defines them.
+
+
+TOP = 3  # labels of an image that the scores of the name count
+
+
+@dataclass(frozen=True)
+class LabelScore(ClassScore):
+    """The scores of one label; precision, recall and F1 are those at its threshold."""
+
+    average_precision: float | None  # None: no image has the label
+    threshold: float  # of the probability, in percent
+
+
+@dataclass(frozen=True)
+class Counts:
+    """For each label the images that have it and are predicted to, have it, and are predicted."""
+
+    correct_k: np.ndarray
+    images_k: np.ndarray
+    predicted_k: np.ndarray
+
+    @classmethod
+    def of(cls, predicted_nk: np.ndarray, has_nk: np.ndarray) -> "Counts":
+        both = (predicted_nk & has_nk).sum(0)
+        return cls(both, has_nk.sum(0), predicted_nk.sum(0))
+
+    def scores(self, suffix: str = "") -> dict[str, float]:
+        """CP, CR, CF1, the mean F1 and OP, OR, OF1, in percent."""
+        present = self.images_k > 0
+        columns = (self.correct_k, self.images_k, self.predicted_k)
+        correct, images, predicted = (each[present] for each in columns)
+        cp = float((correct / np.maximum(predicted, 1)).mean())
+        cr = float((correct / images).mean())
+        op = float(self.correct_k.sum() / max(1, self.predicted_k.sum()))
+        recall = float(self.correct_k.sum() / self.images_k.sum())
+        mean_f1 = float((2 * correct / (images + predicted)).mean())
+        values = dict(cp=cp, cr=cr, cf1=_harmonic(cp, cr), mean_f1=mean_f1)
+        values |= {"op": op, "or": recall, "of1": _harmonic(op, recall)}
+        return {f"{name}{suffix}": 100 * value for name, value in values.items()}
+
+
+class MultiLabelScore:
+    """Scores of predicted labels. The logits of all images are held, 5 bytes a label and image.
+
+    Labels are predicted from a probability of 0.5 on, for the names with `top3` if they are among
+    the three most probable too; with `thresholds` there is the mean F1 by these as well. Means over
+    classes are those of the classes that an image has; the number of others is a score.
+    """
+
+    def __init__(self, thresholds: Sequence[float] = ()) -> None:
+        self.thresholds = thresholds
+        self.logits: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+    def update(self, logits_nk: Tensor, targets_nk: Tensor) -> None:
+        self.logits.append(full_precision(logits_nk).cpu())
+        self.targets.append(targets_nk.cpu() > 0)
+
+    def merge(self, other: "MultiLabelScore") -> None:
+        self.logits += other.logits
+        self.targets += other.targets
+
+    def compute(self) -> dict[str, float]:
+        logits_nk, has_nk = self.arrays()
+        present = has_nk.any(0)
+        if not present.any():
+            raise ValueError(
+                f"none of the {len(has_nk):,} images to score on has a label: give others"
+            )
+        rank_nk = np.argsort(-logits_nk, axis=1, kind="stable").argsort(axis=1)
+        half_nk = logits_nk >= 0
+        top = Counts.of(half_nk & (rank_nk < TOP), has_nk).scores(f"_top{TOP}")
+        has_top = logits_nk.shape[1] > TOP
+        fitted = self.counts(self.thresholds) if self.thresholds else None
+        at_thresholds = {"mean_f1_thresholds": fitted.scores()["mean_f1"]} if fitted else {}
+        return {
+            "map": 100 * float(self.average_precisions[present].mean()),
+            **Counts.of(half_nk, has_nk).scores(),
+            **(top if has_top else {}),
+            **at_thresholds,
+            "loss": self.loss(),
+            "absent_classes": float((~present).sum()),
+        }
+
+    def loss(self) -> float:
+        """The mean over images of the binary cross-entropy, summed over labels."""
+        logits_nk, has_nk = (torch.cat(each).double() for each in (self.logits, self.targets))
+        total = F.binary_cross_entropy_with_logits(logits_nk, has_nk, reduction="sum")
+        return total.item() / len(logits_nk)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Logits (N, K), and which labels the images have (N, K)."""
+        return torch.cat(self.logits).numpy(), torch.cat(self.targets).numpy()
+
+    @property
+    def average_precisions(self) -> np.ndarray:
+        return average_precisions(*self.arrays())
+
+    def counts(self, thresholds: Sequence[float] = ()) -> Counts:
+        """The counts of labels that are predicted by `thresholds`, or from 0.5 on."""
+        logits_nk, has_nk = self.arrays()
+        if not thresholds:
+            return Counts.of(logits_nk >= 0, has_nk)
+        probability_nk = torch.from_numpy(logits_nk).sigmoid().numpy()
+        return Counts.of(probability_nk >= np.array(thresholds), has_nk)
+
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mAP, in percent."""
+        limits = bootstrap_interval(*self.arrays())
+        return limits and (100 * limits[0], 100 * limits[1])
+
+    def by_class(self, names: Sequence[str]) -> list[LabelScore]:
+        counts = self.counts(self.thresholds)
+        columns = (counts.correct_k, counts.images_k, counts.predicted_k)
+        precisions = self.average_precisions.tolist()
+        thresholds = self.thresholds or [DEFAULT] * len(names)
+        return [
+            LabelScore.of_counts(
+                name,
+                correct,
+                images,
+                predicted,
+                average_precision=100 * precision if images else None,
+                threshold=100 * threshold,
+            )
+            for name, correct, images, predicted, precision, threshold in zip(
+                names, *(each.tolist() for each in columns), precisions, thresholds, strict=True
+            )
+        ]
+
+
+def _harmonic(a: float, b: float) -> float:
+    return 2 * a * b / (a + b) if a + b else 0.0
+
+
+Threshold = Annotated[float, Bounds(gt=0, lt=1)]
+TIE = 0.02  # of the largest output: what 16 bits may change, and several labels are often equal
+AT_TOP: dict[str, Any] = dict(unit="%", min_outputs=TOP + 1)
+
+
+@dataclass(frozen=True)
+class LabelGuess:
+    """A label, its probability by the network, and the threshold that this is compared with."""
+
+    label: str
+    probability: float
+    threshold: float
+
+    def __str__(self) -> str:
+        text = f"{' '.join(self.label.split())} {100 * self.probability:.1f} %"
+        if self.probability >= self.threshold:
+            return text
+        return f"{text} (below its threshold of {100 * self.threshold:.1f} %)"
+
+
+@dataclass(frozen=True)
+class MultiLabel(Task):
+    """`multilabel_focal` on a binary problem for each label; compared by the mAP in percent.
+
+    Of the losses of recipes, cross_entropy and bce are exponents of 0, and focal has those of
+    `focal_gamma`, for labels that an image has, and `focal_gamma_negative`, for the others.
+    """
+
+    objective: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"  # a recipe's `loss`
+    focal_gamma: float = 2.0
+    focal_gamma_negative: float | None = None  # None: that of `focal_gamma`
+    focal_shift: float = 0.0
+    focal_weight_gradient: bool = True
+    class_weights: Literal["none", "balanced", "sqrt"] = "none"
+    class_counts: tuple[int, ...] = ()  # training images with each label, for `class_weights`
+    labels: int = 0  # K
+    thresholds: tuple[Threshold, ...] = ()  # of the probability of each label; (): 0.5 for all
+
+    name: ClassVar[str] = "multilabel"
+    metric: ClassVar[Metric] = Metric("map", "mAP", "%")
+    other_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("cf1", "CF1", "%"),
+        Metric("of1", "OF1", "%"),
+        Metric("mean_f1", "mean F1", "%"),
+        *(Metric(name, name.upper(), "%") for name in ("cp", "cr", "op", "or")),
+        *(
+            Metric(f"{name}_top{TOP}", f"{name.upper()} top-{TOP}", **AT_TOP)
+            for name in ("cf1", "of1")
+        ),
+        Metric("loss", "loss", higher_is_better=False),
+    )
+    recipe_fields: ClassVar[frozenset[str]] = frozenset(
+        ("loss", "class_weights", "mixup", "cutmix", "focal_gamma_negative", "focal_shift")
+    ) | {"focal_weight_gradient"}
+    state_fields: ClassVar[tuple[str, ...]] = ("thresholds",)
+
+    def with_options(self, recipe: Any) -> "MultiLabel":
+        return replace(super().with_options(recipe), objective=recipe.loss)
+
+    def for_classes(self, classes: Sequence[str]) -> Self:
+        return replace(self, labels=len(classes))
+
+    def for_data(self, data: DataSet) -> Self:
+        counts = Counter(label for labels in data.train.targets for label in labels)
+        class_counts = tuple(counts[index] for index in range(len(data.classes)))
+        return replace(self.for_classes(data.classes), class_counts=class_counts)
+
+    def with_state(self, state: Mapping[str, Any]) -> Self:
+        task = super().with_state(state)
+        if len(task.thresholds) not in (0, self.labels):
+            raise ValueError(f"{len(task.thresholds)} thresholds for {self.labels} labels")
+        return task
+
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        """The data set at `where`, whose targets are tuples of the indices of labels."""
+        return open_labels(where, **how)
+
+    def collate(self, targets: list[tuple[int, ...]]) -> Tensor:
+        """Indices of the labels of N images -> 1 for each, and 0 for the others (N, K)."""
+        has_nk = torch.zeros(len(targets), self.labels)
+        for row, labels in zip(has_nk, targets, strict=True):
+            row[list(labels)] = 1
+        return has_nk
+
+    def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
+        """`outputs`: logits (N, K). `targets`: 1 for a label that an image has, or a share."""
+        weights = None
+        if self.class_weights != "none":
+            how = self.class_weights
+            weights = weight_tensor(self.class_counts, how, outputs.device, torch.float32)
+        if self.objective != "focal":
+            return multilabel_focal(outputs, targets, weights_k=weights)
+        other = self.focal_gamma_negative
+        return multilabel_focal(
+            outputs,
+            targets,
+            gamma_positive=self.focal_gamma,
+            gamma_negative=self.focal_gamma if other is None else other,
+            shift=self.focal_shift,
+            weight_gradient=self.focal_weight_gradient,
+            weights_k=weights,
+        )
+
+    def score(self) -> MultiLabelScore:
+        return MultiLabelScore(self.thresholds)
+
+    def fit(self, outputs: Tensor, targets: Tensor) -> Self:
+        """With the threshold of the highest F1 for each label that enough images have."""
+        probability_nk = self.activate(outputs).numpy()
+        return replace(self, thresholds=choose_thresholds(probability_nk, targets.numpy() > 0))
+
+    def fit_note(self, scores: Mapping[str, float]) -> str:
+        defaults = self.thresholds.count(DEFAULT)
+        if not self.thresholds:
+            return ""
+        few = f", {defaults} with fewer than {MIN_IMAGES} images keep {DEFAULT:g}"
+        return (
+            f"thresholds of {self.labels - defaults} labels are chosen on the minival"
+            f"{few if defaults else ''}: mean F1 {scores['mean_f1']:.2f} % before, "
+            f"{scores['mean_f1_thresholds']:.2f} % with them"
+        )
+
+    def by_class(self, score: Score, classes: Sequence[str]) -> list[LabelScore]:
+        assert isinstance(score, MultiLabelScore)
+        return score.by_class(classes)
+
+    def interval(self, score: Score) -> tuple[float, float] | None:
+        assert isinstance(score, MultiLabelScore)
+        return score.interval()
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        """Logits (N, K) -> a probability for each label."""
+        return outputs.sigmoid()
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """Whether the largest output is of the same label, or of one that is hardly less."""
+        others = expected.gather(1, outputs.argmax(1, keepdim=True))[:, 0]
+        return others >= expected.amax(1) - TIE * expected.abs().amax()
+
+    def invert(self, activated: Tensor) -> Tensor:
+        # a float32 that is rounded to 0 or 1 would make the loss infinite
+        return activated.double().clamp(torch.finfo(torch.float32).tiny, 1 - 2**-25).logit()
+
+    def decode(
+        self, outputs: Tensor, classes: Sequence[str], top: int
+    ) -> list[tuple[LabelGuess, ...]]:
+        """The labels whose probability is not below the threshold; of none the most probable."""
+        return [self._guesses(row, classes, top) for row in outputs]
+
+    def _guesses(
+        self, probability_k: Tensor, classes: Sequence[str], top: int
+    ) -> tuple[LabelGuess, ...]:
+        thresholds = self.thresholds or (DEFAULT,) * len(classes)
+        values = probability_k.tolist()
+        order = probability_k.argsort(descending=True, stable=True).tolist()
+        predicted = [k for k in order if values[k] >= thresholds[k]]
+        shown = (predicted or order[:1])[:top]
+        return tuple(LabelGuess(classes[int(k)], values[k], thresholds[k]) for k in shown)

@@ -1,1 +1,350 @@
-"""Which images show the same thing as another one? Embeddings, and how well they retrieve."""
+"""Which images show the same thing? The task of retrieval, by the distances of embeddings."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Annotated, Any, ClassVar, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fullstride.data.dataset import DataSet, Images, open_data
+from fullstride.data.readers.listing import fraction
+from fullstride.data.readers.splits import TEST_SHARE
+from fullstride.io.records import Bounds
+from fullstride.nets.backbone import Backbone, EmbeddingHead, Masks
+from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, cross_entropy
+from fullstride.tasks.task import Metric, Score, Task, full_precision
+
+# How does a classifier become a network for retrieval? By a head over its embedding.
+
+
+class RetrievalHead(EmbeddingHead):
+    """An optional linear layer, and division by the Euclidean norm in float32: (N, C) -> (N, D)."""
+
+    def __init__(self, channels: int, size: int, normalise: bool):
+        super().__init__()
+        self.project = nn.Linear(channels, size) if size else nn.Identity()
+        self.normalise = normalise
+
+    def forward(self, embedding_nc: Tensor) -> Tensor:
+        embedding_nd = full_precision(self.project(embedding_nc))
+        return F.normalize(embedding_nd, dim=1) if self.normalise else embedding_nd
+
+
+class WithProjection(nn.Module):
+    """Logits, and what the head would normalise: (N, C, H, W) -> (N, K), (N, D)."""
+
+    def __init__(self, net: Backbone):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
+        logits, embedding = self.net.logits_and_embedding(x, masks)
+        return logits, cast(RetrievalHead, self.net.task_head).project(embedding)
+
+
+def embedding_channels(net: Backbone) -> int:
+    """C, the inputs of the classifier. Raises ValueError where that is no linear layer."""
+    classifier = net.get_submodule(net.classifier)
+    if not isinstance(classifier, nn.Linear):
+        raise ValueError(f"{net.spec.source} has no linear classifier: choose another network")
+    return classifier.in_features
+
+
+# Which classes are never trained on? The splits of a data set for retrieval.
+
+
+MINIVAL_SHARE = 0.1  # of the classes
+LEAST = 2  # classes of a split: of one alone all images would be retrieved
+
+
+def hold_out_classes(data: DataSet) -> DataSet:
+    """`data` with whole classes in the minival and the test that it does not have itself.
+
+    The classes with the lowest hashes of their names are for the test, a tenth of them or the share
+    of the data's rule, and of the others as many for the minival; at least two each. A class of one
+    image stays in training. With a group, images are held out by groups, as `open_data` does it.
+    Splits that the data have stay as they are. A note says how many of their classes are trained
+    on too.
+
+    `classes` are those of the training images; other classes have larger targets.
+
+    Raises ValueError for too few classes, and for a split in which nothing can be retrieved.
+    """
+    splits = [
+        split
+        for split in ("test", "minival")
+        if split not in data.own_splits and len(getattr(data, split))
+    ]
+    if splits and not data.rule.group:
+        data = _split_by_class(data, splits)
+    data = _training_classes_first(data)
+    return replace(data, notes=(*data.notes, *_notes(data)))
+
+
+def _split_by_class(data: DataSet, splits: list[str]) -> DataSet:
+    """`data` whose `splits` are taken from its training images by class."""
+    pool = _joined(data.train, *(getattr(data, split) for split in splits))
+    sizes = Counter(pool.targets)
+    classes = sorted(
+        (label for label, size in sizes.items() if size > 1),
+        key=lambda label: fraction(data.classes[label]),
+    )
+    needed = LEAST * (len(splits) + 1)
+    if len(classes) < needed:
+        raise ValueError(
+            f"{data.where} has {len(classes)} classes of two images or more: retrieval holds whole "
+            f"classes out and needs {needed}; add some, name groups by --group, or give val/ and "
+            "test/"
+        )
+    shares = {
+        "test": data.rule.test or TEST_SHARE,
+        "minival": data.rule.minival or MINIVAL_SHARE,
+    }
+    split_of: dict[int, str] = {}
+    for number, split in enumerate(splits, 1):
+        left = [label for label in classes if label not in split_of]
+        count = max(LEAST, round(shares[split] * len(left)))
+        count = min(count, len(left) - LEAST * (len(splits) + 1 - number))
+        split_of |= dict.fromkeys(left[:count], split)
+    return _taken(data, pool, splits, split_of)
+
+
+def _taken(data: DataSet, pool: Images, splits: list[str], split_of: dict[int, str]) -> DataSet:
+    """`data` with the classes of `pool` in their splits, and without copies of these elsewhere."""
+    places: dict[str, list[int]] = {split: [] for split in ("train", *splits)}
+    for index, label in enumerate(pool.targets):
+        places[split_of.get(label, "train")].append(index)
+    training = {pool.names[index] for index in places["train"]}
+    copies = {
+        name
+        for names in (data.rule.copies or {}).values()
+        if not training.issuperset(names)
+        for name in training.intersection(names)
+    }
+    places["train"] = [index for index in places["train"] if pool.names[index] not in copies]
+    numbers = Counter(split_of.values())
+    notes = [
+        f"{numbers[split]:,} of the {len(set(pool.targets)):,} classes are for the {split} alone"
+        for split in splits
+    ]
+    if copies:
+        notes.append(
+            f"{len(copies):,} training images are copies of images of held-out classes and left out"
+        )
+    held_out = sorted((split, data.classes[label]) for label, split in split_of.items())
+    text = f"{data.fingerprint} {held_out}".encode("utf-8", "surrogateescape")
+    return replace(
+        data,
+        **{split: pool.subset(indices) for split, indices in places.items()},
+        fingerprint=hashlib.sha256(text).hexdigest()[:16],
+        notes=(*data.notes, *notes),
+    )
+
+
+def _joined(*parts: Images) -> Images:
+    """The images of all parts, in the order of their classes and names."""
+    pairs = [pair for part in parts for pair in zip(part.targets, part.names, strict=True)]
+    pairs.sort()
+    targets, names = zip(*pairs, strict=True)
+    return replace(parts[0], names=names, targets=targets)
+
+
+def _training_classes_first(data: DataSet) -> DataSet:
+    present = sorted(set(data.train.targets))
+    others = [label for label in range(len(data.classes)) if label not in {*present}]
+    target = {label: index for index, label in enumerate([*present, *others])}
+    return data.with_targets(tuple(data.classes[label] for label in present), target.__getitem__)
+
+
+def _notes(data: DataSet) -> list[str]:
+    notes = []
+    for split in ("minival", "test"):
+        sizes = Counter(getattr(data, split).targets)
+        if sizes and max(sizes.values()) < 2:
+            raise ValueError(
+                f"the {split} of {data.where} has no two images of one class, so that nothing can "
+                "be retrieved: add images"
+            )
+        if alone := sum(size == 1 for size in sizes.values()):
+            notes.append(f"{alone:,} images of the {split} are alone in their class: no queries")
+        if both := sum(label < len(data.classes) for label in sizes):
+            notes.append(
+                f"{both:,} of the {len(sizes):,} classes of the {split} are trained on too, so its "
+                "scores are of known classes"
+            )
+    return notes
+
+
+# How well do embeddings retrieve? Each image is a query, and all others are its gallery.
+#
+# Letters: N images, D values of an embedding, Q queries.
+
+
+RECALLS = (1, 5, 10)  # numbers of nearest images
+BLOCK_VALUES = 2**22  # distances at a time: with what is computed of them at most 128 MiB
+
+
+def recall_name(k: int) -> str:
+    return f"recall_at_{k}"
+
+
+METRICS = (
+    *(Metric(recall_name(k), f"recall@{k}", "%", percent_of_images=True) for k in RECALLS),
+    Metric("map_at_r", "mAP@R", "%"),
+)
+
+
+class RetrievalScore:
+    """`retrieval_scores` of the outputs, as a `Score`.
+
+    It holds the embeddings in float32: 4 N D bytes, 490 MB for 60,000 images of 2,048 values.
+    """
+
+    def __init__(self) -> None:
+        self.embeddings: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def update(self, embeddings_nd: Tensor, labels_n: Tensor) -> None:
+        self.embeddings.append(embeddings_nd.float().cpu())
+        self.labels.append(labels_n.cpu())
+
+    def merge(self, other: "RetrievalScore") -> None:
+        self.embeddings += other.embeddings
+        self.labels += other.labels
+
+    def compute(self) -> dict[str, float]:
+        return retrieval_scores(torch.cat(self.embeddings), torch.cat(self.labels))
+
+
+def retrieval_scores(embeddings_nd: Tensor, labels_n: Tensor) -> dict[str, float]:
+    """Recall@k for `RECALLS`, and mAP@R, in percent: (N, D), (N,) -> scores by name.
+
+    The gallery of a query is all other images, in the order of their Euclidean distances, which is
+    that of their cosines if embeddings are normalised. Of equal distances images of other classes
+    come first, so that equal embeddings are not retrieved by chance. Recall@k is the share of
+    queries with an image of their class among the k nearest ones. mAP@R is the mean over queries
+    of the precisions at the ranks of the images of their class, of which there are R, those beyond
+    rank R counting 0, divided by R (arXiv:2003.08505). An image that is the only one of its class
+    is in the gallery, but is no query.
+
+    Raises ValueError if there is no query. All are NaN for embeddings that are not finite.
+    """
+    _, class_n, sizes = labels_n.unique(return_inverse=True, return_counts=True)
+    relevant_n = sizes[class_n] - 1
+    queries = relevant_n.nonzero()[:, 0]
+    if not len(queries):
+        raise ValueError("no two of the images are of one class: nothing can be retrieved")
+    if not embeddings_nd.isfinite().all():
+        return {metric.name: nan for metric in METRICS}
+    # products of embeddings far from the origin would cancel digits
+    x_nd = (embeddings_nd - embeddings_nd.mean(0, dtype=torch.float64)).float()
+    half_n = x_nd.square().sum(1) / 2
+    most = min(len(x_nd) - 1, max(*RECALLS, int(relevant_n.max())))
+    ranks = torch.arange(1, most + 1)
+    recalled, precision = torch.zeros(len(RECALLS)), 0.0
+    for block in queries.split(max(1, BLOCK_VALUES // len(x_nd))):
+        closeness_qn = x_nd[block] @ x_nd.T - half_n  # higher for a smaller distance
+        same_qn = class_n[block, None] == class_n
+        lower_qn = closeness_qn.nextafter(torch.tensor(-torch.inf))
+        closeness_qn = closeness_qn.where(~same_qn, lower_qn)
+        closeness_qn[torch.arange(len(block)), block] = -torch.inf
+        hits_qk = same_qn.gather(1, closeness_qn.topk(most).indices)
+        recalled += torch.stack([hits_qk[:, :k].any(1).sum() for k in RECALLS])
+        relevant_q1 = relevant_n[block, None]
+        precisions_qk = hits_qk.cumsum(1) / ranks * (hits_qk & (ranks <= relevant_q1))
+        precision += (precisions_qk.sum(1) / relevant_q1[:, 0]).double().sum().item()
+    names = [recall_name(k) for k in RECALLS]
+    recalls = dict(zip(names, (100 * recalled.double() / len(queries)).tolist(), strict=True))
+    return {**recalls, "map_at_r": 100 * precision / len(queries)}
+
+
+SHOWN = 4  # values of an embedding in a line
+TIE = 1e-6  # distance of embeddings of length 1 that rounding may cause between equal images
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What images are compared by."""
+
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        first = " ".join(f"{value:.4f}" for value in self.values[:SHOWN])
+        return f"embedding of {len(self.values):,} values: {first} ..."
+
+
+@dataclass(frozen=True)
+class Retrieval(Task):
+    """Cross-entropy over the training classes and, with `triplet`, a triplet loss of embeddings.
+
+    The network's outputs in evaluation are embeddings: the input of the classifier or, with
+    `embedding_size`, a linear function of it, divided by their norm unless `normalise_embedding` is
+    False. The triplet loss takes them before that, and alone trains the linear function. Compared
+    by recall@1 on classes that were not trained on, see `hold_out_classes`. Scores have no loss,
+    as these classes have no logits.
+    """
+
+    label_smoothing: float = 0.0  # probability taken from the true class and spread over all
+    triplet: float = 0.0  # weight of the triplet loss; 0: off
+    triplet_form: TripletForm = "weighted"
+    embedding_size: Annotated[int, Bounds(ge=0)] = 0  # D; 0: that of the classifier's input
+    normalise_embedding: bool = True
+
+    name: ClassVar[str] = "retrieval"
+    metric: ClassVar[Metric] = METRICS[0]
+    other_metrics: ClassVar[tuple[Metric, ...]] = METRICS[1:]
+    recipe_fields: ClassVar[frozenset[str]] = frozenset(
+        {"triplet", "per_class", "balanced_sampling", "embedding_size", "normalise_embedding"}
+    )
+    state_fields: ClassVar[tuple[str, ...]] = ("embedding_size", "normalise_embedding")
+    open_classes: ClassVar[bool] = True
+    output_names: ClassVar[tuple[str, str]] = ("embedding", "embedding")
+
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        return hold_out_classes(open_data(where, unseen_classes=True, **how))
+
+    def with_options(self, recipe: Any) -> Self:
+        task = super().with_options(recipe)
+        if task.embedding_size and not task.triplet:
+            raise ValueError(
+                f"recipe.embedding_size {task.embedding_size} is a layer that the triplet loss "
+                "trains: set recipe.triplet and recipe.per_class too"
+            )
+        return task
+
+    def head(self, net: Backbone) -> RetrievalHead:
+        channels = embedding_channels(net)
+        return RetrievalHead(channels, self.embedding_size, self.normalise_embedding)
+
+    def training_module(self, net: Backbone) -> nn.Module:
+        return WithProjection(net)
+
+    def loss(self, outputs: Any, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
+        """`outputs`: logits (N, K) over the training classes, and embeddings (N, D)."""
+        logits, embeddings = outputs
+        loss = cross_entropy(full_precision(logits), targets, smoothing=self.label_smoothing)
+        if self.triplet:
+            loss = loss + self.triplet * TRIPLET_FORMS[self.triplet_form](embeddings, targets)
+        return loss
+
+    def score(self) -> Score:
+        return RetrievalScore()
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """Whether an embedding is nearest to that of its own image, among all that are expected."""
+        how = "donot_use_mm_for_euclid_dist"  # products would cancel digits
+        distances_nn = torch.cdist(outputs, expected, compute_mode=how)
+        return distances_nn.diagonal() <= distances_nn.amin(1) + TIE
+
+    def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
+        return {"embedding": outputs.numpy()}
+
+    def decode(
+        self, outputs: Tensor, classes: Sequence[str], top: int
+    ) -> list[tuple[Embedding, ...]]:
+        return [(Embedding(tuple(row)),) for row in outputs.tolist()]

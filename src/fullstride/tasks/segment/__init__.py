@@ -1,0 +1,246 @@
+"""Which one of K classes does each pixel show? The task of semantic segmentation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from fullstride.data.dataset import DataSet
+from fullstride.data.readers.decode import Size
+from fullstride.data.readers.masks import IGNORED
+from fullstride.data.targets import open_masks
+from fullstride.data.transforms.crop import Augmentation, check_decoder
+from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
+from fullstride.io.records import Bounds
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.preprocessing import Fit, Preprocessing
+from fullstride.tasks.dense import (
+    PixelHead,
+    class_colours,
+    class_picture,
+    on_picture,
+    over_picture,
+    resize,
+    stacked,
+)
+from fullstride.tasks.task import (
+    ClassScore,
+    Metric,
+    Score,
+    Task,
+    full_precision,
+    mean_over_processes,
+)
+
+# How good are predicted classes of pixels? mIoU and accuracies, from one table of counts.
+#
+# Letters: N images, K classes, H x W pixels. Scores but the loss are in percent.
+
+
+@dataclass(frozen=True)
+class RegionScore(ClassScore):
+    """The scores of one class. `images` and `predicted` are numbers of pixels."""
+
+    headers: ClassVar[Mapping[str, str]] = {
+        **ClassScore.headers,
+        "images": "pixels",
+        "predicted": "predicted pixels",
+        "iou": "IoU",
+    }
+
+    iou: float | None  # pixels that are rightly of the class / those that are or are taken for it
+
+
+class SegmentScore:
+    """Pixels by class and prediction over all images, at the size of the view.
+
+    Pixels of class `IGNORED` count nowhere: padding is among them. A class that no pixel has and
+    none is taken for has no IoU; `absent_classes` is their number. `miou_constant` is the mIoU of
+    the most frequent class for all pixels.
+    """
+
+    def __init__(self) -> None:
+        self.counts_kk = np.zeros((0, 0), np.int64)  # by class (rows) and prediction (columns)
+        self.loss = 0.0  # the sum over pixels
+
+    def update(self, logits_nkhw: Tensor, targets_nhw: Tensor) -> None:
+        classes = logits_nkhw.shape[1]
+        logits, targets = full_precision(logits_nkhw), targets_nhw.long()
+        valid = targets != IGNORED
+        pairs = targets[valid] * classes + logits.argmax(1)[valid]
+        counts = pairs.bincount(minlength=classes**2).view(classes, classes)
+        self._add(counts.cpu().numpy())
+        loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+        self.loss += loss.sum(dtype=torch.float64).item()
+
+    def merge(self, other: "SegmentScore") -> None:
+        self._add(other.counts_kk)
+        self.loss += other.loss
+
+    def _add(self, counts_kk: np.ndarray) -> None:
+        if not self.counts_kk.size:  # of a process that had no image
+            self.counts_kk = np.zeros_like(counts_kk)
+        if counts_kk.size:
+            self.counts_kk = self.counts_kk + counts_kk
+
+    def compute(self) -> dict[str, float]:
+        pixels = self.counts_kk.sum()
+        if not pixels:
+            raise ValueError("none of the images to score on has a pixel with a class: give others")
+        hits, of_class, union = self.sums()
+        occurs = union > 0
+        return {
+            "miou": 100 * float((hits[occurs] / union[occurs]).mean()),
+            "pixel_accuracy": 100 * float(hits.sum() / pixels),
+            "mean_accuracy": 100 * float((hits / np.maximum(of_class, 1))[of_class > 0].mean()),
+            "miou_constant": 100 * float(of_class.max() / pixels / (of_class > 0).sum()),
+            "loss": self.loss / int(pixels),
+            "absent_classes": float((~occurs).sum()),
+        }
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each class the pixels that are rightly of it, are of it, and in either set."""
+        hits, of_class = self.counts_kk.diagonal(), self.counts_kk.sum(1)
+        return hits, of_class, of_class + self.counts_kk.sum(0) - hits
+
+    def by_class(self, names: Sequence[str]) -> list[RegionScore]:
+        hits, of_class, union = self.sums()
+        predicted = self.counts_kk.sum(0)
+        return [
+            RegionScore.of_counts(
+                name,
+                int(hits[k]),
+                int(of_class[k]),
+                int(predicted[k]),
+                iou=100 * float(hits[k] / union[k]) if union[k] else None,
+            )
+            for k, name in enumerate(names)
+        ]
+
+
+SAME = 0.99  # of the pixels of an image that predict the same, from which on predictions are equal
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The class of each pixel of an image, and how much of it each class is."""
+
+    percent: dict[str, float]  # of the pixels, by class, the largest first
+    map: np.ndarray = field(repr=False, compare=False)  # uint8 (H, W); `IGNORED`: not known
+    classes: np.ndarray = field(repr=False, compare=False)  # names of the map's values
+
+    @classmethod
+    def of(cls, map_hw: np.ndarray, classes: Sequence[str], top: int) -> "Regions":
+        """With the shares of the `top` most frequent classes."""
+        counts = np.bincount(map_hw[map_hw != IGNORED], minlength=len(classes))
+        order = [k for k in np.argsort(-counts, kind="stable").tolist() if counts[k]][:top]
+        percent = {str(classes[k]): 100 * counts[k].item() / counts.sum().item() for k in order}
+        return cls(percent, map_hw, np.array(classes))
+
+    def __str__(self) -> str:
+        shares = (f"{' '.join(name.split())} {x:.1f} %" for name, x in self.percent.items())
+        return ", ".join(shares)
+
+
+@dataclass(frozen=True)
+class Segment(Task):
+    """Cross-entropy of the pixels, at the size of the input; compared by the mIoU in percent.
+
+    Pixels of class `IGNORED` are left out. The loss is the mean over the other pixels of the batch,
+    in all processes. Scores are those of the pixels of the view, without its padding.
+    """
+
+    head_width: Annotated[int, Bounds(ge=1)] = 256  # channels of the pyramid and the convolutions
+    jitter: tuple[float, float] = (1.0, 1.0)  # of the scale in training, see `MaskTrainView`
+
+    name: ClassVar[str] = "segment"
+    metric: ClassVar[Metric] = Metric("miou", "mIoU", "%")
+    other_metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("pixel_accuracy", "pixel accuracy", "%"),
+        Metric("mean_accuracy", "mean accuracy", "%"),
+        Metric("loss", "loss", higher_is_better=False),
+    )
+    recipe_fields: ClassVar[frozenset[str]] = frozenset({"jitter", "head_width"})
+    default_recipe: ClassVar[str] = "dense"
+    state_fields: ClassVar[tuple[str, ...]] = ("head_width",)
+    view_fit: ClassVar[Fit | None] = "pad"
+    scoring_batch: ClassVar[int] = 16
+
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        return open_masks(where, **how)
+
+    def train_view(
+        self,
+        pre: Preprocessing,
+        augmentation: Augmentation,
+        decoder: Literal["pillow", "opencv"] = "pillow",
+        sides: tuple[int, ...] = (),
+    ) -> MaskTrainView:
+        check_decoder(decoder)
+        return MaskTrainView(pre, augmentation, self.jitter, sides, outside=IGNORED)
+
+    def test_view(self, pre: Preprocessing) -> MaskTestView:
+        return MaskTestView(pre, outside=IGNORED)
+
+    def collate(self, targets: list[Any]) -> Tensor:
+        """Classes (H, W) of N images -> uint8 (N, H, W)."""
+        return stacked(targets)
+
+    def head(self, net: Backbone) -> PixelHead:
+        return PixelHead(net.channels, net.strides, net.spec.classes, width=self.head_width)
+
+    def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
+        """`outputs`: logits (N, K, h, w), resized to the targets. `targets`: uint8 (N, H, W)."""
+        logits = resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))
+        classes = targets.long()
+        # not the sum of cross_entropy, which is not deterministic on a GPU
+        each = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")
+        pixels = mean_over_processes((classes != IGNORED).sum().to(each.dtype))
+        return each.sum() / pixels.clamp_min(1)
+
+    def score(self) -> SegmentScore:
+        return SegmentScore()
+
+    def by_class(self, score: Score, classes: Sequence[str]) -> list[RegionScore]:
+        assert isinstance(score, SegmentScore)
+        return score.by_class(classes)
+
+    def baseline_note(self, scores: Mapping[str, float]) -> str:
+        if "miou_constant" not in scores:
+            return ""
+        value = scores["miou_constant"]
+        return f"the most frequent class for all pixels has mIoU {value:.2f} %"
+
+    def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """Whether nearly all pixels are of the same class: of logits that are equal, any is."""
+        same = outputs.argmax(1) == expected.argmax(1)
+        return same.flatten(1).to(torch.float32).mean(1) >= SAME
+
+    def decode(
+        self, outputs: Tensor, classes: Sequence[str], top: int
+    ) -> list[tuple[Regions, ...]]:
+        """The class of the largest logit of each pixel, and the shares of the `top` largest."""
+        maps = outputs.argmax(1).to(torch.uint8).numpy()
+        return [(Regions.of(map_hw, classes, top),) for map_hw in maps]
+
+    def place(
+        self, guesses: tuple[Regions, ...], size: Size, pre: Preprocessing
+    ) -> tuple[Regions, ...]:
+        """The classes of the pixels of the picture, without the view's padding."""
+        (regions,) = guesses
+        map_hw = on_picture(regions.map, size, pre, IGNORED)
+        return (Regions.of(map_hw, regions.classes.tolist(), len(regions.percent)),)
+
+    def draw(
+        self, picture: Image.Image, guesses: tuple[Regions, ...], classes: Sequence[str]
+    ) -> Image.Image:
+        return over_picture(picture, class_colours()[guesses[0].map])
+
+    def maps(self, guesses: tuple[Regions, ...]) -> Image.Image:
+        """The classes as the values of an image with a palette."""
+        return class_picture(guesses[0].map)

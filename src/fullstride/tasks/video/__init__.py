@@ -1,0 +1,66 @@
+"""Which one of K classes does a video show? Classification by networks of clips."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from fullstride.data.dataset import DataSet
+from fullstride.data.targets import open_clips
+from fullstride.data.transforms.clips import ClipTestView, ClipTrainView, Starts, ViewsOfVideo
+from fullstride.data.transforms.crop import Augmentation
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks.classify import Classify
+
+
+@dataclass(frozen=True)
+class Video(Classify):
+    """Classification of clips: a random one of a video in training, that in its middle in scores.
+
+    Losses, scores and predictions are those of `Classify`.
+    """
+
+    short_side: tuple[int, int] | None = None  # scale jitter in training, see `ClipTrainView`
+
+    name: ClassVar[str] = "video"
+    takes_clips: ClassVar[bool] = True
+    recipe_fields: ClassVar[frozenset[str]] = frozenset({"frames", "frame_stride", "short_side"})
+    default_recipe: ClassVar[str] = "video"
+    scoring_batch: ClassVar[int] = 8
+
+    def open_data(self, where: str, **how: Any) -> DataSet:
+        return open_clips(where, **how)
+
+    def train_view(
+        self,
+        pre: Preprocessing,
+        augmentation: Augmentation,
+        decoder: Literal["pillow", "opencv"] = "pillow",
+        sides: tuple[int, ...] = (),
+    ) -> ClipTrainView:
+        if decoder != "pillow":
+            raise ValueError(f"recipe.decoder {decoder} is for images: use pillow for videos")
+        if sides:
+            raise ValueError(
+                "recipe.grow_from and recipe.train_resolution_ratio are for images: leave them out "
+                "for videos"
+            )
+        return ClipTrainView(pre, augmentation, self.short_side)
+
+    def test_view(self, pre: Preprocessing) -> ClipTestView:
+        return ClipTestView(pre)
+
+
+# Which views of a video are scored or predicted? `10x3`: ten clips, and three crops of each.
+
+
+def views_of(text: str, pre: Preprocessing, starts: Starts = "inclusive") -> ViewsOfVideo:
+    """The views that `text` names, such as "10x3", by `pre`; see `clip_starts` for `starts`.
+
+    Raises ValueError in one line.
+    """
+    numbers = re.fullmatch(r"([0-9]{1,4})x([13])", text)
+    if not numbers:
+        raise ValueError(f"--views {text}: use CLIPSxCROPS with 1 or 3 crops, such as 10x3")
+    if not pre.frames:
+        raise ValueError(f"--views {text}: the network takes images, not clips: leave it out")
+    return ViewsOfVideo(pre, int(numbers[1]), 3 if numbers[2] == "3" else 1, starts)

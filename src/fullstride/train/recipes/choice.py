@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fullstride.strict_json import check_bounds
-from fullstride.train.recipe import Recipe
-from fullstride.train.recipe_checks import check_size
-from fullstride.train.recipes.defaults import FINETUNE_BATCH, batch_for
+from fullstride.io.records import check_bounds
 from fullstride.train.recipes.named import (
     BY_IMAGES,
+    FINETUNE_BATCH,
     MAX_PROBE_CLASSES,
     NOMINAL,
     RECIPES,
     Case,
+    batch_for,
     default_recipe,
     find_recipe,
 )
+from fullstride.train.recipes.recipe import Recipe, check_size
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet

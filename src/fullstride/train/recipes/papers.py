@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal
 
-from fullstride.train.recipe import Recipe
+from fullstride.train.recipes.recipe import Recipe
 
 # TResNet, arXiv:2003.13630 section 3.1: 300 epochs, SGD with 1-cycle, AutoAugment, Cutout, label
 # smoothing, decoupled weight decay. Claim: TResNet-M 80.8 % at 224. 1-cycle moves the momentum from

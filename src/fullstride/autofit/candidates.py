@@ -1,0 +1,443 @@
+"""Which networks could it be? Each with a resolution, a resize policy and initial weights."""
+
+import math
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from fullstride.autofit.released_weights import (
+    RGB,
+    SUFFIXES,
+    Start,
+    allowed_by,
+    best_starts,
+    cached,
+    examine,
+    family_of,
+    listed,
+    without_tag,
+)
+from fullstride.autofit.settings import Licence
+from fullstride.deploy.exported import Precision
+from fullstride.measure.budget import Budget
+from fullstride.nets import zoo
+from fullstride.nets.bundle import METADATA, build
+from fullstride.nets.preprocessing import Fit
+from fullstride.nets.spec import NetSpec
+from fullstride.nets.timm_wrapper import TimmSpec
+from fullstride.nets.weights import hub
+from fullstride.nets.weights.key_maps import meta_network
+from fullstride.report.console_tables import three_digits
+from fullstride.tables import SMALL_RESOLUTIONS
+
+NON_SQUARE = 1.2  # longer / shorter side, from which a crop leaves out much of a picture
+ENLARGED = 1.25  # pictures are enlarged by up to this factor, small ones by more
+SMALL_SIDE = 96  # pixels; below, networks that halve a map five times leave hardly a pixel
+
+# From random weights: network, multipliers of its width and of its depth. The first ones are for
+# pictures of any size, as they are the fastest.
+TINY = tuple(
+    (name, (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 2.0))
+    for name in ("genet_tiny", "resnet_rs_tiny", "tresnet_tiny")
+)
+LARGE = (
+    ("genet_light", (0.5, 0.75, 1.0), (1.0,)),
+    ("genet_normal", (0.75, 1.0), (1.0,)),
+    ("resnet_rs_50", (0.5, 0.75, 1.0), (0.5, 1.0)),
+    ("tresnet_m", (0.5, 0.75, 1.0), (0.5, 1.0)),
+)
+LARGE_SIDES = (96, 128, 160, 224, 288)
+AS_IT_IS = ((1.0,), (1.0,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A network as it would be trained and shipped."""
+
+    model: str  # as `zoo.create` takes it: a name of the zoo, timm/NAME or a spec's JSON file
+    resolution: int  # pixels a side
+    fit: Fit = "crop"  # how images become square
+    width: float = 1.0  # multiplier of the network's widths
+    depth: float = 1.0
+    weights: str = ""  # initial weights, as `run.train` takes them; "" for random ones
+    channels: int | None = None  # that the weights take; None: those of the pictures
+    family: str = ""  # networks of one family have the same kind of blocks, such as genet
+    params: int | None = None
+    # Published ImageNet top-1 of the weights, per cent, at the resolution that is nearest of those
+    # it was measured at.
+    top1: float | None = None
+    top1_resolution: int | None = None
+    licence: str = ""  # of the weights, where they have one
+    teacher: str = ""  # bundle of a network that it learns from too, see `teaching`
+
+    @property
+    def name(self) -> str:
+        """Distinct among candidates, and fit for the name of a folder."""
+        source = self.weights if self.weights not in ("", "hub") else self.model
+        scale = [f"w{self.width:g}"] * (self.width != 1) + [f"d{self.depth:g}"] * (self.depth != 1)
+        policy = [self.fit] * (self.fit != "crop")
+        distilled = ["distilled"] * bool(self.teacher)
+        return "-".join([label_of(source), *scale, str(self.resolution), *policy, *distilled])
+
+
+def label_of(source: str) -> str:
+    """The last part of a path that says something, without the suffix of a file."""
+    parts = [part for part in Path(source).parts if part not in ("bundle", METADATA, "..", "/")]
+    stems = [
+        part[: part.rindex(".")] if part.endswith((".json", *SUFFIXES)) else part
+        for part in parts[-2:]
+    ]
+    if len(stems) == 2 and stems[1] in ("model", "pytorch_model", "weights"):
+        return stems[0]
+    return stems[-1] if stems else "bundle"
+
+
+def list_candidates(
+    *,
+    classes: int,
+    channels: int,
+    side: int,
+    aspect: float = 1.0,
+    weights: str = "hub",
+    names: Sequence[str] = (),
+    licence: Licence = "permissive",
+    resolutions: Sequence[int] = (),
+) -> Generator[str, None, tuple[Candidate, ...]]:
+    """The networks to choose from, in a fixed order; yields lines that say which case it is.
+
+    Args:
+        classes: Of the data.
+        channels: Of its pictures.
+        side: Pixels of the shorter side of its pictures, in the median.
+        aspect: Longer / shorter side, in the median. From `NON_SQUARE` on both resize policies are
+            candidates, else the crop alone.
+        weights: hub: the released weights of the package's table that are in the local cache or
+            can be downloaded, else random ones. A folder: those of its files, bundles and runs.
+            "": random ones.
+        names: Networks in place of the lists here: of the zoo, timm/NAME, or JSON files of specs.
+        licence: With permissive, weights whose licence is another one are left out.
+        resolutions: Pixels a side, in place of those that fit the weights and the pictures.
+
+    Raises ValueError, in one line, for unknown names, a folder without weights, and where the
+    licences leave no candidate.
+    """
+    if licence not in get_args(Licence):
+        raise ValueError(f"licence {licence!r}: use {' or '.join(get_args(Licence))}")
+    specs = find_specs(names)
+    pictures = Pictures(classes, channels, side, aspect, tuple(sorted(set(resolutions))))
+    if weights == "hub":
+        starts = yield from hub_starts(pictures, names, licence)
+    elif weights:
+        starts = yield from folder_starts(Path(weights), channels, names, licence)
+    else:
+        starts = []
+        yield "from scratch: all candidates begin with random weights"
+    others = {name: spec for name, spec in specs.items() if not any_is(starts, name)}
+    candidates = [each for start in starts for each in of_start(start, pictures)]
+    if others or not starts:
+        candidates += from_scratch(pictures, others)
+    if starts and others:
+        yield f"from random weights: {', '.join(others)}, of which no weights are in reach"
+    twice = [name for name, count in Counter(each.name for each in candidates).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"several candidates are named {twice[0]}: rename a file, or leave one out"
+        )
+    return tuple(candidates)
+
+
+def find_specs(names: Sequence[str]) -> dict[str, NetSpec | TimmSpec]:
+    """The network of each name. Raises ValueError, in one line, for an unknown one."""
+    return {name: zoo.spec(without_tag(name)) for name in names}
+
+
+def hub_starts(
+    pictures: "Pictures", names: Sequence[str], licence: Licence
+) -> Generator[str, None, list[Start]]:
+    """Released weights that are in reach; none, and why, for a start from random ones."""
+    scratch = "so all candidates begin with random weights"
+    if pictures.channels != RGB:
+        yield (
+            "from scratch: gray pictures begin with released weights for RGB only by --weights "
+            f"FOLDER, {scratch}"
+        )
+        return []
+    starts, online = listed(names), hub.is_reachable()
+    local = list(cached(starts))
+    if not starts:
+        yield f"from scratch: {', '.join(names)} without released weights, {scratch}"
+    elif not (local or online):
+        yield f"from scratch: the hub is not reachable and its local cache is empty, {scratch}"
+    if not (starts and (local or online)):
+        return []
+    allowed = yield from allowed_by(licence, starts if online else local)
+    exact = [start for start in allowed if start.label in names]
+    best = [*exact, *best_starts((start for start in allowed if start not in exact), pictures.most)]
+    present = sum(start in local for start in best)
+    others = "the others are downloaded" if online else "the hub is not reachable"
+    yield f"fine-tuning: released weights, {counts(best)}; {present} in the local cache, {others}"
+    return best
+
+
+def folder_starts(
+    folder: Path, channels: int, names: Sequence[str], licence: Licence
+) -> Generator[str, None, list[Start]]:
+    """The weights in a folder that take the pictures, gray ones also as RGB.
+
+    Raises ValueError where there are none.
+    """
+    check_source(str(folder))
+    starts, problems = [], []
+    for item in examine(folder):
+        if isinstance(item, str):
+            problems.append(item)
+        elif item.channels < channels:
+            problems.insert(0, f"{item.label} takes gray pictures, and these are RGB")
+        elif not names or any(any_is([item], name) for name in names):
+            starts.append(item)
+    if not starts:
+        reason = f" ({problems[0]})" if problems else ""
+        raise ValueError(
+            f"no weights of {' or '.join(names) or 'a known network'} in {folder}{reason}: give "
+            "files of safetensors or torch.save that are named as timm's NAME.TAG, bundles or runs"
+        )
+    for problem in problems:
+        yield f"left out: {problem}"
+    allowed = yield from allowed_by(licence, starts)
+    unknown = sum(not start.licence for start in allowed)
+    without = f"; {unknown} without a known licence" if unknown else ""
+    yield f"fine-tuning: weights in {folder}, {counts(allowed)}{without}"
+    return allowed
+
+
+def check_source(weights: str) -> None:
+    """Raises ValueError, in one line, for a folder of weights that does not exist."""
+    if weights not in ("", "hub") and not Path(weights).exists():
+        raise ValueError(f"no weights at {weights}: give hub, or a folder with files of weights")
+
+
+def counts(starts: Sequence[Start]) -> str:
+    families = sorted({start.family for start in starts})
+    names = ", ".join(families[:5]) + (", ..." if len(families) > 5 else "")
+    return f"networks: {len(starts)}, families: {len(families)} ({names})"
+
+
+def any_is(starts: Iterable[Start], name: str) -> bool:
+    """Whether any of the weights are those of a network's name, with or without a tag."""
+    return any(
+        name in (start.label, start.model, start.model.partition(".")[0]) for start in starts
+    )
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What the sizes of candidates depend on."""
+
+    classes: int
+    channels: int
+    side: int
+    aspect: float
+    resolutions: tuple[int, ...]  # that the user chose, if any
+
+    @property
+    def fits(self) -> tuple[Fit, ...]:
+        return ("crop", "squish") if self.aspect >= NON_SQUARE else ("crop",)
+
+    def among(self, usual: Sequence[int]) -> tuple[int, ...]:
+        """Of the usual resolutions of weights, those that are not far above the pictures' size.
+
+        Small pictures are enlarged to `SMALL_RESOLUTIONS`, for maps of some pixels at the end. A
+        network with one resolution alone keeps it.
+        """
+        if self.resolutions:
+            return self.resolutions
+        suitable = tuple(side for side in usual if side <= self.most)
+        return suitable or (SMALL_RESOLUTIONS if len(usual) > 1 else tuple(usual))
+
+    @property
+    def most(self) -> int:
+        """Pixels a side to which weights for larger pictures are used."""
+        return max(*SMALL_RESOLUTIONS, 32 * math.ceil(ENLARGED * self.side / 32))
+
+    @property
+    def for_scratch(self) -> tuple[int, ...]:
+        """For random weights: the size of the pictures, or up to twice that of small ones."""
+        if self.resolutions:
+            return self.resolutions
+        if self.side < SMALL_SIDE:
+            base = max(16, 8 * round(self.side / 8))
+            return (base, 8 * round(1.5 * base / 8), 2 * base)
+        return tuple(side for side in LARGE_SIDES if side <= self.most)
+
+
+def of_start(start: Start, pictures: Pictures) -> Iterator[Candidate]:
+    params = start.params or count_params(start.model, 1.0, 1.0, pictures.classes, start.channels)
+    for resolution, fit in product(pictures.among(start.resolutions), pictures.fits):
+        nearest = min(start.top1, key=lambda side: abs(side - resolution), default=None)
+        yield Candidate(
+            model=start.model,
+            resolution=resolution,
+            fit=fit,
+            weights=start.weights,
+            channels=start.channels,
+            family=start.family,
+            params=params,
+            top1=None if nearest is None else start.top1[nearest],
+            top1_resolution=nearest,
+            licence=start.licence,
+        )
+
+
+def from_scratch(
+    pictures: Pictures, specs: Mapping[str, NetSpec | TimmSpec]
+) -> Iterator[Candidate]:
+    """Candidates with random weights: the networks in `specs`, else scaled ones of the zoo.
+
+    A JSON file says its resolution itself.
+    """
+    large = () if pictures.side < SMALL_SIDE else LARGE
+    grid = [(name, *AS_IT_IS) for name in specs] if specs else [*TINY, *large]
+    for name, widths, depths in grid:
+        model = without_tag(name)
+        spec = specs.get(name) or zoo.spec(model)
+        sides = pictures.for_scratch
+        if zoo.is_spec_file(name) and not pictures.resolutions:
+            sides = (spec.resolution,)
+        for width, depth in product(widths, depths):
+            params = count_params(model, width, depth, pictures.classes, pictures.channels)
+            for resolution, fit in product(sides, pictures.fits):
+                yield Candidate(
+                    model=model,
+                    resolution=resolution,
+                    fit=fit,
+                    width=width,
+                    depth=depth,
+                    family=family_of(name, spec),
+                    params=params,
+                )
+
+
+@cache
+def count_params(model: str, width: float, depth: float, classes: int, channels: int) -> int:
+    """Of a network for so many classes and channels, which is not given memory."""
+    spec = replace(zoo.spec(model), classes=classes, in_channels=channels)
+    if isinstance(spec, NetSpec):
+        net = meta_network(spec.scaled(width=width, depth=depth))
+    else:
+        with torch.device("meta"):
+            net = build(spec)
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+# Which candidates are within the budget, and by which of their times?
+
+
+# Of a measured time, by how much another program may have made it longer: phases of tens of seconds
+# with 1.65 times the time were seen on a virtual machine. What is beyond a budget by less is
+# measured again.
+NOISE = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateTime:
+    """Of one candidate in one format and precision, ms per image at the batch of the budget."""
+
+    candidate: str  # its name
+    format: str  # "" where the time is an estimate for a device that is not here
+    precision: Precision
+    ms: float | None  # None: it could not be exported or does not run
+    low: float | None = None  # enclose nine of ten such networks, or the rounds of a measurement
+    high: float | None = None
+    measured: bool = True
+    failure: str = ""  # why there is no time, in one line
+    left_out: str = ""  # why the candidate is not tried, see `shortlist`
+    measurements: int = 1  # of which this is the shortest
+
+
+def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:
+    """What a budget is compared with: a measured time, the upper end of an estimate, or its middle.
+
+    None where there is no time.
+    """
+    return time.ms if time.measured or maybe or time.ms is None else time.high
+
+
+def within_budget(
+    times: Iterable[CandidateTime], budget: Budget, *, maybe: bool = False
+) -> tuple[CandidateTime, ...]:
+    """Those of `times` that fit, the fastest first. `maybe`: of estimates the middle must fit."""
+    limits = [(limit_ms(each, maybe=maybe), each) for each in times]
+    inside = [(ms, each) for ms, each in limits if ms is not None and ms <= budget.ms_per_image]
+    return tuple(each for _, each in sorted(inside, key=lambda pair: pair[0]))
+
+
+def fastest_of(times: Iterable[CandidateTime]) -> dict[str, CandidateTime]:
+    """The fastest format and precision of each candidate that has a time, by its name."""
+    best: dict[str, CandidateTime] = {}
+    for each in times:
+        if each.ms is not None:
+            other = best.get(each.candidate)
+            if other is None or other.ms is None or each.ms < other.ms:
+                best[each.candidate] = each
+    return best
+
+
+def fastest_ms(times: Iterable[CandidateTime]) -> dict[str, float]:
+    """The time of `fastest_of` each candidate."""
+    return {name: each.ms for name, each in fastest_of(times).items() if each.ms is not None}
+
+
+def affordable(
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    *,
+    maybe: bool = False,
+) -> tuple[Candidate, ...]:
+    """The candidates that are tried and fit in at least one format and precision.
+
+    Raises ValueError, in one line, with the fastest one and its time, where none fits.
+    """
+    within = within_budget(times, budget, maybe=maybe)
+    if names := {each.candidate for each in within if not each.left_out}:
+        return tuple(each for each in candidates if each.name in names)
+    limits = {
+        name: (ms, each)
+        for name, each in fastest_of(times).items()
+        if (ms := limit_ms(each, maybe=maybe)) is not None
+    }
+    if not limits:
+        raise ValueError(f"none of {len(candidates)} candidates has a time: choose others")
+    name = min(limits, key=lambda name: limits[name][0])
+    needed_ms, fastest = limits[name]
+    side = next(each.resolution for each in candidates if each.name == name)
+    raise ValueError(
+        f"nothing fits {budget}: the fastest is {name} at {side} x {side} pixels with "
+        f"{time_in_words(fastest)}; use --budget-ms {rounded_up(needed_ms)} or more, a smaller "
+        "resolution or other candidates"
+    )
+
+
+def time_in_words(time: CandidateTime) -> str:
+    assert time.ms is not None
+    ms, where = three_digits(time.ms), " ".join(filter(None, (time.format, time.precision)))
+    if time.measured:
+        return f"{ms} ms an image ({where})"
+    assert time.low is not None
+    assert time.high is not None
+    interval = f"{three_digits(time.low)} to {three_digits(time.high)}"
+    return f"{ms} ms an image ({where}, estimated, {interval})"
+
+
+def rounded_up(ms: float) -> str:
+    """Two digits, at least `ms`: 0.1234 -> 0.13."""
+    for digits in (f"{ms:.2g}", f"{ms * 1.1:.2g}"):
+        if float(digits) >= ms:
+            return f"{float(digits):g}"
+    return f"{ms:g}"

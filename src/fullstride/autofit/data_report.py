@@ -1,0 +1,355 @@
+"""What is in the data, and what would make its scores wrong?"""
+
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from fullstride.autofit.near_copies import (
+    MAX_COMPARED,
+    REPORT_S,
+    SPLITS,
+    Looks,
+    Matches,
+    Pictures,
+    find_matches,
+    look_at_images,
+    same_pixels,
+)
+from fullstride.data.dataset import DataSet, Images
+from fullstride.data.readers.listing import quote_names
+from fullstride.io.console import printable
+from fullstride.io.writing import cores
+
+# Which images are in two splits or in two classes? Those with the same pixels, and near ones.
+#
+# Of each image there is one pair for each other split, and one for another class, so that a picture
+# of which there are a thousand copies has no million pairs.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two images that show the same."""
+
+    names: tuple[str, str]
+    splits: tuple[str, str]  # of each: train, minival or test
+    classes: tuple[str, str]  # "" where a target is not the index of one class
+    bits: int  # that differ between their perceptual hashes; 0 for the same pixels
+    exact: bool = False  # whether they have the same pixels
+    mirrored: bool = False  # whether one is the other one flipped left to right
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The N images as P groups of the same pixels."""
+
+    of: np.ndarray  # int64 (N,): the group of an image
+    first: np.ndarray  # int64 (P,): the first image of a group
+    in_split: np.ndarray  # int64 (P, splits): its first image in a split; -1: none
+    # int64 (N,): class of an image, a number for each set of several labels, -1 for other targets
+    targets: np.ndarray
+    classes: np.ndarray  # int64 (P,): class of all images of a group; -1 if there is none
+    mixed: np.ndarray  # bool (P,): whether its images are of several classes
+
+
+class Link(NamedTuple):
+    """Two images that show the same, by their indices."""
+
+    a: int
+    b: int
+    bits: int
+    exact: bool
+    mirrored: bool
+
+
+def group_by_pixels(data: DataSet, looks: Looks) -> Groups:
+    first, of = np.unique(same_pixels(data, looks), return_inverse=True)
+    in_split = np.full((len(first), len(SPLITS)), -1)
+    reverse = np.arange(len(of))[::-1]  # of several, the first image is written last
+    in_split[of[reverse], looks.splits[reverse]] = reverse
+    sets: dict[tuple[int, ...], int] = {}
+
+    def number(target: Any) -> int:
+        if isinstance(target, tuple):
+            return sets.setdefault(target, len(data.classes) + len(sets))
+        return target if type(target) is int and 0 <= target < len(data.classes) else -1
+
+    targets = np.array([number(_target(data, looks, image)) for image in range(len(of))])
+    mixed = np.zeros(len(first), bool)
+    mixed[of[targets != targets[first[of]]]] = True
+    return Groups(of, first, in_split, targets, np.where(mixed, -1, targets[first]), mixed)
+
+
+def links_across_splits(looks: Looks, groups: Groups, matches: Matches) -> list[Link]:
+    """`b` is in the later split, which is scored. In the order of `a`, then of `b`."""
+    links: dict[tuple[int, int], Link] = {}
+    for split, partners in enumerate(matches.by_split):
+        copies, near = groups.in_split[groups.of, split], partners.index[groups.of]
+        (images,) = np.nonzero((looks.splits != split) & ((copies >= 0) | (near >= 0)))
+        for image in images.tolist():
+            exact, group = copies[image] >= 0, groups.of[image]
+            other = int(copies[image] if exact else groups.in_split[near[image], split])
+            bits, mirrored = int(partners.bits[group]), bool(partners.mirrored[group])
+            pair = min(image, other), max(image, other)  # images are in the order of the splits
+            links[pair] = Link(*pair, *((0, True, False) if exact else (bits, False, mirrored)))
+    return [links[pair] for pair in sorted(links)]
+
+
+def links_across_classes(groups: Groups, matches: Matches) -> list[Link]:
+    """In the order of `a`, then of `b`."""
+    first = groups.first[groups.of]
+    (others,) = np.nonzero(groups.targets != groups.targets[first])
+    links = [Link(int(first[other]), int(other), 0, True, False) for other in others]
+    partners, pairs = matches.by_class, set()
+    for group in np.nonzero(partners.index >= 0)[0]:
+        a, b = sorted(groups.first[[group, partners.index[group]]].tolist())
+        if (a, b) not in pairs:
+            pairs.add((a, b))
+            bits, mirrored = int(partners.bits[group]), bool(partners.mirrored[group])
+            links.append(Link(a, b, bits, False, mirrored))
+    return sorted(links)
+
+
+def images_to_leave_out(looks: Looks, groups: Groups, across_splits: list[Link]) -> list[int]:
+    """Those that a later split shows too, and training images of which a copy has another class."""
+    mixed = np.nonzero(groups.mixed[groups.of] & (looks.splits == 0))[0]
+    return sorted({link.a for link in across_splits} | {*mixed.tolist()})
+
+
+def image_name(data: DataSet, looks: Looks, image: int) -> str:
+    return _images(data, looks, image).names[looks.indices[image]]
+
+
+def as_pairs(
+    data: DataSet, looks: Looks, groups: Groups, links: Iterable[Link]
+) -> tuple[Pair, ...]:
+    def class_name(image: int) -> str:
+        if groups.targets[image] < 0:
+            return ""
+        target = _target(data, looks, image)
+        labels = target if isinstance(target, tuple) else (target,)
+        return ", ".join(data.classes[label] for label in labels)
+
+    return tuple(
+        Pair(
+            names=(image_name(data, looks, link.a), image_name(data, looks, link.b)),
+            splits=(SPLITS[looks.splits[link.a]], SPLITS[looks.splits[link.b]]),
+            classes=(class_name(link.a), class_name(link.b)),
+            bits=link.bits,
+            exact=link.exact,
+            mirrored=link.mirrored,
+        )
+        for link in links
+    )
+
+
+def _target(data: DataSet, looks: Looks, image: int) -> Any:
+    return _images(data, looks, image).targets[looks.indices[image]]
+
+
+def _images(data: DataSet, looks: Looks, image: int) -> Images:
+    return getattr(data, SPLITS[looks.splits[image]])
+
+
+T = TypeVar("T")
+MAX_LISTED = 1000  # unreadable images, and pairs of each kind
+FEW = 50  # images of a split: one is 2 points
+MAX_SHOWN = 5  # names in a line for a terminal
+
+__all__ = ["DataReport", "Pair", "look_at", "report_lines", "without_duplicates"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataReport:
+    """What a look at all images of a data set tells."""
+
+    images: Mapping[str, int]  # split -> number
+    classes: int
+    smallest: tuple[str, int]  # class and number of its training images
+    largest: tuple[str, int]
+    sides: tuple[int, int, int]  # shorter side in pixels: smallest, median, largest
+    channels: int
+    unreadable: Mapping[str, str]  # name -> reason, of at most `MAX_LISTED`
+    # Of each image the closest one in every other split; at most `MAX_LISTED`.
+    across_splits: tuple[Pair, ...]  # the second one is scored on
+    # Of each image the closest one in another class; at most `MAX_LISTED`.
+    across_classes: tuple[Pair, ...]
+    notes: tuple[str, ...] = ()
+    # The numbers of all, listed or not: "unreadable", "across_splits", "across_classes", and of
+    # images in a scored split that an earlier split shows: "minival", "test".
+    totals: Mapping[str, int] = field(default_factory=dict)
+    aspect: float = 1.0  # longer / shorter side, in the median
+    duplicates: tuple[str, ...] = ()  # all images that `without_duplicates` leaves out
+
+
+def look_at(data: DataSet, workers: int | None = None) -> Generator[str, None, DataReport]:
+    """Decode all images, and compare them with each other.
+
+    Images with the same pixels, and those that show the same (`perceptual_hash`), are reported
+    where they are in two splits or in two classes; mirrored ones too, where a flip keeps the class.
+
+    Yields lines of progress. `workers` processes decode, by default one for each core where images
+    are files. Raises ValueError if no image can be read.
+    """
+    if workers is None:
+        workers = cores() if data.train.file else 0
+    looks = yield from look_at_images(data, workers)
+    groups = group_by_pixels(data, looks)
+    compared = looks.pictures.subset(groups.first)
+    matches = yield from _with_progress(
+        find_matches(compared, groups.in_split >= 0, groups.classes, data.mirror)
+    )
+    splits = links_across_splits(looks, groups, matches)
+    classes = links_across_classes(groups, matches)
+    scored = Counter(SPLITS[looks.splits[image]] for image in {link.b for link in splits})
+    by_class = Counter(label for each in data.labels("train") or () for label in each)
+    sizes = {data.classes[i]: by_class[i] for i in range(len(data.classes))} if by_class else {}
+    sides = np.sort([facts.shorter_side for facts in looks.facts])
+    aspects = [facts.longer_side / facts.shorter_side for facts in looks.facts]
+    worst_first = sorted(splits, key=lambda link: (-looks.splits[link.b], not link.exact))
+    return DataReport(
+        images={split: len(getattr(data, split)) for split in SPLITS},
+        classes=len(data.classes),
+        smallest=min(sizes.items(), key=itemgetter(1), default=("", 0)),
+        largest=max(sizes.items(), key=itemgetter(1), default=("", 0)),
+        sides=(int(sides[0]), int(sides[len(sides) // 2]), int(sides[-1])),
+        channels=data.channels,
+        unreadable=dict(islice(looks.unreadable.items(), MAX_LISTED)),
+        across_splits=as_pairs(data, looks, groups, worst_first[:MAX_LISTED]),
+        across_classes=as_pairs(data, looks, groups, classes[:MAX_LISTED]),
+        notes=(*data.notes, *_notes(data, compared)),
+        totals={
+            "unreadable": len(looks.unreadable),
+            "across_splits": len(splits),
+            "across_classes": len(classes),
+            "minival": scored["minival"],
+            "test": scored["test"],
+        },
+        aspect=round(float(np.median(aspects)), 4),
+        duplicates=tuple(
+            image_name(data, looks, image) for image in images_to_leave_out(looks, groups, splits)
+        ),
+    )
+
+
+def without_duplicates(data: DataSet, report: DataReport) -> DataSet:
+    """The data set without training images that the minival or the test shows too.
+
+    Neither has it minival images that the test shows, nor training images of which the same pixels
+    have another class. Raises ValueError if a class or the minival would lose all images.
+    """
+    rest = data.without(report.duplicates) if report.duplicates else data
+    hint = "remove copies, or leave duplicates in"
+    if lost := {*rest.missing_classes("train")} - {*data.missing_classes("train")}:
+        raise ValueError(
+            f"all training images of {quote_names(sorted(lost))} are duplicates: {hint}"
+        )
+    if len(data.minival) and not len(rest.minival):
+        raise ValueError(f"all {len(data.minival):,} images of the minival are in the test: {hint}")
+    return rest
+
+
+def report_lines(report: DataReport) -> list[str]:
+    """What a look at the data tells, for a terminal: facts, then notes, then warnings."""
+    images = ", ".join(f"{count:,} {split}" for split, count in report.images.items() if count)
+    (least, fewest), (most, largest) = report.smallest, report.largest
+    low, median, high = report.sides
+    sizes = (
+        f"shorter side {low} to {high} pixels, median {median}" if low < high else f"{low} pixels"
+    )
+    lines = [
+        f"{images} images of {report.classes:,} classes; {sizes}; "
+        f"{'gray' if report.channels == 1 else 'RGB'}"
+    ]
+    if least or most:
+        lines.append(
+            f"smallest class {printable(least)!r}: {fewest:,} training images; largest "
+            f"{printable(most)!r}: {largest:,}"
+        )
+    lines += map(printable, report.notes)
+    lines += _warnings(report)
+    return lines
+
+
+def _warnings(report: DataReport) -> list[str]:
+    totals, lines = report.totals, []
+    if count := totals.get("unreadable", 0):
+        name, reason = next(iter(report.unreadable.items()))
+        lines.append(
+            f"warning: {count:,} images cannot be read and are skipped: "
+            f"{_some(report.unreadable, count)} ({printable(name)}: {reason})"
+        )
+    for split in ("test", "minival"):
+        if count := totals.get(split, 0):
+            pairs = [pair for pair in report.across_splits if pair.splits[1] == split]
+            names = dict.fromkeys(pair.names[1] for pair in pairs)
+            lines.append(
+                f"warning: {count:,} of the {report.images[split]:,} {split} images show the same "
+                f"as images of an earlier split, so the score would be too high: "
+                f"{_some(names, count)}"
+            )
+    for split, what in (("minival", "the choice"), ("test", "the final score")):
+        if 0 < (count := report.images.get(split, 0)) < FEW:
+            noun = "image" if count == 1 else "images"
+            lines.append(
+                f"warning: the {split} has {count:,} {noun}, of which one is {100 / count:.0f} "
+                f"points: {what} is little more than chance"
+            )
+    if count := totals.get("across_classes", 0):
+        pairs = (
+            f"{a} in {of_a!r} and {b} in {of_b!r}"
+            for (a, b), (of_a, of_b) in ((p.names, p.classes) for p in report.across_classes)
+        )
+        lines.append(
+            f"warning: {count:,} pairs of images show the same in two classes: "
+            f"{_some(pairs, count)}"
+        )
+    if report.duplicates:
+        count = len(report.duplicates)
+        lines.append(
+            f"--drop-duplicates leaves out {count:,} images: {_some(report.duplicates, count)}"
+        )
+    return lines
+
+
+def _some(names: Iterable[str], count: int) -> str:
+    """The first names, and the number of the others."""
+    shown = [printable(name) for name in islice(names, MAX_SHOWN)]
+    more = f" and {count - len(shown):,} more" if count > len(shown) else ""
+    return ", ".join(shown) + more
+
+
+def _notes(data: DataSet, pictures: Pictures) -> list[str]:
+    notes = []
+    for split in SPLITS:
+        missing = data.missing_classes(split) if len(getattr(data, split)) else ()
+        if missing:
+            notes.append(
+                f"the {split} has no image of {len(missing):,} classes: {quote_names([*missing])}"
+            )
+    if flat := int((~pictures.contrasted).sum()):
+        notes.append(f"{flat:,} images are of one colour: only those of the same pixels are equal")
+    if len(pictures) > MAX_COMPARED:
+        notes.append(
+            f"near copies in two classes were not searched for, as {len(pictures):,} images are "
+            f"more than {MAX_COMPARED:,}"
+        )
+    return notes
+
+
+def _with_progress(search: Generator[float, None, T]) -> Generator[str, None, T]:
+    """Lines of progress in place of the shares that are done."""
+    start = last = time.monotonic()
+    while True:
+        try:
+            done = next(search)
+        except StopIteration as stop:
+            return stop.value
+        if (now := time.monotonic()) - last > REPORT_S:
+            last = now
+            yield f"{done:.0%} of the images compared, {(now - start) * (1 / done - 1):,.0f} s left"

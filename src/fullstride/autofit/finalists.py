@@ -1,0 +1,407 @@
+"""How good is a finalist as a file? It is exported in several forms, and each is scored."""
+
+import shutil
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from fullstride import tasks
+from fullstride.autofit.candidates import NOISE, Candidate, CandidateTime, within_budget
+from fullstride.autofit.halving import TRIALS
+from fullstride.data.dataset import DataSet
+from fullstride.deploy import choose_form
+from fullstride.deploy.comparison import load_views, score_model
+from fullstride.deploy.export import export, find_format, make_reference
+from fullstride.deploy.export_runs import images_for_ranges, images_to_compare
+from fullstride.deploy.exported import InputKind, Precision
+from fullstride.deploy.formats import FORMATS, open_file, output
+from fullstride.io.records import from_json, read_json, to_json
+from fullstride.io.writing import atomic_write, bytes_of, json_output, remove
+from fullstride.latency.profiles import Profile
+from fullstride.measure.bench import call_time
+from fullstride.measure.budget import Budget
+from fullstride.measure.environment import Environment, choose_device
+from fullstride.measure.protocols import ONLINE
+
+SHIP = "ship"  # folder of the files, in that of a fit
+RECORD = json_output("a record of an exported file", "file", "correct")
+SLACK = 1.1  # times the budget: a form that took longer before training is not exported
+NEAR = 1.25  # times the fastest format in a precision: slower formats are not exported
+COMPARISON_IMAGES = 128  # outputs are compared on these, and the file is scored on all
+MAX_DROP = 100.0  # points: a file is judged by its own score, not by what it loses
+REMOTE = "onnx"  # the format of files for a device that is not here
+REMOTE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")  # beside those of the estimates
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedFile:
+    """A finalist in one format and precision."""
+
+    candidate: str
+    path: str  # relative to the folder of the fit; "" where it was not written
+    format: str
+    precision: Precision
+    ms: float | None  # per image, measured at the end in turn with all others, or estimated
+    minival: Mapping[str, float]  # scores of the file on the minival
+    within: bool  # whether it stays in the budget
+    failure: str = ""  # why it was not written, in one line
+    low: float | None = None  # of the rounds of the measurement, or the interval of the estimate
+    high: float | None = None
+    measured: bool = True  # False: `ms` is an estimate for a device that is not here
+    resolution: int = 0  # pixels a side
+    size_mib: float = 0.0  # on the disk
+    runtime: str = ""  # that opened it here
+
+    @property
+    def upper_ms(self) -> float | None:
+        """The measured time, or the upper end of the estimate's interval."""
+        return self.ms if self.measured else self.high or self.ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """What is stored of a file at once, so that it is exported and scored only once."""
+
+    file: ShippedFile  # without a time
+    correct: str  # 1 or 0 for each image of the minival, in order
+    seconds: float  # of exporting and scoring
+
+
+def forms(
+    times: Sequence[CandidateTime],
+    budget_ms: float,
+    formats: Sequence[str],
+    precisions: Sequence[Precision],
+    *,
+    remote: bool,
+) -> list[tuple[str, Precision]]:
+    """The formats and precisions in which a candidate is exported.
+
+    Here they are those that run here, and of these the ones that may be the best by `times`, those
+    of the candidate: within `SLACK` of the budget, and within `NEAR` of the fastest format in the
+    same precision. For a device that is not here they are ONNX files. `formats` and `precisions`
+    restrict both as in `runnable`, so that programs are taken only if they are named.
+    """
+    if remote:
+        rates = {remote_precision(each.precision) for each in times if each.ms is not None}
+        own = sorted(rates)
+        wanted = own + [each for each in REMOTE_PRECISIONS if each not in own]
+        return [
+            (name, precision)
+            for name in formats or (REMOTE,)
+            for precision in wanted
+            if precision in find_format(name, "fp32").precisions
+            and (not precisions or precision in precisions)
+        ]
+    ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
+
+    def fastest(precision: Precision) -> float:
+        return min(value for (_, other), value in ms.items() if other == precision)
+
+    return [
+        (format, precision)
+        for format, precision in choose_form.runnable(formats, precisions)
+        if (value := ms.get((format, precision))) is not None
+        and value <= SLACK * budget_ms
+        and (value <= NEAR * fastest(precision) or format in formats)
+    ]
+
+
+def remote_precision(precision: Precision) -> Precision:
+    """The precision of an ONNX file that a device runs as fast as one in `precision`."""
+    return precision if precision in FORMATS[REMOTE].precisions else "fp16"
+
+
+def export_finalist(
+    folder: Path,
+    candidate: Candidate,
+    wanted: Sequence[tuple[str, Precision]],
+    data: DataSet,
+    *,
+    input_kind: InputKind = "pixels",
+    threads: int | None = None,
+    device: str = "cpu",
+) -> Generator[str, None, list[FileRecord]]:
+    """Export the bundle of a finalist in each of `wanted`, and score each file on the minival.
+
+    A file that is in the folder with its record is not written again. One that cannot be written
+    has the reason in its record. Yields a line for each new file.
+    """
+    records = {form: read_record(folder, candidate.name, *form) for form in wanted}
+    if any(record is None for record in records.values()):
+        new = new_records(folder, candidate, records, data, input_kind, threads, device)
+        for record in new:
+            records[record.file.format, record.file.precision] = record
+            yield line_of(record)
+    return [record for record in records.values() if record is not None]
+
+
+def new_records(
+    folder: Path,
+    candidate: Candidate,
+    records: Mapping[tuple[str, Precision], FileRecord | None],
+    data: DataSet,
+    input_kind: InputKind,
+    threads: int | None,
+    device: str,
+) -> Iterator[FileRecord]:
+    """Write the files of `candidate` that have no record yet, and their records."""
+    bundle = tasks.load(str(folder / TRIALS / candidate.name / "bundle"))
+    bundle = replace(bundle, licence=bundle.licence or candidate.licence)
+    images = images_to_compare(data, bundle.task, COMPARISON_IMAGES)
+    reference = make_reference(bundle, images, input_kind)
+    views = load_views(bundle, data.minival)
+    for (format, precision), record in records.items():
+        if record is not None:
+            continue
+        start, path = perf_counter(), place(folder, candidate.name, format, precision)
+        written = ShippedFile(
+            candidate=candidate.name,
+            path=path.relative_to(folder).as_posix(),
+            format=format,
+            precision=precision,
+            ms=None,
+            minival={},
+            within=False,
+            resolution=bundle.preprocessing.resolution,
+        )
+        correct = ""
+        try:
+            export(
+                bundle,
+                path,
+                images,
+                format=format,
+                precision=precision,
+                input_kind=input_kind,
+                calibration=images_for_ranges(data) if precision == "int8" else (),
+                max_drop=MAX_DROP,
+                device=device if find_format(format, precision).runs_code else "cpu",
+                threads=threads,
+                force=True,
+                reference=reference,
+            )
+            model = open_file(path, threads=threads, trust=True)
+            result = score_model(model, data.minival, views=views)
+            written = replace(
+                written,
+                minival=result.scores,
+                size_mib=bytes_of(path) / 2**20,
+                runtime=model.runtime,
+            )
+            correct = result.correct
+        except (ValueError, FloatingPointError, MemoryError) as error:
+            remove(path)
+            why = " ".join(str(error).removeprefix(f"{path} ").split())
+            written = replace(written, path="", failure=why or type(error).__name__)
+        record = FileRecord(file=written, correct=correct, seconds=perf_counter() - start)
+        with atomic_write(record_path(folder, candidate.name, format, precision), RECORD) as beside:
+            beside.write_text(to_json(record))
+        record = read_record(folder, candidate.name, format, precision)  # as a later call has it
+        assert record is not None
+        yield record
+
+
+def place(folder: Path, candidate: str, format: str, precision: Precision) -> Path:
+    return folder / SHIP / f"{candidate}_{format}_{precision}{FORMATS[format].suffix}"
+
+
+def record_path(folder: Path, candidate: str, format: str, precision: Precision) -> Path:
+    return folder / SHIP / f"{candidate}_{format}_{precision}.json"
+
+
+def read_record(
+    folder: Path, candidate: str, format: str, precision: Precision
+) -> FileRecord | None:
+    """The record of a file that is there, or could not be written; None for one to write."""
+    path = record_path(folder, candidate, format, precision)
+    if not path.exists():
+        return None
+    record = from_json(FileRecord, read_json(path), str(path))
+    return record if record.file.failure or (folder / record.file.path).exists() else None
+
+
+def line_of(record: FileRecord) -> str:
+    file = record.file
+    label = f"{file.candidate} as {file.format} {file.precision}"
+    if file.failure:
+        return f"{label}: {file.failure}"
+    metric = tasks.find_task().metric
+    return (
+        f"{label}: minival {metric.text(file.minival[metric.name])}, {file.size_mib:.1f} MiB, "
+        f"after {record.seconds:.1f} s"
+    )
+
+
+def copy_export(path: Path, final: Path, format: str) -> None:
+    """Put the exported file or folder at `path` to `final` too: linked, or copied where it cannot.
+
+    Raises OSError, and leaves an earlier one as it was, where the disk is full.
+    """
+    if final.exists() and same_files(path, final):
+        return
+    with atomic_write(final, output(FORMATS[format], True)) as temporary:
+        if path.is_dir():
+            shutil.copytree(path, temporary, copy_function=link_or_copy)
+        else:
+            link_or_copy(path, temporary)
+
+
+def same_files(path: Path, final: Path) -> bool:
+    """Whether `final` has links to all files of `path`: renaming one would leave both names."""
+    if path.is_dir() != final.is_dir():
+        return False
+    if not path.is_dir():
+        return final.samefile(path)
+    pairs = [(each, final / each.relative_to(path)) for each in path.rglob("*") if each.is_file()]
+    return all(other.exists() and other.samefile(each) for each, other in pairs)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+# How fast are the files of the finalists? They are measured in turn, or estimated.
+
+
+MEASUREMENTS = 5  # of a file at most
+PAUSE_S = 2.0  # before one that is repeated: right after a training a file takes up to 1.2x as long
+TIMES = "times.json"  # in the folder of the files
+TIMES_OUTPUT = json_output("the times of exported files", "times", "measurements")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTimes:
+    """The times of all files, measured in turn."""
+
+    times: Mapping[str, tuple[float, float, float]]  # path -> `CallTime`: ms, low, high
+    measurements: int  # how often those in doubt were measured
+    environment: Mapping[str, Any]
+
+
+def measured(
+    folder: Path,
+    records: Sequence[FileRecord],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    percentile: float,
+    threads: int | None,
+) -> Generator[str, None, tuple[list[FileRecord], Mapping[str, Any]]]:
+    """The records with the times of their files, and where these were measured.
+
+    Files of which noise may decide that they are not within the budget, see `in_doubt`, are
+    measured again, up to `MEASUREMENTS` times, and each keeps its shortest time. `times` are those
+    of the candidates, untrained.
+    """
+    path, paths = folder / SHIP / TIMES, [each.file.path for each in records]
+    stored = from_json(FileTimes, read_json(path), str(path)) if path.exists() else None
+    if stored is not None and set(stored.times) != set(paths):
+        stored = None
+    again = paths if stored is None else in_doubt(stored, records, times, budget)
+    while again and (stored is None or stored.measurements < MEASUREMENTS):
+        if stored is not None:
+            yield "once more, as the budget may have been missed by noise:"
+            time.sleep(PAUSE_S)
+        yield f"measuring {len(again)} files in turn, batch {budget.batch}"
+        stored = combine(stored, measure_files(folder, again, budget, percentile, threads))
+        with atomic_write(path, TIMES_OUTPUT) as beside:
+            beside.write_text(to_json(stored))
+        again = in_doubt(stored, records, times, budget)
+    assert stored is not None
+    timed = []
+    for each in records:
+        ms, low, high = stored.times[each.file.path]
+        within = ms <= budget.ms_per_image
+        timed.append(
+            replace(each, file=replace(each.file, ms=ms, low=low, high=high, within=within))
+        )
+    return timed, stored.environment
+
+
+def in_doubt(
+    measured: FileTimes,
+    records: Sequence[FileRecord],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+) -> list[str]:
+    """The paths of files beyond the budget that may be within it.
+
+    Their quiet rounds are, or their candidates were before the training and they are near it.
+    """
+    limit = budget.ms_per_image
+    within = {
+        (each.candidate, each.format, each.precision) for each in within_budget(times, budget)
+    }
+
+    def may_fit(file: ShippedFile) -> bool:
+        ms, low, _ = measured.times[file.path]
+        was = (file.candidate, file.format, file.precision) in within
+        return ms > limit and (low <= limit or (was and ms <= NOISE * limit))
+
+    return [each.file.path for each in records if may_fit(each.file)]
+
+
+def measure_files(
+    folder: Path,
+    paths: Sequence[str],
+    budget: Budget,
+    percentile: float,
+    threads: int | None,
+) -> FileTimes:
+    """Files of the folder in turn, by the online protocol at the batch of the budget."""
+    models = {path: open_file(folder / path, threads=threads, trust=True) for path in paths}
+    rows = choose_form.measure_files(models, replace(ONLINE, batch=budget.batch), threads)
+    return FileTimes(
+        times={row.name: astuple(call_time(row, percentile)) for row in rows},
+        measurements=1,
+        environment=asdict(Environment.here(choose_device("auto"))),
+    )
+
+
+def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:
+    """Of each file the shorter time: what disturbs a measurement makes it longer."""
+    if earlier is None:
+        return later
+    shorter = {name: min(ms, earlier.times[name]) for name, ms in later.times.items()}
+    return replace(
+        later,
+        times={**earlier.times, **shorter},
+        measurements=earlier.measurements + later.measurements,
+    )
+
+
+def estimated(
+    records: Sequence[FileRecord], times: Sequence[CandidateTime], budget: Budget, maybe: bool
+) -> list[FileRecord]:
+    """The records with the estimates of their candidates, where there is one of the precision."""
+    estimates = {
+        (each.candidate, remote_precision(each.precision)): each
+        for each in times
+        if each.ms is not None
+    }
+
+    def timed(file: ShippedFile) -> ShippedFile:
+        estimate = estimates.get((file.candidate, file.precision))
+        if estimate is None or estimate.ms is None:
+            return replace(file, measured=False)
+        ms, low, high = estimate.ms, estimate.low or estimate.ms, estimate.high or estimate.ms
+        within = (ms if maybe else high) <= budget.ms_per_image
+        return replace(file, ms=ms, low=low, high=high, within=within, measured=False)
+
+    return [replace(each, file=timed(each.file)) for each in records]
+
+
+def device_of(profile: Profile) -> Mapping[str, Any]:
+    """The conditions that estimates are for."""
+    return dict(
+        device=profile.device,
+        runtime=profile.machine.runtime,
+        precision=profile.precision,
+        profile=profile.name,
+    )

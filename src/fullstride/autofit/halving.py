@@ -1,0 +1,460 @@
+"""Which candidate is the best? Successive halving on the training part, judged on the minival."""
+
+import time
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.plan import (
+    BY_CASE,
+    FINALISTS,
+    FitPlan,
+    TrainingTime,
+    by_promise,
+    candidate_recipe,
+    measure_training,
+    stored_time,
+)
+from fullstride.data.dataset import DataSet
+from fullstride.io.writing import bytes_of, remove
+from fullstride.study.scores import mcnemar, score_run, train_to
+from fullstride.study.trials import Failure, Study, Trial, run_trials
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Metric
+from fullstride.train import run_folder
+from fullstride.train.autotune import SCORING_SHARE
+from fullstride.train.linear_probe import save_probe
+from fullstride.train.prepare import prepare
+from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.run import train
+from fullstride.train.run_folder import BUNDLE
+from fullstride.train.scoring import quality
+
+# How does a candidate train in a rung, and how good is it then? One trial for each of both.
+
+
+TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
+CHECKPOINT_S = 60.0  # of an epoch that is longer, between two checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungScore:
+    """What a candidate achieves on the minival at the end of a rung."""
+
+    candidate: str  # its name
+    rung: int
+    epochs: int  # 0: a linear probe
+    scores: Mapping[str, float]
+    correct: str  # 1 or 0 for each image of the minival, in order; "" without single labels
+    seconds: float  # of training in this rung, since the last start
+
+
+def rung_trial(
+    folder: Path,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    rung: int,
+    stop: int | None,
+    epochs: int,
+    workers: int | None,
+    *,
+    epoch_s: float,
+    steps: int,
+) -> Trial:
+    """The trial of a candidate in a rung, see `train_rung`; it takes so long for an epoch."""
+    is_long = epoch_s > 2 * CHECKPOINT_S and steps
+    return Trial(
+        folder=folder / TRIALS / candidate.name,
+        result=folder / "rungs" / str(rung) / f"{candidate.name}.json",
+        arguments=dict(
+            candidate=candidate,
+            data=data,
+            choice=choice,
+            rung=rung,
+            stop=stop,
+            epochs=epochs,
+            workers=workers,
+            every_steps=max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0,
+        ),
+    )
+
+
+def train_rung(
+    folder: Path,
+    device: str,
+    *,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    rung: int,
+    stop: int | None,
+    epochs: int,
+    workers: int | None,
+    every_steps: int,
+) -> Generator[str, None, RungScore]:
+    """Train the run in `folder` until the epoch `stop`, or to its end for None, and score it.
+
+    Until 0, it is the linear probe of the recipe that is scored.
+    """
+    begin = time.perf_counter()
+    named = candidate_recipe(candidate, data, choice, device, epochs, folder)
+    settings: dict[str, Any] = dict(weights=candidate.weights, width=candidate.width)
+    settings |= dict(depth=candidate.depth, device=device, workers=workers)
+    reached = 0
+    if stop != 0:
+        rows = train(
+            folder, candidate.model, data, named, **settings, checkpoint_every_steps=every_steps
+        )
+        reached = yield from train_to(candidate.name, rows, stop)
+    run = prepare(folder, candidate.model, data, named, **settings)
+    try:
+        if stop == 0:
+            save_probe(run)
+        scores, correct = score_run(run)
+    finally:
+        run.close()
+    metric = run.metric.text(scores[run.metric.name])
+    after = f"after epoch {reached}" if reached else "by a linear probe"
+    yield f"{candidate.name}: minival {metric} {after}"
+    return RungScore(
+        candidate=candidate.name,
+        rung=rung,
+        epochs=reached,
+        scores=scores,
+        correct=correct,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+STUDY = Study(
+    work=train_rung,
+    kind=RungScore,
+    noun="the score of a rung",
+    keys=("candidate", "rung", "scores"),
+)
+
+
+def metric_of(candidate: Candidate, data: DataSet, choice: RecipeChoice, device: str) -> Metric:
+    named = candidate_recipe(candidate, data, choice, device)
+    return find_task().find_metric(named.recipe.score, len(data.classes))
+
+
+# Two networks are tied where the test does not tell them apart at P_TIE, and the minival scores
+# differ by no more than TIE_POINTS. By the test alone most pairs are tied on a small minival, and
+# the faster one would cost 1.8 points on 250 images (docs/log.md).
+P_TIE, TIE_POINTS = 0.05, 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The scores of all rungs, and the finalists, the best first."""
+
+    scores: tuple[RungScore, ...]
+    finalists: tuple[str, ...]
+    ties: tuple[tuple[str, str, float], ...]  # that were decided by time: faster, slower, p value
+    failures: Mapping[str, str] = field(default_factory=dict)  # name -> why, in one line
+
+
+def run_halving(
+    folder: Path,
+    plan: FitPlan,
+    candidates: Sequence[Candidate],
+    ms: Mapping[str, float],
+    data: DataSet,
+    *,
+    recipe: RecipeChoice = BY_CASE,
+    devices: Sequence[str] = ("cpu",),
+    workers: int | None = None,
+    in_float: Collection[str] | None = None,
+) -> Generator[str, None, Outcome]:
+    """Train the candidates of `plan`, rung by rung; yields lines for people.
+
+    Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
+    goes on from its checkpoint in the next one. In a rung of 0 epochs it is a linear probe: a
+    classifier of the features that its released weights give. The scores of a rung are those on the
+    minival of the averaged network, with precise batch statistics or of the probe if it is better
+    so; at the end those of the run's bundle. Scores that choose are too good for the winner: they
+    are the minival's, and no test.
+
+    Who goes on is a function of the stored scores and of `ms` alone:
+
+    1. Candidates are ranked. The next place goes to the fastest of the best of the rest and those
+       tied with it. Two are tied if their scores differ by at most `TIE_POINTS` and McNemar's
+       exact test on the same images has p > `P_TIE`; for other metrics than top1, if the scores
+       are equal.
+    2. The best ones of the ranking go on, among them the best one of another family than the
+       first. If the first is within the budget in int8 only, the best one that is in float goes on
+       too while there is a place, and the one of another family is in float if one is.
+    3. The finalists are the first of the last rung, at most three, by the same two rules.
+
+    After a stop, the same call goes on: scores of `rungs/K/NAME.json` are read, no step that has a
+    checkpoint is repeated, and the outcome has the same bits.
+
+    Args:
+        folder: Of the fit.
+        plan: From `make_plan`.
+        candidates: Those of the plan, and others.
+        ms: The fastest time per image of each, by name.
+        data: Without its test split.
+        recipe: As for `make_plan`.
+        devices: Where trials run at the same time, each in a process if there are several.
+        workers: Processes that decode images, of each trial; None: chosen.
+        in_float: Those within the budget in a float precision; None: all.
+
+    Raises ValueError if all candidates of a rung fail.
+    """
+    by_name = {each.name: each for each in candidates}
+    families = {name: by_name[name].family for name in plan.candidates}
+    in_float = {*plan.candidates} if in_float is None else in_float
+    names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
+    ranked, ties = list[str](), list[tuple[str, str, float]]()
+    metric = metric_of(by_name[names[0]], data, recipe, devices[0])
+    recipe = plan.recipe(recipe)
+    for rung in plan.rungs:
+        yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} {rung.end}"
+        stop = None if rung is plan.rungs[-1] else rung.epochs
+        trials = [
+            rung_trial(
+                folder,
+                by_name[name],
+                data,
+                recipe,
+                rung.number,
+                stop,
+                plan.epochs,
+                workers,
+                epoch_s=plan.epoch_s[name],
+                steps=plan.steps.get(name, 0),
+            )
+            for name in names
+        ]
+        results = yield from run_trials(STUDY, trials, devices)
+        failed = {
+            name: result.failure
+            for name, result in zip(names, results, strict=True)
+            if isinstance(result, Failure)
+        }
+        if len(failed) == len(names):
+            for trial in trials:  # so that the next call tries again
+                trial.result.unlink()
+            name, reason = next(iter(failed.items()))
+            raise ValueError(f"no candidate could be trained; {name}: {reason}")
+        for name, reason in failed.items():
+            yield f"{name} has failed: {reason}"
+        failures |= failed
+        here = [result for result in results if isinstance(result, RungScore)]
+        scores += here
+        ranked, by_time = rank(here, ms, metric)
+        ties += by_time
+        keep = rung.keep if rung is not plan.rungs[-1] else FINALISTS
+        names = tuple(going_on(ranked, keep, families, in_float))
+        yield f"rung {rung.number}: {', '.join(names)}"
+    return Outcome(
+        scores=tuple(scores), finalists=names, ties=tuple(dict.fromkeys(ties)), failures=failures
+    )
+
+
+def rank(
+    scores: Sequence[RungScore], ms: Mapping[str, float], metric: Metric
+) -> tuple[list[str], list[tuple[str, str, float]]]:
+    """The names, the best first, and the ties that were decided by time.
+
+    See `run_halving` for the rule. Of equally fast ones the better score, then the name, decides.
+    """
+
+    def key(each: RungScore) -> tuple[float, float, str]:
+        value, loss = quality(each.scores, metric)
+        return -value, -loss, each.candidate
+
+    left, names, ties = sorted(scores, key=key), list[str](), list[tuple[str, str, float]]()
+    while left:
+        best = left[0]
+        tied = {each.candidate: p for each in left if (p := tie(best, each, metric)) is not None}
+        first = min(
+            (each for each in left if each.candidate in tied), key=lambda x: ms[x.candidate]
+        )
+        if first is not best:
+            ties.append((first.candidate, best.candidate, tied[first.candidate]))
+        names.append(first.candidate)
+        left.remove(first)
+    return names, ties
+
+
+def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
+    """The p value of two scores that are tied, and None for others."""
+    difference = abs(best.scores[metric.name] - other.scores[metric.name])
+    if metric.name != "top1" or not best.correct:  # the test compares numbers of correct images
+        return 1.0 if difference == 0 else None
+    p = mcnemar(best.correct, other.correct) if difference <= TIE_POINTS else 0.0
+    return p if p > P_TIE else None
+
+
+def going_on(
+    ranked: Sequence[str], keep: int, families: Mapping[str, str], in_float: Collection[str]
+) -> list[str]:
+    """The names that go on, the best first: see `run_halving`."""
+    first = ranked[0]
+    floats = [name for name in ranked if name in in_float]
+    others = [name for name in ranked if families[name] != families[first]]
+    if first not in in_float:
+        others = [name for name in others if name in in_float] or others
+    required = list(dict.fromkeys([first, *others[:1], *floats[:1]]))[:keep]
+    rest = [name for name in ranked if name not in required]
+    chosen = {*required, *rest[: keep - len(required)]}
+    return [name for name in ranked if name in chosen]
+
+
+def delete_losers(folder: Path, outcome: Outcome) -> int:
+    """Delete the checkpoints and the best epochs of trials that are no finalists; their bytes."""
+    losers = {each.candidate for each in outcome.scores} | {*outcome.failures}
+    size = 0
+    for name in losers - {*outcome.finalists}:
+        for part in (run_folder.CHECKPOINT, run_folder.BEST, run_folder.PROBE):
+            path = folder / TRIALS / name / part
+            size += bytes_of(path)
+            remove(path)
+    return size
+
+
+# Does the best network get better by learning from one that the budget does not allow?
+
+
+MOST_MEASURED = 3  # teachers whose training is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teaching:
+    """What became of a teacher. Candidates are "" where there is none."""
+
+    teacher: str = ""  # candidate that is beyond the budget
+    student: Candidate | None = None  # the best finalist, trained once more with the teacher
+    is_better: bool = False  # whether the student takes the finalist's place
+    p: float | None = None  # of the paired test, where the two are tied
+    scores: tuple[RungScore, ...] = ()  # of the teacher and of the student
+    reason: str = ""  # why there is no student, or why it does not stay, in one line
+
+
+def teach(
+    folder: Path,
+    plan: FitPlan,
+    outcome: Outcome,
+    candidates: Sequence[Candidate],
+    ms: Mapping[str, float],
+    data: DataSet,
+    *,
+    left_s: float,
+    recipe: RecipeChoice = BY_CASE,
+    devices: Sequence[str] = ("cpu",),
+    workers: int | None = None,
+) -> Generator[str, None, Teaching]:
+    """Train a teacher, and the best finalist once more with it, if both fit into `left_s` seconds.
+
+    The teacher is the most promising candidate beyond the budget, by published top-1, else the
+    slowest; one of the finalist's resolution, if there is one. Both train for the epochs of the
+    plan, as trials of further rungs, so that the same call goes on after a stop. The student takes
+    the finalist's place if it is better on the minival and not tied, by the rule of `run_halving`:
+    the student is as fast, so that a tie is no reason for a second network.
+
+    Args:
+        folder: Of the fit.
+        plan: From `make_plan`.
+        outcome: From `run_halving`.
+        candidates: All of them.
+        ms: The fastest time per image of those beyond the budget, by name.
+        data: Without its test split.
+        left_s: Seconds that are left for training.
+        recipe: As for `make_plan`.
+        devices: As for `make_plan`; one trial runs at a time.
+        workers: Processes that decode images, of each trial; None: chosen.
+    """
+    by_name = {each.name: each for each in candidates}
+    best = by_name[outcome.finalists[0]]
+    others = [each for each in candidates if each.name in ms]
+    if not others:
+        return Teaching(reason="no candidate is beyond the budget")
+    order = sorted(by_promise(others, ms), key=lambda each: each.resolution != best.resolution)
+    own = stored_time(folder, best) or measure_training(
+        folder, best, data, recipe, devices[0], workers
+    )
+    times: dict[str, TrainingTime] = {}
+    for each in order[:MOST_MEASURED]:
+        time = stored_time(folder, each)
+        if time is None:
+            yield f"measuring the training of the teacher {each.name}"
+            time = measure_training(folder, each, data, recipe, devices[0], workers)
+        answers_s = plan.epochs * own.steps * time.step_s * SCORING_SHARE
+        both_s = time.seconds(plan.epochs) + own.seconds(plan.epochs) + answers_s
+        if not time.failure and both_s <= left_s:
+            times[each.name] = time
+            break
+    if not times:
+        return Teaching(reason="there is no time to train a teacher")
+    teacher = by_name[next(iter(times))]
+    path = (folder / TRIALS / teacher.name / BUNDLE).resolve()
+    student = replace(best, teacher=str(path))
+    scores: list[RungScore] = []
+    metric = metric_of(best, data, recipe, devices[0])
+    recipe = plan.recipe(recipe)
+    before = next(each for each in reversed(outcome.scores) if each.candidate == best.name)
+    times[student.name] = replace(
+        own, step_s=own.step_s + SCORING_SHARE * times[teacher.name].step_s
+    )
+    for number, each in enumerate((teacher, student), len(plan.rungs) + 1):
+        yield f"{'student' if each is student else 'teacher'}: {each.name}"
+        time = times[each.name]
+        trial = rung_trial(
+            folder,
+            each,
+            data,
+            recipe,
+            number,
+            None,
+            plan.epochs,
+            workers,
+            epoch_s=time.epoch_s,
+            steps=time.steps,
+        )
+        (result,) = yield from run_trials(STUDY, [trial], devices[:1])
+        if isinstance(result, Failure):
+            reason = f"{each.name} has failed: {result.failure}"
+            return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
+        scores.append(result)
+        if quality(result.scores, metric) <= quality(before.scores, metric):
+            reason = f"{each.name} is not better on the minival than {best.name}"
+            return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
+    p = tie(scores[-1], before, metric)
+    reason = f"{student.name} and {best.name} are tied on the minival" if p is not None else ""
+    return Teaching(
+        teacher=teacher.name,
+        student=student,
+        is_better=p is None,
+        p=p,
+        scores=tuple(scores),
+        reason=reason,
+    )
+
+
+def with_student(
+    teaching: Teaching,
+    outcome: Outcome,
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+) -> tuple[Outcome, tuple[Candidate, ...], tuple[CandidateTime, ...]]:
+    """The outcome, candidates and times with the student as the best finalist, if it is better.
+
+    It has the times of the finalist, which stays as the second one.
+    """
+    student = teaching.student
+    if student is None or not teaching.is_better:
+        scores = outcome.scores + teaching.scores
+        return replace(outcome, scores=scores), tuple(candidates), tuple(times)
+    finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))[:3]
+    own = (each for each in times if each.candidate == outcome.finalists[0])
+    return (
+        replace(outcome, scores=outcome.scores + teaching.scores, finalists=finalists),
+        (*candidates, student),
+        (*times, *(replace(each, candidate=student.name) for each in own)),
+    )

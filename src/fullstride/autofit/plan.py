@@ -1,0 +1,484 @@
+"""How long will it take? Rungs of successive halving within the hours that a user has."""
+
+import math
+import time
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.times import expected_top1
+from fullstride.data.dataset import DataSet
+from fullstride.data.readers.listing import quote_names
+from fullstride.io.records import from_json, read_json, to_json
+from fullstride.io.writing import atomic_write, json_output, scratch_folder
+from fullstride.report.training_progress import duration
+from fullstride.study.folder import check_images
+from fullstride.study.trials import FAILURES, reason
+from fullstride.train import run_folder
+from fullstride.train.averages import MAX_IMAGES
+from fullstride.train.batches import recipe_in_epochs
+from fullstride.train.prepare import prepare
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
+from fullstride.train.recipes.named import MAX_PROBE_CLASSES
+from fullstride.train.timing import time_run
+
+# How long does each candidate train here? A few of its steps are measured.
+
+
+BY_CASE = RecipeChoice()  # the default recipe, by weights and number of images
+OUTPUT = json_output("the time of a training", "candidate", "step_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTime:
+    """What the parts of a candidate's training take on one device, in seconds."""
+
+    candidate: str  # its name
+    epochs: int = 0  # of its whole recipe
+    steps: int = 0  # of an epoch
+    step_s: float = 0.0  # a step with its wait for images
+    score_every: int = 1  # epochs, of which the last one is scored and saved
+    minival_s: float = 0.0  # scoring a network on the minival
+    precise_s: float = 0.0  # measuring batch statistics anew, and scoring the network with them
+    save_s: float = 0.0  # a checkpoint and a bundle
+    start_s: float = 0.0  # building the network and starting workers
+    measure_s: float = 0.0  # what this measurement took
+    failure: str = ""  # why it cannot train, in one line
+
+    @property
+    def epoch_s(self) -> float:
+        """An epoch, with its part of the minival and of a checkpoint."""
+        return self.steps * self.step_s + (self.minival_s + self.save_s) / self.score_every
+
+    def seconds(self, epochs: float) -> float:
+        """So many epochs between a start and the score of a rung, or for 0 a linear probe."""
+        if not epochs:
+            return self.start_s + self.precise_s  # the same images, once each
+        return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.minival_s
+
+
+def candidate_recipe(
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    device: str,
+    epochs: int | None = None,
+    folder: Path | None = None,
+) -> NamedRecipe:
+    """The recipe that `choice` gives for a candidate, with other `epochs` if they are fewer.
+
+    A run in `folder` keeps its own. On a GPU a batch is computed in the fewest passes that fit.
+    """
+    changes = {"resolution": candidate.resolution, "fit": candidate.fit} | dict(choice.changes)
+    if candidate.teacher:
+        changes["teacher"] = candidate.teacher
+    if torch.device(device).type == "cuda":
+        changes.setdefault("grad_accum_steps", 0)
+    case = case_of(data, candidate.weights, candidate.width)
+    whole = RecipeChoice(choice.source, changes)
+    named = whole.resolve(case)
+    if epochs is not None and epochs < epochs_of(named, data):
+        whole = RecipeChoice(choice.source, changes | {"epochs": epochs})
+        named = whole.resolve(case)
+    if folder is not None:
+        return run_folder.resolve(whole, folder, data, candidate.weights, candidate.width)
+    return named
+
+
+def epochs_of(named: NamedRecipe, data: DataSet) -> int:
+    """Epochs of the recipe on `data`; the last one may be partial."""
+    return math.ceil(recipe_in_epochs(data, named.recipe).epochs)
+
+
+def stored_time(folder: Path, candidate: Candidate) -> TrainingTime | None:
+    path = _path(folder, candidate)
+    return from_json(TrainingTime, read_json(path), str(path)) if path.exists() else None
+
+
+def measure_training(
+    folder: Path,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    device: str,
+    workers: int | None,
+) -> TrainingTime:
+    """Time a few steps of the real recipe on real batches, and a part of the minival; about 4 s.
+
+    The result is stored in `folder`, but for a candidate that cannot train, which has a `failure`:
+    it is tried again by the next call.
+    """
+    begin = time.perf_counter()
+    path = _path(folder, candidate)
+    with scratch_folder(path.with_name(candidate.name)) as scratch:
+        try:
+            times = _measure(scratch / candidate.name, candidate, data, choice, device, workers)
+        except FAILURES as error:
+            times = TrainingTime(candidate=candidate.name, failure=reason(error, device))
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # the next candidate is another network
+    times = replace(times, measure_s=time.perf_counter() - begin)
+    if not times.failure:
+        with atomic_write(path, OUTPUT) as temporary:
+            temporary.write_text(to_json(times))
+    return times
+
+
+def _path(folder: Path, candidate: Candidate) -> Path:
+    return folder / "training_times" / f"{candidate.name}.json"
+
+
+def _measure(
+    folder: Path,
+    candidate: Candidate,
+    data: DataSet,
+    choice: RecipeChoice,
+    device: str,
+    workers: int | None,
+) -> TrainingTime:
+    begin = time.perf_counter()
+    named = candidate_recipe(candidate, data, choice, device)
+    run = prepare(
+        folder,
+        candidate.model,
+        data,
+        named,
+        weights=candidate.weights,
+        width=candidate.width,
+        depth=candidate.depth,
+        device=device,
+        workers=workers,
+    )
+    times = time_run(run, time.perf_counter() - begin)
+    for_statistics = min(len(data.train), MAX_IMAGES)
+    return TrainingTime(
+        candidate=candidate.name,
+        epochs=epochs_of(named, data),
+        steps=times.steps,
+        step_s=times.step_s,
+        score_every=times.score_every,
+        minival_s=times.image_s * len(data.minival),
+        precise_s=times.image_s * (for_statistics + len(data.minival)),
+        save_s=times.save_s,
+        start_s=times.start_s,
+    )
+
+
+ETA = 3  # one of so many candidates goes on, and trains for so many times the epochs
+FEW = 3  # candidates that all train to the end, or after linear probes all but one
+MOST_COST = 1 / 3  # of training all candidates to the end
+FINALISTS = 3  # networks that are exported, at most
+FILE_S = 10.0  # of an export, with its comparison and its measurement
+# With few hours, training is shortened to the first share before candidates are left out, and to
+# the second one when a single candidate is left. Ours.
+SHORT, SHORTEST = 1 / 3, 1 / 10
+MEASURING_SHARE = 0.1  # of the hours, in which steps are measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """All of its candidates train until `epochs`, and the best `keep` go on."""
+
+    number: int  # from 1
+    epochs: int  # since the start of training; 0: a linear probe
+    candidates: int
+    keep: int
+
+    @property
+    def end(self) -> str:
+        return f"to epoch {self.epochs}" if self.epochs else "by a linear probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitPlan:
+    """What will be trained, and the seconds that each part is expected to take here."""
+
+    candidates: tuple[str, ...]  # the names of those of the first rung
+    left_out: Mapping[str, str]  # name -> why a candidate within the budget is not trained
+    epochs: int  # of the finalists
+    rungs: tuple[Rung, ...]
+    epoch_s: Mapping[str, float]  # name -> seconds of an epoch with its minival
+    train_s: float  # if the slowest candidates go on
+    ship_s: float
+    all_s: float = 0.0  # of training every candidate to the end, for comparison
+    steps: Mapping[str, int] = field(default_factory=dict)  # name -> steps of an epoch
+
+    @property
+    def total_s(self) -> float:
+        return self.train_s + self.ship_s
+
+    def recipe(self, choice: RecipeChoice) -> RecipeChoice:
+        """`choice` with what the rungs need of all trainings."""
+        if self.rungs[0].epochs:
+            return choice
+        return replace(choice, changes={**choice.changes, "linear_probe": True})
+
+
+def make_plan(
+    folder: Path,
+    candidates: Sequence[Candidate],
+    ms: Mapping[str, float],
+    data: DataSet,
+    *,
+    hours: float | None = None,
+    spent_s: float = 0.0,
+    recipe: RecipeChoice = BY_CASE,
+    devices: Sequence[str] = ("cpu",),
+    workers: int | None = None,
+    in_float: Collection[str] | None = None,
+    files: int = 4,
+) -> Generator[str, None, FitPlan]:
+    """Measure how long candidates train, and plan the rungs; yields lines for people.
+
+    Each candidate trains by its whole recipe, one schedule from the first to the last step, in
+    rungs that end at about 1/9, 1/3 and all of the epochs; of each rung about a third goes on, and
+    two families stay to the last. Rungs are left out where that would cost more than a third of
+    training all to the end. Up to three candidates are all trained to the end, after linear probes
+    all but the last.
+
+    Where all candidates have released weights, the first rung is a linear probe in place of a ninth
+    of the epochs: it takes the time of a third of an epoch, and on photographs its order was that
+    of whole trainings where the order after one epoch was not (docs/log.md).
+
+    With `hours`, epochs become fewer, to a third, then candidates, and epochs once more for the
+    last candidate. The most promising stay: by published top-1, else the slowest within the budget,
+    with two families while there are two.
+
+    Args:
+        folder: Of the fit. Measurements are stored there, and not made again.
+        candidates: Those to choose from.
+        ms: The fastest time per image of those within the budget, by name; others are not planned.
+        data: Without its test split.
+        hours: For all of the fit; None: without a limit.
+        spent_s: Seconds that earlier stages took, of these hours.
+        recipe: By default the recipe of the case, by the number of images.
+        devices: Where trials run at the same time; the first one is measured.
+        workers: Processes that decode images, of each trial; None: chosen.
+        in_float: Those within the budget in a float precision; None: all.
+        files: Files that are exported of a finalist.
+
+    Raises ValueError, in one line, if there is no minival, nothing that can train, or too little
+    time for even one candidate.
+    """
+    check_images(data)
+    if hours is not None and not 0 < hours < math.inf:
+        raise ValueError(f"--hours {hours:g}: give a number of hours above 0")
+    order = by_promise([each for each in candidates if each.name in ms], ms)
+    left_s = math.inf if hours is None else 3600 * hours - spent_s
+    times: dict[str, TrainingTime] = {}
+    left_out: dict[str, str] = {}
+    most_s, measured_s = MEASURING_SHARE * left_s, 0.0
+    for number, candidate in enumerate(order, 1):
+        if measured_s > most_s and len(times) >= FEW:
+            left_out[candidate.name] = f"too little time to measure more within {hours:g} hours"
+            continue
+        each = stored_time(folder, candidate)
+        if each is None:
+            yield f"measuring the training of {candidate.name} ({number} of {len(order)})"
+            each = measure_training(folder, candidate, data, recipe, devices[0], workers)
+        measured_s += each.measure_s
+        if each.failure:
+            yield f"{candidate.name} cannot be trained: {each.failure}"
+            left_out[candidate.name] = each.failure
+        else:
+            times[candidate.name] = each
+    if not times:
+        first = next(iter(left_out.items()), None)
+        what = f"{first[0]}: {first[1]}" if first else "none is within the budget"
+        raise ValueError(f"no candidate can be trained; {what}")
+    costs = [
+        TrialCost(
+            candidate=each,
+            time=times[each.name],
+            is_float=in_float is None or each.name in in_float,
+            ship_s=files * (FILE_S + len(data.minival) * ms[each.name] / 1e3),
+        )
+        for each in order
+        if each.name in times
+    ]
+    few_classes = len(data.classes) <= MAX_PROBE_CLASSES
+    can_probe = few_classes and all(each.candidate.weights for each in costs)
+    plan = plan_within(costs, left_s - measured_s, hours, len(devices), can_probe)
+    return replace(plan, left_out={**left_out, **plan.left_out})
+
+
+def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
+    """The most promising candidates first, the second of them of another family if there is one.
+
+    By `expected_top1` where it is known, and then the slowest first, which computes most.
+    """
+
+    def promise(each: Candidate) -> tuple[float, float, str]:
+        return -expected_top1(each), -ms[each.name], each.name
+
+    order = sorted(candidates, key=promise)
+    other = next((each for each in order if each.family != order[0].family), None)
+    if other is not None:
+        order.remove(other)
+        order.insert(1, other)
+    return order
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCost:
+    """What a candidate would take."""
+
+    candidate: Candidate
+    time: TrainingTime
+    is_float: bool  # whether it is within the budget in a float precision
+    ship_s: float
+
+
+def plan_within(
+    costs: Sequence[TrialCost],
+    left_s: float,
+    hours: float | None = None,
+    devices: int = 1,
+    can_probe: bool = False,
+) -> FitPlan:
+    """The plan of the first candidates of `costs`, the most promising ones, in `left_s` seconds."""
+    whole = max(each.time.epochs for each in costs)
+    for count in range(len(costs), 0, -1):
+        share = SHORT if count > 1 else SHORTEST
+        for epochs in range(whole, math.ceil(share * whole) - 1, -1):
+            plan = plan_of(costs[:count], epochs, devices, can_probe)
+            if plan.total_s <= left_s:
+                names = (each.candidate.name for each in costs[count:])
+                reason = f"there is no time for it within {hours or 0:g} hours"
+                return replace(plan, left_out=dict.fromkeys(names, reason))
+    least_epochs = math.ceil(SHORTEST * whole)
+    single = [plan_of([each], least_epochs, devices, can_probe) for each in costs]
+    fits = next((plan for plan in single if plan.total_s <= left_s), None)
+    if fits is not None:
+        names = {each.candidate.name for each in costs} - {*fits.candidates}
+        reason = f"there is no time for it within {hours or 0:g} hours"
+        return replace(fits, left_out=dict.fromkeys(sorted(names), reason))
+    least = min(single, key=lambda plan: plan.total_s)
+    more_s = least.total_s - left_s
+    enough = math.ceil(100 * ((hours or 0) + more_s / 3600)) / 100
+    raise ValueError(
+        f"--hours {hours or 0:g} is too little: {least.candidates[0]} alone, trained for a tenth "
+        f"of its epochs, needs {enough:g} hours"
+    )
+
+
+def plan_of(
+    costs: Sequence[TrialCost], epochs: int, devices: int = 1, can_probe: bool = False
+) -> FitPlan:
+    """The plan by which all of `costs` begin, with finalists of so many epochs."""
+    times = {each.candidate.name: each.time for each in costs}
+    rungs = choose_rungs(costs, epochs, devices, can_probe)
+    finalists = min(FINALISTS, rungs[-1].candidates)
+    return FitPlan(
+        candidates=tuple(times),
+        left_out={},
+        epochs=epochs,
+        rungs=rungs,
+        epoch_s={name: each.epoch_s for name, each in times.items()},
+        train_s=training_seconds(rungs, [*times.values()], devices),
+        ship_s=sum(sorted((each.ship_s for each in costs), reverse=True)[:finalists]),
+        all_s=sum(each.seconds(epochs) for each in times.values()) / devices,
+        steps={name: each.steps for name, each in times.items()},
+    )
+
+
+def choose_rungs(
+    costs: Sequence[TrialCost], epochs: int, devices: int = 1, can_probe: bool = False
+) -> tuple[Rung, ...]:
+    """The rungs for candidates that train so many epochs at the end.
+
+    The first of several forms that costs no more than a third of training all to the end, whichever
+    candidates go on; else the cheapest. At least two go on to the last rung where there are two
+    families, or some candidates that are within the budget in int8 only.
+    """
+    families = {each.candidate.family for each in costs}
+    is_mixed = len({each.is_float for each in costs}) > 1
+    last = 1 + (len(families) > 1 or is_mixed)
+    times = [each.time for each in costs]
+    all_s = training_seconds((whole_rung(len(costs), epochs),), times, devices)
+    forms = [*(probings if can_probe else halvings)(len(costs), epochs, min(last, len(costs)))]
+    seconds = [training_seconds(form, times, devices) for form in forms]
+    within = (form for form, each in zip(forms, seconds, strict=True) if each <= MOST_COST * all_s)
+    return next(within, forms[seconds.index(min(seconds))])
+
+
+def whole_rung(count: int, epochs: int) -> Rung:
+    return Rung(number=1, epochs=epochs, candidates=count, keep=min(count, FINALISTS))
+
+
+def halvings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
+    """Forms of successive halving of `count` candidates, at least `last` of them to the end.
+
+    Three rungs first, then two, after the first of which ever fewer go on.
+    """
+    if count <= FEW or epochs == 1:
+        yield (whole_rung(count, epochs),)
+        return
+    first, second = (max(1, round(epochs * share)) for share in (1 / ETA**2, 1 / ETA))
+    for fraction in (math.ceil, math.floor):
+        middle = max(last, fraction(count / ETA))
+        counts = (count, middle, max(last, fraction(middle / ETA)))
+        if first < second < epochs:
+            yield rungs_of((first, second, epochs), counts)
+    for finalists in range(max(last, math.ceil(count / ETA)), last - 1, -1):
+        yield rungs_of((first, epochs), (count, finalists))
+
+
+def probings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
+    """Forms of successive halving that begin with a linear probe.
+
+    Three rungs first, of which the second trains half of the candidates, and then ever fewer; then
+    two.
+    """
+    second = max(1, round(epochs / ETA))
+    if count <= FEW:
+        yield rungs_of((0, epochs), (count, max(last, count - 1)))
+        return
+    for middle in range(math.ceil(count / 2), last, -1) if second < epochs else ():
+        finalists = max(last, math.ceil(middle / ETA))
+        yield rungs_of((0, second, epochs), (count, middle, finalists))
+    for finalists in range(max(last, math.ceil(count / ETA)), last - 1, -1):
+        yield rungs_of((0, epochs), (count, finalists))
+
+
+def rungs_of(ends: Sequence[int], counts: Sequence[int]) -> tuple[Rung, ...]:
+    """Rungs of so many candidates that end at these epochs."""
+    keeps = [*counts[1:], min(counts[-1], FINALISTS)]
+    return tuple(
+        Rung(number=number, epochs=end, candidates=count, keep=keep)
+        for number, (end, count, keep) in enumerate(zip(ends, counts, keeps, strict=True), 1)
+    )
+
+
+def training_seconds(
+    rungs: Sequence[Rung], times: Sequence[TrainingTime], devices: int = 1
+) -> float:
+    """Seconds of all rungs on so many devices, if the slowest candidates go on."""
+    total, before = 0.0, 0
+    slowest = sorted(times, key=lambda each: each.epoch_s, reverse=True)
+    for rung in rungs:
+        parts = [each.seconds(rung.epochs - before) for each in slowest[: rung.candidates]]
+        total += max(max(parts), sum(parts) / devices)
+        before = rung.epochs
+    return total
+
+
+def plan_lines(plan: FitPlan) -> Iterator[str]:
+    """The plan for people, with its total."""
+    count = len(plan.candidates)
+    if len(plan.rungs) == 1:
+        why = "halving saves nothing with so few" if count <= FEW else "an epoch is the least"
+        yield f"plan     {count} trained for {plan.epochs} epochs each: {why}"
+    for rung in plan.rungs if len(plan.rungs) > 1 else ():
+        goes = f"{rung.keep} go on" if rung.epochs < plan.epochs else "finalists"
+        yield f"rung {rung.number}   {rung.candidates} {rung.end}, {goes}"
+    if plan.left_out:
+        yield f"left out {len(plan.left_out)}: {quote_names([*plan.left_out])}"
+    share = f"; all {count} to the end would be {duration(plan.all_s)}" if count > FEW else ""
+    yield (
+        f"time     at most about {duration(plan.total_s)}: {duration(plan.train_s)} of training "
+        f"and {duration(plan.ship_s)} to ship{share}"
+    )

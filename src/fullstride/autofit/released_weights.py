@@ -1,0 +1,367 @@
+"""Which released weights are in reach? Those of the package's table, and others by their names."""
+
+import os
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullstride.autofit.settings import Licence
+from fullstride.io.records import read_json
+from fullstride.nets import zoo
+from fullstride.nets.blocks import (
+    ConvStem,
+    DeepConvStem,
+    DeepStem,
+    PoolStem,
+    SpaceToDepthStem,
+    Stem,
+)
+from fullstride.nets.bundle import METADATA, read_metadata, spec_from_json
+from fullstride.nets.bundle import WEIGHTS as BUNDLE_WEIGHTS
+from fullstride.nets.families import SPECS
+from fullstride.nets.spec import NetSpec
+from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, released, timm_spec
+from fullstride.nets.weights import hub
+from fullstride.nets.weights.convert import difference, find, normalize
+from fullstride.nets.weights.hub import HUB, by_name
+from fullstride.nets.weights.reader import read_shapes
+from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks, resolutions_around
+
+# With which weights may a network begin? What is known of them, and whose licence permits it.
+
+
+RGB = 3  # channels that released weights take
+FAMILY_OF_STEM: dict[type[Stem], str] = {
+    SpaceToDepthStem: "tresnet",
+    DeepConvStem: "resnet_rs",
+    ConvStem: "genet",
+    PoolStem: "resnet",
+    DeepStem: "resnet_d",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A network with weights to begin with."""
+
+    label: str  # for people: a path, or the name of released weights
+    model: str  # as `zoo.create` takes it
+    weights: str  # as `run.train` takes it
+    family: str
+    trained_at: int  # pixels a side that the weights are meant for
+    channels: int = RGB
+    params: int | None = None
+    top1: Mapping[int, float] = field(default_factory=dict)  # resolution -> published top-1
+    licence: str = ""
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """Those that the network takes, around that of its weights."""
+        if self.model.startswith("timm/"):
+            config = released(self.model.removeprefix("timm/"))
+            if config and config.fixed_input_size:
+                return (self.trained_at,)
+        return resolutions_around(self.trained_at)
+
+
+def family_of(model: str, spec: NetSpec | TimmSpec) -> str:
+    """As the table of released weights has it, else by the stem, or by timm's name."""
+    if isinstance(spec, NetSpec):
+        return FAMILY_OF_STEM.get(spec.stem, model)
+    architecture = spec.name.partition(".")[0]
+    for row in pretrained_networks():
+        if row.name == f"timm/{architecture}":
+            return row.family
+    return re.sub(r"\d+.*", "", architecture.removeprefix("tf_").split("_")[0])
+
+
+def allowed_by(licence: Licence, starts: Sequence[Start]) -> Generator[str, None, list[Start]]:
+    """Those whose licence is permissive or not known; yields a line on the others.
+
+    Raises ValueError where none remains.
+    """
+    others = [start for start in starts if start.licence and start.licence not in PERMISSIVE]
+    if licence == "any" or not others:
+        return list(starts)
+    licences = ", ".join(sorted({start.licence for start in others}))
+    line = f"{len(others)} weights under {licences}, such as {others[0].label}"
+    if len(others) == len(starts):
+        raise ValueError(
+            f"no candidate has a permissive licence ({line}): use --licence any, or other networks"
+        )
+    yield f"left out by the licence filter: {line}; --licence any lifts it"
+    return [start for start in starts if start not in others]
+
+
+# Tags of weights that are better to begin with than more accurate ones of the same network: the
+# latter were trained on for ImageNet-1k (PaddleClas's documentation of HGNetV2).
+BETTER_STARTS = ("ssld_stage1_in22k_in1k",)
+
+
+def listed(names: Sequence[str] = ()) -> list[Start]:
+    """The weights of the table, or those of `names` alone, whether these are in the table or not.
+
+    Names without released weights are left out.
+    """
+    rows = pretrained_networks()
+    if not names:
+        return [of_rows(group) for group in by_weights(rows)]
+    starts = []
+    for name in names:
+        own = [group for group in by_weights(rows) if name in (group[0].name, group[0].weights)]
+        starts += [of_rows(group) for group in own] or unlisted(name)
+    return starts
+
+
+def by_weights(rows: Iterable[PretrainedNetwork]) -> Iterable[list[PretrainedNetwork]]:
+    """The rows of each of the weights, which differ by the resolution of top-1."""
+    groups: dict[str, list[PretrainedNetwork]] = {}
+    for row in rows:
+        groups.setdefault(row.weights, []).append(row)
+    return groups.values()
+
+
+def of_rows(rows: Sequence[PretrainedNetwork]) -> Start:
+    row = rows[0]
+    ours = not row.name.startswith("timm/")
+    is_default = ours and hub.HUB[row.name].partition(".")[2] == row.tag
+    return Start(
+        label=row.weights,
+        model=row.name if ours else row.weights,
+        weights=row.weights if ours and not is_default else "hub",
+        family=row.family,
+        trained_at=row.trained_at,
+        params=row.params,
+        top1={row.resolution: row.top1 for row in rows},
+        licence=row.licence,
+    )
+
+
+def unlisted(name: str) -> list[Start]:
+    """The released weights of a name that is not in the table; empty for none."""
+    if zoo.is_spec_file(name):
+        return []
+    try:
+        config = hub.hub_config(hub.timm_name(name))
+    except ValueError:
+        return []
+    model = without_tag(name)
+    return [
+        Start(
+            label=name,
+            model=model,
+            weights="hub" if model == name else name,
+            family=family_of(model, zoo.spec(model)),
+            trained_at=config.input_size[1],
+            channels=RGB,
+            licence=config.license or "",
+        )
+    ]
+
+
+def without_tag(name: str) -> str:
+    """The network of `NAME.TAG`, where it is one of the zoo; other names as they are."""
+    network = name.partition(".")[0]
+    return network if network in hub.HUB else name
+
+
+def best_starts(starts: Iterable[Start], most: int) -> Iterator[Start]:
+    """Of each network and resolution of training the best weights to begin with.
+
+    Weights for images of more than `most` pixels a side only where the network has no others.
+    """
+
+    def quality(start: Start) -> tuple[bool, float]:
+        return start.label.partition(".")[2] in BETTER_STARTS, max(start.top1.values(), default=0)
+
+    networks: dict[str, dict[int, list[Start]]] = {}
+    for start in starts:
+        sides = networks.setdefault(start.model.partition(".")[0], {})
+        sides.setdefault(start.trained_at, []).append(start)
+    for sides in networks.values():
+        suitable = [side for side in sides if side <= most] or [min(sides)]
+        yield from (max(sides[side], key=quality) for side in suitable)
+
+
+def cached(starts: Iterable[Start]) -> Iterator[Start]:
+    """Those whose weights are in the local cache of the hub."""
+    for start in starts:
+        try:
+            is_cached = hub.is_cached(start.label)
+        except ValueError:  # an earlier timm does not list them
+            continue
+        if is_cached:
+            yield start
+
+
+# Which networks do the files of a folder hold? By their names and shapes; no values are read.
+
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz")
+MAX_FILES = 10_000  # that are looked at below one folder
+
+
+def examine(root: Path) -> Iterator[Start | str]:
+    """The weights below `root`, in order; a line for every file that holds none that fit here."""
+    for path in weight_paths(root):
+        try:
+            yield of_folder(path) if path.is_dir() else of_file(path, root)
+        except ValueError as error:
+            yield str(error)
+
+
+def weight_paths(root: Path) -> Iterator[Path]:
+    """Files that may be weights, and folders of bundles and runs, below `root` or `root` itself."""
+    if not root.is_dir():
+        yield root
+        return
+    count = 0
+    for name, folders, files in os.walk(root):
+        folder = Path(name)
+        if METADATA in files or "run.json" in files:
+            folders.clear()
+            yield folder
+            continue
+        folders.sort()
+        for file in sorted(files):
+            count += 1
+            if count > MAX_FILES:
+                raise ValueError(
+                    f"{root} has more than {MAX_FILES:,} files: give a folder that has the weights "
+                    "alone"
+                )
+            if file.lower().endswith(SUFFIXES):
+                yield folder / file
+
+
+def of_folder(folder: Path) -> Start:
+    """A bundle, or that of a run that has ended. Raises ValueError for others."""
+    bundle = folder
+    if (folder / "run.json").exists():
+        bundle = folder / "bundle"
+        if not bundle.is_dir():
+            raise ValueError(f"{folder} is a run that has not ended: train it to its end")
+    metadata = read_metadata(bundle)
+    if not (bundle / BUNDLE_WEIGHTS).is_file():
+        raise ValueError(f"{bundle} has no {BUNDLE_WEIGHTS}: save the bundle again")
+    spec = spec_from_json(metadata.spec, f"{bundle / METADATA}: spec")
+    model = f"timm/{spec.name}" if isinstance(spec, TimmSpec) else name_of(spec)
+    model = model or str(bundle / METADATA)
+    return Start(
+        model=model,
+        weights=str(folder),
+        label=str(folder),
+        family=family_of(model, spec),
+        trained_at=metadata.preprocessing.resolution,
+        channels=spec.in_channels,
+        licence=metadata.licence,
+    )
+
+
+def name_of(spec: NetSpec) -> str:
+    """The name of the zoo that stands for a spec, whatever its classes and images; or ""."""
+    for name, own in SPECS.items():
+        changes = dict(classes=spec.classes, in_channels=spec.in_channels)
+        if replace(own, resolution=spec.resolution, source=spec.source, **changes) == spec:
+            return name
+    return ""
+
+
+def of_file(path: Path, root: Path) -> Start:
+    """The network of a file of weights: one of the zoo by its shapes, or timm's of that name.
+
+    The name may be that of the file or of a folder around it, up to `root`. Raises ValueError, in
+    one line, for a file that cannot be read, and for weights of another network.
+    """
+    state = read_shapes(path)
+    names = list(timm_names_of(path, root))
+    tagged = next((name for name in names if "." in name), "")
+    try:
+        # of several networks with these shapes the file's name decides, as in `zoo.load`
+        release = by_name(path)
+        match = find(normalize(state, ema=None), release.network if release else None)
+    except ValueError:
+        for name in names:
+            if classes := timm_classes(state, name):
+                return of_timm(path, name, classes)
+        network = f"timm's {names[0]}" if names else "any network of the zoo"
+        raise ValueError(
+            f"{path}: not weights of {network}: give the file the name of its network, as "
+            "timm's NAME.TAG"
+        ) from None
+    config = released(tagged) if tagged else None
+    side = release.resolution if release else match.spec.resolution
+    return Start(
+        model=match.name,
+        weights=str(path),
+        label=str(path),
+        family=family_of(match.name, match.spec),
+        trained_at=config.input_size[1] if config else side,
+        channels=match.spec.in_channels,
+        top1=published_top1(tagged),
+        licence=config.license or "" if config else "",
+    )
+
+
+def of_timm(path: Path, name: str, classes: int) -> Start:
+    spec = timm_spec(name, classes=classes)
+    config = released(name) if "." in name else None
+    return Start(
+        model=f"timm/{name}",
+        weights=str(path),
+        label=str(path),
+        family=family_of(f"timm/{name}", spec),
+        trained_at=spec.resolution,
+        top1=published_top1(name),
+        licence=config.license or "" if config else "",
+    )
+
+
+def timm_names_of(path: Path, root: Path) -> Iterator[str]:
+    """NAME.TAG or NAME of timm that the file, its `config.json` or a folder around it states."""
+    import timm
+
+    folders = [*reversed(path.relative_to(root).parts[:-1]), root.resolve().name]
+    words = [config_name(path.with_name("config.json")), path.stem, *folders]
+    for word in dict.fromkeys(words):
+        name = word.removeprefix("models--").removeprefix("timm--")
+        architecture = name.partition(".")[0]
+        if timm.is_model(architecture):
+            yield name if "." in name and released(name) else architecture
+
+
+def config_name(path: Path) -> str:
+    """The network that the hub's `config.json` beside a file states; "" if there is none."""
+    if not path.is_file():
+        return ""
+    try:
+        config: Any = read_json(path)
+    except ValueError:
+        return ""
+    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
+        return ""
+    settings = config.get("pretrained_cfg")
+    tag = settings.get("tag") if isinstance(settings, dict) else ""
+    return f"{config['architecture']}.{tag}" if tag else config["architecture"]
+
+
+def timm_classes(state: dict[str, Any], name: str) -> int:
+    """The classes of weights of timm's network `name`; 0 for weights of another one."""
+    with torch.device("meta"):
+        net = TimmNetwork(timm_spec(name))
+        classifier = state.get(f"{net.classifier.removeprefix('net.')}.weight")
+        if classifier is not None and len(classifier) != net.spec.classes:
+            net = TimmNetwork(timm_spec(name, classes=len(classifier)))
+    expected = {key: tuple(value.shape) for key, value in net.net.state_dict().items()}
+    return 0 if difference(expected, state) else net.spec.classes
+
+
+def published_top1(name: str) -> dict[int, float]:
+    """Of timm's NAME.TAG, by resolution; empty where the table does not have it."""
+    own = {weights: f"{model}.{weights.partition('.')[2]}" for model, weights in HUB.items()}
+    weights = own.get(name, f"timm/{name}")
+    return {row.resolution: row.top1 for row in pretrained_networks() if row.weights == weights}

@@ -1,0 +1,275 @@
+"""Which file ships? The finalists in every format and precision, measured last."""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullstride import tasks
+from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.finalists import (
+    SHIP,
+    FileRecord,
+    ShippedFile,
+    copy_export,
+    device_of,
+    estimated,
+    export_finalist,
+    forms,
+    measured,
+)
+from fullstride.autofit.halving import TRIALS, Outcome, RungScore, tie
+from fullstride.data.dataset import DataSet
+from fullstride.deploy.comparison import Mistake, score_model
+from fullstride.deploy.exported import InputKind, Precision
+from fullstride.deploy.formats import FORMATS, open_file
+from fullstride.io.records import from_json, read_json, to_json
+from fullstride.io.writing import atomic_write, json_output
+from fullstride.latency.profiles import Profile
+from fullstride.measure.budget import Budget
+from fullstride.measure.timing import BUSY
+from fullstride.report.shift import shift_lines
+from fullstride.tasks.task import ConfusionMatrix, Metric
+from fullstride.train.scoring import SplitScores, quality
+
+MODEL = "model"  # name of the file that ships, before its suffix
+MISTAKES = 24  # that are listed by name
+NOISE = 1.05  # of a measurement, for a budget that would do
+TEST = "test.json"  # in the folder of the files
+TEST_OUTPUT = json_output("the scores of the file that ships", "path", "scores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipment:
+    """All files of the finalists, and the one that ships with its test scores."""
+
+    files: tuple[ShippedFile, ...]
+    best: int  # index in `files`
+    test: Mapping[str, Any]  # scores of the shipped file on the test images; empty without a test
+    test_split: str  # "test"; "" where the data have none
+    bundle: str  # folder of the network that it was exported from, relative to that of the fit
+    environment: Mapping[str, Any]
+    model: str = ""  # the file that ships, relative to the folder of the fit
+    metric: str = "top1"  # that files are compared by
+    # of the shipped file on the test images, or on the minival where there is no test
+    confusion: ConfusionMatrix | None = None
+    mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
+    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable ones, and why
+    notes: tuple[str, ...] = ()  # what a user must know, a line each
+
+    @property
+    def file(self) -> ShippedFile:
+        """The one that ships."""
+        return self.files[self.best]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalScores:
+    """What the shipped file achieves on the images that it is finally scored on."""
+
+    path: str
+    split: str
+    scores: Mapping[str, float]
+    skipped: Mapping[str, str]
+    confusion: ConfusionMatrix | None
+    mistakes: tuple[Mistake, ...]
+
+
+def ship(
+    folder: Path,
+    outcome: Outcome,
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    data: DataSet,
+    *,
+    formats: Sequence[str] = (),
+    precisions: Sequence[Precision] = (),
+    percentile: float = 50,
+    profile: Profile | None = None,
+    maybe: bool = False,
+    input_kind: InputKind = "pixels",
+    threads: int | None = None,
+    device: str = "cpu",
+) -> Generator[str, None, Shipment]:
+    """Export and score the finalists, measure all files in turn, and choose the one that ships.
+
+    That is the file with the highest minival score among those that are within the budget when
+    measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
+    budget, files are measured again. If none is then, the fastest ships, and a note says so. Only
+    the file that ships is scored on the test images of `data`, after the choice. Its copy in
+    `folder` is called model.
+
+    Files, their scores and their times are stored in `folder` at once and read by a later call.
+
+    Args:
+        folder: That of the fit, with the bundle of each finalist in trials/NAME/bundle.
+        times: Of all candidates, before training: forms that were too slow are not exported.
+        data: With its test part.
+        formats: Restrict the formats; those that are programs are taken only if named.
+        precisions: Restrict the precisions.
+        percentile: Of the times of calls, which the budget bounds.
+        profile: Of a device that is not here: times are then the estimates among `times`.
+        maybe: Accept estimates that fit, though the upper end of their interval does not.
+        input_kind: What files take, see `Metadata`.
+        threads: CPU threads of the files; None: PyTorch's number.
+        device: Where files compute that are programs.
+
+    Raises ValueError, in one line, for a format that cannot be written here and if no file could be
+    written, and OSError where the disk is full.
+    """
+    by_name = {each.name: each for each in candidates}
+    records: list[FileRecord] = []
+    for name in outcome.finalists:
+        own = [each for each in times if each.candidate == name]
+        wanted = forms(own, budget.ms_per_image, formats, precisions, remote=profile is not None)
+        records += yield from export_finalist(
+            folder,
+            by_name[name],
+            wanted,
+            data,
+            input_kind=input_kind,
+            threads=threads,
+            device=device,
+        )
+    ready = [each for each in records if not each.file.failure]
+    if not ready:
+        raise ValueError(no_file(records, outcome.finalists))
+    if profile is None:
+        timed, environment = yield from measured(folder, ready, times, budget, percentile, threads)
+    else:
+        timed, environment = estimated(ready, times, budget, maybe), device_of(profile)
+    metric = tasks.common_metric([tasks.load(str(folder / bundle_of(outcome.finalists[0])))])
+    best = timed[choose(timed, metric)]
+    notes = [*doubts(best.file, budget)]
+    yield from notes
+    test = final_scores(folder, best.file, data, threads)
+    if test.split == "test" and test.confusion:
+        run = (folder / bundle_of(best.file.candidate)).parent
+        by_class = tuple(test.confusion.by_class(data.classes))
+        scores = SplitScores(test.scores, test.skipped, by_class, test.confusion)
+        notes += shift_lines(run, data, scores, device)
+    model = MODEL + FORMATS[best.file.format].suffix
+    copy_export(folder / best.file.path, folder / model, best.file.format)
+    files = [each.file for each in timed] + [each.file for each in records if each.file.failure]
+    return Shipment(
+        files=tuple(files),
+        best=files.index(best.file),
+        test=test.scores if test.split == "test" else {},
+        test_split="test" if test.split == "test" else "",
+        bundle=bundle_of(best.file.candidate),
+        environment=environment,
+        model=model,
+        metric=metric.name,
+        confusion=test.confusion,
+        mistakes=test.mistakes,
+        skipped=test.skipped,
+        notes=tuple(notes),
+    )
+
+
+def bundle_of(candidate: str) -> str:
+    return f"{TRIALS}/{candidate}/bundle"
+
+
+def no_file(records: Sequence[FileRecord], finalists: Sequence[str]) -> str:
+    """Why nothing ships, in one line."""
+    names = ", ".join(finalists)
+    if not records:
+        return (
+            f"no format and precision is left for {names}: allow more of them, or a larger budget"
+        )
+    first = records[0].file
+    return (
+        f"none of the files of {names} could be written; the first, {first.format} "
+        f"{first.precision}: {first.failure}"
+    )
+
+
+def choose(records: Sequence[FileRecord], metric: Metric) -> int:
+    """The index of the file that ships.
+
+    The highest minival score among the files within the budget. A tie, by the rule of
+    `halving.run_halving`, goes to the faster file. If no file is within the budget it is the
+    fastest.
+    """
+    within = [number for number, each in enumerate(records) if each.file.within]
+
+    def ms(number: int) -> float:
+        time = records[number].file.ms
+        return float("inf") if time is None else time
+
+    def rank(number: int) -> tuple[float, float]:
+        return quality(records[number].file.minival, metric)
+
+    def speed(number: int) -> tuple[float, ...]:
+        return -ms(number), *rank(number)
+
+    if not within:
+        return max(range(len(records)), key=speed)
+    best = max(within, key=lambda number: (rank(number), -ms(number)))
+    scores = {number: as_score(records[number]) for number in within}
+    tied = [each for each in within if tie(scores[best], scores[each], metric) is not None]
+    return max({best, *tied}, key=speed)
+
+
+def as_score(record: FileRecord) -> RungScore:
+    """The minival of a file as halving compares it."""
+    file = record.file
+    return RungScore(
+        candidate=file.candidate,
+        rung=0,
+        epochs=0,
+        scores=file.minival,
+        correct=record.correct,
+        seconds=record.seconds,
+    )
+
+
+def doubts(file: ShippedFile, budget: Budget) -> list[str]:
+    """What does not hold, or may not hold, of the file that ships."""
+    if file.ms is None or (time := file.upper_ms) is None:
+        return [f"there is no estimate of the time of {file.path}: measure it on the device"]
+    notes = []
+    if not file.within:
+        by = "measured twice" if file.measured else "estimated"
+        notes.append(
+            f"no file is within {budget}: the fastest, {file.path}, {by}, takes up to {time:.3g} "
+            f"ms an image; it ships, and --budget-ms {NOISE * time:.3g} would do"
+        )
+    if file.measured and file.low is not None and file.high is not None:
+        spread = (file.high - file.low) / file.ms
+        if spread > BUSY:
+            notes.append(
+                f"the rounds of {file.path} spread by {spread:.0%} of its time, so the machine was "
+                "busy: measure the file again by `fullstride bench`"
+            )
+    return notes
+
+
+def final_scores(
+    folder: Path, file: ShippedFile, data: DataSet, threads: int | None
+) -> FinalScores:
+    """The scores of the file that ships on the test images; the minival's where there are none.
+
+    They are stored at once, as the test images are read only once.
+    """
+    path = folder / SHIP / TEST
+    if path.exists():
+        stored = from_json(FinalScores, read_json(path), str(path))
+        if stored.path == file.path:
+            return stored
+    split = data.score_split
+    model = open_file(folder / file.path, threads=threads, trust=True)
+    result = score_model(model, getattr(data, split), mistakes=MISTAKES)
+    scores = FinalScores(
+        path=file.path,
+        split=split,
+        scores=result.scores,
+        skipped=result.skipped,
+        confusion=result.confusion,
+        mistakes=result.mistakes,
+    )
+    with atomic_write(path, TEST_OUTPUT) as beside:
+        beside.write_text(to_json(scores))
+    return from_json(FinalScores, read_json(path), str(path))  # as a later call has them

@@ -1,0 +1,551 @@
+"""How long does each candidate take, as the file that would ship?"""
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast, get_args
+
+import numpy as np
+
+from fullstride.autofit.candidates import NOISE, Candidate, CandidateTime, limit_ms, within_budget
+from fullstride.deploy.choose_form import (
+    Label,
+    UntrainedFiles,
+    measure_files,
+    quickly_written,
+    runnable,
+    untrained_files,
+)
+from fullstride.deploy.exported import ExportedModel, InputKind, Precision
+from fullstride.deploy.formats.base import last_line
+from fullstride.io.records import from_json, read_json
+from fullstride.io.writing import atomic_write, json_output, remove, scratch_folder
+from fullstride.latency.devices import profile_here
+from fullstride.latency.network_times import Estimate, estimates
+from fullstride.latency.operator_table import find_operators
+from fullstride.latency.profiles import Profile
+from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.bench import MEDIANS, quiet_times
+from fullstride.measure.budget import Budget
+from fullstride.measure.operators import Operators
+from fullstride.measure.protocols import ONLINE, Protocol
+from fullstride.measure.timing import BUSY
+from fullstride.nets import zoo
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.spec import NetSpec
+from fullstride.report.console_tables import three_digits
+
+# How long do a candidate's files take here? They are written untrained, timed, and removed.
+
+
+# The largest ratio of the first format's time to the budget at which others are tried: int8 is up
+# to 3.4 times as fast as fp32 on a processor with the instructions for it.
+QUICK_RATIO = 4.0
+QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What is the same for the times of all candidates."""
+
+    budget: Budget
+    classes: int
+    channels: int
+    labels: tuple[Label, ...]
+    percentile: float = 50  # of the times of a call
+    threads: int | None = None  # of the CPU; None: PyTorch's number
+    input_kind: InputKind = "normalised"
+
+    @property
+    def quick(self) -> Label:
+        """The first to be measured."""
+        return quickly_written(self.labels)
+
+    @property
+    def quick_limit_ms(self) -> float:
+        """Up to this time in the first format the others are tried."""
+        return QUICK_RATIO * self.budget.ms_per_image
+
+    def has_all(self, rows: Sequence[CandidateTime]) -> bool:
+        """Whether times of a candidate, maybe for another budget, are all that this one asks."""
+        ms = next((row.ms for row in rows if (row.format, row.precision) == self.quick), None)
+        return len(rows) >= len(self.labels) or ms is None or ms > self.quick_limit_ms
+
+    @property
+    def protocol(self) -> Protocol:
+        """Percentiles other than the median need some hundred calls."""
+        return MEDIANS if self.percentile == 50 else ONLINE
+
+
+def time_one(
+    candidate: Candidate,
+    conditions: Conditions,
+    scratch: Path,
+    earlier: UntrainedFiles | None,
+) -> tuple[tuple[CandidateTime, ...], UntrainedFiles | None]:
+    """Its times, that of the first format first, and its files; None where it cannot be built."""
+    quick, batch = conditions.quick, conditions.budget.batch
+    others = [label for label in conditions.labels if label != quick]
+    models, failures = dict[Label, ExportedModel](), dict[Label, str]()
+    rows = dict[Label, CandidateTime]()
+
+    def write(files: UntrainedFiles, labels: Sequence[Label]) -> None:
+        for label in labels:
+            try:
+                models[label] = files.open(*label, scratch, conditions.threads, batch)
+            except (ValueError, MemoryError) as error:
+                failures[label] = last_line(error).replace(f"{scratch}/", "")
+
+    try:
+        files = files_of(candidate, conditions, earlier)
+        write(files, [quick])
+        rows = timed(candidate, models, conditions, QUICK)
+        if quick in failures or cast(float, rows[quick].ms) <= conditions.quick_limit_ms:
+            write(files, others)
+            rows = timed(candidate, models, conditions, conditions.protocol)
+    except OSError:  # such as a full disk, which is not the candidate's fault
+        raise
+    except Exception as error:  # a network of others, which may raise anything
+        files, failures = None, {**failures, quick: last_line(error)}
+    finally:
+        models.clear()
+        for path in scratch.iterdir():
+            remove(path)
+    for (format, precision), reason in failures.items():
+        rows[format, precision] = CandidateTime(
+            candidate=candidate.name, format=format, precision=precision, ms=None, failure=reason
+        )
+    return tuple(rows[label] for label in (quick, *others) if label in rows), files
+
+
+def files_of(
+    candidate: Candidate, conditions: Conditions, earlier: UntrainedFiles | None
+) -> UntrainedFiles:
+    """`earlier` are those of the same network. Raises whatever its network raises."""
+    if earlier is not None:
+        pre = earlier.job.metadata.preprocessing
+        return earlier.at(candidate.name, at_candidate(pre, candidate))
+    net = zoo.create(
+        candidate.model,
+        classes=conditions.classes,
+        in_channels=candidate.channels or conditions.channels,
+        width=candidate.width,
+        depth=candidate.depth,
+        resolution=candidate.resolution,
+    )
+    pre = at_candidate(zoo.family_preprocessing(net.spec), candidate)
+    return untrained_files(net, candidate.name, pre, conditions.classes, conditions.input_kind)
+
+
+def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
+    return replace(pre, resolution=candidate.resolution, fit=candidate.fit)
+
+
+def timed(
+    candidate: Candidate,
+    models: Mapping[Label, ExportedModel],
+    conditions: Conditions,
+    protocol: Protocol,
+) -> dict[Label, CandidateTime]:
+    """The times of opened files, in turn inside every round; none where there are no files."""
+    if not models:
+        return {}
+    side, batch = candidate.resolution, conditions.budget.batch
+    protocol = replace(protocol, resolution=side, batch=batch)
+    by_name = {" ".join(label): model for label, model in models.items()}
+    measure = partial(measure_files, by_name, protocol, conditions.threads)
+    times = quiet_times(measure, conditions.percentile)
+    return {
+        (format, precision): CandidateTime(
+            candidate=candidate.name,
+            format=format,
+            precision=precision,
+            **asdict(times[f"{format} {precision}"]),
+        )
+        for format, precision in models
+    }
+
+
+# Which of many candidates are tried? The most promising ones at each share of the budget.
+
+
+MOST_TRIED = 20  # candidates that are measured here, or whose training is planned
+# Shares of the budget, and how many candidates are tried up to each. Slower ones may fit in another
+# precision, may teach, and tell what more time would buy.
+BANDS = ((0.5, 4), (1.0, 8), (2.0, 5), (4.0, 2))
+MOST_OF_FAMILY = 1 / 4  # of all that are tried, while there are others
+POINTS_PER_DOUBLING = 2.0  # top-1 for twice the resolution; median of 94 pairs in pretrained.csv
+
+
+def expected_top1(candidate: Candidate) -> float:
+    """Published ImageNet top-1, less what a lower resolution costs; 0 where it is unknown."""
+    if candidate.top1 is None or candidate.top1_resolution is None:
+        return candidate.top1 or 0.0
+    doublings = math.log2(candidate.resolution / candidate.top1_resolution)
+    return candidate.top1 + POINTS_PER_DOUBLING * min(0.0, doublings)
+
+
+def shortlist(
+    candidates: Sequence[Candidate],
+    ms: Mapping[str, float],
+    budget: Budget,
+    most: int = MOST_TRIED,
+) -> tuple[Candidate, ...]:
+    """At most `most` candidates, in the order of `candidates`: all, if they are not more.
+
+    The fastest one is among them, as it decides whether anything fits. Of each of `BANDS` the most
+    promising ones are taken: by `expected_top1`, else the nearest to the budget. Places that a band
+    leaves go to the most promising within the budget, then to the nearest. A family takes a quarter
+    of the places, or more only where others leave them.
+
+    Args:
+        candidates: With distinct names.
+        ms: Their times of an image, as far as they are known: those without one are left out.
+        budget: That the times are compared with.
+        most: Number of places.
+    """
+    if len(candidates) <= most:
+        return tuple(candidates)
+    timed = [each for each in candidates if each.name in ms]
+    if not timed:
+        return tuple(candidates[:most])
+    share = {each.name: ms[each.name] / budget.ms_per_image for each in timed}
+
+    def distance(each: Candidate) -> float:
+        return abs(math.log(share[each.name]))
+
+    nearest = sorted(timed, key=distance)
+    promising = sorted(nearest, key=expected_top1, reverse=True)
+    names, families = set[str](), Counter[str]()
+
+    def take(pool: Iterable[Candidate], places: int, most_of_family: float) -> None:
+        for each in pool:
+            if places <= 0 or len(names) >= most:
+                return
+            if each.name not in names and families[each.family] < most_of_family:
+                names.add(each.name)
+                families[each.family] += 1
+                places -= 1
+
+    few = max(1.0, MOST_OF_FAMILY * most)
+    take([min(timed, key=lambda each: ms[each.name])], 1, few)
+    low = 0.0
+    for high, places in BANDS:
+        take((each for each in promising if low < share[each.name] <= high), places, few)
+        low = high
+    take((each for each in promising if share[each.name] <= 1), most, few)
+    take(nearest, most, few)
+    take(nearest, most, math.inf)
+    return tuple(each for each in candidates if each.name in names)
+
+
+# How long does each candidate take by the latency model, corrected by a few measured times?
+
+
+def operators_of_candidate(candidate: Candidate, classes: int, channels: int) -> Operators:
+    """Of one image. Raises ValueError, in one line, for a network that cannot be built."""
+    side, channels = candidate.resolution, candidate.channels or channels
+    if candidate.model.startswith("timm/"):  # of its own classes, whose layer takes little time
+        operators = find_operators(candidate.model, side) if channels == 3 else None
+        if operators is not None:
+            return operators
+    spec = zoo.spec(candidate.model)
+    if isinstance(spec, NetSpec):
+        spec = spec.scaled(width=candidate.width, depth=candidate.depth)
+    return operators_of(replace(spec, classes=classes, in_channels=channels), side)
+
+
+def estimate_candidates(
+    candidates: Sequence[Candidate], profile: Profile, batch: int, classes: int, channels: int
+) -> dict[str, Estimate | str]:
+    """By name the estimate, or the reason why there is none."""
+    networks: dict[str, Operators] = {}
+    results: dict[str, Estimate | str] = {}
+    for candidate in candidates:
+        try:
+            networks[candidate.name] = operators_of_candidate(candidate, classes, channels)
+        except (ValueError, RuntimeError) as error:  # of layers that do not fit the image
+            results[candidate.name] = str(error).strip().split("\n")[0]
+    if networks:
+        rows = estimates([*networks.values()], profile, [batch] * len(networks))
+        results |= dict(zip(networks, rows, strict=True))
+    return results
+
+
+def anchors(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> tuple[Candidate, ...]:
+    """Three of the candidates with a time, evenly spaced; measured, they correct all others."""
+    in_order = sorted(
+        (each for each in candidates if each.name in ms), key=lambda each: ms[each.name]
+    )
+    count = min(3, len(in_order))
+    places = [(2 * number + 1) * len(in_order) // (2 * count) for number in range(count)]
+    return tuple(in_order[place] for place in places)
+
+
+def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """All times, multiplied by the ratio of measured times to theirs, interpolated between them.
+
+    The ratio of a small network is larger than that of a large one, as each call costs some time.
+    """
+    pairs = sorted((ms[name], measured[name]) for name in measured if name in ms)
+    if not pairs:
+        return dict(ms)
+    times, goals = np.log(np.array(pairs)).T
+    ratios = np.exp(np.interp(np.log([*ms.values()]), times, goals - times))
+    return {
+        name: value * ratio
+        for (name, value), ratio in zip(ms.items(), ratios.tolist(), strict=True)
+    }
+
+
+PROMISING = "those of the highest published top-1 or the nearest to the budget, of several families"
+OUTPUT = json_output("the times of a candidate", "candidate", "format", "precision", "measured")
+
+
+def time_candidates(
+    candidates: Sequence[Candidate],
+    budget: Budget,
+    *,
+    classes: int,
+    folder: Path,
+    channels: int = 3,
+    profile: Profile | None = None,
+    maybe: bool = False,
+    formats: Sequence[str] = (),
+    precisions: Sequence[str] = (),
+    percentile: float = 50,
+    threads: int | None = None,
+    input_kind: InputKind = "normalised",
+) -> Generator[str, None, tuple[CandidateTime, ...]]:
+    """The times of candidates at the batch size of `budget`; yields lines about the progress.
+
+    Without `profile` they are measured here: each candidate is exported untrained, timed by the
+    online protocol, its files in turn, and removed. A first format is timed alone, and the others
+    only where it takes at most `untrained_times.QUICK_RATIO` times the budget. The times of each
+    are stored in `folder`/times at once, and read from there by a later call.
+
+    With `profile`, of a device that is not here, they are estimates.
+
+    Of more than `MOST_TRIED` candidates those of a `shortlist` are tried, as measuring, and
+    measuring the training, takes long: here by rough estimates, elsewhere of those that fit. The
+    others have a `left_out`.
+
+    Args:
+        candidates: With distinct names.
+        budget: Its batch size is that of the times.
+        classes: Of the data, as `channels`.
+        folder: That of the fit.
+        profile: Of a device that is not here.
+        maybe: Of estimates the middle must fit, not the upper end.
+        formats: Of the files. By default all that run here and are no programs.
+        precisions: Of the files. By default all that may be the fastest.
+        percentile: Of the times of a call that stands for them.
+        threads: CPU threads; None: PyTorch's number.
+        input_kind: Inputs of the files, see `deploy.exported.Metadata`.
+
+    Raises ValueError, in one line, for formats and precisions that do not run here, and where there
+    is no time at all.
+    """
+    if profile is not None:
+        times = estimated(candidates, profile, budget.batch, classes, channels, precisions)
+        if failures := sum(not has_time(each) for each in times):
+            yield f"without a time for {profile.name}: {failures} of {len(times)} candidates"
+        times = yield from most_promising(candidates, times, budget, maybe)
+    else:
+        conditions = Conditions(
+            budget=budget,
+            classes=classes,
+            channels=channels,
+            labels=runnable(formats, precisions),
+            percentile=percentile,
+            threads=threads,
+            input_kind=input_kind,
+        )
+        times = yield from measured(candidates, conditions, folder / "times")
+    if not any(map(has_time, times)):
+        reason = next((f": {each.failure}" for each in times if each.failure), "")
+        raise ValueError(f"none of {len(candidates)} candidates has a time{reason}")
+    return times
+
+
+def has_time(each: CandidateTime) -> bool:
+    return each.ms is not None
+
+
+def estimated(
+    candidates: Sequence[Candidate],
+    profile: Profile,
+    batch: int,
+    classes: int,
+    channels: int,
+    precisions: Sequence[str] = (),
+) -> tuple[CandidateTime, ...]:
+    """Times on the device of `profile`, in its precision."""
+    precision = cast(Precision, profile.precision.split()[0])
+    if precision not in get_args(Precision) or (precisions and precision not in precisions):
+        raise ValueError(
+            f"{profile.name} has times in {profile.precision}: leave the precisions out, or choose "
+            "another profile"
+        )
+    rows = estimate_candidates(candidates, profile, batch, classes, channels)
+
+    def row(name: str, result: Estimate | str) -> CandidateTime:
+        time = CandidateTime(
+            candidate=name, format="", precision=precision, ms=None, measured=False
+        )
+        if isinstance(result, str):
+            return replace(time, failure=result)
+        return replace(time, ms=result.ms_per_image, low=result.low, high=result.high)
+
+    return tuple(row(each.name, rows[each.name]) for each in candidates)
+
+
+def most_promising(
+    candidates: Sequence[Candidate],
+    times: Sequence[CandidateTime],
+    budget: Budget,
+    maybe: bool,
+) -> Generator[str, None, tuple[CandidateTime, ...]]:
+    """The estimates, of which those have a `left_out` that fit and are not on the shortlist."""
+    ms = {
+        each.candidate: cast(float, limit_ms(each, maybe=maybe))
+        for each in within_budget(times, budget, maybe=maybe)
+    }
+    inside = [each for each in candidates if each.name in ms]
+    names = {each.name for each in shortlist(inside, ms, budget)}
+    if len(names) < len(inside):
+        yield f"{len(names)} of the {len(inside)} candidates that fit are tried: {PROMISING}"
+    reason = f"within the budget, but {len(names)} others are more promising"
+    return tuple(
+        replace(each, left_out=reason) if each.candidate in ms.keys() - names else each
+        for each in times
+    )
+
+
+def measured(
+    candidates: Sequence[Candidate], conditions: Conditions, folder: Path
+) -> Generator[str, None, tuple[CandidateTime, ...]]:
+    """Measured here; of many candidates those of the shortlist by estimated times."""
+    times: dict[str, tuple[CandidateTime, ...]] = {}
+    chosen = candidates
+    if len(candidates) > MOST_TRIED:
+        results = estimate_candidates(
+            candidates,
+            profile_here(),
+            conditions.budget.batch,
+            conditions.classes,
+            conditions.channels,
+        )
+        ms = {
+            name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
+        }
+        times |= yield from measured_in_turn(anchors(candidates, ms), conditions, folder)
+        quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
+        ms = corrected(ms, quick)
+        chosen = shortlist(candidates, ms, conditions.budget)
+        names = times.keys() | {each.name for each in chosen}
+        yield f"{len(names)} of {len(candidates)} candidates are measured: {PROMISING}"
+        for each in candidates:
+            if each.name not in names:
+                times[each.name] = (unmeasured(each, conditions, len(names)),)
+    rest = [each for each in chosen if each.name not in times]
+    times |= yield from measured_in_turn(rest, conditions, folder)
+    near = [each for each in chosen if is_near(times[each.name], conditions.budget)]
+    if near:
+        yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
+        times |= yield from measured_in_turn(near, conditions, folder, again=True)
+    return tuple(row for each in candidates for row in times.get(each.name, ()))
+
+
+def is_near(rows: Sequence[CandidateTime], budget: Budget) -> bool:
+    """Whether a candidate is beyond the budget by no more than noise may be."""
+    fastest = min((row.ms for row in rows if row.ms is not None), default=0.0)
+    return budget.ms_per_image < fastest <= NOISE * budget.ms_per_image
+
+
+def unmeasured(candidate: Candidate, conditions: Conditions, others: int) -> CandidateTime:
+    """The row of a candidate that is not on the shortlist."""
+    format, precision = conditions.quick
+    return CandidateTime(
+        candidate=candidate.name,
+        format=format,
+        precision=precision,
+        ms=None,
+        measured=False,
+        left_out=f"not measured: by estimates {others} others are more promising",
+    )
+
+
+def measured_in_turn(
+    candidates: Sequence[Candidate], conditions: Conditions, folder: Path, *, again: bool = False
+) -> Generator[str, None, dict[str, tuple[CandidateTime, ...]]]:
+    """The times of each by its name, stored or measured; the shorter ones of two if `again`.
+
+    Candidates of the same network at other resolutions follow each other, to share a graph.
+    """
+    times: dict[str, tuple[CandidateTime, ...]] = {}
+    same: dict[tuple, tuple[CandidateTime, ...]] = {}  # inputs of the same network and size
+    earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
+    order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
+    with scratch_folder(folder / "files") as scratch:  # removes those of a killed process too
+        for number, candidate in enumerate(order, start=1):
+            place = *network(candidate), candidate.resolution
+            path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
+            stored = read_times(path) if path.exists() else ()
+            if stored and conditions.has_all(stored) and not (again and stored[0].measurements < 2):
+                times[candidate.name] = same[place] = stored
+                yield f"{candidate.name}: {title}, as measured before"
+                continue
+            start = time.perf_counter()
+            if earlier[0] != network(candidate):
+                earlier = network(candidate), None
+            if place in same and conditions.input_kind != "pictures":  # another resize policy
+                rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
+            else:
+                rows, files = time_one(candidate, conditions, scratch, earlier[1])
+                earlier = earlier[0], files or earlier[1]
+            if again:
+                rows = shorter(rows, stored)
+            with atomic_write(path, OUTPUT) as temporary:
+                temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+            times[candidate.name] = same[place] = rows
+            seconds = time.perf_counter() - start
+            yield f"{candidate.name}: {title}, {summary(rows)}, after {seconds:.1f} s"
+    return times
+
+
+def shorter(
+    rows: Sequence[CandidateTime], earlier: Sequence[CandidateTime]
+) -> tuple[CandidateTime, ...]:
+    """Of each form the shortest time."""
+    best: dict[tuple[str, str], CandidateTime] = {}
+    for row in (*rows, *earlier):
+        form = row.format, row.precision
+        best[form] = min(best.get(form, row), row, key=lambda each: each.ms or math.inf)
+    return tuple(replace(row, measurements=2) for row in best.values())
+
+
+def network(candidate: Candidate) -> tuple[str, float, float, int]:
+    return candidate.model, candidate.width, candidate.depth, candidate.channels or 0
+
+
+def read_times(path: Path) -> tuple[CandidateTime, ...]:
+    """What `time_candidates` stored. Raises ValueError, in one line, for anything else."""
+    return from_json(tuple[CandidateTime, ...], read_json(path), str(path))
+
+
+def summary(rows: Sequence[CandidateTime]) -> str:
+    """The times, the fastest first, the first failure, and whether the machine was busy."""
+    in_order = sorted((row for row in rows if row.ms), key=lambda row: row.ms or 0.0)
+    parts = [f"{row.format} {row.precision} {three_digits(row.ms or 0.0)} ms" for row in in_order]
+    parts += [row.failure for row in rows if row.failure][:1]
+    for row in in_order[:1]:
+        if row.low and row.high and row.high > (1 + BUSY) * row.low:
+            rounds = f"{three_digits(row.low)} to {three_digits(row.high)} ms"
+            parts.append(f"rounds of the first from {rounds}, the machine is busy")
+    return ", ".join(parts)

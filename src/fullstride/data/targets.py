@@ -1,0 +1,342 @@
+"""Datasets of the tasks: images with boxes, clips, several labels, or maps."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fullstride.data.dataset import (
+    DIGITS,
+    DataSet,
+    Images,
+    Source,
+    digits,
+    from_source,
+    open_files,
+    open_source,
+)
+from fullstride.data.readers.coco import coco_files, read_coco_labels, read_coco_objects
+from fullstride.data.readers.csv_table import SUFFIXES as TABLES
+from fullstride.data.readers.csv_table import find_table, read_label_table
+from fullstride.data.readers.folder import VIDEOS, find_folder
+from fullstride.data.readers.listing import Objects, join_copies
+from fullstride.data.readers.masks import (
+    DEPTHS,
+    IGNORED,
+    LEFT_OUT,
+    MASKS,
+    MAX_CLASSES,
+    DepthFile,
+    MapFile,
+    MapKind,
+    MaskFile,
+    PairedListing,
+    UnreadableImage,
+    class_names,
+    read_pairs,
+    read_png,
+)
+from fullstride.data.readers.splits import SplitRule
+from fullstride.data.readers.videos import MiddleFrame, check_decoder
+from fullstride.data.readers.voc import read_voc, voc_folders
+
+__all__ = ["Objects", "open_boxes"]
+
+
+def open_boxes(where: str, **how: Any) -> DataSet:
+    """The data set at `where`, whose targets are `Objects`: boxes, class indices and difficulty.
+
+    A box is (left, top, right, bottom) in pixels of the upright image, from 0 to its width or
+    height. Boxes beyond their image are clipped; empty, inverted and infinite ones are left out; a
+    note of the data set counts both. An image without objects is an example of the background.
+
+    COCO's format: a folder with `annotations/instances_train2017.json` and the like, or with
+    `train/_annotations.coco.json`, or such a .json file. Images are in a folder of the split's
+    name, in images/, or beside the annotations. `iscrowd` makes an object difficult.
+
+    Pascal VOC's format: a folder with JPEGImages/, Annotations/ and ImageSets/Main/train.txt,
+    val.txt, trainval.txt and test.txt, or one with several such folders, such as VOC2007/ and
+    VOC2012/. Of several, with a test in one of them, all other images are for training.
+
+    Splits that the data do not have are taken by the rules of `fullstride.data.dataset.open_data`,
+    by the rarest class of an image's objects.
+
+    Args:
+        where: The data set.
+        how: The keyword arguments of `open_data`.
+
+    Raises ValueError in one line.
+    """
+    left_out = how.pop("left_out", ())
+    data = _open_boxes(where, SplitRule(**how))
+    splits = (data.train, data.minival, data.test)
+    if count := sum(not target.labels for images in splits for target in images.targets):
+        data = replace(data, notes=(*data.notes, f"{count:,} images have no object"))
+    return data.without(left_out) if left_out else data
+
+
+def _open_boxes(where: str, rule: SplitRule) -> DataSet:
+    if files := coco_files(Path(where)):
+        place = Path(where).resolve()
+        return from_source(Source(place.stem, str(place), read_coco_objects(files)), rule)
+    root = find_folder(where)
+    folders = voc_folders(root)
+    if not folders:
+        raise ValueError(
+            f"{where!r} has no boxes: give a folder in COCO's format, with "
+            "annotations/instances_train.json, or in Pascal VOC's, with JPEGImages/ and "
+            "Annotations/, or a .json file"
+        )
+    return from_source(Source(root.name, str(root), read_voc(root, folders)), rule)
+
+
+# Where do videos come from? `open_clips` opens videos with classes as `open_data` opens images.
+
+
+def open_clips(where: str, **how: Any) -> DataSet:
+    """The data set at `where`, whose items are videos with one class each.
+
+    What `open_data` opens of images, this opens of videos: a folder with one subfolder per class,
+    or with train/ beside val/ or test/, a table with the columns path, label and optionally split,
+    and tar shards as `fullstride pack` writes them. A video is a file or, but for shards, a folder
+    of frames: JPEGs or PNGs in natural order. `Images.source` is the path or the bytes of a video,
+    and `Images.picture` its middle frame.
+
+    Splits are taken by the rules of `open_data`. Clips cut from one recording must be in one split:
+    name the recording by `group`. Copies are recognised of files, not of folders of frames.
+
+    Classes whose names differ by "left" and "right" alone are directions, which a mirror image
+    exchanges: `DataSet.mirror` is then False, and a note says so.
+
+    Args:
+        where: The data set.
+        how: The keyword arguments of `open_data`.
+
+    Raises ValueError in one line.
+    """
+    left_out = how.pop("left_out", ())
+    unseen_classes = how.pop("unseen_classes", False)
+    rule = SplitRule(**how)
+    source = open_files(where, rule.group, unseen_classes, VIDEOS)
+    data = from_source(source, rule)
+    if any(name.lower().endswith(VIDEOS.suffixes) for name in data.train.names):
+        check_decoder()
+
+    def with_middle_frames(images: Images) -> Images:
+        return replace(images, read=MiddleFrame(source.listing.file))
+
+    data = replace(
+        data,
+        train=with_middle_frames(data.train),
+        minival=with_middle_frames(data.minival),
+        test=with_middle_frames(data.test),
+    )
+    if pair := _directions(data.classes):
+        note = f"clips are not mirrored, as {pair[0]!r} and {pair[1]!r} are directions"
+        data = replace(data, mirror=False, notes=(*data.notes, note))
+    return data.without(left_out) if left_out else data
+
+
+def _directions(classes: tuple[str, ...]) -> tuple[str, str] | None:
+    """Two classes of which one is the other with "right" in place of "left"; None without any."""
+    names = {name.lower(): name for name in classes}
+    for name in classes:
+        other = name.lower().replace("left", "right")
+        if other != name.lower() and other in names:
+            return name, names[other]
+    return None
+
+
+# Which labels do images have? `open_labels` opens data whose images have any number of them.
+
+
+def open_labels(where: str, **how: Any) -> DataSet:
+    """The data set at `where`, whose targets are sorted tuples of the indices of all labels.
+
+    An image without labels has the target (). It is a negative example of all classes.
+
+    A table is a .csv or .tsv file with the columns path and labels, and optionally split. A cell
+    has any number of labels, separated by ; | , or spaces: which one is read from the table, or
+    written behind its name, "photos.csv?separator=;". Without a column of labels, every other one
+    is a class, with 1 (true, yes) or 0 (false, no, nothing). Rows of one image are joined.
+
+    A folder with `annotations/instances_train2017.json` and the like, or with
+    `train/_annotations.coco.json`, or such a .json file, is in COCO's format: the labels of an
+    image are the categories of its annotations. Images are in a folder of the split's name, in
+    images/, or beside the annotations.
+
+    What else `open_data` opens has one label for each image, but images with the same bytes in
+    several class folders are one, with all their labels.
+
+    Splits are taken by the rules of `open_data`. Where these consider the class of an image, it is
+    its rarest label, of the labels of all images that splits are taken from: frequent labels are in
+    every split anyhow. Images without labels are a class of their own.
+
+    Args:
+        where: The data set.
+        how: The keyword arguments of `open_data`.
+
+    Raises ValueError in one line.
+    """
+    left_out = how.pop("left_out", ())
+    data = _open_labels(where, SplitRule(**how))
+    splits = (data.train, data.minival, data.test)
+    if count := sum(not target for images in splits for target in images.targets):
+        data = replace(data, notes=(*data.notes, f"{count:,} images have no label"))
+    return data.without(left_out) if left_out else data
+
+
+def _open_labels(where: str, rule: SplitRule) -> DataSet:
+    if where == DIGITS:
+        data = digits(rule)
+        return data.with_targets(data.classes, lambda label: (label,))
+    path, separator = _separator_in(where)
+    if Path(path).suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
+        table = find_table(path)
+        place = str(table) if separator is None else f"{table}?separator={separator}"
+        listing = read_label_table(table, separator, rule.group)
+        return from_source(Source(table.stem, place, listing), rule)
+    if files := coco_files(Path(where)):
+        place = Path(where).resolve()
+        return from_source(Source(place.stem, str(place), read_coco_labels(files)), rule)
+    source = open_source(where, rule.group)
+    if source.read:  # pixels without files, each image once
+        data = from_source(source, rule)
+        return data.with_targets(data.classes, lambda label: (label,))
+    listing, copies = join_copies(source.listing, rule.copies)
+    data = from_source(replace(source, listing=listing), replace(rule, copies=copies))
+    return replace(data, rule=replace(data.rule, copies=copies))
+
+
+def _separator_in(where: str) -> tuple[str, str | None]:
+    """Split TABLE?separator=TEXT into both, unless it is an existing path."""
+    path, mark, separator = where.rpartition("?separator=")
+    return (path, separator) if mark and not Path(where).exists() else (where, None)
+
+
+# Which class or depth has each pixel? `open_masks` and `open_depths` open pictures with maps.
+
+
+def open_masks(where: str, **how: Any) -> DataSet:
+    """The data set at `where`, whose targets are `MaskFile`s: a class for each pixel.
+
+    A folder has pictures in images/ and PNGs of the same names in masks/, whose values are classes
+    from 0 on, and 255 for pixels that are neither trained on nor scored. With splits, these are
+    images/train and masks/train, train/images and train/masks, or train/ and masks/train, beside
+    val and test; else splits are taken by the rules of `open_data`, which consider no classes here.
+    images/ may be rgb/, and masks/ annotations/ or labels/.
+
+    The names of the classes are the lines of classes.txt beside the masks or in the folder. Values
+    whose line is "ignored" are as 255. Without it, the classes are "0" to the largest value of the
+    training. A release of ADE20K, with images/training, annotations/training and
+    objectInfo150.txt, has the 150 classes of that file; value 0 is ignored.
+
+    A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
+
+    Args:
+        where: The data set.
+        how: The keyword arguments of `open_data`.
+
+    Raises ValueError in one line.
+    """
+
+    def classes_of(root: Path, pairs: PairedListing) -> tuple[str, ...]:
+        return class_names(root, pairs.folder) or _numbers(root, pairs)
+
+    def target(root: Path, name: str, classes: tuple[str, ...]) -> MaskFile:
+        return MaskFile(root, name, _classes_of_values(classes))
+
+    data = _open_maps(where, MASKS, classes_of, target, how)
+    return replace(data, classes=tuple(name for name in data.classes if name != LEFT_OUT))
+
+
+def open_depths(where: str, **how: Any) -> DataSet:
+    """The data set at `where`, whose targets are `DepthFile`s: the depth of each pixel.
+
+    The folders are those of `open_masks`, with depth/ in place of masks/: PNGs of 16 bits in
+    millimetres, where 0 is no depth, or .npy files with an array (H, W) of metres, where what is
+    not finite or not above 0 is no depth. The one class, "depth", is the output of a network.
+
+    Args:
+        where: The data set.
+        how: The keyword arguments of `open_data`.
+
+    Raises ValueError in one line.
+    """
+    return _open_maps(
+        where,
+        DEPTHS,
+        lambda root, pairs: ("depth",),
+        lambda root, name, classes: DepthFile(root, name),
+        how,
+    )
+
+
+def _open_maps(
+    where: str,
+    kind: MapKind,
+    classes_of: Callable[[Path, PairedListing], tuple[str, ...]],
+    target: Callable[[Path, str, tuple[str, ...]], MapFile],
+    how: dict[str, Any],
+) -> DataSet:
+    how = dict(how)
+    left_out = how.pop("left_out", ())
+    if not where or not Path(where).is_dir():
+        raise ValueError(
+            f"{where!r} is no folder: give one with pictures in images/ and {kind.what} of the "
+            f"same names in {kind.folders[0]}/"
+        )
+    root = Path(where).resolve()
+    pairs = read_pairs(root, kind)
+    classes = classes_of(root, pairs)
+    listing = replace(pairs.listing, classes=classes)
+    data = from_source(Source(root.name, str(root), listing), SplitRule(**how))
+
+    def with_maps(images: Images) -> Images:
+        targets = (target(root, pairs.maps[name].name, classes) for name in images.names)
+        return replace(images, targets=tuple(targets))
+
+    data = replace(
+        data,
+        train=with_maps(data.train),
+        minival=with_maps(data.minival),
+        test=with_maps(data.test),
+        fingerprint=_fingerprint(data.fingerprint, pairs),
+    )
+    return data.without(left_out) if left_out else data
+
+
+def _fingerprint(of_pictures: str, pairs: PairedListing) -> str:
+    maps = sorted((name, *each) for name, each in pairs.maps.items())
+    return hashlib.sha256(json.dumps([of_pictures, maps]).encode()).hexdigest()[:16]
+
+
+def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
+    """ "0" to the largest value of the training; each mask is read once for it."""
+    largest = -1
+    for sample in pairs.listing.splits["train"]:
+        name = pairs.maps[sample.name].name
+        try:
+            values = read_png(root / name, name)
+        except UnreadableImage:
+            continue  # it is left out where it is used
+        largest = max(largest, int(values[values != IGNORED].max(initial=-1)))
+    if largest < 0:
+        raise ValueError(f"no mask in {str(pairs.folder)!r} has a class: add some")
+    if largest >= MAX_CLASSES:
+        raise ValueError(
+            f"masks in {str(pairs.folder)!r} have values up to {largest}: use at most "
+            f"{MAX_CLASSES} classes from 0 on, and {IGNORED} for pixels without one"
+        )
+    return tuple(map(str, range(largest + 1)))
+
+
+def _classes_of_values(names: tuple[str, ...]) -> bytes:
+    """The class of each value: those that are not left out, in their order."""
+    left_out = [name == LEFT_OUT for name in names]
+    return bytes(
+        IGNORED if out else value - sum(left_out[:value]) for value, out in enumerate(left_out)
+    )

@@ -1,0 +1,434 @@
+"""Which network should be exported, and to which format? The most accurate or the fastest one."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import (
+    ExportResult,
+    Finetune,
+    Progress,
+    check_free,
+    export,
+    find_format,
+    make_reference,
+    write,
+)
+from fullstride.deploy.exported import (
+    ExportedModel,
+    ExportedModule,
+    InputKind,
+    Metadata,
+    Precision,
+    one_input,
+)
+from fullstride.deploy.fold_batch_norm import fold_batch_norm
+from fullstride.deploy.formats import FORMATS, onnx, open_file, output, tensorrt
+from fullstride.deploy.job import ExportJob
+from fullstride.io.writing import atomic_write, scratch_folder
+from fullstride.measure.bench import bench, call_time
+from fullstride.measure.budget import Budget, conditions
+from fullstride.measure.environment import cpu_name
+from fullstride.measure.protocols import (
+    ONLINE,
+    Measurement,
+    Protocol,
+    by_network,
+    location,
+    read_measurements,
+)
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tables.class_names import permutation
+from fullstride.tasks import common_metric
+from fullstride.train.loop import BATCH_NORM
+
+TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
+CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
+Label = tuple[str, Precision]  # of a file: format and precision
+
+
+def compared_split(bundles: Mapping[str, Bundle], metric: str) -> str:
+    """The split that networks are compared on: the test, or the minival where one has no test."""
+    scored = {
+        split: [name for name, each in bundles.items() if metric in each.scores.get(split, {})]
+        for split in ("test", "minival")
+    }
+    for split, names in scored.items():
+        if len(names) == len(bundles):
+            return split
+    name = next((each for each in bundles if each not in sum(scored.values(), [])), [*bundles][0])
+    raise ValueError(f"{name} has no test score to be compared by: export it alone")
+
+
+def most_accurate(
+    bundles: Mapping[str, Bundle],
+    budget: Budget | None,
+    progress: Progress = lambda line: None,
+    times: Mapping[str, float] | None = None,
+) -> tuple[str, Bundle]:
+    """The name and the bundle with the best test score within the budget; of ties the fastest.
+
+    Where one has no test, all are compared by the minival. A tie is an equal score. Times are those
+    of `ms_per_image`, measured only where there is a budget or a tie, or `times` of earlier
+    measurements; `progress` is called with a line about them. Raises ValueError, with the times, if
+    no bundle fits, and if one of several has no score or other classes.
+    """
+    check_same_classes(bundles)
+    metric = common_metric(bundles.values())
+    batch, ms = budget.batch if budget else 1, dict[str, float]()
+    fit = dict(bundles)
+
+    def measured(name: str) -> float:
+        return times[name] if times else ms.get(name) or ms_per_image(bundles[name], batch)
+
+    if budget is not None:
+        ms = {name: measured(name) for name in bundles}
+        fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget.ms_per_image}
+        if not fit:
+            limit = budget.on(cpu_name(), "fp32")
+            raise ValueError(f"no network runs within {limit}: {in_words(ms)}")
+    best, split = [*fit], compared_split(fit, metric.name) if len(fit) > 1 else ""
+    if len(fit) > 1:
+        ranks = {name: metric.rank(fit[name].score(split, metric.name)) for name in fit}
+        best = [name for name in fit if ranks[name] == max(ranks.values())]
+    if len(best) > 1:
+        ms = {name: measured(name) for name in best}
+        score = metric.text(fit[best[0]].score(split, metric.name))
+        progress(f"the fastest is exported of those with the same {split} {score}: {in_words(ms)}")
+    name = min(best, key=lambda name: ms.get(name, 0.0))
+    if ms:
+        where = f"(batch {batch}, as measured before)"
+        if not times:
+            where = f"here ({conditions(batch, cpu_name(), 'fp32')})"
+        within = f" within {budget.ms_per_image:g} ms" if budget else ""
+        progress(
+            f"{name}: {ms[name]:.3f} ms an image {where}, the most accurate of "
+            f"{len(bundles)}{within}"
+        )
+    return name, fit[name]
+
+
+def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
+    """The median time of a call here, by the online protocol, divided by its images."""
+    pre = bundle.preprocessing
+    protocol = replace(ONLINE, resolution=pre.resolution, batch=batch)
+    (row,) = bench({bundle.name: bundle.net}, protocol, in_channels=pre.channels)
+    assert row.ms_p50 is not None  # by the online protocol
+    return row.ms_p50 / batch
+
+
+def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> dict[str, float]:
+    """The times of `bundles`, by their paths, in a file of `fullstride bench --out`.
+
+    Raises ValueError, in one line, for one that is not there, or not at its resolution or `batch`.
+    """
+    rows = by_network(read_measurements(path))
+    times: dict[str, float] = {}
+    for word, bundle in bundles.items():
+        row, side = rows.get(location(word), {}).get("online"), bundle.preprocessing.resolution
+        if row is None or (row.protocol.batch, row.protocol.resolution) != (batch, side):
+            raise ValueError(
+                f"{path} has no time of {word} by the protocol online at batch {batch} and {side} "
+                "pixels a side: measure it by `fullstride bench --out`, or leave --times out"
+            )
+        assert row.ms_p50 is not None  # by the online protocol
+        times[word] = row.ms_p50 / batch
+    return times
+
+
+def in_words(ms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
+
+
+def check_same_classes(bundles: Mapping[str, Bundle]) -> None:
+    """Raise ValueError if a bundle is of another task than the first, or has other classes."""
+    first = next(iter(bundles.values()))
+    for bundle in bundles.values():
+        if first.task != bundle.task or permutation(first.classes, bundle.classes) is None:
+            raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
+
+
+def fastest(
+    bundle: Bundle,
+    out: Path,
+    images: ComparisonImages,
+    *,
+    precision: Precision | None = None,
+    input_kind: InputKind = "normalised",
+    finetune: Finetune | None = None,
+    budget: Budget | None = None,
+    progress: Progress = lambda line: None,
+    force: bool = False,
+    **options: Any,
+) -> ExportResult:
+    """Export `bundle` to each format that runs here and keep the file with the lowest latency.
+
+    Files are in `precision`, or in each precision if None, and are measured in turn by the online
+    protocol. `progress` is called with a line when a try begins, and with its time, its latency
+    alone and the points that it loses when it ends. `out` gets the suffix of the chosen format;
+    `options` are passed to `export`. Raises ValueError, with the latencies, if no file passes its
+    comparison or fits the budget.
+    """
+    candidates = available(precision)
+    for kind in {FORMATS[name].suffix: FORMATS[name] for name, _ in candidates}.values():
+        check_free(with_suffix(out, kind.suffix), kind, force)
+    shared: dict[str, Any] = dict(
+        input_kind=input_kind,
+        finetune=cache(finetune) if finetune else None,
+        reference=make_reference(bundle, images, input_kind),
+    )
+    batch = budget.batch if budget else 1
+    results: dict[str, ExportResult] = {}
+    with scratch_folder(out) as scratch:
+        for number, (name, each) in enumerate(candidates, start=1):
+            label, path = f"{name} {each}", scratch / f"{name}_{each}{FORMATS[name].suffix}"
+            progress(f"{label}: {number} of {len(candidates)}")
+            start = time.perf_counter()
+            try:
+                results[label] = export(
+                    bundle,
+                    path,
+                    images,
+                    format=name,
+                    precision=each,
+                    progress=lambda line, label=label: progress(f"{label}: {line}"),
+                    **shared,
+                    **options,
+                )
+            except ValueError as error:
+                seconds = time.perf_counter() - start
+                progress(f"{label}: {str(error).removeprefix(f'{path} ')}, after {seconds:.1f} s")
+                continue
+            seconds = time.perf_counter() - start
+            alone = latencies({label: path}, bundle, batch, TRIAL)[label]
+            progress(
+                f"{label}: {alone:.3f} ms an image, {results[label].comparison.drop:.2f} points "
+                f"lost, after {seconds:.1f} s"
+            )
+        if not results:
+            raise ValueError(f"{out} was not written: no format of those that run here passed")
+        ms = latencies({label: each.path for label, each in results.items()}, bundle, batch)
+        in_order = {label: ms[label] for label in sorted(ms, key=lambda label: ms[label])}
+        progress(f"measured in turn, an image: {in_words(in_order)}")
+        best = min(ms, key=lambda label: ms[label])
+        if budget is not None and ms[best] > budget.ms_per_image:
+            raise ValueError(
+                f"{out} was not written: {best} is the fastest with {ms[best]:.3f} ms an image, "
+                f"the budget is {budget}"
+            )
+        kind = FORMATS[results[best].format]
+        final = with_suffix(out, kind.suffix)
+        with atomic_write(final, output(kind, force)) as temporary:
+            results[best].path.rename(temporary)
+    return replace(results[best], path=final)
+
+
+def with_suffix(out: Path, suffix: str) -> Path:
+    return out if out.suffix == suffix else out.with_name(out.name + suffix)
+
+
+def available(precision: Precision | None) -> list[tuple[str, Precision]]:
+    """Formats and precisions that can be written and run on this machine."""
+    names = [name for name in CANDIDATES if not FORMATS[name].missing()]
+    if tensorrt.engine_missing() and "tensorrt" in names:
+        names.remove("tensorrt")
+    return [
+        (name, each)
+        for name in names
+        for each in FORMATS[name].precisions
+        if precision in (None, each)
+    ]
+
+
+def runnable(
+    formats: Sequence[str] = (), precisions: Sequence[str] = ()
+) -> tuple[tuple[str, Precision], ...]:
+    """The formats and precisions that are compared here; by default those that may be the fastest.
+
+    Programs, which run code when they are opened, are compared only if `formats` names them, and so
+    is fp16 where the runtime would compute in fp32. Raises ValueError for one that does not exist
+    or cannot run here, and where nothing is left.
+    """
+    for name in formats:
+        find_format(name, FORMATS[name].precisions[0] if name in FORMATS else "")
+    if "tensorrt" in formats and (reason := tensorrt.engine_missing()):
+        raise ValueError(reason)
+    for each in precisions:
+        if each not in get_args(Precision):
+            raise ValueError(f"precision {each!r}: use {', '.join(get_args(Precision))}")
+    pairs: list[tuple[str, Precision]] = []
+    for name in dict.fromkeys(formats) or data_formats():
+        for precision in FORMATS[name].precisions:
+            if precision in precisions if precisions else precision in own_precisions(name):
+                pairs.append((name, precision))
+    if not pairs:
+        names = ", ".join(formats or data_formats())
+        raise ValueError(f"{', '.join(precisions)} does not run in {names}: choose another")
+    return tuple(pairs)
+
+
+def quickly_written(labels: Sequence[Label]) -> Label:
+    """The one to measure first: it is available in most places, and is quickly written."""
+    preferred: tuple[Label, ...] = ("tensorrt", "fp16"), ("onnx", "fp32"), ("openvino", "fp32")
+    return next((each for each in preferred if each in labels), labels[0])
+
+
+def data_formats() -> list[str]:
+    """The formats that run here whose files are data, and no programs."""
+    return [
+        name
+        for name in dict.fromkeys(name for name, _ in available(None))
+        if not FORMATS[name].runs_code
+    ]
+
+
+def own_precisions(name: str) -> list[Precision]:
+    """The precisions that a format computes in here: fp16 is left out where it would be fp32."""
+    halves = name != "openvino" and torch.cuda.is_available()
+    return [each for each in FORMATS[name].precisions if each != "fp16" or halves]
+
+
+def latencies(
+    paths: Mapping[str, Path],
+    bundle: Bundle,
+    batch: int = 1,
+    protocol: Protocol | None = None,
+    percentile: float = 50,
+) -> dict[str, float]:
+    """The time of a call / its images, in ms, of each file, measured in turn.
+
+    `protocol` is the online one by default, and the time its median.
+    """
+    models = {label: open_file(path, trust=True) for label, path in paths.items()}
+    protocol = replace(protocol or ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
+    return {row.name: call_time(row, percentile).ms for row in measure_files(models, protocol)}
+
+
+def measure_files(
+    models: Mapping[str, ExportedModel], protocol: Protocol, threads: int | None = None
+) -> list[Measurement]:
+    """Opened files with inputs of the same channels, measured in turn inside of every round.
+
+    Each is measured at its own resolution.
+    """
+    channels = next(iter(models.values())).preprocessing.channels
+    modules = {label: ExportedModule(model) for label, model in models.items()}
+    sides = {label: model.preprocessing.resolution for label, model in models.items()}
+    return bench(modules, protocol, in_channels=channels, threads=threads, resolutions=sides)
+
+
+# How long would a network take as a file? It is written untrained: weights do not change the time.
+#
+# Nothing is compared with PyTorch, as outputs of random weights say little: a file is only timed.
+
+
+IMAGES = 2  # of the example, which int8 takes its ranges from
+STATISTICS_SHARE = 0.99  # of the variance of these images; the rest is 1, as channels may be zero
+
+
+@dataclass
+class UntrainedFiles:
+    """Writes a network in evaluation mode to files of all formats."""
+
+    job: ExportJob
+    has_own_graphs: bool = True  # False: those of the network at another resolution
+
+    def at(self, name: str, pre: Preprocessing) -> "UntrainedFiles":
+        """The same network at another resolution; it is not traced again where its graph fits."""
+        job, graphs = self.job, {}
+        if job.metadata.input_kind != "pictures":  # whose graphs have the resolution in constants
+            sides = replace(job, any_size=True).dynamic_sides
+            graphs = {
+                key: onnx.at_resolution(model, pre.resolution, sides)
+                for key, model in job.graphs.items()
+            }
+        images = example(pre, job.metadata.input_kind)
+        metadata = replace(job.metadata, name=name, preprocessing=pre)
+        changes = dict(metadata=metadata, example=images, calibration=(images,), graphs=graphs)
+        return UntrainedFiles(replace(job, **changes), has_own_graphs=not graphs)
+
+    def open(
+        self,
+        format: str,
+        precision: Precision,
+        folder: Path,
+        threads: int | None = None,
+        batch: int = IMAGES,
+    ) -> ExportedModel:
+        """Write a file in `folder`, open it and run it on a batch.
+
+        Raises ValueError, in one line, where that fails. A graph of another resolution that does
+        not fit is replaced.
+        """
+        try:
+            return self.written(format, precision, folder, threads, batch)
+        except ValueError:
+            if self.has_own_graphs:
+                raise
+            self.has_own_graphs, self.job = True, replace(self.job, graphs={})
+            return self.written(format, precision, folder, threads, batch)
+
+    def written(
+        self, format: str, precision: Precision, folder: Path, threads: int | None, batch: int
+    ) -> ExportedModel:
+        kind = FORMATS[format]
+        attempts = len([*folder.iterdir()])
+        path = folder / f"{attempts}_{format}_{precision}{kind.suffix}"
+        job = replace(self.job, metadata=replace(self.job.metadata, precision=precision))
+        write(kind, job, path)
+        model = open_file(path, threads=threads, trust=True)
+        model.run(np.resize(job.example, (batch, *job.example.shape[1:])))
+        return model
+
+
+def untrained_files(
+    net: Backbone, name: str, pre: Preprocessing, classes: int, input_kind: InputKind
+) -> UntrainedFiles:
+    """The files of a network with fresh weights, whose batch statistics are changed.
+
+    `name` is in their metadata, `pre` has the resolution and the channels of the network's input,
+    and `classes` is the number of its outputs.
+    """
+    with_typical_statistics(net, torch.randn(IMAGES, *one_input(pre, "normalised")))
+    metadata = Metadata(
+        name=name,
+        classes=tuple(map(str, range(classes))),
+        preprocessing=pre,
+        scores={},
+        input_kind=input_kind,
+    )
+    images = example(pre, input_kind)
+    return UntrainedFiles(ExportJob(fold_batch_norm(net), metadata, images, calibration=(images,)))
+
+
+@torch.no_grad()
+def with_typical_statistics(net: nn.Module, images: Tensor) -> None:
+    """Let batch norms normalise, as in a trained network, and branches add to their shortcuts.
+
+    Else activations may fade to numbers so small that processors take many times as long.
+    """
+    for norm in net.modules():
+        if isinstance(norm, BATCH_NORM):
+            norm.momentum = STATISTICS_SHARE
+            if norm.affine:
+                nn.init.ones_(norm.weight)
+    net.train()(images)
+    net.eval()
+
+
+def example(pre: Preprocessing, input_kind: InputKind) -> np.ndarray:
+    """Random inputs of a file."""
+    random, shape = np.random.default_rng(0), (IMAGES, *one_input(pre, input_kind))
+    if input_kind == "normalised":
+        return random.standard_normal(shape, np.float32)
+    return random.integers(256, size=shape, dtype=np.uint8)

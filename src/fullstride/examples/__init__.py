@@ -1,0 +1,24 @@
+"""Is there data to try a task on? Digits on photographs, with exact boxes, masks and depths.
+
+    python -m fullstride.examples SCENES --count 1000 --side 96 --kind digits --one-class
+    fullstride train SCENES --task detect ...
+
+The pixels are real: handwritten digits of the package, whose test was written by other people, and
+photographs of scikit-image and scikit-learn (extra `examples`). The test has other digits and other
+photographs than the training; the digits of "val" are the minival's. The kind "motion" has clips
+for the task video.
+"""
+
+from fullstride.examples.files import COUNTS, write_motion, write_scenes
+from fullstride.examples.scenes import Clip, Look, Scene, split_clip, split_scene
+
+__all__ = [
+    "COUNTS",
+    "Clip",
+    "Look",
+    "Scene",
+    "split_clip",
+    "split_scene",
+    "write_motion",
+    "write_scenes",
+]

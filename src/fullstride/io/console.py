@@ -1,0 +1,339 @@
+"""How does a command report to its user? Progress bars, lines, and one line for an error."""
+
+import errno
+import os
+import sys
+import threading
+import unicodedata
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fullstride.io.writing import DISK_FULL
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+MAX_SKIPPED_SHOWN = 10
+REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
+HELP_INDENT = 8 * " "  # of the help of an argument in the parser's errors
+DEFAULT_WIDTH = 160  # characters, where the output is not a terminal
+# Unicode categories of characters that move the cursor, colour, reverse or hide text, or are half
+# of one: control, format (with bidirectional marks), surrogates, line and paragraph separators.
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+_native_lock = threading.Lock()
+JOINERS = "\u200c\u200d"  # of scripts and of emoji
+
+
+def printable(text: object) -> str:
+    """Text of which every character can be shown in one line of a terminal; others are escaped.
+
+    For names that others chose, of files and of classes. `Output` does the same with all that is
+    printed, but for the ends of lines, which it cannot tell from our own.
+    """
+    return "".join(
+        letter
+        if letter in JOINERS or unicodedata.category(letter) not in UNPRINTABLE
+        else letter.encode("unicode_escape", "surrogatepass").decode()
+        for letter in str(text)
+    )
+
+
+class LostOutputError(OSError):
+    """Standard output cannot be written to, and nothing but it would be of use."""
+
+
+class Output:
+    """Standard output, which may lose its reader.
+
+    Once writing fails, because the reader has closed a pipe, the stream is closed or the disk is
+    full, all output is dropped. Work that `goes_on` does not notice; else it ends with a
+    LostOutputError.
+    """
+
+    def __init__(self, stream: TextIO | None):
+        self.stream, self.goes_on, self.lost = stream, False, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        return self.stream is not None and not self.lost and self.stream.isatty()
+
+    def write(self, text: str) -> int:
+        self.write_as_is("".join(x if x in "\n\t" else printable(x) for x in text))
+        return len(text)
+
+    def write_as_is(self, text: str) -> None:
+        self._try("write", text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments: str) -> None:
+        if self.lost:
+            return
+        try:
+            if self.stream is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            getattr(self.stream, method)(*arguments)
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = True
+        drop(self.stream)
+        if not self.goes_on:
+            raise LostOutputError(error.errno, error.strerror, "standard output") from None
+        print_error(f"standard output is lost ({error.strerror}); the work goes on without it")
+
+
+class _Errors:
+    """The standard error stream. Where writing to it fails, nobody would read of it."""
+
+    def __init__(self, stream: TextIO | None):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, method: str, *arguments: str) -> None:
+        try:
+            if self.stream is not None:
+                getattr(self.stream, method)(*arguments)
+        except OSError:
+            drop(self.stream)
+
+
+def drop(stream: TextIO | None) -> None:
+    """Lead a stream to the null device: what it has buffered must not fail at the end again."""
+    with suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, cast(TextIO, stream).fileno())
+        os.close(null)
+
+
+class _Styled:
+    """What rich writes to: its own escape codes must reach the terminal."""
+
+    def __init__(self, output: Output):
+        self.output, self.write = output, output.write_as_is
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.output, name)
+
+
+@contextmanager
+def standard_streams() -> Iterator[Output]:
+    """Replace the standard streams in the body; yields what is standard output there."""
+    streams = sys.stdin, sys.stdout, sys.stderr
+    before = [getattr(stream, "errors", None) for stream in streams]
+    for stream, errors in zip(streams, ("surrogateescape", *2 * ["backslashreplace"]), strict=True):
+        if hasattr(stream, "reconfigure"):  # names of files are not always UTF-8
+            cast(Any, stream).reconfigure(errors=errors)
+    output = Output(sys.stdout)
+    sys.stdout, sys.stderr = cast(TextIO, output), cast(TextIO, _Errors(sys.stderr))
+    try:
+        yield output
+        output.flush()
+    finally:
+        sys.stderr.flush()
+        _, sys.stdout, sys.stderr = streams
+        for stream, errors in zip(streams, before, strict=True):
+            if hasattr(stream, "reconfigure") and not stream.closed:
+                cast(Any, stream).reconfigure(errors=errors)
+
+
+@contextmanager
+def without_native_lines() -> Iterator[None]:
+    """Drop what libraries of C write to the standard error stream themselves, in the body.
+
+    The descriptor belongs to the whole process, so of several threads one is in a body at a time.
+    """
+    with _native_lock:
+        try:
+            before, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        except OSError:  # no descriptor is left, or there is no such stream
+            yield
+            return
+        try:
+            os.dup2(null, 2)
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            os.close(null)
+
+
+def open_closed_descriptors() -> None:
+    """Open the null device as each standard stream that is closed.
+
+    Else the next file that is opened, a checkpoint for example, would get the number of a standard
+    stream, and what libraries print would be written to it.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+
+
+def console() -> Console:
+    """Wide enough for tables where the output is a file or a pipe: lines are not broken."""
+    width = None if sys.stdout.isatty() else DEFAULT_WIDTH
+    file = cast(TextIO, _Styled(sys.stdout)) if isinstance(sys.stdout, Output) else None
+    return Console(file=file, width=width, highlight=False)
+
+
+def print_parts(parts: "Iterable[str | Table]") -> None:
+    """Print lines and tables at once."""
+    for part in parts:
+        if isinstance(part, str):
+            print(printable(part), flush=True)
+        else:
+            console().print(part)
+
+
+class Bar:
+    """Progress within an epoch, on a terminal only. Of several processes one is `shown`.
+
+    It is on the screen during an epoch only, since other libraries draw bars of their own.
+    """
+
+    def __init__(self, shown: bool = True):
+        self.shown = shown
+
+    def __enter__(self) -> "Bar":
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        hidden = not (self.shown and sys.stdout.isatty())
+        self.progress = Progress(*columns, console=console(), transient=True, disable=hidden)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def print(self, line: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if not self.shown:
+            return
+        if self.progress.disable:
+            print(line, flush=True)
+        else:
+            self.progress.console.print(printable(line), markup=False)
+
+    def watch(self, batches: Any) -> "CountedBatches":
+        """The same batches, counted on the bar as they pass."""
+        return CountedBatches(batches, self.progress)
+
+
+class CountedBatches:
+    """Batches whose epochs advance a progress bar."""
+
+    def __init__(self, batches: Any, progress: Progress):
+        self.batches, self.progress = batches, progress
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int, start: int = 0) -> Generator[Any, None, None]:
+        task = self.progress.add_task(f"epoch {number + 1}", total=len(self), completed=start)
+        self.progress.start()
+        try:
+            for batch in self.batches.epoch(number, start):
+                yield batch
+                self.progress.advance(task)
+        finally:  # also where the caller takes only a part of the epoch
+            self.progress.stop()
+            self.progress.remove_task(task)
+
+
+def report_skipped(skipped: Mapping[str, str]) -> None:
+    """Print which images could not be read, and why, on the standard error stream."""
+    if not skipped:
+        return
+    items = list(skipped.items())[:MAX_SKIPPED_SHOWN]
+    shown = "; ".join(f"{printable(name)}: {reason}" for name, reason in items)
+    more = f"; and {len(skipped) - len(items)} more" if len(skipped) > len(items) else ""
+    print_error(f"skipped {len(skipped)} unreadable: {shown}{more}")
+
+
+def report_ignored(ignored: Mapping[str, int], notes: Iterable[str] = ()) -> None:
+    """Print how many files of a data set are not used, by reason, on the standard error stream.
+
+    `notes` are lines on its splits.
+    """
+    if ignored:
+        print_error("not used: " + "; ".join(f"{count:,} {why}" for why, count in ignored.items()))
+    for note in notes:
+        print_error(note)
+
+
+def print_error(message: object, code: int = 0) -> int:
+    """Print an error or a warning in one line on the standard error stream, and return `code`.
+
+    Of several processes that torchrun started, the first one prints, unless a note on the error
+    says that it occurred in another.
+    """
+    rank = os.environ.get("RANK", "0")
+    notes = getattr(message, "__notes__", [])
+    if REPORTED_ELSEWHERE not in notes and (notes or rank == "0"):
+        prefix = "" if rank == "0" else f"rank {rank}: "
+        print(f"fullstride: {prefix}{printable(one_line(message))}", file=sys.stderr)
+    return code
+
+
+@cache
+def print_note(message: str) -> None:
+    """Print what was assumed, in one line on the standard error stream, once in a process."""
+    print_error(message)
+
+
+def without_frame(text: str) -> str:
+    """The parser's error message in one line, with the flags that it suggests.
+
+    Its frame, title, help of arguments and reference to the help are left out.
+    """
+    sections: list[list[str]] = [[]]
+    for line in text.splitlines()[1:]:
+        content = line.strip("╭╮╰╯│\n")
+        if not content.strip(" ─-"):
+            sections.append([])
+        elif not content.startswith(HELP_INDENT):
+            sections[-1].append(content.strip())
+    message, *others = [section for section in sections if section]
+    parts = [" ".join(message).removesuffix(".")]
+    for section in others:
+        if section[0].startswith("Unrecognized"):
+            parts.append(" ".join(section))
+        if section[0].startswith(("Perhaps you meant", "Arguments similar")):
+            flags = [line.split()[0].rstrip(",") for line in section if line.startswith("--")]
+            parts.append(f"did you mean {' or '.join(flags)}?")
+    return "; ".join(parts)
+
+
+def one_line(message: object) -> str:
+    if isinstance(message, OSError) and message.strerror:
+        where = f": {message.filename}" if message.filename else ""
+        hint = "; make room, then give the same command again" if message.errno in DISK_FULL else ""
+        return f"{message.strerror}{where}{hint}"
+    return " ".join(str(message).split())

@@ -1,0 +1,346 @@
+"""How is JSON read? Strictly, into frozen dataclasses: their annotations say what it may hold.
+
+`from_json` and `to_json` convert between JSON and dataclasses, and `Bounds` limits numbers.
+"""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from reprlib import repr as shortened
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fullstride.io.writing import read_regular
+
+T = TypeVar("T")
+MAX_JSON_BYTES = 64 * 2**20  # 20,000 class names take less than 1 MiB
+MAX_INT = 2**63 - 1  # int64, as torch and NumPy have it
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Limits of a number, in a field's type: `Annotated[float, Bounds(ge=0, lt=1)]`."""
+
+    ge: float | None = None  # greater than or equal to
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        limits = (("at least", self.ge), ("above", self.gt), ("at most", self.le))
+        limits += (("below", self.lt),)
+        return " and ".join(f"{word} {limit:,g}" for word, limit in limits if limit is not None)
+
+
+def check_range(name: str, value: Any, most: int) -> None:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{name} {value!r}: use a whole number from 1 to {most}")
+
+
+def check_bounds(instance: Any, prefix: str = "") -> None:
+    """Compare the fields of a dataclass with the `Bounds` in their types. For `__post_init__`.
+
+    Raises ValueError for the first field that does not fit. None fits an optional field, and in a
+    tuple each number is compared.
+    """
+    for name, hint in _hints(type(instance)).items():
+        value = getattr(instance, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            for bounds, kind in _bounds_in(hint):
+                if isinstance(number, int | float) and number not in bounds:
+                    raise ValueError(
+                        f"{prefix}{name} {shortened(value)}: use {_NOUNS[kind]}, {bounds}"
+                    )
+
+
+@cache
+def _bounds_in(hint: Any) -> tuple[tuple[Bounds, type], ...]:
+    if get_origin(hint) is Annotated:
+        kind, *metadata = get_args(hint)
+        return tuple((each, kind) for each in metadata if isinstance(each, Bounds))
+    parts = get_args(hint) if get_origin(hint) in (tuple, Union, UnionType) else ()
+    return tuple(each for part in parts for each in _bounds_in(part))
+
+
+# ---- JSON
+
+
+def read_json(path: Path, hint: str = "check the path", most: int = MAX_JSON_BYTES) -> Any:
+    """The parsed content of a JSON file. Raises ValueError in one line."""
+    try:
+        return parse_json(read_regular(path, most), str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"no {path.name} in {path.parent}: {hint}") from None
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Parsed JSON. Raises ValueError in one line that begins with `where`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not whole JSON: {str(error)[:200]}") from None
+
+
+def to_json(instance: Any, names: Mapping[Any, str] | None = None) -> str:
+    """A dataclass as JSON. `names` gives the name in the file of each class and function."""
+
+    def name(part: Any) -> str:
+        if names is None or part not in names:
+            raise TypeError(f"{part!r} has no form in JSON")
+        return names[part]
+
+    return json.dumps(asdict(instance), indent=1, default=name)
+
+
+def from_json(kind: type[T], data: Any, where: str, registry: Mapping[str, Any] | None = None) -> T:
+    """The dataclass `kind` of JSON: text, or what `read_json` returned.
+
+    The types of the fields decide: bool, int, float, str, Literal, None, tuples, mappings from
+    str, dataclasses, Any, `Annotated` with `Bounds`, and the classes and functions that `registry`
+    lists by name. Numbers are finite, integers have 64 bits, and true is no number. A field that is
+    missing takes its default. Raises ValueError in one line: `where`, the path of the field, its
+    value and what fits.
+    """
+    if isinstance(data, str | bytes):
+        data = parse_json(data, where)
+    try:
+        return _reader(kind)(data, registry or {})
+    except _MisfitError as error:
+        path = "".join(reversed(error.path)).removeprefix(".")
+        raise ValueError(f"{where}: {path}{error}" if path else f"{where}{error}") from None
+
+
+class _MisfitError(Exception):
+    """What is wrong with a value. The reader of each container appends its part of the path."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.path: list[str] = []
+
+
+_Reader = Callable[[Any, Mapping[str, Any]], Any]
+_NOUNS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
+
+
+def _misfit(value: Any, fits: str) -> _MisfitError:
+    return _MisfitError(f" is {shortened(value)}: use {fits}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+@cache
+def _reader(hint: Any) -> _Reader:
+    """A function that reads values of the type `hint`; built once for each type."""
+    origin, kinds = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value, registry: value
+    if origin is Annotated:
+        bounds = [each for each in kinds[1:] if isinstance(each, Bounds)]
+        return _bounded(kinds[0], bounds[0]) if bounds else _reader(kinds[0])
+    if origin is Literal:
+        return _one_of(kinds)
+    if origin in (Union, UnionType):
+        return _optional(kinds)
+    if origin is tuple:
+        return _tuple(kinds)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(*kinds)
+    if origin in (type, Callable):
+        return _named(kinds[0] if origin is type else None)
+    if is_dataclass(hint):
+        return _dataclass(hint)
+    assert isinstance(hint, type), f"{hint} has no form in JSON"
+    return _bounded(hint) if hint in _NOUNS else _instance(hint)
+
+
+def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
+    fits = f"{_NOUNS[kind]}{f', {bounds}' if bounds else ''}"
+
+    def exact(value: Any, registry: Mapping[str, Any]) -> Any:
+        if not isinstance(value, kind) or (bounds and value not in bounds):
+            raise _misfit(value, fits)
+        return value
+
+    def integer(value: Any, registry: Mapping[str, Any]) -> int:
+        if type(value) is not int or abs(value) > MAX_INT or (bounds and value not in bounds):
+            raise _misfit(value, fits)
+        return value
+
+    def real(value: Any, registry: Mapping[str, Any]) -> float:
+        if type(value) is int and abs(value) <= MAX_INT:
+            value = float(value)
+        if type(value) is not float or not math.isfinite(value) or (bounds and value not in bounds):
+            raise _misfit(value, fits)
+        return value
+
+    return {int: integer, float: real}.get(kind, exact)
+
+
+def _instance(kind: type) -> _Reader:
+    """Objects of a class that JSON does not have, as tensors in a checkpoint."""
+
+    def read(value: Any, registry: Mapping[str, Any]) -> Any:
+        if not isinstance(value, kind):
+            raise _misfit(value, f"a {kind.__name__}")
+        return value
+
+    return read
+
+
+def _one_of(choices: tuple[Any, ...]) -> _Reader:
+    def read(value: Any, registry: Mapping[str, Any]) -> Any:
+        if any(type(value) is type(choice) and value == choice for choice in choices):
+            return value
+        raise _misfit(value, " or ".join(map(repr, choices)))
+
+    return read
+
+
+def _optional(kinds: tuple[Any, ...]) -> _Reader:
+    """One type or None. JSON does not say which class it holds, so other unions are not read."""
+    (kind,) = set(kinds) - {NoneType}
+    inner = _reader(kind)
+    return lambda value, registry: None if value is None else inner(value, registry)
+
+
+def _tuple(kinds: tuple[Any, ...]) -> _Reader:
+    same = len(kinds) == 2 and kinds[1] is Ellipsis
+    readers = [_reader(kind) for kind in kinds[: 1 if same else None]]
+
+    def read(value: Any, registry: Mapping[str, Any]) -> tuple[Any, ...]:
+        if type(value) not in (list, tuple):
+            raise _misfit(value, "a list")
+        if not same and len(value) != len(readers):
+            raise _misfit(value, f"a list of {len(readers)}")
+        values: list[Any] = []
+        try:
+            for item, reader in zip(value, readers * len(value) if same else readers, strict=True):
+                values.append(reader(item, registry))
+        except _MisfitError as error:
+            error.path.append(f"[{len(values)}]")
+            raise
+        return tuple(values)
+
+    return read
+
+
+def _mapping(key_kind: Any, kind: Any) -> _Reader:
+    read_key, inner = _reader(key_kind), _reader(kind)
+
+    def read(value: Any, registry: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise _misfit(value, "an object of names and values")
+        values, key = {}, ""
+        try:
+            for key, item in value.items():
+                values[read_key(key, registry)] = inner(item, registry)
+        except _MisfitError as error:
+            error.path.append(f"[{shortened(key)}]")
+            raise
+        return values
+
+    return read
+
+
+def _named(kind: type | None) -> _Reader:
+    """A subclass of `kind`, or any function for None, by its name."""
+
+    def fits(part: Any) -> bool:
+        return isinstance(part, type) == (kind is not None) and (
+            kind is None or issubclass(part, kind)
+        )
+
+    def read(value: Any, registry: Mapping[str, Any]) -> Any:
+        part = registry.get(value) if isinstance(value, str) else None
+        if part is None or not fits(part):
+            raise _misfit(value, " or ".join(name for name, part in registry.items() if fits(part)))
+        return part
+
+    return read
+
+
+def _dataclass(kind: Any) -> _Reader:
+    readers = {name: _reader(hint) for name, hint in _hints(kind).items()}
+    required = [
+        field.name
+        for field in fields(kind)
+        if field.init and field.default is MISSING and field.default_factory is MISSING
+    ]
+
+    def read(value: Any, registry: Mapping[str, Any]) -> Any:
+        if not isinstance(value, Mapping):
+            raise _misfit(value, f"an object with {', '.join(required or readers)}")
+        for name in value:
+            if name not in readers:
+                close = get_close_matches(str(name), readers, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "a newer version may have it"
+                raise _MisfitError(f" has an unknown field {shortened(name)}: {hint}")
+        if missing := [name for name in required if name not in value]:
+            raise _MisfitError(f" lacks {', '.join(missing)}")
+        values, name = {}, ""
+        try:
+            for name, item in value.items():
+                values[name] = readers[name](item, registry)
+        except _MisfitError as error:
+            error.path.append(f".{name}")
+            raise
+        try:
+            return kind(**values)
+        except (ValueError, ArithmeticError) as error:  # of its __post_init__
+            raise _MisfitError(f": {' '.join(str(error).split())}") from None
+
+    return read
+
+
+# How is a user's table read? Each row becomes an object, and an error names file and line.
+
+
+def read_rows(
+    path: Path, row_of: Callable[[Mapping[str, str]], T], columns: str, most: int
+) -> list[T]:
+    """What `row_of` makes of each row of a CSV file with a header and at most `most` bytes.
+
+    `columns` says in words what the file must have. Raises ValueError, in one line with it, for a
+    file that is not a table, has no rows, or lacks a column that `row_of` looks up, and with the
+    number of the line where `row_of` raises ValueError.
+    """
+    try:
+        lines = read_regular(path, most).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text in UTF-8: give columns {columns}") from None
+    reader = csv.DictReader(lines, restval="", skipinitialspace=True)
+    rows: list[T] = []
+    try:
+        for row in reader:
+            rows.append(row_of(row))
+    except KeyError as error:
+        own = ", ".join(map(shortened, reader.fieldnames or ()))
+        raise ValueError(
+            f"{path} has the columns {own} and lacks {error}: give columns {columns}, separated "
+            "by commas"
+        ) from None
+    except (ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path}, line {reader.line_num}: {error}: give columns {columns}"
+        ) from None
+    if not rows:
+        raise ValueError(f"{path} has no line below its header: give columns {columns}")
+    return rows

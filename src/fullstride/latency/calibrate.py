@@ -1,0 +1,484 @@
+"""Which numbers describe the device at hand? A profile is fitted to timed microbenchmarks."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from fullstride.io.writing import atomic_write, check_output, json_output
+from fullstride.latency.devices import profile_names
+from fullstride.latency.fitting import (
+    PRIORS,
+    Parameters,
+    error,
+    fit,
+    interval,
+    left_out,
+    resolvable_ratio,
+)
+from fullstride.latency.microbenchmarks import (
+    WHOLE,
+    Microbenchmark,
+    Round,
+    all_microbenchmarks,
+    machine,
+    time_of,
+    timed_round,
+)
+from fullstride.latency.profiles import OUTPUT, Clocks, Fit, Profile, save_profile
+from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
+from fullstride.measure.environment import Environment
+from fullstride.measure.operators import Operators
+from fullstride.measure.protocols import Protocol
+from fullstride.measure.timing import timed_calls, warm_up
+from fullstride.measure.tracer import traced
+from fullstride.measure.workload import (
+    Layout,
+    Precision,
+    Step,
+    compiling,
+    exact_float32,
+    find_precision,
+)
+
+# TensorRT is not measured here.
+RUNTIMES: tuple[Runtime, ...] = tuple(name for name in get_args(Runtime) if name != "tensorrt")
+GROUP = 8  # networks on the device at once, timed in turn
+MAX_CALL_S = 2.0  # a network with a longer call is left out
+MIN_TIMES = 24  # that a fit needs
+MORE_ROUNDS = 3
+NORMAL = NormalDist()
+SHORT = Protocol(name="throughput", batch=1, warmup_s=0.05, rounds=7, round_s=0.02)
+# Images are on the device already, so a batch itself costs little.
+CALIBRATION_PRIORS = {**PRIORS, "start_us": (20.0, 1.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is timed, and how."""
+
+    device: torch.device
+    runtimes: tuple[Runtime, ...]
+    batches: tuple[int, ...]
+    resolution: int  # pixels a side
+    precision: Precision
+    layout: Layout = "nchw"
+    minutes: float = 8.0  # after which no further networks are begun
+    protocol: Protocol = SHORT
+
+    def __post_init__(self) -> None:
+        for runtime in self.runtimes:
+            if runtime not in RUNTIMES:
+                raise ValueError(f"no runtime {runtime!r} here: choose from {', '.join(RUNTIMES)}")
+            if runtime == "cuda graph" and self.device.type != "cuda":
+                raise ValueError(
+                    f"cuda graphs are for GPUs: on {self.device} choose eager or compiled"
+                )
+        for batch in self.batches:
+            if batch < 1:
+                raise ValueError(f"batch {batch}: use a whole number from 1")
+        if not self.runtimes or not self.batches:
+            raise ValueError("nothing to measure: give at least one runtime and one batch size")
+        if self.resolution < 64:
+            raise ValueError(
+                f"resolution {self.resolution}: use 64 or more, the microbenchmarks halve it six "
+                "times"
+            )
+        if not self.minutes > 0:
+            raise ValueError(f"{self.minutes:g} minutes to measure: use a number above 0")
+        if self.device.type == "cpu" and self.precision == "float16":
+            raise ValueError("fp16 is for GPUs: on the CPU say --precision bf16 or fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The measured time of one network."""
+
+    network: str
+    family: str  # left out of the fit together
+    operators: Operators
+    runtime: Runtime
+    batch: int
+    seconds: float  # of the batch, median of the rounds
+    wall_s: float  # of the batch, median of all rounds
+    cpu_s: float  # the same of the thread that calls
+    spread: float = 0.0  # (p90 - p10) / median of the rounds
+    # Of the rounds in which the thread that computes had a core. Below QUIET_ROUNDS of them,
+    # `seconds` are those that the thread had one, not wall time.
+    quiet: float = 1.0
+    clock: Literal["wall", "cpu"] = "wall"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A profile, and the errors in percent for networks outside of the fit."""
+
+    profile: Profile
+    times: int  # that were fitted
+    left_out: float  # error for microbenchmarks by numbers fitted without their family
+    by_family: dict[str, float]  # the same, for each family
+    whole: dict[str, float]  # estimated / measured of WHOLE networks, mean over batch sizes
+
+
+def measure(plan: Plan, networks: Sequence[Microbenchmark] | None = None) -> Iterator[Timing]:
+    """Times of the microbenchmarks. Networks that are too slow or too large are left out.
+
+    Every runtime and batch size has an equal share of the minutes. Groups that mix all families
+    are timed in turn, beginning with another one for each, until the share is spent.
+    """
+    networks = all_microbenchmarks() if networks is None else networks
+    count = -(-len(networks) // GROUP)
+    groups = [networks[i::count] for i in range(count)]
+    operators = {each.name: traced(each.build, plan.resolution) for each in networks}
+    cells: list[tuple[Runtime, int]] = [
+        (runtime, batch) for runtime in plan.runtimes for batch in plan.batches
+    ]
+    end = time.monotonic() + 60 * plan.minutes
+    for number, (runtime, batch) in enumerate(cells):
+        now = time.monotonic()
+        share = now + (end - now) / (len(cells) - number)
+        for i in range(count):
+            if time.monotonic() >= share:
+                break
+            group = groups[(i + number) % count]
+            for each, rounds in time_in_turn(group, plan, runtime, batch, share):
+                yield Timing(
+                    network=each.name,
+                    family=each.family,
+                    operators=operators[each.name],
+                    runtime=runtime,
+                    batch=batch,
+                    **time_of(rounds),
+                )
+
+
+def time_in_turn(
+    group: Sequence[Microbenchmark],
+    plan: Plan,
+    runtime: Runtime,
+    batch: int,
+    end: float = math.inf,
+) -> list[tuple[Microbenchmark, list[Round]]]:
+    """The rounds of each network, in which they are timed in turn.
+
+    There are more rounds than the protocol has, up to MORE_ROUNDS times, until so many were quiet.
+    No network is prepared after `time.monotonic()` passes `end`: compiling takes long.
+    """
+    device = plan.device
+    with exact_float32(), compiling(runtime == "compiled"):
+        prepared = (
+            (each, prepare_step(each, plan, runtime, batch))
+            for each in group
+            if time.monotonic() < end
+        )
+        steps = [(each, step) for each, step in prepared if step]
+        calls = [warm_up(step, plan.protocol, device) for _, step in steps]
+        done: list[list[Round]] = [[] for _ in steps]
+        for number in range(MORE_ROUNDS * plan.protocol.rounds):
+            for (_, step), n, own in zip(steps, calls, done, strict=True):
+                quiet = sum(each.quiet for each in own)
+                if number < plan.protocol.rounds or quiet < plan.protocol.rounds:
+                    own.append(timed_round(step, n, device))
+    rounds = [(each, own) for (each, _), own in zip(steps, done, strict=True)]
+    del steps
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return rounds
+
+
+def prepare_step(
+    network: Microbenchmark, plan: Plan, runtime: Runtime, batch: int
+) -> Callable[[], object] | None:
+    """A function that runs one batch; None if that takes too long or does not fit in memory."""
+    options: dict[str, Any] = dict(
+        precision=plan.precision, layout=plan.layout, compiled=runtime == "compiled"
+    )
+    try:
+        step = Step(network.build(), "inference", batch, plan.resolution, plan.device, **options)
+        timed_calls(step, 1, plan.device)  # compiles, picks algorithms
+        (seconds,), _ = timed_calls(step, 1, plan.device)
+        if seconds > MAX_CALL_S:
+            return None
+        return capture(step) if runtime == "cuda graph" else step
+    except (torch.OutOfMemoryError, MemoryError):
+        return None
+
+
+def capture(step: Step) -> Callable[[], object]:
+    """One call of `step` as a CUDA graph: all its launches in one."""
+    # Capturing requires that lazy initialisation is done, on a stream other than the current one.
+    side = torch.cuda.Stream(step.device)
+    side.wait_stream(torch.cuda.current_stream(step.device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream(step.device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+
+    def replay() -> object:
+        graph.replay()
+        return step, out  # the graph reads and writes their memory
+
+    return replay
+
+
+def fit_profile(
+    timings: Sequence[Timing], plan: Plan, machine: Machine, sheet: str, name: str
+) -> Calibration:
+    """Fit the numbers of one runtime to the times of microbenchmarks.
+
+    The error and the interval are those of WHOLE networks, if four or more were timed, else those
+    of microbenchmarks whose family was left out. The latter are larger: with few operators, errors
+    do not average out. The spread of the rounds widens the interval, see `widen`. Raises ValueError
+    for too few times.
+    """
+    fitted = np.array([timing.family != WHOLE for timing in timings], dtype=bool)
+    families = np.array([t.family if t.family != WHOLE else t.network for t in timings])
+    if fitted.sum() < MIN_TIMES or len(np.unique(families[fitted])) < 3:
+        raise ValueError(
+            f"{fitted.sum()} times of {len(np.unique(families[fitted]))} families in "
+            f"{plan.minutes:g} minutes, where a fit needs {MIN_TIMES} of 3: give more minutes, or "
+            "a smaller resolution"
+        )
+    work = prepare([t.operators for t in timings], [t.batch for t in timings], machine)
+    seconds = np.array([timing.seconds for timing in timings])
+    parameters = Parameters(names_for(machine.runtime, plan.device), CALIBRATION_PRIORS)
+    numbers = fit(work.select(fitted), seconds[fitted], parameters)
+    estimated = times(work, numbers).total_s
+    estimated[fitted] = left_out(work.select(fitted), seconds[fitted], families[fitted], parameters)
+    whole = sorted(set(families[~fitted]))
+    tested, tests = fitted, "microbenchmarks of families left out"
+    if len(whole) >= 4:
+        tested, tests = ~fitted, f"{len(whole)} whole networks"
+    noise = median_spread(timings)
+    low, high = widen(*interval(estimated[tested], seconds[tested], families[tested]), noise)
+    batch = work.batch[tested]
+    per_image = estimated[tested] / batch, seconds[tested] / batch
+    here = Environment.here(plan.device)
+    cpu, clocks = plan.device.type == "cpu", clocks_of(timings)
+    batches = ", ".join(str(batch) for batch in sorted({timing.batch for timing in timings}))
+    versions = f"torch {here.torch}" + ("" if cpu else f", CUDA {here.cuda}, driver {here.driver}")
+    inference = Fit(
+        numbers={key: float(f"{value:.4g}") for key, value in numbers.items()},
+        error=round(error(estimated[tested], seconds[tested]), 1),
+        low=round(low, 3),
+        high=round(high, 3),
+        resolvable_ratio=round(resolvable_ratio(*per_image, batch), 2),
+        networks=len({timing.network for timing in timings if timing.family != WHOLE}),
+        source=f"fullstride calibrate at batch {batches} and {plan.resolution} pixels a side",
+        software=versions,
+        date=here.date[:10],
+        spread=round(noise, 3),
+        clocks=clocks,
+    )
+    profile = Profile(
+        name=name,
+        device=here.device + (f", {here.threads} threads" if cpu else ""),
+        layout=plan.layout,
+        precision=plan.precision,
+        machine=machine,
+        sheet=sheet,
+        inference=inference,
+        note=f"the error is that of {tests}; {clock_line(clocks)}; calls are queued, as if a next "
+        "batch always waited",
+    )
+
+    def error_of(mask: np.ndarray) -> float:
+        return round(error(estimated[mask], seconds[mask]), 1)
+
+    return Calibration(
+        profile=profile,
+        times=int(fitted.sum()),
+        left_out=error_of(fitted),
+        by_family={str(key): error_of(families == key) for key in np.unique(families[fitted])},
+        whole={str(key): float((estimated / seconds)[families == key].mean()) for key in whole},
+    )
+
+
+def median_spread(timings: Sequence[Timing]) -> float:
+    """Of the rounds of a network; above 0.05 the machine was busy."""
+    return float(np.median([timing.spread for timing in timings]))
+
+
+def widen(low: float, high: float, spread: float) -> tuple[float, float]:
+    """An interval for nine of ten times, with the noise of single rounds.
+
+    Rounds are taken as log-normal, eight of ten of them within `spread` of their median. In the
+    logarithm, their 90 % are added to half of the interval in quadrature; its middle stays.
+    """
+    middle, reach = math.log(low * high) / 2, math.log(high / low) / 2
+    wider = math.hypot(reach, spread / 2 * NORMAL.inv_cdf(0.95) / NORMAL.inv_cdf(0.9))
+    return math.exp(middle - wider), math.exp(middle + wider)
+
+
+def clocks_of(timings: Sequence[Timing]) -> Clocks:
+    by_cpu = sum(timing.clock == "cpu" for timing in timings)
+    ratio = np.median([timing.wall_s / timing.cpu_s for timing in timings])
+    return Clocks(wall=len(timings) - by_cpu, cpu=by_cpu, wall_per_cpu=round(float(ratio), 3))
+
+
+def clock_line(clocks: Clocks) -> str:
+    """Which clock gave the times, in words."""
+    wall = "wall time of rounds without other work on its core"
+    if not clocks.cpu:
+        return wall
+    count = clocks.wall + clocks.cpu
+    return f"{wall}, and CPU time for {clocks.cpu} of {count} times, which had too few such rounds"
+
+
+def names_for(runtime: Runtime, device: torch.device) -> tuple[str, ...]:
+    """The numbers to fit: host time for GPUs without a graph only, and no copies of images."""
+    host = device.type == "cuda" and runtime != "cuda graph"
+    return tuple(name for name in NUMBERS if name != "image_us" and (host or name != "host_us"))
+
+
+# Which files does a calibration write, and what are its defaults? Times and profiles as JSON.
+
+
+TIMES = json_output("the times of a calibration", "environment", "times")
+MAX_BIAS = 1.1  # between a profile's estimates and the nearer end of their interval
+RUNTIME_OF_WORD: dict[str, Runtime] = {
+    "eager": "eager",
+    "graph": "cuda graph",
+    "compiled": "compiled",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedProfile:
+    """A profile that was written to `path`."""
+
+    path: Path
+    machine: Machine
+    sheet: str  # source of the peaks
+    calibration: Calibration
+
+
+def default_plan(
+    device: torch.device,
+    *,
+    runtimes: Sequence[str] = (),
+    batches: Sequence[int] = (),
+    resolution: int | None = None,
+    precision: str | None = None,
+    layout: Layout = "nchw",
+    minutes: float = 8.0,
+) -> Plan:
+    """A plan with the defaults of a GPU or a CPU for empty arguments."""
+    gpu = device.type == "cuda"
+    names = tuple(dict.fromkeys(runtimes)) or (tuple(RUNTIME_OF_WORD) if gpu else ("eager",))
+    return Plan(
+        device=device,
+        runtimes=tuple(RUNTIME_OF_WORD[name] for name in names),
+        batches=tuple(dict.fromkeys(batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
+        resolution=(224 if gpu else 128) if resolution is None else resolution,
+        precision=find_precision(precision or ("fp16" if gpu else "fp32")),
+        layout=layout,
+        minutes=minutes,
+    )
+
+
+def profile_paths(plan: Plan, out: Path) -> dict[Runtime, Path]:
+    """The file of each runtime's profile: `out` or, of several, with the runtime in its name."""
+    if len(plan.runtimes) == 1:
+        return {plan.runtimes[0]: out}
+    return {each: out.with_stem(out.stem + name_suffix(plan, each)) for each in plan.runtimes}
+
+
+def name_suffix(plan: Plan, runtime: Runtime) -> str:
+    return "" if len(plan.runtimes) == 1 else f"-{runtime.replace(' ', '-')}"
+
+
+def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
+    """Raise ValueError or PermissionError, before measuring, if a result cannot be written."""
+    if name in profile_names():
+        raise ValueError(
+            f"{name} is a profile that comes with fullstride: give yours another --name"
+        )
+    if not name.isprintable():
+        raise ValueError(f"--name {name!r}: use one line of text")
+    paths = profile_paths(plan, out).values()
+    for path in paths:
+        check_output(path, OUTPUT)
+    if times in paths:
+        raise ValueError(f"--times {times} is the file of a profile: give another name")
+    check_output(times, TIMES)
+
+
+def peaks_by_runtime(plan: Plan) -> dict[Runtime, tuple[Machine, str]]:
+    """The device's peaks and their source for each runtime."""
+    return {each: machine(plan.device, plan.precision, each) for each in plan.runtimes}
+
+
+def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
+    """Yields runtime, batch size and times as soon as that batch size is done."""
+    for (runtime, batch), rows in groupby(measure(plan), lambda row: (row.runtime, row.batch)):
+        yield runtime, batch, list(rows)
+
+
+def quiet_share(samples: Sequence[Timing]) -> float:
+    """Of the rounds of all networks."""
+    return sum(sample.quiet for sample in samples) / len(samples)
+
+
+def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
+    """All measured times and the environment as JSON."""
+    keys = ("runtime", "network", "family", "batch", "seconds", "spread", "quiet", "clock")
+    keys += ("wall_s", "cpu_s")
+    rows = [{key: getattr(sample, key) for key in keys} for sample in samples]
+    settings = {key: getattr(plan, key) for key in ("resolution", "precision", "layout")}
+    environment = asdict(Environment.here(plan.device))
+    with atomic_write(path, TIMES) as temporary:
+        temporary.write_text(
+            json.dumps({"environment": environment, **settings, "times": rows}, indent=1)
+        )
+
+
+def check_interval(fit: Fit) -> None:
+    """Raise ValueError if nine of ten measured times are longer, or shorter, by MAX_BIAS or more.
+
+    Then the fitted and the tested times were not taken under the same conditions.
+    """
+    if fit.low > MAX_BIAS or fit.high < 1 / MAX_BIAS:
+        raise ValueError(
+            f"whole networks take {fit.low:g} to {fit.high:g} times their estimates, an interval "
+            "without the estimate itself: measure again when the machine is quiet"
+        )
+
+
+def save_profiles(
+    samples: Sequence[Timing],
+    plan: Plan,
+    peaks: Mapping[Runtime, tuple[Machine, str]],
+    out: Path,
+    name: str,
+) -> Iterator[FittedProfile]:
+    """Fit and write a profile for each runtime; of several each has its own name and path.
+
+    Raises ValueError at the end if there were too few times for one of them, or if measured times
+    lie all on one side of the estimates.
+    """
+    failures, paths = [], profile_paths(plan, out)
+    for runtime, (peak, sheet) in peaks.items():
+        rows = [sample for sample in samples if sample.runtime == runtime]
+        own_name = name + name_suffix(plan, runtime)
+        try:
+            calibration = fit_profile(rows, plan, peak, sheet, own_name)
+            check_interval(calibration.profile.inference)
+        except ValueError as error:  # the other runtimes' times are still good
+            failures.append(f"no profile for {runtime}: {error}")
+            continue
+        save_profile(calibration.profile, paths[runtime])
+        yield FittedProfile(path=paths[runtime], machine=peak, sheet=sheet, calibration=calibration)
+    if failures:
+        raise ValueError("; ".join(failures))

@@ -1,0 +1,92 @@
+"""How many bytes does a compiled training step save for its backward pass? Nothing is run."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule, Node
+
+from fullstride.measure.workload import Precision, compiling
+from fullstride.nets.backbone import Backbone, batch_shape
+from fullstride.nets.compile import CustomOperators, RecomputePartitioner
+
+# Images. A tensor counts as one of the batch where its first dimension has this size.
+BATCH = 7
+
+
+CONVOLUTIONS = ("aten::convolution", "fullstride::conv", "fullstride::pool")
+
+
+class Counted(Exception):  # noqa: N818
+    """Ends a compilation when its saved tensors have been counted."""
+
+
+class CountingPartitioner(RecomputePartitioner):
+    """Counts the bytes that are saved between the two passes and ends the compilation there."""
+
+    def __init__(self, recompute: bool, operators: CustomOperators | None):
+        super().__init__(operators)
+        self.recompute = recompute
+        self.bytes_per_image: int | None = None
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs, **settings
+    ) -> tuple[GraphModule, GraphModule]:
+        cut = super().__call__ if self.recompute else min_cut_rematerialization_partition
+        forward, backward = cut(gm, joint_inputs, **settings)
+        outputs: Any = forward.graph.output_node().args[0]
+        self.bytes_per_image = sum(map(size_bytes, outputs[settings["num_fwd_outputs"] :])) // BATCH
+        recomputed = [node for node in backward.graph.nodes if is_convolution(node)]
+        assert not recomputed, f"computed twice: {recomputed}"
+        raise Counted
+
+    def uuid(self) -> None:
+        """None, so that nothing is cached for other compilations, nor taken from their cache."""
+
+
+def size_bytes(node: Node) -> int:
+    """The size of a tensor that grows with the batch; 0 for any other value."""
+    value = node.meta["val"]
+    of_batch = isinstance(value, Tensor) and value.dim() > 0 and len(value) == BATCH
+    return value.numel() * value.element_size() if of_batch else 0
+
+
+def is_convolution(node: Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in CONVOLUTIONS
+    )
+
+
+def compiled_bytes(
+    net: nn.Module,
+    resolution: int,
+    precision: Precision = "bfloat16",
+    in_channels: int = 3,
+    *,
+    recompute: bool = True,
+) -> int:
+    """Bytes per image that a compiled training step saves, with the image and without weights.
+
+    With recomputation as in training, or as PyTorch's default partitioner cuts the graph. Counted
+    on the graph for the CPU, of a network whose parameters have `precision` too; half a minute for
+    a large one. Temporary tensors within either pass are not counted.
+    """
+    dtype = getattr(torch, precision)
+    net = copy.deepcopy(net).to("cpu", dtype).train()
+    backbone = isinstance(net, Backbone)
+    partitioner = CountingPartitioner(recompute, net.custom_operators if backbone else None)
+    masks = (net.draw(BATCH),) if backbone else ()
+    with compiling(True):
+        call = torch.compile(
+            net, fullgraph=True, dynamic=False, options={"custom_partitioner_fn": partitioner}
+        )
+        try:
+            shape = batch_shape(net, BATCH, in_channels, resolution)
+            call(torch.empty(shape, dtype=dtype), *masks)
+        except RuntimeError:  # torch wraps the exception that ended it
+            if partitioner.bytes_per_image is None:
+                raise
+    assert partitioner.bytes_per_image is not None
+    return partitioner.bytes_per_image

@@ -1,0 +1,215 @@
+"""What does a named network cost, as a whole and by stage? Parameters, multiply-adds and bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullstride.io.records import check_range
+from fullstride.measure.activation_bytes import ActivationBytes, activation_bytes, stages
+from fullstride.measure.operators import OPERATOR_KINDS, PRODUCTS
+from fullstride.measure.tracer import (
+    COUNTED,
+    Cost,
+    LayerCost,
+    Tracer,
+    cost,
+    layer_costs,
+    on_meta,
+    unfit_image,
+    without_unused,
+)
+from fullstride.measure.workload import Precision, in_training_form
+from fullstride.nets import zoo
+from fullstride.nets.backbone import Backbone, batch_shape
+from fullstride.nets.efficiency import PLAIN, TrainingForm, is_compiled
+from fullstride.nets.spec import MOST_CHANNELS, NetSpec
+
+# What does each operator and each stage cost? Parameters, multiply-adds, activations and bytes.
+
+
+REST = "between stages"  # operators outside of all stages
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """Of one image through one operator, as eager PyTorch runs it: nothing is fused."""
+
+    stage: str  # of `stages.stages`
+    module: str  # path of the innermost module that runs it
+    kind: str  # of `operators.OPERATOR_KINDS`
+    macs: int  # multiply-adds
+    activations: int  # output elements of a convolution or linear layer
+    read_bytes: int  # of activations
+    written_bytes: int
+    weight_bytes: int  # parameters and statistics, read once for all images of a batch
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Of one image through one stage. The stages add up to `cost` of the network."""
+
+    stage: str
+    params: int  # a parameter that two stages share counts for the first
+    macs: int  # multiply-adds
+    activations: int  # output elements of convolutions and linear layers
+    moved_bytes: int  # activations that its operators read and write
+
+
+def stage_costs(
+    net: nn.Module | Callable[[], nn.Module],
+    resolution: int,
+    precision: Precision = "float16",
+    in_channels: int = 3,
+) -> list[StageCost]:
+    """One row per stage, in order. It runs on the meta device, so that nothing is computed."""
+    net = on_meta(net)
+    params: dict[str, int] = {}
+    counted: set[int] = set()
+    for stage, modules in [*stages(net).items(), (REST, [net])]:
+        sizes = {id(p): p.numel() for module in modules for p in module.parameters()}
+        params[stage] = sum(size for key, size in sizes.items() if key not in counted)
+        counted |= sizes.keys()
+    sums = {stage: [0, 0, 0] for stage in params}
+    for row in operator_costs(net, resolution, precision, in_channels):
+        for i, value in enumerate((row.macs, row.activations, row.read_bytes + row.written_bytes)):
+            sums[row.stage][i] += value
+    return [StageCost(s, size, *sums[s]) for s, size in params.items() if size or any(sums[s])]
+
+
+def operator_costs(
+    net: nn.Module | Callable[[], nn.Module],
+    resolution: int,
+    precision: Precision = "float16",
+    in_channels: int = 3,
+) -> list[OperatorCost]:
+    """One row per operator that touches memory, in order, as if all tensors were of `precision`.
+
+    Raises ValueError for an image that the network does not take.
+    """
+    check_range("resolution", resolution, MOST_CHANNELS)
+    net, size = on_meta(net), getattr(torch, precision).itemsize
+    stage_of = {id(module): stage for stage, modules in stages(net).items() for module in modules}
+    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
+    tracer = Tracer(image)
+    active, positions = [(REST, "", net)], []  # (stage, path, module): the stack, and of each row
+
+    def assign_rows() -> None:
+        positions.extend(active[-1:] * (len(tracer.rows) - len(positions)))
+
+    def enter(path: str, module: nn.Module, _: object) -> None:
+        assign_rows()
+        active.append((stage_of.get(id(module), active[-1][0]), path, module))
+
+    def leave(*_: object) -> None:
+        assign_rows()
+        active.pop()
+
+    for path, module in net.named_modules():
+        module.register_forward_pre_hook(partial(enter, path))
+        module.register_forward_hook(leave)
+    with unfit_image(image), torch.no_grad(), tracer:
+        net(image)
+    costs = []
+    for row, (stage, path, module) in zip(tracer.rows, positions, strict=True):
+        kind = OPERATOR_KINDS[row.kind]
+        is_layer = isinstance(module, COUNTED) and kind in PRODUCTS
+        moved = (int(elements) * size for elements in (row.read, row.written, row.weights))
+        activations = int(row.written) if is_layer else 0
+        costs.append(OperatorCost(stage, path, kind, int(row.macs), activations, *moved))
+    return costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCost:
+    """The cost of one image, or clip."""
+
+    name: str
+    source: str  # of the network's specification
+    frames: int  # of a clip; 0: of images
+    resolution: int  # pixels a side
+    precision: Precision
+    whole: Cost
+    stages: tuple[StageCost, ...]
+    layers: tuple[LayerCost, ...]
+    saved: (
+        ActivationBytes | None
+    )  # tensors that a training step saves for backward; None if not asked for
+    other_bytes: dict[str, int]  # that the same step saves per image in other forms, by their name
+
+    @property
+    def sum(self) -> StageCost:
+        moved = sum(row.moved_bytes for row in self.stages)
+        return StageCost("total", self.whole.params, self.whole.macs, self.whole.activations, moved)
+
+    @property
+    def saved_by_stage(self) -> dict[str, int]:
+        """Bytes; {} where they were not asked for."""
+        if self.saved is None:
+            return {}
+        return {**self.saved.by_stage, self.sum.stage: self.saved.bytes_per_image}
+
+
+def network_cost(
+    network: str | zoo.NamedNetwork,
+    resolution: int | None = None,
+    precision: Precision = "bfloat16",
+    *,
+    training: bool = False,
+    form: TrainingForm = PLAIN,
+) -> NetworkCost:
+    """The cost of a network of the zoo, `timm/NAME`, what `zoo.load` opens at a path, or another.
+
+    With the head of a task, that is counted with what it computes of the maps, and layers that are
+    not used then are left out.
+
+    `resolution` is by default the network's own. With `training` also the bytes of a training step
+    on a GPU: of the network with plain and with fused modules, and in `form` if that is a compiled
+    one. Nothing is computed. Raises ValueError for a name or a resolution that is not possible.
+    """
+    network = zoo.find_network(network) if isinstance(network, str) else network
+    name, spec = network.name, network.spec
+    side = spec.resolution if resolution is None else resolution
+    if side < 1:
+        raise ValueError(f"resolution {side}: use a whole number from 1")
+    build: Any = network.build
+    if network.head is not None:
+        if training:
+            raise ValueError(f"{name} has the head of a task: leave --train out")
+        build = without_unused(build, side, spec.in_channels)
+    stages = stage_costs(build, side, precision, spec.in_channels)
+
+    def trained(**changes: Any) -> Backbone:
+        return in_training_form(build(), replace(form, **changes), name)
+
+    def saved(**changes: Any) -> ActivationBytes:
+        return activation_bytes(partial(trained, **changes), side, precision, spec.in_channels)
+
+    step = saved(efficiency="plain", int8=False) if training else None
+    others: dict[str, int] = {}
+    if step is not None:
+        names = {row.stage for row in stages}
+        stages += [StageCost(stage, 0, 0, 0, 0) for stage in step.by_stage if stage not in names]
+        if isinstance(spec, NetSpec) and not spec.frames:
+            for label, int8 in (("fused", False), ("fused with int8 activations", True)):
+                others[label] = saved(efficiency="fused", int8=int8).bytes_per_image
+        if is_compiled(form.efficiency):
+            from fullstride.measure.compiled_bytes import compiled_bytes
+
+            label = form.efficiency.replace("_", " and ") + " with int8 activations" * form.int8
+            others[label] = compiled_bytes(trained(), side, precision, spec.in_channels)
+    return NetworkCost(
+        name=name,
+        source=spec.source,
+        frames=spec.frames,
+        resolution=side,
+        precision=precision,
+        whole=cost(build, side, spec.in_channels),
+        stages=tuple(stages),
+        layers=tuple(layer_costs(build, side, spec.in_channels)),
+        saved=step,
+        other_bytes=others,
+    )

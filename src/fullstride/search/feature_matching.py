@@ -1,0 +1,309 @@
+"""Can a new block begin as one that computes the MasterNet's maps? By least squares, no labels."""
+
+from collections.abc import Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fullstride.data.dataset import DataSet
+from fullstride.nets.backbone import Backbone, Masks
+from fullstride.nets.bundle import Bundle
+from fullstride.nets.network import Network
+from fullstride.nets.spec import NetSpec
+from fullstride.tasks.classify import Classify
+from fullstride.train.batches import recipe_in_epochs, training_batches
+from fullstride.train.loop import Epoch, train_epochs
+from fullstride.train.recipes.recipe import Recipe
+
+# What does a trained network become when some of its super-blocks are exchanged for others?
+#
+# A part is the stem, a stage, the convolution of the head or the classifier. But for the classifier
+# they are the places of a search, `stem`, `stages.2` and `head`: in GENet's (arXiv:2006.14090) the
+# super-blocks of a MasterNet.
+
+
+HEAD, CLASSIFIER = "head.conv", Network.classifier
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A network of which some layers are new. Layers are named by the paths of their modules."""
+
+    net: Network
+    fresh: tuple[str, ...]  # layers with random weights; they train
+    # layers with the MasterNet's weights that train too, as they read what a new part computes
+    adapted: tuple[str, ...]
+    frozen: tuple[str, ...]  # all others, with the MasterNet's weights and batch statistics
+
+    def bundle(self, master: Bundle) -> Bundle:
+        """The network as a start for training, with what else `master` has."""
+        source = f"{master.name} with new weights in {', '.join(self.fresh)}"
+        untrained: dict[str, Any] = dict(scores={}, recipe={}, temperature=1.0, task_state={})
+        return replace(master, net=self.net, source=source, **untrained)
+
+
+class Part(NamedTuple):
+    """A sequence of layers of a network, as its spec describes it."""
+
+    path: str
+    c_in: int
+    design: Any  # what it is besides its input; equal designs on equal inputs have equal shapes
+
+    @property
+    def place(self) -> str:
+        return "head" if self.path == HEAD else self.path
+
+
+def exchanged(master: Bundle, spec: NetSpec, seed: int, *, again: Collection[str] = ()) -> Exchange:
+    """The network of `spec`, with the weights of `master` in every part that both have.
+
+    New are the parts that differ, and those of `again`, whose design may be the same: such a
+    control shows what new weights alone cost. What follows a new part learns with it: the first
+    convolution that reads its output, that one's batch norm, and the projection of the shortcut. If
+    the width of that output changes, their weights are random too; else they begin with those of
+    `master`. A kernel is never sliced. All else is frozen.
+
+    The paper says that a super-block is exchanged and tuned, and not what becomes of the layers
+    that read it, whose shapes change with its width. These layers are our reading of it.
+
+    Args:
+        master: A trained network of this package.
+        spec: The same stem, stages and head, of other depths, widths, kernels, ratios or blocks.
+            `resolution` and `source` do not matter.
+        seed: Of the new weights, which are those of a new network of `spec`.
+        again: Names of places.
+
+    Raises ValueError where the two have other inputs, classes or numbers of stages, for a part that
+    `spec` lacks, and where nothing would be new.
+    """
+    if not isinstance(master.net, Network):
+        raise ValueError(
+            f"{master.name} has no super-blocks to exchange: use a network of `fullstride zoo`"
+        )
+    own = cast(NetSpec, master.net.spec)
+    check_comparable(own, spec)
+    parts, before = parts_of(spec), {part.path: part for part in parts_of(own)}
+    places = [part.place for part in parts[:-1]]
+    if unknown := [name for name in again if name not in places]:
+        raise ValueError(f"again {unknown[0]!r} is no part of the network: use {', '.join(places)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = Network(spec)
+    fresh, adapted = list[str](), list[str]()
+    follows_new = False
+    for part in parts:
+        earlier = before.get(part.path)
+        is_new = earlier is None or earlier.design != part.design or part.place in again
+        if is_new:
+            fresh.append(part.path)
+        elif earlier and earlier.c_in != part.c_in:
+            fresh += input_layers(net, part.path)
+        elif follows_new:
+            adapted += input_layers(net, part.path)
+        follows_new = is_new
+    if not fresh:
+        raise ValueError(
+            f"the network is {master.name} itself: change a stage, or name one in `again`"
+        )
+    state, old = net.state_dict(), master.net.state_dict()
+    net.load_state_dict({name: old[name] for name in state if not is_below(name, fresh)}, False)
+    frozen = tuple(untouched(net, (*fresh, *adapted)))
+    return Exchange(net.eval(), tuple(fresh), tuple(adapted), frozen)
+
+
+def check_comparable(own: NetSpec, spec: NetSpec) -> None:
+    for name in ("in_channels", "classes", "style"):
+        if getattr(own, name) != getattr(spec, name):
+            raise ValueError(
+                f"{name} {getattr(spec, name)} of the network, {getattr(own, name)} of the "
+                "MasterNet: use the same"
+            )
+    if len(own.stages) != len(spec.stages):
+        raise ValueError(
+            f"{len(spec.stages)} stages of the network, {len(own.stages)} of the MasterNet: use "
+            "the same number"
+        )
+
+
+def parts_of(spec: NetSpec) -> list[Part]:
+    """The parts from the input to the classifier, which is the last."""
+    parts, width = [Part("stem", spec.in_channels, (spec.stem, spec.stem_width))], spec.stem_width
+    for number, stage in enumerate(spec.stages):
+        parts.append(Part(f"stages.{number}", width, stage))
+        width = stage.width
+    if spec.head_width:
+        parts.append(Part(HEAD, width, spec.head_width))
+    return [*parts, Part(CLASSIFIER, spec.head_width or width, spec.classes)]
+
+
+def input_layers(net: Network, path: str) -> list[str]:
+    """The layers of a part that read its input."""
+    if not path.startswith("stages."):
+        return [path]
+    block = f"{path}.0"
+    first, _ = next(net.get_submodule(f"{block}.branch").named_children())
+    layers = [f"{block}.branch.{first}", f"{block}.shortcut"]
+    return [each for each in layers if has_parameters(net.get_submodule(each))]
+
+
+def is_below(name: str, paths: Collection[str]) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for path in paths)
+
+
+def untouched(
+    module: nn.Module, paths: Collection[str], at: str = ""
+) -> Generator[str, None, None]:
+    """The shortest paths that have all parameters of `module` but those at and below `paths`."""
+    for child, part in module.named_children():
+        path = f"{at}.{child}" if at else child
+        if is_below(path, paths) or not has_parameters(part):
+            continue
+        if any(is_below(each, [path]) for each in paths):
+            yield from untouched(part, paths, path)
+        else:
+            yield path
+
+
+def has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+LENGTH = 0.25  # of the recipe of tuning
+
+
+@dataclass(frozen=True)
+class MatchMaps(Classify):
+    """The mean squared distance of maps from the MasterNet's, in place of a loss of logits."""
+
+    name: ClassVar[str] = "match_maps"
+    places: tuple[str, ...] = ()
+
+    def training_module(self, net: Backbone) -> nn.Module:
+        return AdaptedMaps(cast(Network, net), self.places)
+
+    def loss(self, outputs: Tensor, targets: Any, teacher: Tensor | None = None) -> Tensor:
+        assert teacher is not None
+        return F.mse_loss(outputs.float(), teacher)
+
+
+class AdaptedMaps(nn.Module):
+    """The maps at some places through the network's `task_head`: (N, C, H, W) -> (N, D)."""
+
+    def __init__(self, net: Network, places: Sequence[str]):
+        super().__init__()
+        self.net, self.places = net, places
+
+    def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
+        adapters = cast(nn.ModuleList, self.net.task_head)
+        maps = maps_at(self.net, self.places, x)
+        return flat(adapter(each) for adapter, each in zip(adapters, maps, strict=True))
+
+
+def matched(
+    exchange: Exchange,
+    master: Bundle,
+    data: DataSet,
+    recipe: Recipe,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+) -> Exchange:
+    """`exchange` after its new parts have learned the MasterNet's maps, each at its own output.
+
+    A 1 x 1 convolution adapts maps of another width, and is left out at the end. Only the new parts
+    learn, and of the layers that read one those before the last of them. It takes `LENGTH` of the
+    recipe. The paper cites such feature distillation (DNA, arXiv:1911.13053) as a baseline, and
+    does not say whether its own is one. The network is not yet good: the layers behind were not
+    adapted.
+
+    Raises ValueError for a new part of another stride, whose maps have another size.
+    """
+    net, own = exchange.net, cast(Network, master.net)
+    places = new_places(exchange, own)
+    if not places:
+        return exchange
+    side = recipe.resolution or master.preprocessing.resolution
+    pre = replace(master.preprocessing, resolution=side, draft=recipe.draft is not False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        net.task_head = adapters_between(net, own, places, torch.zeros(1, pre.channels, side, side))
+    order = [part.path for part in parts_of(net.spec)]
+    last = order.index(places[-1])
+    learning = (*exchange.fresh, *exchange.adapted)
+    behind = [path for path in learning if part_number(order, path) > last]
+    teacher = own.to(device).eval().requires_grad_(False)
+
+    def maps(x: Tensor, epoch: int, indices: Tensor) -> Tensor:
+        with torch.no_grad():
+            return flat(maps_at(teacher, places, x)).float()
+
+    whole = recipe_in_epochs(data, recipe)
+    short = replace(
+        whole,
+        epochs=LENGTH * whole.epochs,
+        warmup_epochs=LENGTH * whole.warmup_epochs,
+        frozen=(*exchange.frozen, *behind),
+        teacher="",
+        efficiency="plain",
+        grad_accum_steps=max(1, whole.grad_accum_steps),
+    )
+    batches = training_batches(data, Classify(), pre, short, device, workers)
+    try:
+        epochs = train_epochs(
+            net.to(device), MatchMaps(places=places), batches, short, teacher=maps
+        )
+        *_, epoch = epochs
+    finally:
+        batches.close()
+    assert isinstance(epoch, Epoch)
+    matching = cast(Network, epoch.average.cpu().requires_grad_(True))
+    matching.task_head = None
+    return replace(exchange, net=matching)
+
+
+def new_places(exchange: Exchange, own: Network) -> tuple[str, ...]:
+    """The parts that are new as a whole and whose maps the MasterNet has, in order."""
+    of_both = {part.path for part in parts_of(own.spec)[:-1]}
+    parts = parts_of(exchange.net.spec)[:-1]
+    return tuple(part.path for part in parts if part.path in {*exchange.fresh} & of_both)
+
+
+def part_number(order: Sequence[str], path: str) -> int:
+    return next(number for number, part in enumerate(order) if is_below(path, [part]))
+
+
+def maps_at(net: Network, places: Sequence[str], x: Tensor) -> list[Tensor]:
+    """The outputs of some parts, in order: (N, C, H, W) each. What follows them is not computed."""
+    maps = list[Tensor]()
+    for part in parts_of(net.spec):
+        if len(maps) == len(places):
+            break
+        x = net.get_submodule(part.path)(x)
+        if part.path in places:
+            maps.append(x)
+    return maps
+
+
+def flat(maps: Iterable[Tensor]) -> Tensor:
+    return torch.cat([each.flatten(1) for each in maps], 1)
+
+
+@torch.no_grad()
+def adapters_between(
+    net: Network, own: Network, places: Sequence[str], blank: Tensor
+) -> nn.ModuleList:
+    """A module for each place that makes the network's map one of the MasterNet's shape."""
+    adapters = nn.ModuleList()
+    for place, ours, theirs in zip(
+        places, *(maps_at(each.eval(), places, blank) for each in (net, own)), strict=True
+    ):
+        if ours.shape[2:] != theirs.shape[2:]:
+            raise ValueError(
+                f"{place} has maps of {ours.shape[3]} pixels a side, the MasterNet of "
+                f"{theirs.shape[3]}: use the same stride, or the method block"
+            )
+        same = ours.shape[1] == theirs.shape[1]
+        adapters.append(nn.Identity() if same else nn.Conv2d(ours.shape[1], theirs.shape[1], 1))
+    return adapters

@@ -1,0 +1,293 @@
+"""How long do networks take on this machine? A few are measured, and a profile is fitted to them.
+
+The profile is for networks like the measured ones, so it needs a dozen times and no
+microbenchmarks; estimates by it then follow what the runtime does with these very blocks.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+
+import numpy as np
+import torch
+
+from fullstride.deploy.choose_form import (
+    Label,
+    measure_files,
+    quickly_written,
+    runnable,
+    untrained_files,
+)
+from fullstride.deploy.exported import ExportedModel
+from fullstride.io.writing import scratch_folder
+from fullstride.latency.devices import profile_here
+from fullstride.latency.estimator import Estimator
+from fullstride.latency.profiles import Fit, Profile
+from fullstride.latency.roofline import Machine, Runtime, prepare, times, total_seconds
+from fullstride.latency.spec_operators import Part, halved, operators_of, parts, stage_parts
+from fullstride.measure.bench import MEDIANS, CallTime, bench, quiet_times
+from fullstride.measure.environment import Environment, choose_device
+from fullstride.measure.protocols import Measurement
+from fullstride.nets import zoo
+from fullstride.nets.network import Network
+from fullstride.nets.spec import NetSpec, Stage
+from fullstride.search.settings import Clock
+from fullstride.search.structures.space import NetSpace
+
+MODULE = "module"  # PyTorch's eager modules, in place of files of a format
+GROUP = 8  # networks that are measured in turn
+PASSES = 3  # over all networks
+PAUSE_S = 2.0  # between passes
+FOLDS = 4  # of which each is estimated by the others
+# Medians of a fit are those of a rough profile of such machines, within a factor of e**SPREAD.
+SPREAD = {"launch_us": 1.0, "host_us": 1.0, "start_us": 1.5}
+OTHER_SPREAD = 0.5
+
+
+def find_label(format: str = "") -> Label | None:
+    """The format and precision that are measured here; None for modules.
+
+    By default the first that can be written here, and modules where the extra `export` is not
+    installed. Raises ValueError for a format that does not run here.
+    """
+    if format == MODULE:
+        return None
+    if format:
+        return quickly_written(runnable((format,)))
+    try:
+        return quickly_written(runnable())
+    except ValueError:
+        return None
+
+
+def measure_specs(
+    specs: Sequence[NetSpec], batch: int, label: Label | None, scratch: Path
+) -> Generator[str, None, list[CallTime]]:
+    """The times of untrained networks at their resolutions; weights do not change the time.
+
+    Up to eight at once are measured in turn inside of every round, by `quiet_times`. All are
+    measured in several passes, as a machine may be slow for some seconds, and each keeps its
+    shortest time. `scratch` is a path for a temporary folder.
+    """
+    form = " ".join(label) if label else "modules"
+    times: dict[str, CallTime] = {}
+    with scratch_folder(scratch) as folder:
+        groups: list[Callable[[], list[Measurement]]] = []
+        for begin in range(0, len(specs), GROUP):
+            group = {str(begin + i): spec for i, spec in enumerate(specs[begin : begin + GROUP])}
+            groups.append(prepared(group, batch, label, folder))
+            yield f"{begin + len(group)} of {len(specs)} networks are ready as {form}"
+        for number in range(PASSES):
+            sleep(PAUSE_S if number else 0)
+            yield f"measuring {len(specs)} networks, pass {number + 1} of {PASSES}"
+            for measure in groups:
+                for name, time in quiet_times(measure).items():
+                    times[name] = min(times.get(name, time), time, key=lambda each: each.ms)
+    return [times[str(number)] for number in range(len(specs))]
+
+
+def prepared(
+    specs: Mapping[str, NetSpec], batch: int, label: Label | None, folder: Path
+) -> Callable[[], list[Measurement]]:
+    """A function without arguments that measures all of `specs`, by name."""
+    protocol = replace(MEDIANS, batch=batch)
+    if label is None:
+        nets = {name: Network(spec).eval() for name, spec in specs.items()}
+        sides = {name: spec.resolution for name, spec in specs.items()}
+        where, channels = choose_device("auto"), next(iter(specs.values())).in_channels
+        return lambda: bench(nets, protocol, where, channels, resolutions=sides)
+    models: dict[str, ExportedModel] = {}
+    for name, spec in specs.items():
+        files = untrained_files(
+            Network(spec), name, zoo.family_preprocessing(spec), spec.classes, "normalised"
+        )
+        models[name] = files.open(*label, folder, batch=batch)
+    return lambda: measure_files(models, protocol)
+
+
+def fit_profile(
+    specs: Sequence[NetSpec], ms: Sequence[float], batch: int, label: Label | None
+) -> Profile:
+    """The profile by which these networks take about as long as they did, in ms per image.
+
+    Its interval is that of each quarter of them, estimated by the other three.
+    """
+    from fullstride.latency.calibrate import names_for
+    from fullstride.latency.fitting import (
+        PRIORS,
+        Parameters,
+        error,
+        fit,
+        interval,
+        left_out,
+        resolvable_ratio,
+    )
+
+    device = choose_device("auto") if label is None else torch.device("cpu")
+    machine, rough = machine_here(label, device)
+    priors = dict(PRIORS) | {"start_us": (20.0, SPREAD["start_us"])}
+    for name, value in rough.inference.numbers.items():
+        priors[name] = (value, SPREAD.get(name, OTHER_SPREAD))
+    work = prepare([operators_of(spec) for spec in specs], [batch] * len(specs), machine)
+    seconds = np.array(ms) * batch / 1e3
+    parameters = Parameters(names_for(machine.runtime, device), priors)
+    numbers = fit(work, seconds, parameters)
+    folds = np.arange(len(specs)) % FOLDS
+    if len(specs) > FOLDS:
+        estimated = left_out(work, seconds, folds, parameters)
+    else:
+        estimated = times(work, numbers).total_s
+    low, high = interval(estimated, seconds, folds) if len(set(folds)) > 1 else (0.5, 2.0)
+    here = Environment.here(device)
+    return Profile(
+        name="here",
+        device=here.device,
+        layout="",
+        precision=label[1] if label else "fp32",
+        machine=machine,
+        sheet="that of a rough profile of such machines",
+        inference=Fit(
+            numbers=numbers,
+            error=max(error(estimated, seconds), 1e-3),
+            low=low,
+            high=high,
+            resolvable_ratio=resolvable_ratio(estimated, seconds),
+            networks=len(specs),
+            source=f"fullstride search: networks of the space, {' '.join(label or (MODULE,))}",
+            software=f"torch {here.torch}",
+            date=here.date[:10],
+        ),
+    )
+
+
+def machine_here(label: Label | None, device: torch.device) -> tuple[Machine, Profile]:
+    """How the runtime executes operators, and a profile of similar machines.
+
+    Peaks scale the numbers that are fitted, so a rough profile's are good enough, up to the bounds
+    of these numbers: a CPU with many threads has the peak of as many cores.
+    """
+    rough = profile_here()
+    machine = rough.machine
+    if not torch.cuda.is_available():
+        threads = torch.get_num_threads()
+        machine = replace(machine, peak_tflops=machine.peak_tflops * threads)
+    runtime: Runtime = "eager" if label is None else machine.runtime
+    if label and label[0] == "tensorrt":
+        runtime = "tensorrt"
+    return replace(machine, runtime=runtime, folded=label is not None), rough
+
+
+# How long do millions of structures take? As long as their parts, whose times stand in tables.
+#
+# A super-block's time depends on its own choice and on the channels that it reads, which the place
+# before decides; device and host each add up over the places, and are then combined as the latency
+# model combines them for a whole network.
+
+
+Counted = list[tuple[Part, int]]
+
+
+class LatencyTables:
+    """(n, M) structures of `space` -> (n,) ms per image, by one profile at one batch size.
+
+    Equal to `Estimator.many` of their specs, up to rounding. Raises ValueError for a network whose
+    stem or blocks the latency model cannot walk.
+    """
+
+    def __init__(
+        self,
+        space: NetSpace,
+        profile: Profile,
+        batch: int = 1,
+        resolution: int | None = None,
+        clock: Clock = "both",
+    ):
+        self.clock, self.batch = clock, batch
+        estimator = Estimator(profile, batch)
+        self.fixed_s = estimator.fixed_s
+        side = space.master.resolution if resolution is None else resolution
+        places = list(place_parts(space, side))
+        every = (part for _, rows in places for row in rows for own in row for part, _ in own)
+        estimator.add(dict.fromkeys(every))
+        # Of each place: the row of its table that each choice of the place before reads, and the
+        # table of seconds of a batch, (device and host, channels that are read, choices).
+        self.tables = [
+            (before, np.array([[seconds(own, estimator) for own in row] for row in rows]))
+            for before, rows in places
+        ]
+        self.tables = [(before, np.moveaxis(table, 2, 0)) for before, table in self.tables]
+
+    def busy_s(self, structures: np.ndarray) -> np.ndarray:
+        """(2, n): seconds in which device and host are busy with a batch."""
+        busy = np.zeros((2, len(structures)))
+        before = np.zeros(len(structures), int)
+        for number, (row_of, table) in enumerate(self.tables):
+            # What follows the last place, a head without choices, has a single column.
+            single = number >= structures.shape[1]
+            own = np.zeros(len(structures), int) if single else structures[:, number]
+            busy += table.reshape(2, -1)[:, row_of[before] * table.shape[2] + own]
+            before = own
+        busy[0] += self.fixed_s
+        return busy
+
+    def __call__(self, structures: np.ndarray) -> np.ndarray:
+        device_s, host_s = self.busy_s(structures)
+        chosen = {"device": device_s, "host": host_s}
+        total_s = chosen.get(self.clock)
+        if total_s is None:
+            total_s = total_seconds(device_s, host_s)
+        return total_s * 1e3 / self.batch
+
+
+def seconds(own: Counted, estimator: Estimator) -> tuple[float, float]:
+    """Of the device and of the host."""
+    device_s = sum(estimator.cache[part][0] * count for part, count in own)
+    host_s = sum(estimator.cache[part][1] * count for part, count in own)
+    return device_s, host_s
+
+
+def place_parts(space: NetSpace, side: int) -> Iterator[tuple[np.ndarray, list[list[Counted]]]]:
+    """Of stem, stages and head: which row each choice before it reads, and the parts of each row.
+
+    A row is one number of channels that are read, with the parts of each choice.
+    """
+    master, structure = space.master, space.start
+    *blocks, (head, sizes) = (part for part, _ in parts(master, side))
+    if not blocks:
+        raise ValueError(
+            f"the times of a network with {master.stem.__name__} or its blocks do not add up: the "
+            "latency model has no walk of them"
+        )
+    specs = [varied(space, place) for place in range(len(structure))]
+    yield np.zeros(1, int), [[[first_part(spec, side)] for spec in specs[0]]]
+    side = halved(side, master.stem.stride)
+    widths = [spec.stem_width for spec in specs[0]]
+    for number in range(len(master.stages)):
+        stages: Sequence[Stage] = [spec.stages[number] for spec in specs[1 + number]]
+        row_of, reads = rows_of_widths(widths)
+        style = master.style
+        yield row_of, [[[*stage_parts(each, c, side, style)] for each in stages] for c in reads]
+        side = halved(side, master.stages[number].stride)
+        widths = [stage.width for stage in stages]
+    *_, classes, side = sizes
+    row_of, reads = rows_of_widths(widths)
+    wide = [spec.head_width for spec in specs[-1]] if master.head_width else [0]
+    yield row_of, [[[((head, (c, width, classes, side)), 1)] for width in wide] for c in reads]
+
+
+def varied(space: NetSpace, place: int) -> list[NetSpec]:
+    """The MasterNet with each choice of one place."""
+    rows = np.tile(space.start, (space.places[place].choices, 1))
+    rows[:, place] = np.arange(len(rows))
+    return [space.spec(row) for row in rows]
+
+
+def first_part(spec: NetSpec, side: int) -> tuple[Part, int]:
+    return next(parts(spec, side))
+
+
+def rows_of_widths(widths: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    """For each choice the number of its width among the distinct ones, and these."""
+    reads, row_of = np.unique(widths, return_inverse=True)
+    return row_of, reads.tolist()

@@ -1,0 +1,229 @@
+"""The settings of a search and of a scaling study, as the command line has them.
+
+Apart from what runs them, as `--help` reads this module and nothing slow.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
+
+from fullstride.io.records import Bounds, check_bounds
+from fullstride.measure.budget import HERE, MOST_IMAGES, Budget, find_budget, required_budget
+
+PAPER_SIDES = (192, 224, 256)  # pixels, of arXiv:2006.14090
+SMALL_SIDE = 128  # pixels of a MasterNet below which the paper's resolutions are no choices
+Clock = Literal["both", "device", "host"]
+Next = Literal["thompson", "greedy", "none"]
+Positive = Annotated[int, Bounds(ge=1)]
+Share = Annotated[float, Bounds(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Where a search may follow the paper (arXiv:2006.14090, section 4) or not.
+
+    The defaults are ours, each with its reason; `PAPER` is what the paper literally says. A user
+    sets each of them apart by the field of `SearchSettings` with the same name.
+
+    - `regression`: ours is a Bayesian additive model of depth and log width, with a prior and a
+      term for each other type; by the paper's, least squares without an intercept, a change of type
+      alone is worth nothing, and its effect is taken for one of depth or width.
+    - `reference`: a block that is trained again has another score than the MasterNet even if
+      nothing was changed, lower or higher by the length of the tuning, so ours compares with a
+      control of the same place; the paper with the MasterNet.
+    - `design`: ours spreads the samples over the choices, which narrows the slopes' errors; the
+      paper draws them.
+    - `kernels`: ours chooses one kernel for the whole network, like a resolution, as the paper's
+      Table 4 does; its text draws a kernel for each block.
+    - `next`: ours goes on after the first design, four trainings at a time, by Thompson sampling:
+      on a published table of networks that cuts the regret by a third; the paper has one shot.
+    - `winners`: the errors of the regression are as large as the differences at the top, so ours
+      trains the two best of each resolution; the paper one.
+    - `tuning`: ours follows the number of images, for a quarter of the MasterNet's epochs; the
+      paper's are numbers for a million.
+    - `training`: the recipe of MasterNet and winners; "" for that of the case.
+    - `final`: the recipe of the last training; "" to keep the winner as it is.
+    """
+
+    regression: Literal["bayesian", "paper"] = "bayesian"
+    reference: Literal["control", "master"] = "control"
+    design: Literal["spread", "random"] = "spread"
+    kernels: Literal["network", "block"] = "network"
+    next: Next = "thompson"
+    winners: int = 2
+    tuning: Literal["images", "paper"] = "images"
+    training: str = ""
+    final: str = ""
+
+
+OURS = Method()
+PAPER = Method(
+    regression="paper",
+    reference="master",
+    design="random",
+    kernels="block",
+    next="none",
+    winners=1,
+    tuning="paper",
+    training="genet_nas",
+    final="genet",
+)
+PRESETS = {"ours": OURS, "paper": PAPER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """The arguments of a search. One that has begun to train is resumed only with the same ones."""
+
+    # The network to begin with: masternet_1 to masternet_20, another of `fullstride zoo` made of
+    # Basic and Bottleneck stages, or a JSON file of a spec.
+    master: str = "masternet_1"
+    # The time that a call may take, divided by its images, in ms.
+    budget_ms: float | None = None
+    # The budget as a rate instead.
+    images_per_s: float | None = None
+    # Images of a call.
+    batch: int = 1
+    # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
+    # or a file that `calibrate` wrote, by which times are estimated.
+    device: str = HERE
+    # What the budget bounds on a profile's device: both device and host as they run beside each
+    # other, or one alone. A CUDA graph has no host time to speak of.
+    clock: Clock = "both"
+    # What is measured here: module, for PyTorch's modules, or a format; by default the first that
+    # can be written.
+    format: str = ""
+    # Pixels a side to choose from; by default 192, 224 and 256, or the MasterNet's own below 128.
+    resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
+    # Whether the method is ours or literally the paper's; the next nine fields change parts of it.
+    preset: Literal["ours", "paper"] = "ours"
+    # Regression: bayesian, or the paper's without an intercept and with linear widths.
+    regression: Literal["bayesian", "paper"] | None = None
+    # What trained-again blocks are compared with: a control of the same place, or the MasterNet.
+    reference: Literal["control", "master"] | None = None
+    # Samples of a place: spread over its choices, or random.
+    design: Literal["spread", "random"] | None = None
+    # Kernels 3 and 5 for the whole network, or for each block.
+    kernels: Literal["network", "block"] | None = None
+    # Structures after the first design: by Thompson sampling, the best predicted, or none.
+    next: Next | None = None
+    # Structures of each resolution and kernel that are trained to the end.
+    winners: Positive | None = None
+    # Recipe of tuning: by the number of images, or the paper's.
+    tuning: Literal["images", "paper"] | None = None
+    # Recipe of the last training; by default the winner stays as it is.
+    final: str | None = None
+    # Samples of each place and class of block, the control included.
+    samples: Annotated[int, Bounds(ge=2)] = 9
+    # Tunings in all, of which those after the first design are chosen by what is known; by default
+    # 16 after it.
+    trainings: Positive | None = None
+    # Random structures that are trained to the end from random weights, beside the tunings. They
+    # show what a tuning in a trained network can't, such as deep networks that do not converge.
+    whole: Annotated[int, Bounds(ge=0)] = 0
+    # Blocks that a stage may have more or fewer.
+    depth_steps: Annotated[int, Bounds(ge=0)] = 2
+    # Widths from the first to the second number times the MasterNet's.
+    width_range: tuple[Share, Share] = (0.5, 2.0)
+    # Widths to choose from at each place, at most.
+    most_widths: Annotated[int, Bounds(ge=3)] = 24
+    # Kernels to choose from; one that the MasterNet has is always among them.
+    kernel_sizes: tuple[Positive, ...] = (3, 5)
+    # Let stages change their class (XX, BL, DW) as well.
+    switch_blocks: bool = False
+    # What trains when a block is exchanged: it and the layers that read it; these after the block
+    # has matched the MasterNet's maps; or everything.
+    tune: Literal["block", "feature", "full"] = "block"
+    # Epochs of a tuning; by default a quarter of the MasterNet's.
+    tune_epochs: Share | None = None
+    # Epochs of the last training; by default those of its recipe.
+    final_epochs: Share | None = None
+    # Structures that each selection compares, and how many of the best are measured.
+    count: Positive = 1_000_000
+    top: Positive = 10
+    # Networks that are measured here before the search, to which a profile is fitted.
+    measured: Annotated[int, Bounds(ge=6)] = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "--")
+        find_budget(self.budget_ms, self.images_per_s)
+
+    def budget(self) -> Budget:
+        """The limit of the time of a call. Raises ValueError if there is none."""
+        return required_budget(self.budget_ms, self.images_per_s, self.batch)
+
+    @property
+    def method(self) -> Method:
+        """The preset with the fields that were set."""
+        names = {each.name for each in fields(Method)} & {each.name for each in fields(self)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        own = {name: value for name, value in values.items() if value is not None}
+        return replace(PRESETS[self.preset], **own)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether times are measured on this machine."""
+        return self.device == HERE
+
+    def sides(self, own: int) -> tuple[int, ...]:
+        """The resolutions to choose from, for a MasterNet of so many pixels a side."""
+        default = (own,) if own < SMALL_SIDE else PAPER_SIDES
+        return tuple(sorted(set(self.resolutions))) or default
+
+
+# Of scaling studies.
+
+Multiplier = Annotated[float, Bounds(gt=0, le=64)]
+Depth = Annotated[float, Bounds(gt=0, le=1_024)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleSettings:
+    """The arguments of `scale`. One that has begun to train is resumed only with the same ones."""
+
+    # The network that is scaled; or several, such as timm/efficientnet_b0 to b4, that are compared
+    # as they are.
+    models: tuple[str, ...] = ("resnet_rs_50",)
+    # Multipliers of the widths; by default 0.25 0.5 1 1.5 2 for one network, 1 for several.
+    widths: tuple[Multiplier, ...] = ()
+    # Multipliers of the depths, by default 0.5 1 2 4; of a ResNet-RS its layers, by default 26 50
+    # 101 200 300 350 400.
+    depths: tuple[Depth, ...] = ()
+    # Pixels a side; of a ResNet-RS by default 128 160 224 320 448, of others in the same ratios to
+    # their own.
+    resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
+    # For EfficientNets: resolutions that grow half as fast as theirs, and RandAugment's magnitude
+    # by resolution, after EfficientNet-RS (arXiv:2103.07579).
+    slow_resolution: bool = False
+    # Lengths of training: names of recipes, such as scaling_10 scaling_100 scaling_350, or numbers
+    # of epochs of --recipe; by default --recipe alone.
+    regimes: tuple[str, ...] = ()
+    # Train the whole grid, not only a cross through its middle and points near the expected front.
+    full_grid: bool = False
+    # Points near the expected front that follow the cross, in each regime.
+    band: Annotated[int, Bounds(ge=0)] = 8
+    # Trainings of each of three points, from which the noise is estimated; others have one.
+    seeds: Annotated[int, Bounds(ge=1, le=100)] = 2
+    # Where networks will run: here, where they are measured, or a profile such as rtx4090, or a
+    # file that `calibrate` wrote, by which times are estimated.
+    device: str = HERE
+    # Images of a call.
+    batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
+    # The longest time that an image may take, in ms; slower points are left out.
+    budget_ms: Annotated[float, Bounds(gt=0)] | None = None
+    # Memory for training in GiB, without which that of the device is meant; points that need more
+    # are left out.
+    memory_gib: Annotated[float, Bounds(gt=0)] | None = None
+    # Hours of training, all devices together; the most expensive points are left out.
+    hours: Annotated[float, Bounds(gt=0)] | None = None
+    # Epochs of the training that is to come; by default those of the longest regime.
+    target_epochs: Annotated[float, Bounds(gt=0)] | None = None
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "--")
+        if not self.models:
+            raise ValueError("--models is empty: name a network, or several")
+        for name in ("models", "widths", "depths", "resolutions", "regimes"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"--{name} {' '.join(map(str, values))}: name each once")

@@ -1,0 +1,371 @@
+"""How do trials run on other machines? Their workers write the results; the driver reads files.
+
+An engine starts tasks and says how they ended. All else is the same for Ray and for Slurm.
+"""
+
+import logging
+import os
+import platform
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fullstride.io.writing import cores
+from fullstride.study.processes import share_cores
+from fullstride.study.settings import ExecutorSettings
+from fullstride.study.trials import (
+    POLL_S,
+    Ended,
+    Executor,
+    LocalExecutor,
+    Study,
+    Trial,
+    local_devices,
+    run_trial,
+)
+
+# File systems of a network show a new file to other machines with a delay of up to a minute.
+VISIBLE_S = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a worker says at the end of a task."""
+
+    has_result: bool = False  # False: another process runs the trial
+    error: str = ""  # in one line, that is no failure of the trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crash:
+    """How the process of a task was ended from outside."""
+
+    how: str  # in words, as in "the last time by SIGKILL"
+    starts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A trial as a call without arguments, which is pickled and runs on a worker."""
+
+    study: Study
+    trial: Trial
+    device: str
+    cores: int
+    folder: Path  # the working directory of the driver, which relative paths are of
+
+    def __call__(self) -> Report:
+        """Run the trial and append its lines to its log. Raises nothing but what ends a process."""
+        try:
+            os.chdir(self.folder)
+            share_cores(self.cores, max(1, cores() // self.cores))
+            log_path(self.trial).parent.mkdir(parents=True, exist_ok=True)
+            with log_path(self.trial).open("a", encoding="utf-8") as log:
+                steps = run_trial(self.study, self.trial, self.device)
+                while True:
+                    try:
+                        print(next(steps), file=log, flush=True)
+                    except StopIteration as stop:
+                        return Report(has_result=stop.value)
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)  # in the log files of the engine
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return Report(error=f"{self.trial.name} on {platform.node()}: {text}")
+
+
+class Engine(Protocol):
+    """What runs tasks on machines."""
+
+    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
+        """A job for each task, in order."""
+        ...
+
+    def outcome(self, job: Any) -> Report | Crash | None:
+        """How a job has ended; None before. Does not wait."""
+        ...
+
+    def stop(self, job: Any) -> None:
+        """End a job, and do not wait for that."""
+        ...
+
+
+@dataclass
+class _Running:
+    """A job of a trial."""
+
+    trial: Trial
+    job: Any
+    offset: int  # of its log, up to which lines were read
+    ended_s: float | None = None  # when it was first seen to have ended
+
+    def read(self) -> Iterator[str]:
+        """The new whole lines of the log."""
+        try:
+            with log_path(self.trial).open("rb") as log:
+                log.seek(self.offset)
+                text = log.read()
+        except FileNotFoundError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        yield from whole.decode(errors="replace").splitlines()
+
+
+class ClusterExecutor:
+    """Runs trials as jobs of an engine, which has its own queue."""
+
+    def __init__(self, engine: Engine, device: str, cores: int):
+        self.engine = engine
+        self.device = device
+        self.cores = cores
+        self._running = list[_Running]()
+
+    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
+        folder = Path.cwd()
+        tasks = [
+            Task(study=study, trial=trial, device=self.device, cores=self.cores, folder=folder)
+            for trial in trials
+        ]
+        sizes = [log_size(trial) for trial in trials]  # before a job writes its first line
+        jobs = self.engine.start(tasks)
+        self._running += (_Running(*each) for each in zip(trials, jobs, sizes, strict=True))
+
+    def poll(self) -> Generator[str | Ended, None, None]:
+        time.sleep(POLL_S if self._running else 0)
+        for each in list(self._running):
+            outcome = self.engine.outcome(each.job)  # before its last lines are read
+            yield from each.read()
+            if outcome is None or (is_complete(outcome) and not self._is_visible(each)):
+                continue
+            self._running.remove(each)
+            if isinstance(outcome, Crash):
+                yield Ended(trial=each.trial, crash=outcome.how, starts=outcome.starts)
+            else:
+                error = OSError(outcome.error) if outcome.error else None
+                yield Ended(trial=each.trial, error=error)
+
+    def cancel(self) -> None:
+        for each in self._running:
+            self.engine.stop(each.job)
+        self._running.clear()
+
+    def _is_visible(self, each: _Running) -> bool:
+        """Whether the result that a worker has written is here. Raises OSError if it never is."""
+        path = each.trial.result
+        if path.parent.is_dir() and path.name in os.listdir(path.parent):  # noqa: PTH208
+            return True
+        each.ended_s = each.ended_s or time.monotonic()
+        if time.monotonic() - each.ended_s > VISIBLE_S:
+            raise OSError(
+                f"a worker has written {path}, which is not here: the machines must share the "
+                "folder of the study"
+            )
+        return False
+
+
+def is_complete(outcome: Report | Crash) -> bool:
+    return isinstance(outcome, Report) and outcome.has_result
+
+
+def log_path(trial: Trial) -> Path:
+    """Where the lines of a trial on a cluster are."""
+    return trial.result.with_suffix(".log")
+
+
+def log_size(trial: Trial) -> int:
+    """Bytes of the log of a trial; 0 before its first line."""
+    path = log_path(trial)
+    return path.stat().st_size if path.exists() else 0
+
+
+# How do trials run on a Ray cluster? As its core tasks; Ray chooses machines and GPUs.
+
+
+RETRIES = 3  # of a task whose process or machine is lost
+CONNECT_S = 10.0
+
+
+class RayEngine:
+    """Tasks of the Ray cluster that RAY_ADDRESS names, or of the one that runs on this machine.
+
+    Ray pickles tasks between its own processes. Its state is not needed to go on: a new driver
+    starts the trials that have no result.
+
+    Raises ValueError in one line if Ray is not installed or there is no cluster.
+    """
+
+    def __init__(self, gpus: int, cores: int):
+        try:
+            import ray
+        except ImportError:
+            raise ValueError(
+                "Ray is not installed: pip install 'fullstride[cluster]', on all machines"
+            ) from None
+        if not ray.is_initialized():
+            try:
+                _check_address(os.environ.get("RAY_ADDRESS", ""))
+                ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+            except (OSError, RuntimeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise ValueError(
+                    "no Ray cluster could be reached: start one by `ray start --head`, and name "
+                    f"that of another machine by RAY_ADDRESS=HOST:6379 ({reason})"
+                ) from None
+        self._ray = ray
+        self._remote = ray.remote(
+            num_gpus=gpus, num_cpus=cores, max_retries=RETRIES, scheduling_strategy="SPREAD"
+        )(_run)
+
+    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
+        return [self._remote.options(name=task.trial.name).remote(task) for task in tasks]
+
+    def outcome(self, job: Any) -> Report | Crash | None:
+        ready, _ = self._ray.wait([job], timeout=0)
+        if not ready:
+            return None
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return self._ray.get(job)
+        except RayTaskError as error:  # before the trial began, as where a module is missing
+            return Report(error=_line(error.cause))
+        except RayError as error:
+            return Crash(how=f"by {_line(error)}", starts=1 + RETRIES)
+
+    def stop(self, job: Any) -> None:
+        self._ray.cancel(job, force=True)
+
+
+def _check_address(address: str) -> None:
+    """Raise OSError for the address of a machine that does not answer: Ray tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+
+
+def _run(task: Task) -> Report:
+    return task()
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+# How do trials run as jobs of Slurm? By submitit, which requeues a job when its time is over.
+
+
+FOLDER = "slurm"  # in that of a study: scripts, logs and pickles of submitit
+MOST_REQUEUES = 1000  # of a job whose time is over. A trial goes on each time, so there is no limit
+
+
+class SlurmEngine:
+    """Jobs of Slurm, or processes of this machine for `cluster="local"`, as in tests.
+
+    Jobs go on if the driver ends. A new one submits what has no result; a job that is left from an
+    earlier one and a new one for the same trial exclude each other by its lock.
+
+    Raises ValueError in one line if submitit is not installed or there is no Slurm.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        gpus: int,
+        cores: int,
+        hours: float,
+        options: Mapping[str, str],
+        cluster: str = "slurm",
+    ):
+        try:
+            import submitit
+        except ImportError:
+            raise ValueError("submitit is not installed: pip install 'fullstride[slurm]'") from None
+        requeues: dict[str, Any] = dict(slurm_max_num_timeout=MOST_REQUEUES)
+        try:
+            self._executor = submitit.AutoExecutor(folder / FOLDER, cluster=cluster, **requeues)
+        except RuntimeError:
+            raise ValueError(
+                "there is no srun, so this is no machine of Slurm: log in on one of the cluster, "
+                "or leave out --executor"
+            ) from None
+        self._executor.update_parameters(
+            name="fullstride",
+            timeout_min=max(1, round(60 * hours)),
+            nodes=1,
+            tasks_per_node=1,
+            cpus_per_task=cores,
+            gpus_per_node=gpus or None,
+            slurm_additional_parameters=dict(options) or None,
+        )
+
+    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
+        with self._executor.batch():  # one array of jobs
+            return [self._executor.submit(RequeuedTask(task)) for task in tasks]
+
+    def outcome(self, job: Any) -> Report | Crash | None:
+        if not job.done():
+            return None
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        state = job.state
+        try:
+            return job.result()
+        except FailedJobError as error:  # before the trial began
+            return Report(error=str(error).strip().splitlines()[-1][:300])
+        except UncompletedJobError:
+            return Crash(how=f"in the state {state} of job {job.job_id}")
+
+    def stop(self, job: Any) -> None:
+        job.cancel(check=False)
+
+
+class RequeuedTask:
+    """A task that is the same one when Slurm takes its machine away: the trial has checkpoints."""
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    def __call__(self) -> Report:
+        return self.task()
+
+    def checkpoint(self) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+# Which executor runs the trials of a study? The one that the user names.
+
+
+def find_executor(settings: ExecutorSettings, folder: Path, train_device: str = "auto") -> Executor:
+    """Where the trials of the study in `folder` run.
+
+    Args:
+        settings: From the command line.
+        folder: Of the study, where Slurm's scripts and logs are stored.
+        train_device: Of the trials. On a cluster cpu, or one GPU for each trial otherwise.
+
+    Raises ValueError, in one line, for a device that is not here, without a cluster or without the
+    package that its extra installs.
+    """
+    if settings.executor == "local":
+        return LocalExecutor(local_devices(train_device))
+    if train_device not in ("auto", "cuda", "cpu"):
+        raise ValueError(
+            f"--train-device {train_device} on a cluster, which chooses a free GPU for each trial: "
+            "use cuda or cpu"
+        )
+    gpus, cores = int(train_device != "cpu"), settings.trial_cores
+    if settings.executor == "ray":
+        engine = RayEngine(gpus, cores)
+    else:
+        options = dict(option.split("=", 1) for option in settings.slurm_options)
+        hours = settings.slurm_hours
+        engine = SlurmEngine(folder, gpus=gpus, cores=cores, hours=hours, options=options)
+    return ClusterExecutor(engine, "cuda:0" if gpus else "cpu", cores)

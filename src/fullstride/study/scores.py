@@ -1,0 +1,129 @@
+"""What does a run of a study achieve on the minival, and on which of its images?"""
+
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from typing import Any
+
+from torch import Tensor, nn
+
+from fullstride.nets.bundle import Bundle
+from fullstride.tasks import build_head, task_of
+from fullstride.tasks.task import Score
+from fullstride.train import run_folder
+from fullstride.train.averages import batch_norms, of_run
+from fullstride.train.compute import SINGLE_PROCESS
+from fullstride.train.linear_probe import has_probe, probe_network
+from fullstride.train.optimizer import frozen_names
+from fullstride.train.prepare import PreparedRun
+from fullstride.train.run import final_network
+from fullstride.train.scoring import count, finite_scores, quality
+
+LINE_S = 10.0  # between two lines on a training
+
+
+def train_to(
+    name: str, rows: Generator[Mapping[str, Any], None, None], stop: int | None = None
+) -> Generator[str, None, int]:
+    """Take the `rows` of `run.train` until the epoch `stop`, or to the end of training for None.
+
+    Yields a line on `name` every `LINE_S`, and returns the last epoch.
+    """
+    reached, shown = 0, time.perf_counter()
+    with closing(rows):
+        for row in rows:
+            reached = row["epoch"]
+            if time.perf_counter() - shown > LINE_S:
+                shown = time.perf_counter()
+                yield f"{name}: epoch {reached} of {row['epochs']}"
+            if stop is not None and reached >= stop:
+                break
+    return reached
+
+
+def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
+    """The scores on the minival of the network that `run` would have if it ended now.
+
+    And for each image 1 if it is classified correctly, else 0.
+    """
+    path = run.folder / run_folder.BUNDLE
+    if path.is_dir():
+        bundle = Bundle.load(path, build_head)
+        task = task_of(bundle)
+        return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
+    nets = [probe_network(run).net] if has_probe(run) else []
+    if (run.folder / run_folder.CHECKPOINT).exists():
+        last = final_network(run).net.to(run.device)
+        nets += [last]
+        # Those of few steps are far off, whether the recipe ends with precise ones or not.
+        keeps_statistics = run.recipe.frozen_statistics
+        if not keeps_statistics and batch_norms(last, frozen_names(last, run.recipe)):
+            nets += [of_run(run, last)]
+    results, failure = [], None
+    for net in nets:
+        try:
+            results.append(score_images_of(run, CorrectImages(run.task.score()), net))
+        except FloatingPointError as error:
+            failure = error
+    if failure is not None and not results:
+        raise failure
+    if not results:
+        raise ValueError(f"{run.config.model} has no linear classifier, and so no linear probe")
+    return max(results, key=lambda result: quality(result[0], run.metric))
+
+
+class CorrectImages:
+    """A score that also notes which images are classified correctly."""
+
+    def __init__(self, score: Score):
+        self.score = score
+        self.correct: list[bool] = []
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.score.update(outputs, targets)
+        self.correct += (outputs.argmax(1) == targets).tolist()
+
+    def merge(self, other: "CorrectImages") -> None:
+        self.score.merge(other.score)
+        self.correct += other.correct
+
+    def compute(self) -> dict[str, float]:
+        return self.score.compute()
+
+
+def score_images_of(
+    run: PreparedRun, score: CorrectImages, net: nn.Module
+) -> tuple[dict[str, float], str]:
+    """The scores of `net` on the minival of `run`. Unreadable images are not correct."""
+    assert run.minival is not None
+    scores = finite_scores(*count(net, score, run.minival, SINGLE_PROCESS))
+    correct = iter(score.correct)
+    names, skipped = run.data.minival.names, run.minival.skipped
+    return scores, "".join(str(int(name not in skipped and next(correct))) for name in names)
+
+
+# Is one network really better than another? McNemar's exact test on the same images.
+
+
+def mcnemar(one: str, other: str) -> float:
+    """The two-sided p value of the hypothesis that two networks are equally accurate.
+
+    Only images count that exactly one of the two classifies correctly: under the hypothesis each of
+    them has either with probability 1/2 (McNemar 1947, in its exact form). Without such an image it
+    is 1.
+
+    Args:
+        one: 1 or 0 for each image, whether the first network is correct.
+        other: The same for the second network, of the same images.
+
+    Raises ValueError if these are not the same number of images.
+    """
+    from scipy.stats import binomtest  # takes most of a second to import
+
+    if len(one) != len(other):
+        raise ValueError(
+            f"a paired test of {len(one)} and {len(other)} images: give results on the same ones"
+        )
+    pairs = list(zip(one, other, strict=True))
+    wins, losses = pairs.count(("1", "0")), pairs.count(("0", "1"))
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0

@@ -1,0 +1,315 @@
+"""How do the trials of a study run? One after the other here, one per device, or on a cluster.
+
+The files of the results are the truth: a trial that has one is not run again, by any process, and
+one that another process runs is waited for.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fullstride.io.records import from_json, read_json, to_json
+from fullstride.io.writing import (
+    Output,
+    atomic_write,
+    check_output,
+    cores,
+    has_keys,
+    lacks_memory,
+    lost_worker,
+)
+from fullstride.study.locks import Lock, LockedError, LostLockError, find_holder, hold
+from fullstride.study.processes import DeviceProcess, wait_for
+
+STARTS = 2  # of a trial's process, if something ends it
+POLL_S = 0.5  # between two looks at trials that run elsewhere
+CORES_PER_TRIAL = 2  # of a CPU: one computes while the other decodes images
+# What a trial may raise that is its own fault; others go on.
+FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
+
+# (folder, device, **arguments): yields lines for people and returns a frozen dataclass. A function
+# of a module, as a process gets it by its name.
+Work = Callable[..., Generator[str, None, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training of a study."""
+
+    folder: Path  # where `Work` stores what it needs to go on after a stop
+    result: Path  # JSON of what it returns, or of a `Failure`
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # picklable
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def lock(self) -> Path:
+        """The name of the lock of the process that runs it."""
+        return self.result.with_name(f".{self.result.stem}.lock")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a trial has no result, in one line."""
+
+    failure: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Trials of one kind."""
+
+    work: Work
+    kind: type[Any]  # what `work` returns
+    noun: str  # of that, for errors
+    keys: tuple[str, ...]  # fields by which its files are recognised
+
+    @property
+    def output(self) -> Output:
+        ours, failed = has_keys(*self.keys), has_keys("failure")
+        return Output(self.noun, ".json", lambda path: ours(path) or failed(path))
+
+    def read(self, trial: Trial) -> Any:
+        """The result of `trial`, a `Failure`, or None if it has not ended."""
+        if not trial.result.exists():
+            return None
+        data = read_json(trial.result)
+        kind = Failure if isinstance(data, Mapping) and data.keys() == {"failure"} else self.kind
+        return from_json(kind, data, str(trial.result))
+
+    def write(self, trial: Trial, result: Any) -> None:
+        with atomic_write(trial.result, self.output) as temporary:
+            temporary.write_text(to_json(result))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A trial that an executor runs no longer. It may have no result."""
+
+    trial: Trial
+    error: BaseException | None = None  # that is no failure of the trial
+    crash: str = ""  # how its process was ended from outside, in words
+    starts: int = 1  # of its process, if it was ended
+
+
+class Executor(Protocol):
+    """Where trials run, by `run_trial`, which stores their results."""
+
+    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
+        """Run the trials as soon as there is a place."""
+        ...
+
+    def poll(self) -> Generator[str | Ended, None, None]:
+        """Lines for people and trials that have ended since the last call; waits for a moment."""
+        ...
+
+    def cancel(self) -> None:
+        """End all trials that run, and forget those that wait."""
+        ...
+
+
+def run_trials(
+    study: Study,
+    trials: Sequence[Trial],
+    devices: Sequence[str] = ("cpu",),
+    executor: Executor | None = None,
+) -> Generator[str, None, tuple[Any, ...]]:
+    """Run the trials that have no result; returns all results, in order.
+
+    They run where `executor` says, see `clusters.executors.find_executor`, and without one on the
+    `devices` of this machine, see `LocalExecutor`. A process that is ended from outside, such as
+    for lack of memory, is started once more.
+
+    A trial that raises ValueError, ArithmeticError or RuntimeError, or lacks memory, has the
+    result `Failure`, and the others go on. To try it again, delete that file. Everything else, such
+    as a full disk, a killed process that decodes images or Ctrl-C, is raised; the same call then
+    goes on where it was. It may be called by several processes at the same time: a trial that one
+    of them runs is waited for by the others, and run if its process was killed (`search.locks`).
+    """
+    for trial in trials:
+        check_output(trial.result, study.output)
+    left = [trial for trial in trials if study.read(trial) is None]
+    if left:
+        executor = executor or LocalExecutor(devices)
+        try:
+            yield from _run_on(executor, study, left)
+        finally:
+            executor.cancel()
+    return tuple(study.read(trial) for trial in trials)
+
+
+def _run_on(
+    executor: Executor, study: Study, trials: Sequence[Trial]
+) -> Generator[str, None, None]:
+    left, locked = {trial.result: trial for trial in trials}, dict[Path, Trial]()
+    starts = Counter[Path]()
+    again = list(trials)
+    while left:
+        if again:
+            executor.submit(study, again)
+        again.clear()
+        with closing(executor.poll()) as updates:
+            for update in updates:
+                if isinstance(update, str):
+                    yield update
+                    continue
+                trial, key = update.trial, update.trial.result
+                if update.error is not None:
+                    raise update.error
+                if update.crash:
+                    starts[key] += update.starts
+                if study.read(trial) is not None:
+                    del left[key]
+                elif not update.crash:
+                    locked[key] = trial
+                    yield f"{trial.name}: {find_holder(trial.lock) or 'another process'} runs it"
+                elif starts[key] < STARTS:
+                    again.append(trial)
+                elif _fail(study, trial, f"{starts[key]} times, the last time {update.crash}"):
+                    del left[key]
+                else:
+                    locked[key] = trial
+        for key, trial in list(locked.items()):
+            if study.read(trial) is not None:
+                del locked[key], left[key]
+            elif find_holder(trial.lock) is None:
+                again.append(locked.pop(key))
+        if locked and not again:
+            time.sleep(POLL_S)
+
+
+def _fail(study: Study, trial: Trial, how: str) -> bool:
+    """Store that the process of a trial was ended too often; False if another one runs it."""
+    try:
+        with hold(trial.lock):
+            if study.read(trial) is None:
+                study.write(trial, Failure(failure=f"its process ended {how}"))
+    except LockedError:
+        return False
+    return True
+
+
+def run_trial(study: Study, trial: Trial, device: str) -> Generator[str, None, bool]:
+    """Run `trial` in this process, and store its result; False if another process runs it."""
+    try:
+        with hold(trial.lock) as lock:
+            if study.read(trial) is not None:
+                return True
+            try:
+                with closing(study.work(trial.folder, device, **trial.arguments)) as steps:
+                    result = yield from _while_locked(steps, lock)
+            except FAILURES as error:
+                result = Failure(failure=reason(error, device))
+            if device.startswith("cuda"):
+                import torch
+
+                torch.cuda.empty_cache()  # the next trial is another network
+            lock.check()
+            study.write(trial, result)
+    except (LockedError, LostLockError):
+        return False
+    return True
+
+
+def _while_locked(steps: Generator[str, None, Any], lock: Lock) -> Generator[str, None, Any]:
+    """`steps`, which end where another process has taken the trial over."""
+    while True:
+        try:
+            line = next(steps)
+        except StopIteration as stop:
+            return stop.value
+        lock.check()
+        yield line
+
+
+def reason(error: Exception, device: str) -> str:
+    """Why a trial failed on a device, in one line.
+
+    Raises `error` again where a process that decodes images was killed: that is no fault of the
+    trial, and the next call may have more memory.
+    """
+    if lost_worker(error):
+        raise error
+    text = " ".join(str(error).split())[:300]
+    memory = f"{device} has too little memory: " if lacks_memory(error) else ""
+    return f"{memory}{text or type(error).__name__}"
+
+
+def local_devices(
+    name: str = "auto", cores_per_trial: int | None = CORES_PER_TRIAL
+) -> tuple[str, ...]:
+    """The devices of this machine that each run a trial: all GPUs, or "cpu" for each so many cores.
+
+    A name such as cuda:1 is that device alone, and None as many cores as there are. Raises
+    ValueError for a device that is not here.
+    """
+    import torch
+
+    from fullstride.measure.environment import choose_device
+
+    if name in ("auto", "cuda") and torch.cuda.device_count() > 1:
+        return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+    device = str(choose_device(name))
+    if device != "cpu" or cores_per_trial is None:
+        return (device,)
+    return (device,) * max(1, cores() // cores_per_trial)
+
+
+class LocalExecutor:
+    """Runs trials on this machine.
+
+    With one device, or for a single trial, they run in this process. With several, each device has
+    one process at a time, which is started for a trial, uses that device only, and ends with this
+    process; a device may occur twice.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self.devices = tuple(devices)
+        self._waiting = deque[tuple[Study, Trial]]()
+        self._running = list[tuple[Trial, DeviceProcess]]()
+        self._has_processes = False
+
+    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
+        self._waiting.extend((study, trial) for trial in trials)
+        if len(self.devices) > 1 and len(self._waiting) > 1:
+            self._has_processes = True  # from now on: a trial that was killed may be so again
+
+    def poll(self) -> Generator[str | Ended, None, None]:
+        if self._has_processes:
+            yield from self._poll_processes()
+        elif self._waiting:
+            study, trial = self._waiting.popleft()
+            yield from run_trial(study, trial, self.devices[0])
+            yield Ended(trial=trial)
+
+    def _poll_processes(self) -> Generator[str | Ended, None, None]:
+        free = Counter(self.devices) - Counter(each.device for _, each in self._running)
+        for device in free.elements():
+            if self._waiting:
+                study, trial = self._waiting.popleft()
+                settings = (study, trial, device), device, len(self.devices)
+                self._running.append((trial, DeviceProcess.start(run_trial, *settings)))
+        wait_for([each for _, each in self._running], POLL_S)
+        for trial, each in list(self._running):
+            has_ended = not each.process.is_alive()  # before its last lines are read
+            yield from each.read()
+            if has_ended:
+                self._running.remove((trial, each))
+                code = each.process.exitcode
+                crash = f"with code {code}" if code else ""
+                yield Ended(trial=trial, error=each.error, crash=crash)
+
+    def cancel(self) -> None:
+        for _, each in self._running:
+            each.process.terminate()
+        for _, each in self._running:
+            each.process.join()
+        self._running.clear()
+        self._waiting.clear()
+        self._has_processes = False

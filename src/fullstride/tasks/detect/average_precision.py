@@ -1,0 +1,356 @@
+"""How good are detected boxes? VOC's AP50 and, with an extra, COCO's scores.
+
+Letters: N images, D detections, M objects. All scores are in percent; docs/dense.md defines them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullstride.tasks.task import ClassScore
+
+# How good are detections by the rules of Pascal VOC? AP50 with 11 recall points.
+#
+# Source: the development kit of VOC2007 (host.robots.ox.ac.uk/pascal/VOC). Boxes have no pixel
+# added to their sides here: they are x1, y1, x2, y2 of edges, not of the first and last pixel.
+
+
+MIN_IOU = 0.5
+POINTS = 11  # recalls 0, 0.1 to 1
+RESAMPLES = 200
+
+
+class Scene(NamedTuple):
+    """The detections and the objects of one image, in pixels of the picture."""
+
+    detections: np.ndarray  # (D, 6): box, score, class; by falling score
+    boxes: np.ndarray  # (M, 4)
+    labels: np.ndarray  # (M,)
+    difficult: np.ndarray  # (M,): also crowds
+
+
+class Hits(NamedTuple):
+    """The detections of all images, but for those of difficult objects, by falling score."""
+
+    image: np.ndarray  # index of the image
+    label: np.ndarray
+    score: np.ndarray
+    is_hit: np.ndarray
+
+
+def match(scene: Scene) -> np.ndarray:
+    """(D,): 1 for a detection of an object, 0 for a false one, -1 for one that does not count.
+
+    A detection belongs to the object of its class with the highest IoU, if that is 0.5 or more. The
+    first detection of an object is right, and later ones are false; those of difficult objects do
+    not count.
+    """
+    detections, boxes, labels, difficult = scene
+    result = np.zeros(len(detections), int)
+    if not (len(detections) and len(boxes)):
+        return result
+    iou_dm = pairwise_iou(detections[:, :4], boxes)
+    iou_dm[detections[:, 5, None] != labels] = -1
+    object_d, is_match = iou_dm.argmax(1), iou_dm.max(1) >= MIN_IOU
+    places = np.flatnonzero(is_match)
+    _, first = np.unique(object_d[places], return_index=True)
+    result[places[first]] = 1
+    result[is_match & difficult[object_d]] = -1
+    return result
+
+
+def pairwise_iou(boxes_a4: np.ndarray, boxes_b4: np.ndarray) -> np.ndarray:
+    """(A, B)"""
+    low = np.maximum(boxes_a4[:, None, :2], boxes_b4[:, :2])
+    high = np.minimum(boxes_a4[:, None, 2:], boxes_b4[:, 2:])
+    inter_ab = (high - low).clip(0).prod(-1)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(-1) for boxes in (boxes_a4, boxes_b4)]
+    union_ab = areas[0][:, None] + areas[1] - inter_ab
+    return np.divide(inter_ab, union_ab, out=np.zeros_like(inter_ab), where=union_ab > 0)
+
+
+def hits(scenes: Sequence[Scene]) -> Hits:
+    """What `match` says of all images; of equal scores the first image is first."""
+    results = [match(scene) for scene in scenes]
+    flags = np.concatenate([np.zeros(0, int), *results])
+    image = np.repeat(np.arange(len(scenes)), [len(each) for each in results])
+    rows = np.concatenate([np.zeros((0, 6)), *(scene.detections for scene in scenes)])
+    order = np.argsort(-rows[:, 4], kind="stable")
+    order = order[flags[order] >= 0]
+    return Hits(image[order], rows[order, 5].astype(int), rows[order, 4], flags[order] == 1)
+
+
+def object_counts(scenes: Sequence[Scene], classes: int) -> np.ndarray:
+    """(N, K): the objects of each class in each image, but for difficult ones."""
+    counts = [np.bincount(s.labels[~s.difficult], minlength=classes) for s in scenes]
+    return np.array(counts, int).reshape(len(scenes), classes)
+
+
+def average_precisions(scenes: Sequence[Scene], classes: int) -> np.ndarray:
+    """(K,): AP50 of each class, from 0 to 1; NaN of one without objects."""
+    all_hits, counts_k = hits(scenes), object_counts(scenes, classes).sum(0)
+    weights_n = np.ones((len(scenes), 1), int)
+    return np.array(
+        [_eleven_points(all_hits, weights_n, k, counts_k[k : k + 1])[0] for k in range(classes)]
+    )
+
+
+def bootstrap_interval(scenes: Sequence[Scene], classes: int) -> tuple[float, float] | None:
+    """The 95 % interval of the mean AP50: its percentiles over resamples of the images.
+
+    Images are drawn with replacement, with the same seed in every call. A resample without objects
+    of a class leaves the class out. None where resamples say nothing, as with one image.
+    """
+    number = len(scenes)
+    if number < 2:
+        return None
+    rng = np.random.default_rng(0)
+    drawn_nb = rng.multinomial(number, np.full(number, 1 / number), RESAMPLES).T
+    all_hits, counts_kb = hits(scenes), object_counts(scenes, classes).T @ drawn_nb
+    rows = [_eleven_points(all_hits, drawn_nb, k, counts_kb[k]) for k in range(classes)]
+    present_kb = counts_kb > 0
+    some_b = present_kb.any(0)
+    if some_b.mean() < 0.5:
+        return None
+    means = np.nansum(np.array(rows), 0)[some_b] / present_kb.sum(0)[some_b]
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def _eleven_points(
+    all_hits: Hits, weights_nb: np.ndarray, label: int, objects_b: np.ndarray
+) -> np.ndarray:
+    """(B,): the AP50 of a class by resample, with images drawn so many times; NaN of 0 objects."""
+    own = all_hits.label == label
+    weights_db = weights_nb[all_hits.image[own]]
+    total_db = weights_db.cumsum(0)
+    right_db = (weights_db * all_hits.is_hit[own, None]).cumsum(0)
+    precision_db = right_db / np.maximum(total_db, 1)
+    # the highest precision there or at any higher recall; in integers, as 3 / 10 is below 0.1 * 3
+    best_db = np.maximum.accumulate(precision_db[::-1])[::-1]
+    columns = np.arange(len(objects_b))
+    sums_b = np.zeros(len(objects_b))
+    for point in range(POINTS):
+        reached_db = right_db * (POINTS - 1) >= point * objects_b
+        if len(reached_db):
+            first_b = reached_db.argmax(0)
+            sums_b += np.where(reached_db.any(0), best_db[first_b, columns], 0)
+    return np.where(objects_b > 0, sums_b / POINTS, np.nan)
+
+
+# How good are detections by the rules of COCO? AP, AP50, AP75, by size, and AR100, by hotcoco.
+#
+# It is bit-identical with pycocotools, and an extra. Sizes are areas of boxes: those of COCO's own
+# files are areas of masks, which boxes do not have.
+
+
+SIZES = ("", "_small", "_medium", "_large")  # areas to 32 x 32 and to 96 x 96 pixels, and above
+MOST = 2  # place of 100 detections of an image in the tables, after 1 and 10
+
+
+def has_coco() -> bool:
+    """Whether the extra is installed."""
+    return find_spec("hotcoco") is not None
+
+
+def coco_scores(scenes: Sequence[Scene], classes: int) -> dict[str, float]:
+    """Scores in percent; without those of sizes that no object has. Difficult objects are crowds.
+
+    At least one object is not difficult.
+    """
+    from hotcoco import COCO, COCOeval  # an optional extra
+
+    truth = COCO(as_coco(scenes, classes))
+    rows = results(scenes)
+    if not len(rows):
+        return {"ap": 0.0, "coco_ap50": 0.0, "coco_ap75": 0.0, "ar100": 0.0}
+    evaluation = COCOeval(truth, truth.load_res(rows), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    # by IoU from 0.5 to 0.95, recall, class and size; its own summary is printed
+    tables = evaluation.eval
+    assert tables is not None
+    precision = np.asarray(tables["precision"])[..., MOST]
+    values = {f"ap{size}": precision[..., place] for place, size in enumerate(SIZES)}
+    values |= {"coco_ap50": precision[0, ..., 0], "coco_ap75": precision[5, ..., 0]}
+    values["ar100"] = np.asarray(tables["recall"])[:, :, 0, MOST]
+    present = {name: value[value >= 0] for name, value in values.items()}
+    return {name: 100 * float(value.mean()) for name, value in present.items() if len(value)}
+
+
+def as_coco(scenes: Sequence[Scene], classes: int) -> dict[str, Any]:
+    """The objects as the contents of a file of annotations; images are numbered from 1."""
+    annotations: list[dict[str, Any]] = [
+        dict(image_id=image, category_id=int(label), bbox=box, iscrowd=int(difficult))
+        for image, scene in enumerate(scenes, 1)
+        for box, label, difficult in zip(
+            with_sizes(scene.boxes).tolist(), scene.labels, scene.difficult, strict=True
+        )
+    ]
+    for number, each in enumerate(annotations, 1):
+        _, _, width, height = each["bbox"]
+        each |= {"id": number, "area": width * height}
+    return dict(
+        images=[dict(id=image) for image in range(1, len(scenes) + 1)],
+        annotations=annotations,
+        categories=[dict(id=k, name=str(k)) for k in range(classes)],
+    )
+
+
+def results(scenes: Sequence[Scene]) -> np.ndarray:
+    """(rows, 7): image, x, y, width, height, score, class of all detections."""
+    parts = [
+        np.column_stack(
+            (
+                np.full(len(scene.detections), image),
+                with_sizes(scene.detections[:, :4]),
+                scene.detections[:, 4:],
+            )
+        )
+        for image, scene in enumerate(scenes, 1)
+    ]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def with_sizes(boxes: np.ndarray) -> np.ndarray:
+    """x1, y1, x2, y2 -> x, y, width, height."""
+    return np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), 1)
+
+
+SURE = 0.5  # score from which a detection counts for precision, recall and F1
+
+
+@dataclass(frozen=True)
+class ObjectScore(ClassScore):
+    """The scores of one class; `images` are its objects, and `predicted` its detections.
+
+    Precision, recall and F1 are those of detections with a score of 0.5 or more.
+    """
+
+    headers: ClassVar[Mapping[str, str]] = {
+        **ClassScore.headers,
+        "images": "objects",
+        "predicted": "detections",
+        "ap50": "AP50",
+    }
+
+    ap50: float | None  # None: no image has such an object
+
+
+class DetectionScore:
+    """Scores of detections. Those and the objects of all images are held.
+
+    Boxes are compared in pixels of the pictures, by which COCO calls objects small or large.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.scenes: list[Scene] = []
+
+    def update(self, detections_nd6: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> None:
+        images = detections_nd6.detach().float().cpu().numpy().astype(np.float64)
+        if not np.isfinite(images).all():
+            raise FloatingPointError("the network's outputs are not finite")
+        for rows, target in zip(images, targets, strict=True):
+            scale = target["scale"].item()
+            detections = rows[rows[:, 5] >= 0]
+            detections[:, :4] /= scale
+            boxes, labels, difficult = (
+                target[name].cpu().numpy() for name in ("boxes", "labels", "difficult")
+            )
+            boxes = boxes.astype(np.float64).reshape(-1, 4) / scale
+            self.scenes.append(Scene(detections, boxes, labels, difficult))
+
+    def merge(self, other: "DetectionScore") -> None:
+        self.scenes += other.scenes
+
+    def compute(self) -> dict[str, float]:
+        """`ap50`, those of `coco_scores` where the extra is installed, and `absent_classes`."""
+        precision_k = self.average_precisions()
+        present_k = ~np.isnan(precision_k)
+        if not present_k.any():
+            raise ValueError(
+                f"none of the {len(self.scenes):,} images to score on has an object that is not "
+                "difficult: give others"
+            )
+        return {
+            "ap50": 100 * float(precision_k[present_k].mean()),
+            **(coco_scores(self.scenes, self.classes) if has_coco() else {}),
+            "absent_classes": float((~present_k).sum()),
+        }
+
+    def average_precisions(self) -> np.ndarray:
+        return average_precisions(self.scenes, self.classes)
+
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `ap50`, in percent."""
+        limits = bootstrap_interval(self.scenes, self.classes)
+        return limits and (100 * limits[0], 100 * limits[1])
+
+    def by_class(self, names: Sequence[str]) -> list[ObjectScore]:
+        all_hits = hits(self.scenes)
+        sure = all_hits.score >= SURE
+        right_k, predicted_k = (
+            np.bincount(all_hits.label[chosen], minlength=self.classes)
+            for chosen in (sure & all_hits.is_hit, sure)
+        )
+        objects_k = object_counts(self.scenes, self.classes).sum(0)
+        precisions = self.average_precisions()
+        columns = (each.tolist() for each in (right_k, objects_k, predicted_k, precisions))
+        return [
+            ObjectScore.of_counts(
+                name, right, objects, predicted, ap50=100 * precision if objects else None
+            )
+            for name, right, objects, predicted, precision in zip(names, *columns, strict=True)
+        ]
+
+
+# Do two ways to compute a network find the same boxes? Detections are paired, not rows.
+#
+# The order of equal scores, and so of rows, may differ. Letters: N images, D detections of each.
+
+
+PAIRED_SURE = 0.5  # score of detections that users see
+CLOSE_PIXELS, CLOSE_SCORES = 2.0, 0.1  # between partners that users take for the same
+COMPARED = 0.1  # score of detections that are compared; fainter ones may miss a threshold
+PIXEL = 1e-3  # of a difference: as much as a thousandth of a score
+
+
+def distances(a_nd6: Tensor, b_nd6: Tensor) -> tuple[Tensor, Tensor]:
+    """Pixels between the sides of all pairs, infinite for other classes, and between scores.
+
+    Both (N, D, D).
+    """
+    pixels = (a_nd6[:, :, None, :4] - b_nd6[:, None, :, :4]).abs().amax(-1)
+    same = a_nd6[:, :, None, 5].round() == b_nd6[:, None, :, 5].round()
+    scores = (a_nd6[:, :, None, 4] - b_nd6[:, None, :, 4]).abs()
+    return torch.where(same, pixels, torch.inf), scores
+
+
+def predict_alike(a_nd6: Tensor, b_nd6: Tensor) -> Tensor:
+    """(N,) of bool: whether every sure detection has a close one of its class in the other."""
+    pixels_ndd, scores_ndd = distances(a_nd6, b_nd6)
+    close = (pixels_ndd <= CLOSE_PIXELS) & (scores_ndd <= CLOSE_SCORES)
+    fine_a = close.any(2) | (a_nd6[..., 4] < PAIRED_SURE)
+    fine_b = close.any(1) | (b_nd6[..., 4] < PAIRED_SURE)
+    return fine_a.all(1) & fine_b.all(1)
+
+
+def difference(a_nd6: Tensor, b_nd6: Tensor) -> float:
+    """The largest distance of a detection from its nearest in the other, of `PIXEL`s and scores.
+
+    One without another of its class differs by its score.
+    """
+    pixels_ndd, scores_ndd = distances(a_nd6, b_nd6)
+    apart_ndd = torch.maximum(PIXEL * pixels_ndd, scores_ndd)
+    largest = 0.0
+    for rows, dim in ((a_nd6, 2), (b_nd6, 1)):
+        apart_nd = torch.minimum(apart_ndd.amin(dim), rows[..., 4])
+        compared = rows[..., 4] >= COMPARED
+        largest = max(largest, *apart_nd[compared].tolist(), 0.0)
+    return largest

@@ -1,0 +1,486 @@
+"""What hyperparameters is a network trained with? A recipe: frozen data, by name or from JSON."""
+
+import inspect
+import math
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from tyro.conf import arg
+
+from fullstride.io.records import Bounds, check_bounds, from_json
+from fullstride.nets.efficiency import is_fused, short_precision
+from fullstride.nets.preprocessing import Fit
+
+# Which fields of a recipe exclude each other? Checks that raise ValueError in one line.
+
+
+MAX_NUMBER = 1e12  # larger numbers are typing errors, and some would make a loop endless
+
+
+def check_size(recipe: Any) -> None:
+    """Raises ValueError for a number beyond `MAX_NUMBER`, infinity or NaN."""
+    for field in fields(recipe):
+        value = getattr(recipe, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not -MAX_NUMBER <= number <= MAX_NUMBER:
+                raise ValueError(
+                    f"recipe.{field.name} {str(value)[:20]}: use numbers up to {MAX_NUMBER:g}"
+                )
+
+
+def check_batch(recipe: Any) -> None:
+    """Raises ValueError for a batch that cannot be made of images as the fields ask for."""
+    if recipe.grad_accum_steps and recipe.batch % recipe.grad_accum_steps:
+        raise ValueError(
+            f"recipe.batch {recipe.batch} is not divisible by recipe.grad_accum_steps "
+            f"{recipe.grad_accum_steps}: change one of them"
+        )
+    if recipe.triplet and (recipe.per_class < 2 or recipe.mixup or recipe.cutmix):
+        raise ValueError(
+            f"recipe.triplet {recipe.triplet:g} compares unmixed images of one class: set "
+            "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
+        )
+    low, high = recipe.jitter
+    if not low <= high <= 4:
+        raise ValueError(f"recipe.jitter {recipe.jitter}: use two rising numbers up to 4")
+
+
+def check_length(recipe: Any) -> None:
+    """Raises ValueError for a length of training, or scores in it, that exclude each other."""
+    if list(recipe.milestones) != sorted(recipe.milestones):
+        raise ValueError(f"recipe.milestones {recipe.milestones}: use increasing fractions")
+    if 0 < recipe.early_stop_patience < recipe.score_every_epochs:
+        raise ValueError(
+            f"recipe.early_stop_patience {recipe.early_stop_patience} ends before there is a "
+            f"second score, after recipe.score_every_epochs {recipe.score_every_epochs}: use as "
+            "many epochs or more, or 0"
+        )
+    if recipe.soup == 1:
+        raise ValueError("recipe.soup 1 has nothing to average: use 2 epochs or more, or 0")
+    if recipe.steps and recipe.images:
+        raise ValueError(
+            f"recipe.steps {recipe.steps} and recipe.images {recipe.images} both set the length of "
+            "training: use one of them"
+        )
+
+
+def check_balance(recipe: Any) -> None:
+    """Raises ValueError for losses and ways to balance classes that exclude each other."""
+    if recipe.loss == "bce" and recipe.teacher:
+        raise ValueError(
+            "recipe.loss bce trains a probability for each class alone, and recipe.teacher one "
+            "distribution over all: use cross_entropy or focal, or no teacher"
+        )
+    if recipe.balanced_sampling and recipe.class_weights != "none":
+        raise ValueError(
+            f"recipe.balanced_sampling {recipe.balanced_sampling:g} and recipe.class_weights "
+            f"{recipe.class_weights} would balance the classes twice: use one of them"
+        )
+    for name, off in (("balanced_sampling", 0), ("repeated_augmentation", 1)):
+        value = getattr(recipe, name)
+        if value != off and recipe.per_class:
+            raise ValueError(
+                f"recipe.{name} {value:g} and recipe.per_class {recipe.per_class} both choose the "
+                "images of a batch: use one of them"
+            )
+
+
+def check_unlabelled(recipe: Any) -> None:
+    """Raises ValueError for what cannot be combined with images without labels."""
+    if not recipe.unlabelled:
+        return
+    excluded = {
+        "loss": ("bce", "is not linear in the targets: use cross_entropy or focal"),
+        "teacher": (recipe.teacher or None, "would teach labelled images too: leave it out"),
+        "triplet": (recipe.triplet or None, "needs the class of each image: set it to 0"),
+        "grow_from": (recipe.grow_from, "grows with the epochs of labelled images: leave it out"),
+    }
+    for name, (value, why) in excluded.items():
+        if value is not None and getattr(recipe, name) == value:
+            raise ValueError(f"recipe.unlabelled with recipe.{name} {value}, which {why}")
+
+
+MAX_EPOCHS = 100_000  # more are a typing error
+
+# A warmup that would take all of a short training takes this share of it instead.
+SHORT_WARMUP_SHARE = 0.1
+
+# Where epochs have fewer steps, several of them share a score of the minival; but a training has at
+# least so many scores. 60 images take 429 epochs of 2 steps, of which 42 are scored.
+STEPS_PER_SCORE, MIN_SCORES = 50, 40
+
+# Short flags of fields, which are those of the parser too: flag -> field.
+SHORT_FLAGS = {
+    "--epochs": "epochs",
+    "--batch-size": "batch",
+    "--lr": "lr",
+    "--resolution": "resolution",
+    "--score": "score",
+}
+
+Count = Annotated[int, Bounds(ge=0)]
+PositiveInt = Annotated[int, Bounds(ge=1)]
+NonNegative = Annotated[float, Bounds(ge=0)]
+Positive = Annotated[float, Bounds(gt=0)]
+Probability = Annotated[float, Bounds(ge=0, le=1)]
+BelowOne = Annotated[float, Bounds(ge=0, lt=1)]
+OpenUnitInterval = Annotated[float, Bounds(gt=0, lt=1)]
+
+# Fields whose default leaves them to the device, with that value.
+LEFT_TO_THE_DEVICE = {"precision": "auto", "channels_last": None}
+
+
+def short_flag(field: str) -> Any:
+    """The short flag of a field, for the parser of command lines."""
+    return arg(aliases=[flag for flag, name in SHORT_FLAGS.items() if name == field])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The hyperparameters of a training run. The comment on a field is its command-line help."""
+
+    # passes over the training images; the last one may be partial
+    epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS), short_flag("epochs")]
+    # images per optimizer step, over all processes
+    batch: Annotated[PositiveInt, short_flag("batch")]
+    lr: Annotated[Positive, short_flag("lr")]  # peak learning rate for this batch size
+
+    steps: PositiveInt | None = None  # length of training in optimizer steps, instead of epochs
+    images: PositiveInt | None = None  # length of training in images, instead of epochs
+    # epochs without a better validation score before training stops with the best weights; 0: off
+    early_stop_patience: Count = 0
+    # best epochs of which an average of weights is tried at the end, and used if its minival score
+    # is better; 0: off
+    soup: Count = 0
+    # epochs from one score of the minival, checkpoint and line to the next; 0: 1, or more where
+    # epochs are many and short
+    score_every_epochs: Count = 0
+    # measure batch statistics of the final weights on training images without augmentation, and
+    # take them where the minival is better with them
+    precise_bn: bool = False
+    # with released weights: fit a linear classifier to their features first (a linear probe).
+    # Training begins with it if it has frozen_statistics, and ends with it if the minival is not
+    # better then
+    linear_probe: bool = False
+    # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
+    # macro_f1, loss or ece for classification; by default the task's own
+    score: Annotated[str, short_flag("score")] = ""
+    # fit a temperature on the minival at the end, so that probabilities are frequencies; the order
+    # of the classes stays. With several labels: choose a threshold for each
+    calibrate: bool = True
+
+    # sgd, rmsprop in TensorFlow's form (as for EfficientNet), adamw, or lamb for large batches
+    optimizer: Literal["sgd", "rmsprop", "adamw", "lamb"] = "sgd"
+    # of sgd and rmsprop; in one_cycle it is 0.1 lower where the learning rate is highest
+    momentum: BelowOne = 0.9
+    nesterov: bool = True  # Nesterov momentum for sgd
+    weight_decay: NonNegative = 4e-5  # per step, multiplied by the learning rate
+    # for sgd, decay the weights directly and not through the gradient (as in AdamW)
+    decoupled_weight_decay: bool = False
+    # parameters that decay; weights: no biases and no normalization layers
+    decay_on: Literal["weights", "all_but_norms", "all"] = "weights"
+    clip_norm: NonNegative = 0.0  # maximum norm of the gradient of all parameters; 0: no clipping
+
+    # rate of a block / rate of the block after it, from the classifier back to the stem
+    layer_decay: Annotated[float, Bounds(gt=0, le=1)] = 1.0
+    head_lr_scale: Positive = 1.0  # rate of the classifier / lr
+    # stages that never train, from the input, the stem with the first; -1: all but the classifier
+    freeze_stages: Annotated[int, Bounds(ge=-1)] = 0
+    # layers that never train, by the paths of modules or parameters, such as stem stages.0
+    frozen: tuple[str, ...] = ()
+    freeze_epochs: NonNegative = 0.0  # epochs at the start in which the classifier alone trains
+
+    # learning rate schedule
+    schedule: Literal["cosine", "one_cycle", "steps", "exponential"] = "cosine"
+    # linear warmup from 0, a tenth of a training that is not longer; one_cycle has its own
+    warmup_epochs: NonNegative = 5.0
+    # for steps: fractions of training at which the learning rate is multiplied by factor
+    milestones: tuple[OpenUnitInterval, ...] = (1 / 3, 2 / 3, 8 / 9)
+    # multiplier of the learning rate; None: 0.1 for steps, 0.97 for exponential
+    factor: Positive | None = None
+    factor_epochs: Positive = 2.4  # for exponential: epochs between multiplications
+
+    # bce: a binary cross-entropy per class (arXiv:2110.00476); focal: cross-entropy with a lower
+    # weight for images that are easy (arXiv:1708.02002)
+    loss: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"
+    # for bce: over the classes; mean is that of timm, whose gradients are smaller by their number
+    bce_reduction: Literal["sum", "mean"] = "sum"
+    # for bce: targets above it, after smoothing and mixing, become 1 and all others 0; 0: off
+    bce_threshold: BelowOne = 0.0
+    focal_gamma: NonNegative = 2.0  # for focal: exponent of (1 - probability of the class)
+    # for focal with several labels: exponent of the probability of a label that an image does not
+    # have; None: focal_gamma
+    focal_gamma_negative: NonNegative | None = None
+    # for focal with several labels: probability below which such a label costs nothing
+    focal_shift: BelowOne = 0.0
+    # for focal with several labels: let gradients flow through the powers
+    focal_weight_gradient: bool = True
+    # weight of an image in the loss: 1 / images of its class, or the square root of that
+    class_weights: Literal["none", "balanced", "sqrt"] = "none"
+    # how often a class is drawn: 0: as often as it occurs, 1: each equally often, between:
+    # proportional to its images to the power of 1 - this
+    balanced_sampling: Probability = 0.0
+    label_smoothing: BelowOne = 0.1  # probability moved from the true class to all classes
+    mixup: NonNegative = 0.0  # alpha of mixup's Beta distribution; 0: off
+    cutmix: NonNegative = 0.0  # alpha of CutMix; with mixup set too, each batch gets one of them
+    drop_path: BelowOne = 0.0  # stochastic depth: drop probability of the last block
+    # stochastic depth grows linearly by block, or by stage as in the ResNet-RS code
+    drop_path_by: Literal["block", "stage"] = "block"
+    dropout: BelowOne = 0.0  # drop probability before the classifier
+    # decay per step of the exponential moving average of weights and batch statistics; 0: off
+    ema_decay: BelowOne = 0.9999
+    # weight of a batch in the running statistics of batch norm; in the first steps 1 / (step + 1),
+    # so that the initial values have none. None: the network's own weight, from the first step on
+    bn_momentum: Annotated[float, Bounds(gt=0, le=1)] | None = None
+    # train all weights, but normalise by the running statistics of the initial weights, and keep
+    # these; for few images, whose batches have statistics of their own
+    frozen_statistics: bool = False
+    teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
+    teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
+    # images without labels to train on too: a folder that `fullstride pseudo-label` wrote
+    unlabelled: str = ""
+    # images without labels / images with labels in a batch, and the weight of their loss
+    unlabelled_ratio: Positive = 1.0
+    # probability of the teacher's best class below which an image without labels is left out
+    unlabelled_min_confidence: Probability = 0.3
+    # images without labels of each class, the most confident; a class with fewer repeats them. 0:
+    # all once
+    unlabelled_per_class: Count = 0
+    triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
+    triplet_form: Literal["weighted", "batch_hard"] = "weighted"  # of all pairs, or the hardest
+    per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
+    # for retrieval: numbers of an embedding, by a layer that the triplet loss trains; 0: those that
+    # the classifier takes
+    embedding_size: Count = 0
+    normalise_embedding: bool = True  # for retrieval: embeddings have length 1, but not in the loss
+
+    # for boxes and pixels: channels of the pyramid and of what follows it
+    head_width: PositiveInt = 256
+    max_depth: NonNegative = 0.0  # for depths: true ones above, in metres, do not count; 0: all do
+    # for boxes: fcos with the assignment of ATSS, in one stage (arXiv:1904.01355), or faster_rcnn
+    detector: Literal["fcos", "faster_rcnn"] = "fcos"
+    # for boxes: convolutions of classes, and of boxes, on each level of the pyramid
+    head_convs: Count = 4
+
+    # pixels per side; None: the network's default
+    resolution: Annotated[PositiveInt | None, short_flag("resolution")] = None
+    # pixels per side in training / in evaluation, in multiples of 8 (arXiv:1906.06423)
+    train_resolution_ratio: Annotated[float, Bounds(gt=0, le=4)] = 1.0
+    # progressive resizing: pixels per side in the first epoch, growing linearly to resolution
+    grow_from: PositiveInt | None = None
+    grow_share: Probability = 0.8  # fraction of training in which the resolution grows
+    # views of an image in an epoch, which has that many fewer different images; 1: off
+    repeated_augmentation: PositiveInt = 1
+    distinct_views: Count = 0  # augmented views per image, repeated in turn; 0: new every epoch
+    # for evaluation: center crop / shorter side; None: the network's default
+    crop: Positive | None = None
+    # for evaluation: crop, squish or pad to a square; None: the task's default or the network's
+    fit: Fit | None = None
+    # random resized crop: range of the area fraction; above 1 the image is padded with black
+    scale: tuple[Positive, Positive] = (0.08, 1.0)
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # random resized crop: width / height
+    # random rotation by up to this angle in either direction
+    rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
+    # for clips: frames of one; 0: those of the weights, or the network's own
+    frames: Count = 0
+    # for clips: from a frame to the next one, in frames of the video; 0: that of the weights, or 2
+    frame_stride: Count = 0
+    # for clips, in place of random resized crops: least and most pixels of the shorter side, which
+    # is drawn for each clip, of which a random square is cropped (scale jitter)
+    short_side: tuple[PositiveInt, PositiveInt] | None = None
+    # for boxes and masks, in place of random resized crops: side of the whole picture, padded to a
+    # square, / side of the view, which is a random crop of it
+    jitter: tuple[Positive, Positive] = (1.0, 1.0)
+    # for boxes: flip, or ssd with photometric distortion, zoom-out and IoU crops too
+    # (arXiv:1512.02325)
+    box_augmentation: Literal["flip", "ssd"] = "flip"
+    # probability of a horizontal flip; not applied where a mirrored image changes its class
+    hflip_prob: Probability = 0.5
+    # resize the crop with bilinear or bicubic interpolation at random, not with the network's; the
+    # decoder opencv has its own
+    random_kernel: bool = False
+    trivial_augment: bool = False  # TrivialAugment: one operation per image, of any strength
+    # RandAugment: relative (distances in shares of the side), tpu (in pixels and with the
+    # arithmetic of ResNet-RS's code), or timm (its fill, interpolation and levels up to 10)
+    rand_form: Literal["relative", "tpu", "timm"] = "relative"
+    rand_layers: Count = 0  # RandAugment: operations per image; 0: off
+    rand_magnitude: Annotated[float, Bounds(ge=0, le=30)] = 10.0  # RandAugment: magnitude
+    # RandAugment: every operation gets stronger with the magnitude (inc1 in timm)
+    rand_increasing: bool = False
+    rand_std: NonNegative = 0.0  # RandAugment: standard deviation of the magnitude
+    rand_probability: Probability = 1.0  # RandAugment: probability of each operation
+    auto_augment: bool = False  # AutoAugment with the ImageNet policy
+    cutout: Probability = 0.0  # side of the gray square / side of the image; 0: off
+    random_erasing_prob: Probability = 0.0  # probability of random erasing
+    random_erasing_fill: Literal["noise", "mean"] = "noise"  # what an erased rectangle has
+
+    # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
+    decoder: Literal["pillow", "opencv"] = "pillow"
+    # decode large JPEGs at 1/2, 1/4 or 1/8 of their size, in evaluation too; None: True, except
+    # where a run goes on that began without
+    draft: bool | None = None
+    # of activations, weights are in fp32; fp32 is exact, tf32 is fp32 whose products on a GPU are
+    # fast and rounded to 10 bits; auto: bf16 on a GPU that has it, tf32 on others, fp32 on a CPU
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    # memory format of images and activations; None: True, except for 16 bits on a CPU
+    channels_last: bool | None = None
+    # modules of a training step: PyTorch's or fused ones, eager or compiled with recomputation;
+    # auto: the fastest on this device
+    efficiency: Literal["plain", "fused", "plain_compiled", "fused_compiled", "auto"] = "plain"
+    # for fused modules: store batch-norm inputs as int8, which makes gradients less exact
+    int8_maps: bool = False
+    # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
+    pad_channels: bool = False
+    # forward and backward passes per optimizer step; 0: the fewest that fit into a GPU's memory
+    grad_accum_steps: Count = 1
+    # batch-norm statistics of the images of all processes in a pass, not of each process's own
+    sync_bn: bool = False
+    deterministic: bool = False  # use deterministic algorithms on a GPU, which are slower
+    seed: Count = 0  # of initialization, shuffling and all other random draws
+
+    def __post_init__(self) -> None:
+        check_size(self)
+        check_bounds(self, "recipe.")
+        check_batch(self)
+        check_length(self)
+        check_balance(self)
+        check_unlabelled(self)
+        object.__setattr__(self, "precision", short_precision(self.precision))
+        if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
+            raise ValueError(
+                f"recipe.int8_maps is not available for recipe.efficiency {self.efficiency}: "
+                "use fused, fused_compiled or auto, or leave it out"
+            )
+
+    def __repr__(self) -> str:
+        """The fields that differ from their defaults."""
+        values = (
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return f"Recipe({', '.join(values)})"
+
+    @property
+    def measures_statistics(self) -> bool:
+        """Whether batch statistics are measured anew at the end."""
+        return self.precise_bn and not self.frozen_statistics
+
+    @property
+    def unlabelled_batch(self) -> int:
+        """Images without labels in a batch, beside `batch` images with labels."""
+        return max(1, round(self.unlabelled_ratio * self.batch)) if self.unlabelled else 0
+
+    def at_batch(self, batch: int) -> "Recipe":
+        """The recipe for another batch size, with the learning rate for it."""
+        return replace(self, batch=batch, lr=self.lr_for(batch))
+
+    def lr_for(self, batch: int, optimizer: str = "") -> float:
+        """The peak learning rate for another batch size, and `optimizer` in place of its own.
+
+        In proportion to the batch for sgd (arXiv:1706.02677), and to its square root for optimizers
+        that divide by the size of gradients (arXiv:2205.10287).
+        """
+        ratio = batch / self.batch
+        return self.lr * (ratio if (optimizer or self.optimizer) == "sgd" else math.sqrt(ratio))
+
+    def with_efficiency(self, efficiency: str) -> "Recipe":
+        """The recipe with `efficiency` instead of auto. Plain modules have no int8 activations."""
+        return replace(
+            self, efficiency=efficiency, int8_maps=self.int8_maps and is_fused(efficiency)
+        )
+
+    def in_epochs(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
+        """The recipe with its length in epochs, rounded to whole steps.
+
+        A warmup that is not shorter than training becomes `SHORT_WARMUP_SHARE` of it.
+
+        Args:
+            steps_per_epoch: Batches in a pass over the training images.
+            images_per_step: Default: `batch`. Less for a data set that is smaller than a batch.
+        """
+        steps = self.steps
+        if self.images:
+            steps = math.ceil(self.images / (images_per_step or self.batch))
+        steps = steps or max(1, round(self.epochs * steps_per_epoch))
+        epochs, warmup = steps / steps_per_epoch, self.warmup_epochs
+        if warmup >= epochs and self.schedule != "one_cycle":
+            warmup = SHORT_WARMUP_SHARE * epochs
+        return replace(self, epochs=epochs, warmup_epochs=warmup, steps=None, images=None)
+
+    def scored_every(self, epochs: float, steps_per_epoch: int) -> int:
+        """Epochs from one score of the minival to the next; 1 where the recipe compares epochs."""
+        if self.score_every_epochs:
+            return self.score_every_epochs
+        if self.early_stop_patience or self.soup:
+            return 1
+        return max(1, min(STEPS_PER_SCORE // steps_per_epoch, int(epochs / MIN_SCORES)))
+
+    def resolutions(self, resolution: int) -> tuple[int, ...]:
+        """Pixels per side of each epoch until `resolution` is reached, in multiples of 8.
+
+        With a `train_resolution_ratio` these are all epochs. Raises ValueError if `grow_from` is
+        not below the resolution of training.
+        """
+        side, epochs = resolution, math.ceil(self.epochs)
+        if self.train_resolution_ratio != 1:
+            side = in_eights(self.train_resolution_ratio * resolution)
+        last = (side,) * epochs if side != resolution else ()
+        if self.grow_from is None:
+            return last
+        if self.grow_from >= side:
+            raise ValueError(
+                f"recipe.grow_from {self.grow_from}: use less than the resolution {side}"
+            )
+        growing = math.ceil(self.grow_share * self.epochs)
+        added = side - self.grow_from
+        grown = (self.grow_from + added * epoch / growing for epoch in range(growing))
+        return *map(in_eights, grown), *last[growing:]
+
+
+def in_eights(side: float) -> int:
+    return max(8, 8 * round(side / 8))
+
+
+# How are recipes read from JSON, and what is the help of their fields?
+
+
+def field_help() -> dict[str, str]:
+    """The help of each field: the comment beside or above it, and the bounds of its type."""
+    text, comment = {}, ""
+    for line in inspect.getsource(Recipe).splitlines():
+        field = re.match(r"    (\w+): .*?(?:  # (.*))?$", line)
+        if field:
+            text[field[1]], comment = field[2] or comment.strip(), ""
+        elif line.startswith("    # "):
+            comment += line[5:]
+        elif line.startswith("    def "):
+            break
+    for name, hint in get_type_hints(Recipe, include_extras=True).items():
+        if limits := bounds_of(hint):
+            text[name] += f" ({limits[0]})"
+    return text
+
+
+def bounds_of(hint: Any) -> list[Bounds]:
+    if get_origin(hint) is Annotated:
+        return [part for part in get_args(hint) if isinstance(part, Bounds)]
+    return [bounds for part in get_args(hint) for bounds in bounds_of(part)]
+
+
+def saved_recipe(data: Any, where: str) -> Recipe:
+    """A recipe from parsed JSON: its fields, or the `recipe` of a run or a bundle.
+
+    Args:
+        data: Parsed JSON.
+        where: Origin of the data, for error messages.
+
+    Raises ValueError, in one line, for what is not a recipe.
+    """
+    recipe = data.get("recipe", data) if isinstance(data, dict) else None
+    if not isinstance(recipe, dict):
+        raise ValueError(
+            f"{where} has no recipe: give the JSON file of a recipe, or of a run or a bundle"
+        )
+    return from_json(Recipe, recipe, where)

@@ -1,0 +1,439 @@
+"""Is data loading the bottleneck? Rates of data loading and of training steps, each alone."""
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullstride.data.dataset import DataSet, Images
+from fullstride.data.loader import Batch, Batches
+from fullstride.io.writing import atomic_write, cores, json_output, scratch_folder
+from fullstride.measure.environment import Environment, find_device
+from fullstride.measure.timing import timed_calls
+from fullstride.nets import fused_form
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Task
+from fullstride.train import averages, linear_probe, run_folder
+from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
+from fullstride.train.batches import (
+    TrainingBatches,
+    measurement_batches,
+    recipe_in_epochs,
+    repeat,
+    training_batches,
+)
+from fullstride.train.compute import (
+    SINGLE_PROCESS,
+    DistributedContext,
+    choose_workers,
+    keep_freed_memory,
+    on_device,
+)
+from fullstride.train.loop import Learner
+from fullstride.train.prepare import PreparedRun, initial_network, prepare
+from fullstride.train.recipes.choice import LENGTHS, NamedRecipe, RecipeChoice
+from fullstride.train.recipes.recipe import Recipe
+
+OUTPUT = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
+SIZES = 9  # images whose size is read
+PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride pack` recommends
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLoading:
+    """Rates of data loading without training, as medians of their samples."""
+
+    workers: int
+    images_per_s: float  # with these workers, after their start
+    images_per_s_alone: float  # of one process, including the time it waits for a disk
+    images_per_cpu_s: float  # of one process, by its user and system time
+    long_side: float  # pixels, median of a few images
+    samples: tuple[float, ...] = field(repr=False)  # of images_per_s
+    samples_alone: tuple[float, ...] = field(repr=False)
+    samples_cpu: tuple[float, ...] = field(repr=False)
+    skipped: dict[str, str]  # unreadable images, with the reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSteps:
+    """Rate of training steps on a batch that is always ready, as the median of the samples."""
+
+    batch: int
+    images_per_s: float
+    samples: tuple[float, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBench:
+    """Data loading compared with training steps."""
+
+    loading: DataLoading
+    steps: TrainingSteps
+    device: str  # cpu or cuda
+    cores: int  # available to this process
+    resolution: int  # pixels per side of the network's input
+
+    @property
+    def ratio(self) -> float:
+        return self.loading.images_per_s / self.steps.images_per_s
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether one process decodes and trains alternately; a GPU trains while it decodes."""
+        return self.device == "cpu" and not self.loading.workers
+
+    @property
+    def waiting(self) -> float:
+        """The fraction of time for which the network waits for images."""
+        return 1 / (1 + self.ratio) if self.is_sequential else max(0.0, 1 - self.ratio)
+
+    @property
+    def workers_needed(self) -> int:
+        """Workers at the rate of one alone, or at the lower rate of several that share cores."""
+        loading, busy = self.loading, min(self.loading.workers, self.max_busy_workers)
+        each = min(loading.images_per_s_alone, loading.images_per_s / max(1, busy))
+        return math.ceil(self.steps.images_per_s / each)
+
+    @property
+    def cores_needed(self) -> int:
+        return math.ceil(self.steps.images_per_s / self.loading.images_per_cpu_s)
+
+    @property
+    def max_busy_workers(self) -> int:
+        """Workers that saturate the cores; more than cores if workers wait for a disk."""
+        loading = self.loading
+        return max(1, int(self.cores * loading.images_per_cpu_s / loading.images_per_s_alone))
+
+    def verdict(self) -> str:
+        percent = f"{100 * self.waiting:.0f} % of the time"
+        if self.ratio >= 1:
+            enough = f"data loading is {self.ratio:.1f} times as fast as the training steps"
+            sequential = f"; in the same process, it still takes {percent}"
+            return enough + sequential if self.is_sequential else enough
+        name = "network" if self.device == "cpu" else "GPU"
+        cores = "core" if self.cores_needed == 1 else "cores"
+        return (
+            f"the {name} will wait {percent}: it needs about {self.workers_needed} workers (have "
+            f"{self.loading.workers}) and {self.cores_needed} such {cores} (have {self.cores})"
+        )
+
+    def suggestions(self, recipe: Recipe, from_files: bool) -> list[str]:
+        """Options that would make data loading faster, the cheapest first; none if it is enough.
+
+        `from_files` says whether images are decoded from files.
+        """
+        if self.ratio >= 1:
+            return []
+        options = []
+        workers = min(self.workers_needed, self.max_busy_workers)
+        if workers > self.loading.workers:
+            options.append(f"--workers {workers}")
+        if from_files and recipe.decoder == "pillow":
+            options.append(
+                "--recipe.decoder opencv: faster, with slightly different pixels; "
+                "pip install 'fullstride[fast]'"
+            )
+        small, long_side = math.ceil(self.resolution * PACKED_SIDE), self.loading.long_side
+        if from_files and long_side > 1.5 * small:
+            options.append(
+                f"fullstride pack --long-side {small}: these images have {long_side:.0f} pixels"
+            )
+        return options
+
+
+def bench_data(
+    model: str,
+    data: DataSet,
+    recipe: Recipe,
+    *,
+    task: Task | None = None,
+    workers: int | None = 0,
+    device: torch.device | str = "cpu",
+    seconds: float = 5,
+) -> DataBench:
+    """Measure data loading in one process and with `workers`, and training steps.
+
+    Each of the three takes about `seconds`. Training steps are without the recipe's teacher. The
+    task is classification if None, and `workers` are those that `train` would start.
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds {seconds:g}: use a number above 0")
+    device = find_device(device)
+    recipe = on_device(recipe, device)
+    task = (task or find_task()).for_data(data)
+    net, pre = initial_network(model, task, data, recipe)
+    net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
+    net = fused_form.padded(net, model) if recipe.pad_channels else net
+    per_epoch = len(training_batches(data, task, pre, recipe, device, workers or 0))
+    workers = choose_workers(data.train, per_epoch, device) if workers is None else workers
+
+    def batches(batch: int, workers: int) -> Batches:
+        return measurement_batches(data, task, pre, recipe, device, batch, workers)
+
+    example = next(batches(8, 0).epoch(0))
+    recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)
+    whole = replace(recipe, freeze_epochs=0.0)  # also what does not train in the first epochs
+    learner = Learner(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
+    loading = measure_loading(batches, workers, device, seconds, data.train)
+    steps = measure_steps(learner, example, min(recipe.batch, len(data.train)), seconds)
+    return DataBench(
+        loading=loading, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
+    )
+
+
+def save(
+    path: Path,
+    bench: DataBench,
+    model: str,
+    data: DataSet,
+    recipe: Recipe,
+    environment: Environment,
+) -> None:
+    """Write all samples, the recipe and the environment as JSON."""
+    content = {
+        "model": model,
+        "data": data.where,
+        "fingerprint": data.fingerprint,
+        "recipe": asdict(recipe),
+        **asdict(bench),
+        "verdict": bench.verdict(),
+        "waiting": bench.waiting,
+        "suggestions": bench.suggestions(recipe, from_files=data.train.file is not None),
+        "environment": asdict(environment),
+    }
+    with atomic_write(path, OUTPUT) as temporary:
+        temporary.write_text(json.dumps(content, indent=1))
+
+
+def measure_loading(
+    batches: Callable[[int, int], Batches],
+    workers: int,
+    device: torch.device,
+    seconds: float,
+    images: Images,
+) -> DataLoading:
+    """Rates of `batches(images per batch, workers)`, in one process and with workers."""
+    stream = endless(batches(8, 0), 0)
+    first = next(stream)  # imports the decoder and opens files
+    (batch_s,), _ = timed_calls(lambda: next(stream), 1, device)
+    block = round(len(first.x) / batch_s * BLOCK_S)  # images
+
+    def samples(workers: int) -> tuple[list[float], list[float], dict[str, str]]:
+        source = batches(block, workers)
+        # Images of other epochs come first, because those above are in the file cache.
+        stream = endless(source, 1 + workers)
+        batch = len(next(stream).x)
+        # Batches of several workers arrive together.
+        calls = max(1, workers) * max(1, round(block / batch))
+        for _ in range(calls):  # until all workers have started
+            next(stream)
+        by_clock, by_cpu, deadline = [], [], time.perf_counter() + seconds
+        while len(by_clock) < MIN_SAMPLES or time.perf_counter() < deadline:
+            (block_s,), cpu_s = timed_calls(lambda: next(stream), calls, device)
+            by_clock.append(calls * batch / block_s)
+            by_cpu.append(calls * batch / cpu_s)
+        return by_clock, by_cpu, source.skipped
+
+    alone, cpu, skipped = samples(0)
+    parallel = alone
+    if workers:
+        parallel, _, more = samples(workers)
+        skipped = skipped | more
+    return DataLoading(
+        workers=workers,
+        images_per_s=statistics.median(parallel),
+        images_per_s_alone=statistics.median(alone),
+        images_per_cpu_s=statistics.median(cpu),
+        long_side=long_side(images),
+        samples=tuple(parallel),
+        samples_alone=tuple(alone),
+        samples_cpu=tuple(cpu),
+        skipped=skipped,
+    )
+
+
+def endless(batches: TrainingBatches, first: int) -> Generator[Batch, None, None]:
+    """The batches of the epoch `first` and all later ones."""
+    for number in count(first):
+        yield from batches.epoch(number)
+
+
+def long_side(images: Images) -> float:
+    """The median long side in pixels of a few images."""
+    step = math.ceil(len(images) / SIZES)
+    few = images.subset(range(0, len(images), step))
+    return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
+
+
+def measure_steps(learner: Learner, example: Batch, batch: int, seconds: float) -> TrainingSteps:
+    """The rate of training steps of `batch` images, which are those of `example`, repeated."""
+    samples = timed_steps(learner, repeat(example, batch), seconds)
+    return TrainingSteps(
+        batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples)
+    )
+
+
+# Times the parts of a run on this device, and chooses how many epochs fit into a given time.
+
+
+MEASURE_S, MIN_STEPS = 1.5, 2  # that are timed
+WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimes:
+    """Of one run on its device, in seconds."""
+
+    steps: int  # of an epoch
+    score_every: int  # epochs, of which the last one is scored and saved
+    step_s: float  # a step with its wait for images
+    image_s: float  # an image of the minival
+    save_s: float  # a checkpoint and a bundle
+    start_s: float  # building the network, starting workers and choosing kernels
+
+
+def recipe_within(
+    choice: RecipeChoice,
+    deadline: float | None,
+    folder: Path,
+    model: str,
+    data: DataSet,
+    *,
+    task: Task,
+    weights: str = "",
+    width: float = 1.0,
+    context: DistributedContext = SINGLE_PROCESS,
+    **how: Any,
+) -> NamedRecipe:
+    """The recipe that `choice` gives, with as many epochs as end by `deadline` where it has more.
+
+    Steps, scores and a checkpoint are measured for about 4 s. What follows from
+    the number of epochs, such as the batch and the rate of `finetune`, is chosen for it. A run in
+    `folder` that can be resumed keeps its recipe, as it does without a limit (None).
+
+    Args:
+        choice: Of the user, without a length.
+        deadline: Of the run with its linear probe and its scores, by `time.perf_counter`.
+        folder: Of the run, beside which measurements are made.
+        model: As for `run.train`, as are `data` and the arguments from `task` on.
+
+    Raises ValueError, in one line, for a length beside the time, for several processes, and where
+    not even a tenth of an epoch fits.
+    """
+    begin = time.perf_counter()
+    run_folder.check_folder(folder)
+    named = run_folder.resolve(choice, folder, data, weights, width, task)
+    if deadline is None or run_folder.resumable_config(folder):
+        return named
+    if context.is_distributed:
+        raise ValueError("a time limit is measured in one process: give --epochs with torchrun")
+    if length := next((name for name in LENGTHS if choice.changes.get(name)), None):
+        raise ValueError(
+            f"{length} {choice.changes[length]:g} and a time both set the length of training: "
+            "leave one of them out"
+        )
+    how |= dict(task=task, weights=weights, width=width)
+    with scratch_folder(folder) as scratch:
+        run = prepare(scratch / folder.name, model, data, named, **how)
+        times = time_run(run, time.perf_counter() - begin)
+    train, minival, test = len(data.train), len(data.minival), len(data.test)
+    scored = 2 * minival + test
+    if run.recipe.linear_probe:
+        scored += min(train, linear_probe.MAX_IMAGES) + 2 * minival
+    if run.recipe.measures_statistics:
+        scored += min(train, averages.MAX_IMAGES) + minival
+    once_s = times.start_s + scored * times.image_s + 3 * times.save_s
+    epoch_s = times.steps * times.step_s
+    epoch_s += (minival * times.image_s + times.save_s) / times.score_every
+    left_s = deadline - time.perf_counter() - once_s
+    whole, epochs = recipe_in_epochs(data, named.recipe).epochs, left_s / epoch_s
+    if epochs >= whole:
+        return named
+    if epochs < 0.1:
+        more_s = 0.1 * epoch_s - left_s
+        raise ValueError(
+            "the time is too short: a tenth of an epoch, with its scores, needs "
+            f"{math.ceil(more_s / 6) / 10:g} minutes more"
+        )
+    shorter = replace(choice, changes={**choice.changes, "epochs": math.floor(10 * epochs) / 10})
+    return run_folder.resolve(shorter, folder, data, weights, width, task)
+
+
+def time_run(run: PreparedRun, build_s: float) -> RunTimes:
+    """Time a few steps of a run that was prepared in `build_s`, and close it; about 4 s.
+
+    Its folder gets a checkpoint and a bundle, and is no run: use a scratch folder.
+    """
+    begin = time.perf_counter()
+    try:
+        run.net.to(run.device).train()
+        recipe = replace(run.resolved, freeze_epochs=0.0)  # in which not all parameters train
+        learner = Learner(run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS)
+        build_s += time.perf_counter() - begin
+        step_s, first_s = time_steps(learner, run)
+        begin = time.perf_counter()
+        run_folder.save_checkpoint(run.folder, learner.state(1, 0, []))
+        run.bundle(run.net, {}).save(run.folder / run_folder.BEST)
+        save_s = time.perf_counter() - begin
+        image_s = time_scoring(run)
+    finally:
+        run.close()
+    start_s = build_s + max(0.0, first_s - step_s)
+    return RunTimes(
+        steps=len(run.batches),
+        score_every=run.resolved.score_every_epochs,
+        step_s=step_s,
+        image_s=image_s,
+        save_s=save_s,
+        start_s=start_s,
+    )
+
+
+def time_steps(learner: Learner, run: PreparedRun) -> tuple[float, float]:
+    """Seconds of a step with its wait for images, and of the first one.
+
+    Steps are timed once the batches that workers prepared during their start are used up.
+    """
+    untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
+    begin = start = now = time.perf_counter()
+    first_s, steps = 0.0, 0
+    keeping = keep_freed_memory(learner.device)  # as training does
+    with keeping, closing(endless(run.batches, 0)) as batches:
+        for number, (x, targets, indices) in enumerate(batches):
+            with learner.numerics():
+                learner.step(x, targets, number % total, indices).item()  # waits for the device
+            now = time.perf_counter()
+            first_s = first_s or now - begin
+            if start == begin:
+                start = now if number + 1 >= untimed or now - begin > WARM_UP_S else begin
+                continue
+            steps += 1
+            if steps >= MIN_STEPS and now - start > MEASURE_S:
+                break
+    return (now - start) / steps, first_s
+
+
+@torch.inference_mode()
+def time_scoring(run: PreparedRun) -> float:
+    """Seconds in which an image of the minival is scored, after the first batch if it has more."""
+    assert run.minival is not None
+    run.net.eval()
+    begin, images, batches = time.perf_counter(), 0, run.minival.epoch(0)
+    for number, (x, targets, _) in enumerate(batches):
+        run.task.score().update(run.net(x), targets)
+        if number == 0 and len(run.minival) > 1:
+            begin = time.perf_counter()  # workers have started
+            continue
+        images += len(x)
+        if time.perf_counter() - begin > MEASURE_S / 2:
+            break
+    batches.close()
+    return (time.perf_counter() - begin) / max(1, images)
