@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, TESTS = ROOT / "src", ROOT / "tests" / "fused"
+SOURCE, TESTS = ROOT / "src", ROOT / "tests" / "nets" / "fused"
 sys.path[:0] = [str(SOURCE), str(TESTS)]
 
 import torch  # noqa: E402

@@ -58,7 +58,7 @@ def others_section(others: Sequence[Others]) -> list[str]:
         "## Networks of kinds that were not fitted: transformers, mixers, hybrids",
         "",
         "Named: estimates say that the network is unlike the fitted ones, and give a wider",
-        "interval (`latency/estimate.py`).",
+        "interval (`latency/estimator.py`).",
         "",
         "| measured on | networks | error | inside the fitted interval | named | inside the given "
         "interval | fitted networks named |",

@@ -24,7 +24,7 @@ from fullstride.nets.network import Network
 from fullstride.papers.suite import reason
 from gpu_parts.settings import FORMATS, ROOT, Result, Settings, Work, size_bytes
 
-TESTS = ROOT / "tests" / "fused"
+TESTS = ROOT / "tests" / "nets" / "fused"
 NETWORKS = {"tresnet_m": 160, "resnet_rs_50": 160, "genet_large": 192}  # pixels per side
 TINY = {"tresnet_tiny": 32}
 IMAGES = 8

@@ -326,7 +326,7 @@ def time_candidates(
 
     Without `profile` they are measured here: each candidate is exported untrained, timed by the
     online protocol, its files in turn, and removed. A first format is timed alone, and the others
-    only where it takes at most `untrained_times.QUICK_RATIO` times the budget. The times of each
+    only where it takes at most `QUICK_RATIO` times the budget. The times of each
     are stored in `folder`/times at once, and read from there by a later call.
 
     With `profile`, of a device that is not here, they are estimates.

@@ -65,7 +65,7 @@ def count(pixels: Tensor, dim: int) -> Tensor:
 
 
 def new_sizes(height: Tensor, width: Tensor, pre: Preprocessing) -> tuple[Tensor, Tensor]:
-    """`data.transforms.geometry.resized_size`, as rows and columns."""
+    """`data.transforms.crop.resized_size`, as rows and columns."""
     if pre.fit == "squish":
         side = torch.full_like(height, pre.resolution)
         return side, side

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from fullstride.measure.tracer import traced
 
 MODULES = {
-    "Estimate": "fullstride.latency.estimator",
+    "Estimate": "fullstride.latency.network_times",
     "Estimator": "fullstride.latency.estimator",
-    "Operators": "fullstride.measure.tracer",
+    "Operators": "fullstride.measure.operators",
     "Profile": "fullstride.latency.profiles",
     "estimate": "fullstride.latency.estimator",
-    "estimates": "fullstride.latency.estimator",
-    "is_tie": "fullstride.latency.estimator",
+    "estimates": "fullstride.latency.network_times",
+    "is_tie": "fullstride.latency.network_times",
     "load_profile": "fullstride.latency.devices",
     "operators_of": "fullstride.latency.spec_operators",
     "profile_names": "fullstride.latency.devices",

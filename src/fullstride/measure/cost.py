@@ -38,7 +38,7 @@ REST = "between stages"  # operators outside of all stages
 class OperatorCost:
     """Of one image through one operator, as eager PyTorch runs it: nothing is fused."""
 
-    stage: str  # of `stages.stages`
+    stage: str  # of `activation_bytes.stages`
     module: str  # path of the innermost module that runs it
     kind: str  # of `operators.OPERATOR_KINDS`
     macs: int  # multiply-adds

@@ -190,7 +190,7 @@ class Guess:
 class Classify(Task):
     """One of the losses of `tasks.losses`; compared by top-1 accuracy in percent.
 
-    With `triplet`, the loss of `tasks.metric_learning.TRIPLET_FORMS` on the embeddings is added.
+    With `triplet`, the loss of `tasks.losses.TRIPLET_FORMS` on the embeddings is added.
     """
 
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all

@@ -74,7 +74,7 @@ class TrainingState:
     optimizer: OptimizerState
     scaler: Mapping[str, float]  # empty unless the precision is fp16
     saves: tuple[str, ...]  # of each fused batch norm, the tensors that it saves
-    # Of `divergence.Divergence`.
+    # Of `loop.Divergence`.
     first_loss: float | None = None
     high_losses: Count = 0
 

@@ -1,7 +1,7 @@
 """How are training images decoded and augmented in half of the time? With simplejpeg and OpenCV.
 
 The random draws are those of `crop.py`, so both decoders have the same crop and operations; their
-pixels differ slightly, within the bounds of tests/test_fast.py. For training only: evaluation
+pixels differ slightly, within the bounds of tests/data/test_fast.py. For training only: evaluation
 always uses Pillow.
 
 Needs the extra `fast`.

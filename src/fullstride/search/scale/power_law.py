@@ -2,7 +2,7 @@
 
 error = floor + exp(constant - exponents . log(sizes)). The sizes are a time alone, or width, depth
 and resolution together. A law without the floor is the pure one: on Table 7 of ResNet-RS,
-arXiv:2103.07579, it is two points too optimistic (tests/test_scale_power_law.py).
+arXiv:2103.07579, it is two points too optimistic (tests/search/scale/test_scale_power_law.py).
 """
 
 from collections.abc import Sequence

@@ -191,7 +191,7 @@ class FcosHead(nn.Module):
     """Maps of a network -> `Predictions` in training, detections (N, 100, 6) in evaluation.
 
     A detection is x1, y1, x2, y2 in pixels of the input, the score, which is the square root of the
-    class's probability times the centre-ness, and the class; see `nms.detections`.
+    class's probability times the centre-ness, and the class; see `detections`.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class Detect(Task):
     """FCOS with the assignment of ATSS, see `detection_loss`, or Faster R-CNN, whose head computes
     its losses with the targets; compared by VOC's AP50 in percent.
 
-    Outputs of the network in evaluation are detections (N, 100, 6), see `nms.detections`. COCO's
+    Outputs of the network in evaluation are detections (N, 100, 6), see `fcos.detections`. COCO's
     scores need the extra `detection`.
     """
 

@@ -1,0 +1,124 @@
+"""benchmarks/fit.py: budgets, regret and its parts, baselines, costs, and a table that says so."""
+
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from fullstride.autofit.finalists import ShippedFile
+from fullstride.deploy.exported import Precision
+from fullstride.tasks import find_task
+
+fit_regret = import_module("fit_regret")
+
+TOP1 = find_task().find_metric("top1")
+IMAGES = 1000  # of the minival, so that one of them is a tenth of a point
+
+
+def reference_file(name, ms, right, test, *, params=1000, precision: Precision = "fp32"):
+    """A file of the network `name` that has the first `right` minival images right."""
+    model, _, side = name.rpartition("-")
+    return fit_regret.ReferenceFile(
+        file=ShippedFile(
+            candidate=name,
+            path=f"ship/{model}",
+            format="onnx",
+            precision=precision,
+            ms=ms,
+            minival={"top1": 100 * right / IMAGES, "loss": 1.0, "images": IMAGES},
+            within=True,
+            resolution=int(side),
+        ),
+        correct="1" * right + "0" * (IMAGES - right),
+        test=test,
+        params=params,
+    )
+
+
+FILES = (
+    reference_file("small-16", 1.0, 900, 90.0),
+    reference_file("small-32", 2.0, 930, 94.0),
+    reference_file("large-16", 3.0, 931, 93.0, params=5000),
+    reference_file("large-32", 4.0, 950, 93.5, params=5000),
+    reference_file("large-32", 2.5, 940, 92.0, params=5000, precision="int8"),
+)
+REFERENCE = fit_regret.Reference(
+    files=FILES,
+    seconds={"small-16": 10.0, "small-32": 20.0, "large-16": 30.0, "large-32": 40.0},
+    epochs=20,
+    minival_images=IMAGES,
+    test_images=500,
+)
+ROW = fit_regret.FitRow(
+    budget_ms=3.1,
+    candidate="large-16",
+    format="onnx",
+    precision="fp32",
+    ms=3.0,
+    again_ms=(3.4, 3.2),
+    test=93.0,
+    seconds=25.0,
+    epochs={"small-16": 2, "small-32": 2, "large-16": 20},
+)
+
+
+def test_six_budgets_lie_strictly_between_the_fastest_and_the_slowest_candidate():
+    values = fit_regret.budgets(FILES)
+    assert len(values) == 6
+    assert values == sorted(set(values))
+    assert 1.0 < values[0] < values[-1] < 3.0  # large-32 takes 2.5 ms in int8
+    assert fit_regret.budgets(FILES, 1) == [2.25]  # the median of 1, 2, 2.5 and 3
+
+
+def test_the_parts_of_the_regret_are_its_sum_and_name_the_choice_that_lost():
+    # the best minival within 3.1 ms is large-32 in int8, with a test score of 92
+    lost = fit_regret.losses(FILES, 3.1, 91.0, TOP1)
+    assert (lost.minival, lost.ties, lost.rest) == (2.0, 0.0, 1.0)
+    assert lost.regret == 3.0
+    assert lost.beyond_minival == 1.0  # against large-32, which training all to the end finds
+    # without it large-16 is the best by one image, which is a tie, and small-32 is faster
+    lost = fit_regret.losses(FILES[:3], 3.1, 94.0, TOP1)
+    assert (lost.minival, lost.ties, lost.rest) == (1.0, -1.0, 0.0)
+
+
+def test_a_fit_may_be_better_than_the_reference_and_a_budget_may_be_too_small_for_it():
+    assert fit_regret.losses(FILES, 1.5, 90.5, TOP1).regret == -0.5
+    assert fit_regret.losses(FILES, 0.5, 90.0, TOP1) is None
+
+
+def test_baselines_count_each_candidate_once_with_a_file_that_fits():
+    scores = fit_regret.baselines(FILES, 3.1, TOP1, "small")
+    # large-32 fits in int8 only
+    assert scores == {"random": (90 + 94 + 93 + 92) / 4, "largest": 92.0, "default": 94.0}
+    assert fit_regret.baselines(FILES, 10, TOP1, "small")["largest"] == 93.5
+    assert fit_regret.baselines(FILES, 1.5, TOP1, "large") == {
+        "random": 90.0,
+        "largest": 90.0,
+        "default": None,
+    }
+
+
+def test_the_cost_is_a_share_of_training_every_candidate_in_seconds_and_by_epochs():
+    seconds, epochs = fit_regret.cost(ROW, REFERENCE)
+    assert seconds == pytest.approx(25 / 100)
+    assert epochs == pytest.approx((10 * 2 / 20 + 20 * 2 / 20 + 30) / 100)
+
+
+def test_the_shortest_time_in_a_fresh_process_decides_with_five_per_cent_allowed():
+    assert ROW.in_budget
+    assert not replace(ROW, budget_ms=3.0).in_budget
+    assert not fit_regret.FitRow(budget_ms=100.0, failure="nothing fits").in_budget
+
+
+def test_the_table_has_a_row_for_each_budget_and_counts_what_holds():
+    failed = fit_regret.FitRow(budget_ms=1.1, failure="nothing fits")
+    text = fit_regret.table(REFERENCE, [failed, ROW], TOP1, "small")
+    lines = text.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:4]]
+    assert {len(row) for row in rows} == {len(fit_regret.HEAD)}
+    by_name = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+    assert by_name[0]["ships"] == "nothing"
+    assert by_name[0]["random"] == "90.00"
+    assert by_name[1]["regret"] == "+1.00"
+    assert by_name[1]["cost"] == "0.25"
+    assert "1 of 2; by the first of the measurements 0." in text

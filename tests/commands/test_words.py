@@ -1,0 +1,71 @@
+"""The words of the field instead of private ones, in lines that fit a screen."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = sorted(ROOT.glob("src/**/*.py"))
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"])
+COLUMNS = 100
+
+# Participles that say nothing about what a variable holds.
+PARTICIPLES = {"asked", "found", "given", "kept", "known", "made", "said", "seen", "told", "took"}
+# Private word -> the field's.
+DIALECT = {
+    r"lean": "fused, or memory-efficient",
+    r"come by": "measured, estimated or published",
+    r"first_does": "on_rank_zero",
+    r"even_out": "sync_buffers",
+    r"waypoints?": "checkpoints",
+    r"KeepLittle": "RecomputePartitioner",
+    r"Remembered": "CachedTeacher",
+    r"adopts?": "convert",
+    r"sober": "clamp to peak",
+    r"vocabulary": "key map",
+    r"of ours|of theirs|what is told|is told|are told|be told": "a noun",
+    r"floors?: one question": "rooms",
+    r"entrants?": "networks",
+}
+
+
+def identity(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [*CODE, *PAGES], ids=identity)
+def test_lines_have_at_most_a_hundred_columns(path):
+    fenced, long = False, []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        fenced ^= line.startswith("```")
+        table = path.suffix == ".md" and (fenced or line.startswith(("|", "!", "```")))
+        if len(line) > COLUMNS and not table and "https://" not in line:
+            long.append(number)
+    assert not long, f"lines {long}"
+
+
+@pytest.mark.parametrize("path", CODE, ids=identity)
+def test_a_variable_is_called_by_what_it_holds(path):
+    tree = ast.parse(path.read_text())
+    # Fields of a dataclass may be keys of files.
+    fields = {id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
+    names = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in fields
+    }
+    names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    functions = (ast.FunctionDef, ast.ClassDef)
+    names |= {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+    assert not names & PARTICIPLES
+
+
+@pytest.mark.parametrize("path", [*CODE, *PAGES], ids=identity)
+def test_no_private_word_stands_where_the_field_has_one(path):
+    text = path.read_text()
+    uses = {
+        match[0]: instead
+        for word, instead in DIALECT.items()
+        for match in re.finditer(rf"\b(?:{word})\b", text, re.IGNORECASE)
+    }
+    assert not uses

@@ -1,0 +1,333 @@
+"""Predictions for any number of images: each image once, whatever stops the work."""
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from stores import refused, settings_of, tiny
+
+from fullstride import cli
+from fullstride.data.dataset import open_data
+from fullstride.data.prediction_store import METADATA, read_key, read_table
+from fullstride.data.unlabelled import open_unlabelled
+from fullstride.deploy.offline import OfflineSettings, this_share, write_predictions
+from fullstride.deploy.predict import predict
+from fullstride.io import writing
+from fullstride.nets.bundle import Bundle
+
+IMAGES = 23
+
+
+@pytest.fixture(scope="module")
+def model() -> Bundle:
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    model.save(folder)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Digits as files in a tree without classes."""
+    folder = tmp_path / "photos"
+    (folder / "deep" / "er").mkdir(parents=True)
+    images = open_data("digits").train
+    for index in range(IMAGES):
+        where = (folder, folder / "deep", folder / "deep" / "er")[index % 3]
+        images.picture(index).save(where / f"{index:02}.png")
+    return folder
+
+
+def write(model, where, out, top=3, **settings):
+    return write_predictions(model, open_unlabelled(str(where)), out, top, settings_of(settings))
+
+
+def same(ours: pa.Table, theirs: pa.Table) -> bool:
+    """Whether two stores have the same rows; sums in batches of other sizes round otherwise."""
+    floats = ["probability", "probabilities"]
+    return ours.drop_columns(floats).equals(theirs.drop_columns(floats)) and np.allclose(
+        ours["probability"].to_numpy(), theirs["probability"].to_numpy(), rtol=1e-4
+    )
+
+
+def test_the_rows_are_what_predict_says_of_each_photo(model, photos, tmp_path):
+    write(model, photos, tmp_path / "out")
+    table = read_table(tmp_path / "out")
+    paths = [photos / name for name in table["path"].to_pylist()]
+    assert sorted(paths) == sorted(photos.rglob("*.png"))
+    assert "true_label" not in table.column_names
+    for row, expected in zip(table.to_pylist(), predict(model, paths, top=3), strict=True):
+        assert row["labels"] == [guess.label for guess in expected.guesses]
+        assert row["label"] == row["labels"][0]
+        np.testing.assert_allclose(
+            row["probabilities"], [guess.probability for guess in expected.guesses], rtol=1e-4
+        )
+        assert row["error"] is None
+
+
+def test_ranks_workers_parts_and_files_do_not_change_the_rows(model, photos, tmp_path):
+    write(model, photos, tmp_path / "one.parquet")
+    whole = read_table(tmp_path / "one.parquet")
+    first = write(model, photos, tmp_path / "out", rank=1, ranks=2)
+    assert (first.parts, first.missing) == (2, 3)
+    with pytest.raises(ValueError, match="2 of 5 parts"):
+        read_table(tmp_path / "out")
+    write(model, photos, tmp_path / "out", rank=0, ranks=2, workers=1)
+    assert same(read_table(tmp_path / "out"), whole)
+    write(model, photos, tmp_path / "other", part_images=7, batch=16)
+    assert same(read_table(tmp_path / "other"), whole)
+
+
+def test_finished_parts_are_not_computed_again(model, photos, tmp_path):
+    out = tmp_path / "out"
+    write(model, photos, out)
+    whole = read_table(out)
+    lost = out / "part-000003.parquet"
+    lost.unlink()
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = write(model, photos, out, batch=3)  # what does not change the rows may differ
+    assert (again.parts, again.images, again.present) == (1, 5, 4)
+    after = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path != lost}
+    assert after == before
+    assert same(read_table(out), whole)
+
+
+def test_an_image_that_cannot_be_read_has_a_row_with_the_reason(model, photos, tmp_path, capsys):
+    bad = [photos / "00.png", photos / "deep" / "01.png", photos / "zz.png"]
+    bad += [photos / "deep" / "er" / f"{index:02}.png" for index in range(2, IMAGES, 3)]
+    for path in bad:  # among them all images of a part
+        path.write_bytes(b"no image")
+    summary = write(model, photos, tmp_path / "out")
+    rows = read_table(tmp_path / "out").to_pylist()
+    assert len(rows) == IMAGES + 1
+    errors = {photos / row["path"] for row in rows if row["error"]}
+    assert errors == {*bad} == {photos / name for name in summary.skipped}
+    assert all((row["label"] is None) == bool(row["error"]) for row in rows)
+    parts = [pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    assert any(part["label"].null_count == len(part) for part in parts)
+    for path in photos.rglob("*.png"):
+        path.write_bytes(b"no image")
+    model.save(tmp_path / "bundle")
+    words = f"predict {tmp_path}/bundle {photos} --out {tmp_path}/none --device cpu"
+    assert cli.run(words.split()) == 2
+    assert "none of the images" in capsys.readouterr().err
+    assert read_table(tmp_path / "none")["error"].null_count == 0
+
+
+def test_a_store_of_another_job_is_refused_in_one_line(saved, photos, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = f"predict {saved} {photos} --out {out} --device cpu"
+    assert cli.run(words.split()) == 0
+    tiny(seed=1).save(tmp_path / "other")
+    assert "the model differs" in refused(words.replace(str(saved), f"{tmp_path}/other"), capsys)
+    assert "arguments differs" in refused(f"{words} --top 2", capsys)
+    assert "part_images differs" in refused(f"{words} --part-images 7", capsys)
+    labels = words.replace("predict", "pseudo-label", 1)
+    assert "kind differs" in refused(f"{labels} --top 3", capsys)
+    (photos / "00.png").unlink()
+    assert "the images differs" in refused(words, capsys)
+
+
+def test_ranks_are_those_of_torchrun_unless_they_are_given(monkeypatch):
+    assert this_share(None, None) == (0, 1)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert this_share(None, None) == (2, 4)
+    assert this_share(0, 2) == (0, 2)
+    with pytest.raises(ValueError, match="belong together"):
+        this_share(1, None)
+    with pytest.raises(ValueError, match="rank 2: use 0 to 1"):
+        OfflineSettings(rank=2, ranks=2)
+
+
+def shards_without_labels(photos: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(2):
+        with tarfile.open(folder / f"{number}.tar", "w") as tar:
+            for path in sorted(photos.rglob("*.png"))[number::2]:
+                tar.add(path, path.name)
+    return folder
+
+
+def test_images_without_labels_are_read_from_folders_lists_shards_and_idx(photos, tmp_path):
+    def pixels(images):
+        return sorted(np.asarray(images.picture(i).convert("L")).tobytes() for i in range(IMAGES))
+
+    expected = pixels(open_unlabelled(str(photos)).images)
+    names = [path.relative_to(tmp_path).as_posix() for path in sorted(photos.rglob("*.png"))]
+    (tmp_path / "list.txt").write_text("\n".join([*names, "", names[0]]))
+    (tmp_path / "list.csv").write_text("path;note\n" + "\n".join(f"{n};x" for n in names))
+    shards = shards_without_labels(photos, tmp_path / "shards")
+    idx = tmp_path / "idx"
+    idx.mkdir()
+    digits = open_data("digits").train
+    arrays = np.stack([np.asarray(digits.picture(index)) for index in range(IMAGES)])
+    head = bytes([0, 0, 8, 3]) + np.array(arrays.shape, ">u4").tobytes()
+    (idx / "train-images-idx3-ubyte").write_bytes(head + arrays.tobytes())
+    for where in (tmp_path / "list.txt", tmp_path / "list.csv", shards, shards / "*.tar", idx):
+        data = open_unlabelled(str(where))
+        assert pixels(data.images) == expected
+        assert not data.has_labels
+        assert open_unlabelled(data.where).fingerprint == data.fingerprint
+    labelled = "\n".join(f"{name},{index % 2}" for index, name in enumerate(names))
+    (tmp_path / "list.csv").write_text(f"image,label\n{labelled}\n")
+    data = open_unlabelled(str(tmp_path / "list.csv"))
+    assert data.images.targets == tuple(str(index % 2) for index in range(IMAGES))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "label\n1\n", 'path\n"a'], ids=repr)
+def test_a_list_without_images_is_refused_in_one_line(text, tmp_path):
+    for suffix in (".csv", ".txt") if not text.strip() else (".csv",):
+        (tmp_path / f"list{suffix}").write_text(text)
+        with pytest.raises(ValueError, match=f"list{suffix}") as raised:
+            open_unlabelled(str(tmp_path / f"list{suffix}"))
+        assert len(str(raised.value).splitlines()) == 1
+
+
+def test_names_with_any_characters_are_rows_and_lines(model, tmp_path, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    names = [b"new\nline.png", b"\xff\xfe.png", b"\x1b[2J.png", b"ok.png"]
+    for name in names:
+        open_data("digits").train.picture(0).save(folder / "x.png")
+        (folder / "x.png").rename(folder / os.fsdecode(name))
+    (folder / os.fsdecode(names[2])).write_bytes(b"broken")
+    model.save(tmp_path / "bundle")
+    words = ["predict", str(tmp_path / "bundle"), str(folder), "--out", str(tmp_path / "out")]
+    assert cli.run([*words, "--device", "cpu"]) == 0
+    assert "\x1b" not in "".join(capsys.readouterr())
+    table = read_table(tmp_path / "out")
+    assert len(table) == 4
+    assert {"ok.png", "new\nline.png", "\\udcff\\udcfe.png"} < {*table["path"].to_pylist()}
+
+
+def test_a_damaged_or_foreign_part_is_one_line(model, photos, tmp_path):
+    out = tmp_path / "out"
+    write(model, photos, out)
+    part = out / "part-000001.parquet"
+    good = part.read_bytes()
+    table = pq.read_table(part)
+    key = json.loads(table.schema.metadata[METADATA])
+    others = {
+        "cut short": good[: len(good) // 2],
+        "no file of parquet": b"PAR1" + bytes(100) + b"PAR1",
+        "empty": b"",
+    }
+    for data in others.values():
+        part.write_bytes(data)
+        for read in (lambda: read_table(out), lambda: write(model, photos, out)):
+            with pytest.raises(ValueError, match=re.escape(str(part))) as raised:
+                read()
+            assert len(str(raised.value).splitlines()) == 1
+    keys = [{"a": 1}, {**key, "images": -1}, {**key, "images": 10**30}, {**key, "model": []}, []]
+    for foreign in (None, "[" * 100_000, *map(json.dumps, keys)):
+        metadata = None if foreign is None else {METADATA: foreign.encode()}
+        pq.write_table(table.replace_schema_metadata(metadata), part)
+        with pytest.raises(ValueError, match=re.escape(str(part))):
+            read_table(out)
+    pq.write_table(pa.concat_tables([table, table]), part)  # too many rows
+    with pytest.raises(ValueError, match=re.escape(str(part))):
+        read_table(out)
+    pq.write_table(table.drop_columns(["label"]), part)
+    with pytest.raises(ValueError, match="columns"):
+        read_table(out)
+
+
+def test_a_file_of_others_is_not_replaced(model, photos, tmp_path):
+    out = tmp_path / "mine.parquet"
+    for data in (b"mine", b"PAR1 mine PAR1"):
+        out.write_bytes(data)
+        with pytest.raises(ValueError, match="mine.parquet"):
+            write(model, photos, out)
+        assert out.read_bytes() == data
+    pq.write_table(pa.table({"mine": [1]}), out)
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match="mine.parquet"):
+        write(model, photos, out)
+    assert out.read_bytes() == before
+
+
+def test_an_exported_file_writes_the_rows_of_its_bundle(model, photos, tmp_path):
+    from fullstride.deploy.comparison import ComparisonImages
+    from fullstride.deploy.export import export
+    from fullstride.deploy.formats import open_file
+
+    write(model, photos, tmp_path / "bundle.parquet")
+    expected = read_table(tmp_path / "bundle.parquet")
+    images = open_data("digits").test
+    pictures = ComparisonImages([images.picture(index) for index in range(3)])
+    for kind in ("normalised", "pixels"):
+        export(model, tmp_path / f"{kind}.onnx", pictures, input_kind=kind)
+        exported = open_file(tmp_path / f"{kind}.onnx")
+        write(exported, photos, tmp_path / f"{kind}.parquet", workers=1)
+        table = read_table(tmp_path / f"{kind}.parquet")
+        assert table["label"].equals(expected["label"])
+        ours, theirs = (each["probability"].to_numpy() for each in (table, expected))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+        assert (
+            read_key(tmp_path / f"{kind}.parquet").fingerprint
+            != read_key(tmp_path / "bundle.parquet").fingerprint
+        )
+
+
+def test_on_a_full_disk_one_line_and_the_same_command_goes_on(
+    saved, photos, tmp_path, capsys, monkeypatch
+):
+    sync, out = writing._sync, tmp_path / "out"
+    words = f"predict {saved} {photos} --out {out} --device cpu --part-images 9".split()
+    for name in ("predictions.json", "part-000001.parquet"):
+
+        def full(path: Path, name: str = name) -> None:
+            if path.name.startswith(f".{name}."):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(path)
+
+        monkeypatch.setattr(writing, "_sync", full)
+        assert cli.run(words) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(out / name) in line
+        assert not list(tmp_path.rglob(".*.new"))
+    monkeypatch.setattr(writing, "_sync", sync)
+    assert cli.run(words) == 0
+    assert len(read_table(out)) == IMAGES
+
+
+@pytest.mark.slow
+def test_killed_at_any_time_each_image_stands_once(saved, tmp_path):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    words = f"predict {saved} digits --device cpu --batch 8 --part-images 100 --out".split()
+    assert cli.run([*words, str(whole)]) == 0
+    command = [sys.executable, "-m", "fullstride", *words, str(out)]
+    kills, rng = 0, np.random.default_rng(0)
+    while kills < 3:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        before = len(list(out.glob("part-*")))
+        deadline = time.monotonic() + 300
+        while len(list(out.glob("part-*"))) <= before and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:
+            break
+        kills += 1
+    assert kills
+    assert cli.run([*words, str(out)]) == 0
+    assert same(read_table(out), read_table(whole))
+    assert read_table(out)["path"].to_pylist() == list(open_unlabelled("digits").images.names)
+    assert not list(out.glob(".*"))

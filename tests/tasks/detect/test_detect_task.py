@@ -1,0 +1,173 @@
+"""Boxes of a view and of its picture, their drawing, and files that find the same boxes."""
+
+import json
+from dataclasses import replace
+
+import box_processes
+import numpy as np
+import pytest
+import torch
+from detections import write_rectangles
+from PIL import Image
+from torchruns import torchrun
+
+from fullstride import tasks
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks import find_task
+from fullstride.tasks.detect import average_precision, task
+from fullstride.tasks.detect.task import Box
+from fullstride.tasks.task import json_values
+from fullstride.train import run
+from fullstride.train.batches import check_task
+from fullstride.train.optimizer import lr_at
+from fullstride.train.recipes.choice import RecipeChoice, case_of
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.scoring import score_bundle
+
+DETECT = find_task("detect")
+
+
+def rows(*found: list[float]) -> torch.Tensor:
+    """(1, 100, 6)"""
+    result = torch.zeros(1, 100, 6)
+    result[..., 5] = -1
+    result[0, : len(found)] = torch.tensor(found).reshape(-1, 6)
+    return result
+
+
+def test_detections_become_boxes_of_the_picture() -> None:
+    """A picture of 200 x 100 pixels in a view of 64, whose lower half is padding."""
+    found = rows([8, 8, 40, 48, 0.75, 1], [0, 0, 4, 4, 0.5, 0])
+    (guesses,) = DETECT.decode(found, ("cat", "dog"), 5)
+    assert [(guess.label, guess.probability) for guess in guesses] == [("dog", 0.75), ("cat", 0.5)]
+    pre = Preprocessing(resolution=64, fit="pad")
+    placed = DETECT.place(guesses, (200, 100), pre)
+    assert placed[0].box == pytest.approx((25, 25, 125, 100))
+    assert json_values(placed[0]).keys() == {"label", "probability", "box"}
+    assert len(DETECT.decode(found, ("cat", "dog"), 1)[0]) == 1
+
+
+def test_boxes_are_drawn_where_they_are() -> None:
+    picture = Image.new("RGB", (100, 80))
+    guesses = (Box("dog", 0.9, (20.0, 30, 60, 70)), Box("cat", 0.1, (70.0, 50, 90, 70)))
+    drawn = DETECT.draw(picture, guesses, ("cat", "dog"))
+    assert drawn is not None
+    pixels = np.asarray(drawn).any(-1)
+    assert pixels[70, 20:61].all()
+    assert pixels[30:71, 60].all()
+    assert not pixels[40:60, 30:50].any()
+    assert not pixels[:, 70:].any()
+    assert not np.asarray(picture).any()
+
+
+def test_files_are_compared_by_pairs_of_boxes() -> None:
+    a, b, c = [8, 8, 40, 48, 0.75, 1], [0, 0, 4, 4, 0.75, 0], [0, 0, 4, 4, 0.2, 1]
+    swapped = rows(b, a)
+    assert DETECT.difference(rows(a, b), swapped) == 0
+    assert DETECT.agree(rows(a, b), swapped).tolist() == [True]
+    moved = rows([8, 8.5, 40, 48, 0.75, 1], b)
+    assert DETECT.difference(rows(a, b), moved) == pytest.approx(0.5e-3)
+    assert DETECT.difference(rows(a), rows(a, c)) == pytest.approx(0.2)
+    assert DETECT.agree(rows(a), rows(a, c)).tolist() == [True]
+    assert DETECT.agree(rows(a), rows(a, b)).tolist() == [False]
+    assert DETECT.difference(rows(), rows()) == 0
+
+
+def test_a_score_of_the_extra_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(epochs=1, batch=2, lr=0.1, score="ap")
+    if average_precision.has_coco():
+        assert DETECT.with_options(recipe).find_metric("ap").name == "ap"
+    monkeypatch.setattr(task, "has_coco", lambda: False)
+    with pytest.raises(ValueError, match=r"fullstride\[detection\]"):
+        DETECT.with_options(recipe)
+
+
+RECIPE = Recipe(
+    epochs=6,
+    batch=8,
+    lr=0.03,
+    weight_decay=1e-4,
+    warmup_epochs=1,
+    ema_decay=0.9,
+    clip_norm=10.0,
+    resolution=64,
+    head_width=16,
+    head_convs=1,
+    score_every_epochs=6,
+)
+
+
+@pytest.fixture(scope="module")
+def rectangles(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rectangles")
+    write_rectangles(folder / "data", {"train": 80, "val": 8, "test": 20}, 64)
+    return DETECT.open_data(str(folder / "data"))
+
+
+@pytest.fixture(scope="module")
+def trained(rectangles, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    rows = list(run.train(folder, "resnet_rs_tiny", rectangles, RECIPE, task=DETECT))
+    return folder, rows
+
+
+def test_training_finds_objects(trained):
+    """A single box for all images has an AP50 of 9.1, the first recall point of eleven, or less."""
+    folder, log = trained
+    scores = json.loads((folder / "scores.json").read_text())["splits"]["test"]
+    assert log[-1]["loss"] < 0.8 * log[0]["loss"]
+    assert scores["scores"]["ap50"] > 15
+    assert [each["name"] for each in scores["by_class"]] == ["red", "blue"]
+
+
+def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangles, tmp_path):
+    folder, _ = trained
+    started = run.train(
+        tmp_path / "run",
+        "resnet_rs_tiny",
+        rectangles,
+        RECIPE,
+        task=DETECT,
+        checkpoint_every_steps=3,
+    )
+    next(started)
+    started.close()
+    list(run.train(tmp_path / "run", "resnet_rs_tiny", rectangles, RECIPE, task=DETECT))
+    whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
+    state = resumed.net.state_dict()
+    assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
+    assert whole.task_state == {"head_width": 16, "head_convs": 1}
+    scores = score_bundle(whole, rectangles.test, "cpu").scores
+    saved = json.loads((folder / "scores.json").read_text())["splits"]["test"]["scores"]
+    assert scores["ap50"] == pytest.approx(saved["ap50"])
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
+    box_processes.main(str(tmp_path / "one"))
+    torchrun(box_processes.__file__, str(tmp_path / "two"))
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
+    assert two[0] == pytest.approx(one[0], rel=1e-6)
+    assert two[1] == pytest.approx(one[1], rel=1e-5)
+    assert two[1]["images"] == 5
+
+
+@pytest.mark.parametrize("name", ["tresnet_fcos", "dense"])
+def test_a_named_recipe_trains_a_step(name, rectangles, tmp_path):
+    small = dict(steps=1, resolution=64, batch=8, head_width=16, head_convs=1)
+    recipe = replace(RECIPES[name], **small)
+    few = replace(rectangles, test=rectangles.test.subset(range(1, 3)))
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", few, recipe, task=DETECT)
+    assert 0 < row["loss"] < 20
+
+
+def test_the_recipe_of_the_paper_and_the_default_are_those_of_detectors(rectangles):
+    recipe = RECIPES["tresnet_fcos"]
+    rates = [10 * round(1e4 * lr_at(epoch, recipe)) for epoch in (20, 50, 65)]
+    assert rates == [1000, 100, 10]
+    assert DETECT.with_options(recipe).box_augmentation == "ssd"
+    case = case_of(rectangles, task=DETECT)
+    assert RecipeChoice().resolve(case).name == "dense"
+    with pytest.raises(ValueError, match="box_augmentation"):
+        check_task(tasks.find_task("classify"), recipe)

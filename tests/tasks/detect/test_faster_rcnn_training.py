@@ -1,0 +1,117 @@
+"""Does Faster R-CNN train, resume, and ship as the other detectors do?"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from rectangles import write_rectangles
+from torchruns import run_two
+
+from fullstride import tasks
+from fullstride.data.targets import open_boxes
+from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import export
+from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
+from fullstride.tasks.detect.task import Detect
+from fullstride.train import run
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.recipe import Recipe
+
+SHORT = Recipe(
+    epochs=3,
+    batch=8,
+    lr=2e-3,
+    optimizer="adamw",
+    warmup_epochs=0,
+    ema_decay=0.5,
+    resolution=64,
+    detector="faster_rcnn",
+    head_width=16,
+    head_convs=1,
+    clip_norm=5.0,
+)
+HOW = dict(task=Detect())
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("boxes") / "data"
+    return open_boxes(str(write_rectangles(folder, {"train": 24, "val": 5, "test": 5})))
+
+
+@pytest.fixture(scope="module")
+def trained(boxes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faster") / "run"
+    return folder, list(run.train(folder, "resnet_rs_tiny", boxes, SHORT, **HOW))
+
+
+def test_the_loss_falls_and_the_bundle_knows_its_detector(trained, boxes):
+    folder, rows = trained
+    assert rows[-1]["loss"] < 0.9 * rows[0]["loss"]
+    bundle = tasks.load(folder)
+    assert isinstance(bundle.net.task_head, FasterRcnnHead)
+    assert bundle.task_state["detector"] == "faster_rcnn"
+    assert bundle.preprocessing.fit == "pad"
+    with torch.inference_mode():
+        assert bundle.net.eval()(torch.zeros(1, 3, 64, 96)).shape == (1, 100, 6)
+
+
+def test_a_run_resumes_bit_for_bit(trained, boxes, tmp_path):
+    folder, _ = trained
+    started = run.train(
+        tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, checkpoint_every_steps=2, **HOW
+    )
+    next(started)
+    started.close()
+    list(run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, **HOW))
+    whole, resumed = (tasks.load(each).net.state_dict() for each in (folder, tmp_path / "run"))
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def test_the_recipe_of_the_paper_trains(boxes, tmp_path):
+    recipe = RECIPES["resnet_rs_voc"]
+    assert (recipe.resolution, recipe.jitter, recipe.batch) == (896, (0.5, 2.0), 32)
+    assert (recipe.weight_decay, recipe.schedule) == (1e-4, "cosine")
+    small = replace(recipe, steps=2, batch=4, resolution=64, head_width=8, warmup_epochs=0)
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, small, **HOW)
+    assert np.isfinite(row["loss"])
+
+
+@pytest.mark.parametrize("efficiency", ["plain_compiled", "auto"])
+def test_steps_are_not_compiled(boxes, tmp_path, efficiency):
+    with pytest.raises(ValueError, match=f"recipe.efficiency {efficiency}.*use plain or fused"):
+        next(
+            run.train(
+                tmp_path / "run",
+                "resnet_rs_tiny",
+                boxes,
+                replace(SHORT, efficiency=efficiency),
+                **HOW,
+            )
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_file_has_the_detections_of_pytorch(trained, boxes, tmp_path):
+    pictures = [boxes.test.picture(index) for index in range(3)]
+    result = export(tasks.load(trained[0]), tmp_path / "net.onnx", ComparisonImages(pictures))
+    assert result.comparison.same_class == 3
+    assert result.comparison.relative_difference < 1e-3
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_score(boxes, tmp_path):
+    words = ["train", boxes.where, "--task", "detect", "--model", "resnet_rs_tiny"]
+    words += ["--recipe.detector", "faster_rcnn", "--recipe.head-width", "8", "--epochs", "1"]
+    words += ["--recipe.head-convs", "1", "--resolution", "64", "--batch-size", "8"]
+    status, errors = run_two(*words, "--out", str(tmp_path / "run"), "--lr", "0.01")
+    assert status == 0, errors
+    assert np.isfinite(tasks.load(tmp_path / "run").scores["test"]["ap50"])
+
+
+def test_passes_of_a_batch_have_their_own_targets(boxes, tmp_path):
+    recipe = replace(SHORT, steps=2, grad_accum_steps=4, box_augmentation="ssd", jitter=(0.6, 1.5))
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, recipe, **HOW)
+    assert np.isfinite(row["loss"])

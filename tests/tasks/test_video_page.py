@@ -1,0 +1,28 @@
+"""docs/video.md: its commands run as they stand."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from fullstride import cli
+from fullstride.examples.__main__ import main
+
+pytest.importorskip("sklearn")
+pytest.importorskip("skimage")
+PAGE = (Path(__file__).parents[2] / "docs" / "video.md").read_text()
+(COMMANDS,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_as_they_stand(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scenes, *commands = [shlex.split(line) for line in COMMANDS.splitlines()]
+    monkeypatch.setattr(sys, "argv", scenes[2:])
+    main()
+    for words in commands:
+        assert words[0] == "fullstride"
+        assert cli.run(words[1:]) == 0, capsys.readouterr().err
+    assert Path("runs/directions.html").stat().st_size
