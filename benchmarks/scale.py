@@ -1,4 +1,4 @@
-"""What does `fullstride scale` say of the digits, and what would it have said of Table 7?
+"""What does `fullstride study scale` say of the digits, and what would it have said of Table 7?
 
     python benchmarks/scale.py --out benchmarks/scale.json --work FOLDER
 

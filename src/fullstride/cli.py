@@ -27,7 +27,7 @@ from typing import (
 import tyro
 
 import fullstride
-from fullstride.commands import COMMANDS
+from fullstride.commands import COMMANDS, GROUPS
 from fullstride.io.console import (
     LostOutputError,
     Output,
@@ -48,7 +48,7 @@ DESCRIPTION = (
     "fullstride COMMAND --help explains a command."
 )
 RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message
-RESUMABLE = ("train", "fit", "search", "scale")  # commands
+RESUMABLE = ("train", "fit", "study search", "study scale")
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
 RecipeName = Annotated[
     str,
@@ -92,7 +92,8 @@ def run_in(output: Output, words: Sequence[str]) -> int:
         call()
     except KeyboardInterrupt:
         hint = "; the same command goes on from the last checkpoint"
-        return print_error(f"interrupted{hint if next(iter(words), '') in RESUMABLE else ''}", 130)
+        resumable = command_in(words)[0] in RESUMABLE
+        return print_error(f"interrupted{hint if resumable else ''}", 130)
     except LostOutputError:
         raise
     except Exception as error:
@@ -139,9 +140,9 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
 
     Raises ValueError in one line where the parser would draw a frame.
     """
-    name = words[0] if words else ""
+    name, arguments = command_in(words)
     if name not in COMMANDS:
-        return list_commands(words)
+        return list_commands(name)
     command, choice, shown = COMMANDS[name], RecipeChoice(), RECIPES["scratch"]
     if takes_recipe(command):
         refuse_contradictions(words)
@@ -153,7 +154,7 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     try:
         with redirect_stderr(output):
             return tyro.cli(
-                deferred(command, choice, shown), args=words[1:], prog=f"fullstride {name}"
+                deferred(command, choice, shown), args=arguments, prog=f"fullstride {name}"
             )
     except SystemExit as stop:
         if not stop.code:  # --help
@@ -164,21 +165,52 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
         raise ValueError(message.removeprefix(RECIPE_ERROR) + hint) from None
 
 
-def list_commands(words: Sequence[str]) -> NoReturn:
-    """The help of all commands, each by its first sentence, where it is asked for.
+def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The name of the command that `words` begin with, of one or two words, and what follows."""
+    length = 2 if words and words[0] in GROUPS else 1
+    return " ".join(words[:length]), words[length:]
 
-    Raises ValueError for words that begin with no command.
+
+def list_commands(name: str) -> NoReturn:
+    """The help of all commands or of a group, each by its first sentence, where it is asked for.
+
+    Raises ValueError for a name that is not one of a command.
     """
-    if words and words[0] not in ("-h", "--help"):
-        close = get_close_matches(words[0], COMMANDS, n=2)
+    group, _, verb = name.partition(" ")
+    is_group = group in GROUPS
+    verb = verb if is_group else group
+    if verb not in ("", "-h", "--help"):
+        same = [command for command in COMMANDS if verb in command.split()]
+        close = same or get_close_matches(name, [*COMMANDS, *GROUPS], n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else "see fullstride --help"
-        raise ValueError(f"no command {words[0]!r}: {hint}")
-    commands = {name: deferred(command) for name, command in COMMANDS.items()}
+        raise ValueError(f"no command {name!r}: {hint}")
+    if is_group:
+        commands = {verb: deferred(COMMANDS[f"{group} {verb}"]) for verb in verbs(group)}
+    else:
+        commands = {name: deferred(COMMANDS[name]) for name in COMMANDS if " " not in name}
+        commands |= {name: group_line(name) for name in GROUPS}
     for command in commands.values():
         command.__doc__ = (command.__doc__ or "").partition("\n")[0]
     settings: dict[str, Any] = dict(prog="fullstride", description=DESCRIPTION)
+    if is_group:
+        settings = dict(prog=f"fullstride {group}", description=GROUPS[group])
     tyro.extras.subcommand_cli_from_dict(commands, args=["--help"], **settings)
     raise AssertionError("the parser ends after the help")
+
+
+def verbs(group: str) -> list[str]:
+    """The second words of the commands of a group."""
+    return [name.removeprefix(f"{group} ") for name in COMMANDS if name.startswith(f"{group} ")]
+
+
+def group_line(group: str) -> Callable[[], Callable[[], None]]:
+    """A group as a line of the help, as the parser takes it: a function with a docstring."""
+
+    def line() -> Callable[[], None]:
+        raise AssertionError("a group is no command")
+
+    line.__doc__ = f"{GROUPS[group]} Commands: {', '.join(verbs(group))}."
+    return line
 
 
 def takes_recipe(command: Callable[..., None]) -> bool:
@@ -302,9 +334,9 @@ def parsed_loosely(words: Sequence[str], defaults: Mapping[str, Any]) -> Any:
     ]
     flags_type = make_dataclass("RecipeFlags", [*flags, ("help", bool, False)], frozen=True)
     arguments: list[tuple[str, Any, Any]] = [("recipe_name", RecipeName, "")]
-    command = COMMANDS[words[0]]
-    hints = get_type_hints(command, include_extras=True)
-    for name, parameter in signature(command).parameters.items():
+    command, words = command_in(words)
+    hints = get_type_hints(COMMANDS[command], include_extras=True)
+    for name, parameter in signature(COMMANDS[command]).parameters.items():
         if name == "recipe":
             arguments.append((name, flags_type, flags_type()))
         elif parameter.default is Parameter.empty:
@@ -315,7 +347,7 @@ def parsed_loosely(words: Sequence[str], defaults: Mapping[str, Any]) -> Any:
         with redirect_stderr(StringIO()):
             values, _ = tyro.cli(
                 make_dataclass("Arguments", arguments),
-                args=words[1:],
+                args=words,
                 return_unknown_args=True,
                 add_help=False,
                 console_outputs=False,

@@ -183,7 +183,7 @@ def test_a_folder_of_jpegs_is_learned_validated_predicted_exported_and_reported(
 
 
 def test_cost_prints_the_published_counts(capsys):
-    assert cli.run(["cost", "genet_light", "--layers"]) == 0
+    assert cli.run(["measure", "cost", "genet_light", "--layers"]) == 0
     out = capsys.readouterr().out
     assert "8,173,761 parameters" in out
     assert "head.fc" in out

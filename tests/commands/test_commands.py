@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fullstride import cli
-from fullstride.commands import COMMANDS
+from fullstride.commands import COMMANDS, GROUPS
 from fullstride.io import console
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.named import FINETUNE, NOMINAL, RECIPES
@@ -36,7 +36,7 @@ def test_a_command_parses_calls_and_prints_in_few_lines(name):
 def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
     dashed = switch.replace("_", "-")
     for flag in (f"--recipe.{switch}", f"--recipe.{dashed}", f"--recipe.no-{dashed}"):
-        for words in (["train", flag, "digits"], ["bench-data", "digits", flag]):
+        for words in (["train", flag, "digits"], ["data", "bench", "digits", flag]):
             choice, shown, explains = cli.chosen_recipe([*words, "--model", "genet_tiny"])
             assert (shown.recipe, explains) == (RECIPES["digits"], False)
             assert choice == RecipeChoice("", {switch: "no-" not in flag})
@@ -76,7 +76,7 @@ def test_the_fields_of_the_chosen_recipe_are_the_defaults_of_its_flags():
 def test_the_help_names_positionals_and_the_recipe(capsys):
     for name in COMMANDS:
         with pytest.raises(SystemExit):
-            cli.run([name, "--help"])
+            cli.run([*name.split(), "--help"])
         positionals = capsys.readouterr().out.partition(" positional arguments ")[2]
         assert not {"STR", "PATH"} & set(
             positionals.partition(" options ")[0].replace("[", " ").split()
@@ -96,12 +96,11 @@ def help_of(capsys, *words):
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_the_first_lines_of_help_have_an_example_that_the_parser_takes(name, capsys):
-    lines = help_of(capsys, *filter(None, [name])).splitlines()
+    lines = help_of(capsys, *name.split()).splitlines()
     (example,) = [line for line in lines if line.startswith("Example: fullstride ")]
     assert len([line for line in lines[: lines.index(example)] if line]) <= 2  # usage, summary
     words = shlex.split(example)[2:]
-    assert words[0] == (name or "train")
-    assert cli.parse(words).func is COMMANDS[words[0]]
+    assert cli.parse(words).func is COMMANDS[name or "train"]
 
 
 @pytest.mark.parametrize(
@@ -134,15 +133,31 @@ def test_no_words_at_all_show_the_commands(capsys):
     with pytest.raises(SystemExit):
         cli.run([])
     page = capsys.readouterr().out
-    assert all(f" {name} " in page for name in COMMANDS)
+    alone = [name for name in COMMANDS if " " not in name]
+    assert len(alone) == 9
+    assert all(f" {name} " in page for name in [*alone, *GROUPS])
 
 
-@pytest.mark.parametrize("command", ["train", "bench-data"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_lists_its_commands_and_a_word_of_another_place_is_told_where_it_is(group, capsys):
+    with pytest.raises(SystemExit):
+        cli.run([group])
+    own = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{group} ")]
+    page = capsys.readouterr().out
+    assert f"{{{','.join(own)}}}" in page
+    assert help_of(capsys, group) == page
+    for words in ([own[0]], [group, "nothing"], ["zoo", group]):
+        assert cli.run(words) == 2
+        if words == [own[0]] and own[0] not in COMMANDS:
+            assert f"did you mean {group} {own[0]}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "data bench"])
 def test_the_short_flags_of_a_recipe_set_its_fields_and_are_in_the_help(command, capsys):
-    page = help_of(capsys, command)
+    page = help_of(capsys, *command.split())
     required = ["photos", "--model", "m", *(["--out", "o"] if command == "train" else [])]
     short = ["--epochs", "7", "--batch-size=24", "--lr", "0.3", "--resolution", "64"]
-    recipe = cli.parse([command, *required, *short]).keywords["recipe"]
+    recipe = cli.parse([*command.split(), *required, *short]).keywords["recipe"]
     assert recipe == RecipeChoice("", dict(epochs=7, batch=24, lr=0.3, resolution=64))
     for flag, field in SHORT_FLAGS.items():
         assert f"{flag} " in page
@@ -162,7 +177,7 @@ def test_a_short_flag_and_its_field_may_not_differ(capsys):
 def test_precisions_are_spelled_one_way_and_the_long_names_are_read(old, new, capsys):
     recipe = replace(FINETUNE, precision=new)
     assert replace(FINETUNE, precision=old) == recipe
-    assert cli.run(["cost", "genet_tiny", "--precision", old]) == 0
+    assert cli.run(["measure", "cost", "genet_tiny", "--precision", old]) == 0
     printed = capsys.readouterr().out
     assert f"write in {new}," in printed
     assert old not in printed

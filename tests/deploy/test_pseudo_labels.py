@@ -87,7 +87,7 @@ def test_the_command_prints_what_is_left_of_each_class(tmp_path, capsys):
     from fullstride import cli
 
     tiny().save(tmp_path / "teacher")
-    words = f"pseudo-label {tmp_path}/teacher digits --out {tmp_path}/store --device cpu"
+    words = f"data label {tmp_path}/teacher digits --out {tmp_path}/store --device cpu"
     assert cli.run(f"{words} --min-confidence 0.05 --per-class 7".split()) == 0
     labels = read_pseudo_labels(tmp_path / "store")
     counts = select(labels, 0.05, 7).by_class

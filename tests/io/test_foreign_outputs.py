@@ -21,55 +21,57 @@ from fullstride.train.recipes.named import DIGITS
 
 # (command, flag, ending of the path) -> the words before the path.
 WORDS = {
-    ("pack", "out", ""): "pack digits",
+    ("data pack", "out", ""): "data pack digits",
     ("train", "out", ""): "train digits --model genet_tiny --out",
     ("train", "teacher_cache", ""): "train digits --model genet_tiny --recipe.epochs 1 "
     "--recipe.resolution 16 --out RUN --recipe.teacher TEACHER --teacher-cache",
     ("validate", "out", ".json"): "validate TEACHER --data digits --device cpu --out",
     ("predict", "out", ""): "predict TEACHER digits --device cpu --out",
-    ("pseudo-label", "out", ""): "pseudo-label TEACHER digits --device cpu --out",
+    ("data label", "out", ""): "data label TEACHER digits --device cpu --out",
     ("bench", "out", ".json"): "bench genet_tiny --device cpu --out",
     ("bench", "out", ""): "bench genet_tiny --device cpu --suite papers --quick --out",
-    ("bench-data", "out", ".json"): "bench-data digits --model genet_tiny --out",
+    ("data bench", "out", ".json"): "data bench digits --model genet_tiny --out",
     ("fit", "out", ""): "fit digits --budget-ms 9 --device rtx4090 --weights none --dry-run --out",
-    ("calibrate", "out", ".json"): "calibrate --device cpu --out",
-    ("calibrate", "times", ".json"): "calibrate --device cpu --times",
+    ("measure calibrate", "out", ".json"): "measure calibrate --device cpu --out",
+    ("measure calibrate", "times", ".json"): "measure calibrate --device cpu --times",
     ("choose", "out", ".png"): "choose --device rtx3090 --budget-ms 1 --out",
-    ("rank", "out", ".png"): "rank genet_tiny --out",
-    ("bench-blocks", "out", ""): "bench-blocks --device cpu --out",
-    ("figures", "out", ""): "figures --out",
+    ("study rank", "out", ".png"): "study rank genet_tiny --out",
+    ("study blocks", "out", ""): "study blocks --device cpu --out",
+    ("study figures", "out", ""): "study figures --out",
     ("export", "out", ".onnx"): "export RUN --out",
     ("export", "out", ".pt2"): "export RUN --force --format auto --precision bf16 --out",
     ("export", "out", ""): "export RUN --force --out",
-    ("search", "out", ""): "search digits --master genet_tiny --budget-ms 9 --device t4 --out",
-    ("scale", "out", ""): "scale digits --models genet_tiny --device t4 --train-device cpu --out",
-    ("analyse-scale", "out", ""): "analyse-scale resnet_rs --out",
+    ("study search", "out", ""): "study search digits --master genet_tiny --budget-ms 9 "
+    "--device t4 --out",
+    ("study scale", "out", ""): "study scale digits --models genet_tiny --device t4 "
+    "--train-device cpu --out",
+    ("study analyse", "out", ""): "study analyse resnet_rs --out",
     ("report", "out", ".html"): "report RUN --out",
     ("report", "picture", ".png"): "report RUN --picture",
 }
-INPUTS = {("report", "runs"), ("report", "bench"), ("figures", "bench"), ("export", "times")}
+INPUTS = {("report", "runs"), ("report", "bench"), ("study figures", "bench"), ("export", "times")}
 INPUTS |= {("predict", "nearest")}
 # folders of any pictures, each of which is checked: tests/deploy/test_dense_files.py
 PICTURES = {("predict", "draw"), ("predict", "maps")}
 FOLDERS = [key for key in WORDS if not key[2]]
 # The same with an argument that is refused, for which no check of the output has a reason.
 WRONG = {
-    "pack": "pack gone",
+    "data pack": "data pack gone",
     "train": "train digits --model gone --out",
     "validate": "validate gone --out",
     "predict": "predict gone digits --out",
-    "pseudo-label": "pseudo-label TEACHER gone --out",
+    "data label": "data label TEACHER gone --out",
     "bench": "bench gone --device cpu --out",
-    "bench-data": "bench-data digits --model gone --out",
-    "calibrate": "calibrate --device cpu --batches 0 --out",
+    "data bench": "data bench digits --model gone --out",
+    "measure calibrate": "measure calibrate --device cpu --batches 0 --out",
     "fit": "fit digits --budget-ms 9 --device gone --out",
-    "search": "search digits --master gone --budget-ms 9 --out",
-    "scale": "scale digits --models gone --out",
-    "analyse-scale": "analyse-scale gone --out",
+    "study search": "study search digits --master gone --budget-ms 9 --out",
+    "study scale": "study scale digits --models gone --out",
+    "study analyse": "study analyse gone --out",
     "choose": "choose --device gone --budget-ms 1 --out",
-    "rank": "rank gone --out",
-    "bench-blocks": "bench-blocks --device cpu --resolution 0 --out",
-    "figures": "figures --device gone --out",
+    "study rank": "study rank gone --out",
+    "study blocks": "study blocks --device cpu --resolution 0 --out",
+    "study figures": "study figures --device gone --out",
     "export": "export RUN --out",
     "report": "report RUN --out",
 }
@@ -78,16 +80,16 @@ FILES = [key for key in WORDS if key[2] and "--force" not in WORDS[key]]
 MEMBERS = {
     "train": {"run.json": '{"model": "theirs"}', "log.jsonl": "{}\n", "best/photo.txt": "mine"},
     "predict": {"predictions.json": '{"author": "me"}', "part-000000.parquet": "PAR1"},
-    "pseudo-label": {"predictions.json": '{"author": "me"}'},
+    "data label": {"predictions.json": '{"author": "me"}'},
     "bench": {"results.md": "# Mine\n"},
     "fit": {"fit_config.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
-    "search": {"search_config.json": '{"author": "me"}'},
-    "scale": {"scale_config.json": '{"author": "me"}'},
-    "analyse-scale": {"scale.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
-    "bench-blocks": {"blocks.json": '{"rows": []}'},
-    "figures": {"figures.html": "<!DOCTYPE html><title>Mine</title>"},
+    "study search": {"search_config.json": '{"author": "me"}'},
+    "study scale": {"scale_config.json": '{"author": "me"}'},
+    "study analyse": {"scale.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
+    "study blocks": {"blocks.json": '{"rows": []}'},
+    "study figures": {"figures.html": "<!DOCTYPE html><title>Mine</title>"},
     "export": {"model.xml": "<net><rt_info/></net>", "model.bin": "weights"},
-    "pack": {"index.json": "{}"},
+    "data pack": {"index.json": "{}"},
 }
 
 
@@ -189,7 +191,7 @@ def test_a_folder_with_files_of_others_is_refused_and_stays_as_it_is(key, tmp_pa
     path.unlink()
     path.mkdir()
     (path / "photo.jpg").write_bytes(photo())
-    beside = ("bench", "bench-blocks", "figures", "analyse-scale")
+    beside = ("bench", "study blocks", "study figures", "study analyse")
     shared = key[0] in beside or key[1] == "teacher_cache"
     if not shared:  # these write beside what is there
         before = content(tmp_path)

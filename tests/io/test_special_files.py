@@ -22,7 +22,7 @@ PICTURE = "data/a/1.png"
 # input -> the commands that read it
 READERS = {
     "run/bundle/bundle.json": ["validate run", f"predict run {PICTURE}", "report run --out p.html"],
-    "run/bundle/weights.safetensors": ["validate run", "rank run", "export run --out n.onnx"],
+    "run/bundle/weights.safetensors": ["validate run", "study rank run", "export run --out n.onnx"],
     "run/run.json": ["validate run", "report run --out p.html", f"train data --out run {SETTINGS}"],
     "run/log.jsonl": ["report run --out p.html", f"train data --out run {SETTINGS}"],
     "run/checkpoint.pt": [f"train data --out run {SETTINGS}"],
@@ -31,15 +31,22 @@ READERS = {
     "openvino/model.xml": [f"predict openvino {PICTURE}"],
     "openvino/model.bin": [f"predict openvino {PICTURE}"],
     "net.pt2": [f"predict net.pt2 {PICTURE} --trust"],
-    "shards/index.json": [f"train shards --out new {SETTINGS}", "pack shards again"],
+    "shards/index.json": [f"train shards --out new {SETTINGS}", "data pack shards again"],
     "shards/train-000000.tar": [f"train shards --out new {SETTINGS}"],
-    "table.csv": [f"train table.csv --out new {SETTINGS}", "pack table.csv again"],
-    "data": [f"train data --out new {SETTINGS}", "pack data again"],
+    "table.csv": [f"train table.csv --out new {SETTINGS}", "data pack table.csv again"],
+    "data": [f"train data --out new {SETTINGS}", "data pack data again"],
     "accuracies.csv": ["choose --device rtx3090 --budget-ms 5 --from accuracies.csv"],
-    "weights.pth": ["cost weights.pth", "validate weights.pth --data data", "bench weights.pth"],
-    "profile.json": ["estimate resnet18 --device profile.json"],
+    "weights.pth": [
+        "measure cost weights.pth",
+        "validate weights.pth --data data",
+        "bench weights.pth",
+    ],
+    "profile.json": ["measure estimate resnet18 --device profile.json"],
     "recipe.json": ["train data --out new --model genet_tiny --recipe recipe.json"],
-    "bench.json": ["report run --out p.html --bench bench.json", "figures --bench bench.json"],
+    "bench.json": [
+        "report run --out p.html --bench bench.json",
+        "study figures --bench bench.json",
+    ],
 }
 
 
@@ -58,7 +65,7 @@ def inputs(tmp_path_factory):
         (root / name).touch()  # what is beside the special file is not reached
     torch.save(zoo.create("genet_tiny").state_dict(), root / "weights.pth")
     shutil.copy(str(MEASURED / "rtx3090.json"), root / "profile.json")
-    assert cli.run(["pack", str(root / "data"), str(root / "shards")]) == 0
+    assert cli.run(["data", "pack", str(root / "data"), str(root / "shards")]) == 0
     words = [*SETTINGS.split(), "--out", str(root / "run")]
     assert cli.run(["train", str(root / "data"), *words]) == 0
     recipe = json.loads((root / "run" / "run.json").read_text())["recipe"]

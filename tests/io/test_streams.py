@@ -61,7 +61,7 @@ def test_training_goes_on_without_its_output_and_says_so_once(kind, tmp_path, ca
 
 @pytest.mark.parametrize(("kind", "code"), list(zip(LOST, (141, 1, 1), strict=True)))
 def test_a_command_whose_answer_is_its_output_ends_with_a_code(kind, code, capsys):
-    for words in (["--version"], ["train", "--recipe.help"], ["cost", "genet_tiny"]):
+    for words in (["--version"], ["train", "--recipe.help"], ["measure", "cost", "genet_tiny"]):
         with lost(kind):
             assert cli.run(words) == code
         assert len(capsys.readouterr().err.splitlines()) == (code != 141)
@@ -76,7 +76,7 @@ def test_rich_reports_a_lost_output_as_print_does():
 def test_an_error_that_cannot_be_written_is_still_an_exit_code():
     for kind in LOST:
         with lost(kind, "stderr"):
-            assert cli.run(["cost", "no_such_network"]) == 2
+            assert cli.run(["measure", "cost", "no_such_network"]) == 2
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_no_name_of_a_file_or_class_writes_more_than_its_letters_to_the_terminal
         ["report", run, "--out", str(tmp_path / "page.html")],
         ["export", run, "--format", "onnx", "--out", str(tmp_path / "net.onnx"), "--max-drop=100"],
         ["predict", str(tmp_path / "net.onnx"), pictures],
-        ["pack", str(data), str(tmp_path / "shards")],
+        ["data", "pack", str(data), str(tmp_path / "shards")],
         ["bench", run, "--rounds", "1", "--protocol", "online", "--out", str(tmp_path / "b.json")],
     ):
         code = cli.run(words)
@@ -154,7 +154,7 @@ def test_no_name_of_a_file_or_class_writes_more_than_its_letters_to_the_terminal
         check_output(captured.err)
     for words in (
         ["predict", HOSTILE[1], pictures],
-        ["cost", HOSTILE[0]],
+        ["measure", "cost", HOSTILE[0]],
         ["train", HOSTILE[2], *recipe, "--out", run],
         ["report", HOSTILE[0]],
         ["nosuch" + HOSTILE[0]],

@@ -319,7 +319,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
         "--out",
         str(out),
     ]
-    assert cli.run(["calibrate", *words, "--times", str(tmp_path / "times.json")]) == 0
+    assert cli.run(["measure", "calibrate", *words, "--times", str(tmp_path / "times.json")]) == 0
     said = capsys.readouterr().out
     assert "% off for microbenchmarks of a family left out" in said
     profile = load_profile(out)
@@ -338,7 +338,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
     assert clocks is not None
     assert clocks.wall + clocks.cpu == len(rows)
     assert estimate(zoo.create("resnet18"), profile, 1).ms_per_image > 0
-    assert cli.run(["estimate", "resnet18", "--device", str(out)]) == 0
+    assert cli.run(["measure", "estimate", "resnet18", "--device", str(out)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measur
     words, told, capsys, monkeypatch
 ):
     monkeypatch.setattr(calibrate, "measure", None)
-    assert cli.run(["calibrate", "--device", "cpu", *words]) in (1, 2)
+    assert cli.run(["measure", "calibrate", "--device", "cpu", *words]) in (1, 2)
     line = capsys.readouterr().err
     assert told in line
     assert line.count("\n") == 1

@@ -15,12 +15,12 @@ from fullstride.report.console_tables import three_digits
 
 
 def ask(capsys, *words: str) -> str:
-    assert cli.run(["estimate", *words]) == 0
+    assert cli.run(["measure", "estimate", *words]) == 0
     return capsys.readouterr().out
 
 
 def refuse(capsys, *words: str) -> str:
-    assert cli.run(["estimate", *words]) == 2
+    assert cli.run(["measure", "estimate", *words]) == 2
     out, line = capsys.readouterr()
     assert not out
     assert line.count("\n") == 1
@@ -132,7 +132,7 @@ def test_what_cannot_be_estimated_is_one_line_that_says_what_would_work(capsys):
 def test_names_that_the_package_knows_the_operators_of_need_no_pytorch(more):
     names = ["timm/resnet50", "timm/resnet50.a1_in1k"]
     names += [] if "--resolution" in more else ["genet_large", "resnet50"]
-    words = ["estimate", *names, "--device", "rtx3090", *more]
+    words = ["measure", "estimate", *names, "--device", "rtx3090", *more]
     program = f"""
 import resource, sys
 from fullstride import cli

@@ -371,7 +371,9 @@ def test_a_wrong_name_is_told_near_ones():
         load_profile("rtx309")
     with pytest.raises(ValueError, match="no profile named 'mine': choose from .*JSON file"):
         load_profile("mine")
-    with pytest.raises(ValueError, match="no profile named 'cpu': fullstride calibrate writes"):
+    with pytest.raises(
+        ValueError, match="no profile named 'cpu': fullstride measure calibrate writes"
+    ):
         load_profile("cpu")
     with pytest.raises(ValueError, match="No such file"):
         load_profile("nowhere/mine.json")

@@ -21,7 +21,7 @@ def test_the_commands_of_the_page_print_what_it_shows(tmp_path, monkeypatch, cap
             Path("l40s.json").write_text(block)
         elif block.startswith("model,"):
             Path("times.csv").write_text(block)
-        elif block.startswith("fullstride calibrate"):
+        elif block.startswith("fullstride measure calibrate"):
             break  # its numbers are those of one machine
         elif block.startswith("fullstride "):
             commands += 1

@@ -11,7 +11,8 @@ from fullstride.latency.spec_operators import operators_by_name
 
 
 @pytest.mark.parametrize(
-    "words", [["train", "digits", "--model", "genet_tiny"], ["calibrate"], ["figures"]]
+    "words",
+    [["train", "digits", "--model", "genet_tiny"], ["measure", "calibrate"], ["study", "figures"]],
 )
 def test_a_file_in_the_place_of_a_folder_is_told_by_the_path_that_was_given(
     words, tmp_path, monkeypatch, capsys
@@ -47,7 +48,10 @@ def test_an_error_while_writing_names_the_path_and_not_the_hidden_one(tmp_path):
 
 
 def test_a_resolution_of_nothing_has_one_line(capsys):
-    for words in (["cost", "genet_tiny"], ["bench-blocks", "--kinds", "XX", "--width", "8"]):
+    for words in (
+        ["measure", "cost", "genet_tiny"],
+        ["study", "blocks", "--kinds", "XX", "--width", "8"],
+    ):
         assert cli.run([*words, "--resolution", "0"]) == 2
         assert capsys.readouterr().err == "fullstride: resolution 0: use a whole number from 1\n"
 
@@ -72,7 +76,16 @@ def test_what_a_profile_was_not_fitted_on_is_named(name, strange):
 
 def test_the_estimate_of_a_transformer_by_a_profile_of_convnets_comes_with_a_warning(capsys):
     assert (
-        cli.run(["estimate", "timm/vit_tiny_patch16_224", "tresnet_m", "--device", "v100-fp16"])
+        cli.run(
+            [
+                "measure",
+                "estimate",
+                "timm/vit_tiny_patch16_224",
+                "tresnet_m",
+                "--device",
+                "v100-fp16",
+            ]
+        )
         == 0
     )
     warned = [line for line in capsys.readouterr().out.splitlines() if "not fitted on" in line]

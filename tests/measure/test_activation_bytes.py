@@ -205,20 +205,34 @@ def test_an_image_that_a_network_cannot_take_is_refused_in_one_line():
 
 def test_cost_prints_the_bytes_of_training_in_total_and_by_stage(capsys):
     assert (
-        cli.run(["cost", "timm/gernet_l", "--resolution", "224", "--train", "--precision", "bf16"])
+        cli.run(
+            [
+                "measure",
+                "cost",
+                "timm/gernet_l",
+                "--resolution",
+                "224",
+                "--train",
+                "--precision",
+                "bf16",
+            ]
+        )
         == 0
     )
     out = capsys.readouterr().out
     assert "saved for backward in bf16: 23.4 MB" in out
     assert "stages.2" in out
-    assert cli.run(["cost", "genet_tiny", "--train", "--precision", "fp8"]) == 2
+    assert cli.run(["measure", "cost", "genet_tiny", "--train", "--precision", "fp8"]) == 2
     assert capsys.readouterr().err == "fullstride: precision 'fp8': use fp32, bf16, fp16\n"
 
 
 def test_a_recipe_of_cost_is_for_training_and_has_a_known_efficiency(tmp_path, capsys):
-    assert cli.run(["cost", "genet_tiny", "--recipe", "genet"]) == 2
+    assert cli.run(["measure", "cost", "genet_tiny", "--recipe", "genet"]) == 2
     assert "--train" in capsys.readouterr().err
     (tmp_path / "r.json").write_text(json.dumps(asdict(replace(FINETUNE, efficiency="auto"))))
     recipe = ["--recipe", str(tmp_path / "r.json")]
-    assert cli.run(["capacity", "genet_tiny", "--memory-gib", "1", "--predict", *recipe]) == 2
+    assert (
+        cli.run(["measure", "capacity", "genet_tiny", "--memory-gib", "1", "--predict", *recipe])
+        == 2
+    )
     assert "--efficiency" in capsys.readouterr().err

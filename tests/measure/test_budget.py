@@ -71,8 +71,8 @@ def test_a_rate_is_a_budget_and_every_answer_repeats_its_conditions(capsys):
     assert (one["device"], one["precision"], one["batch"]) == ("NVIDIA V100", "fp16", 64)
     for command in (
         [*words, "--images-per-s", "5000"],
-        ["estimate", "resnet18", "--device", "v100-fp16", "--batch", "64"],
-        ["estimate", "resnet18", "resnet34", "--device", "v100-fp16", "--batch", "64"],
+        ["measure", "estimate", "resnet18", "--device", "v100-fp16", "--batch", "64"],
+        ["measure", "estimate", "resnet18", "resnet34", "--device", "v100-fp16", "--batch", "64"],
     ):
         assert cli.run(command) == 0
         assert "batch 64, NVIDIA V100, fp16" in capsys.readouterr().out

@@ -163,7 +163,7 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
     ],
 )
 def test_a_capacity_that_cannot_be_found_is_refused_in_one_line(words, message, capsys):
-    assert cli.run(["capacity", *words]) == 2
+    assert cli.run(["measure", "capacity", *words]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
@@ -172,7 +172,16 @@ def test_a_capacity_that_cannot_be_found_is_refused_in_one_line(words, message, 
 def test_a_prediction_needs_no_gpu(capsys):
     assert (
         cli.run(
-            ["capacity", "timm/resnet50", "--resolution", "224", "--memory-gib", "16", "--predict"]
+            [
+                "measure",
+                "capacity",
+                "timm/resnet50",
+                "--resolution",
+                "224",
+                "--memory-gib",
+                "16",
+                "--predict",
+            ]
         )
         == 0
     )

@@ -249,7 +249,9 @@ def test_bench_times_fused_and_plain_steps_of_one_network(tmp_path, capsys):
 def test_the_command_predicts_more_images_for_fused_steps(capsys):
     batches = {}
     for efficiency in ("plain", "fused"):
-        command = "capacity tresnet_tiny --memory-gib 2 --device cuda --predict --efficiency"
+        command = (
+            "measure capacity tresnet_tiny --memory-gib 2 --device cuda --predict --efficiency"
+        )
         assert cli.run([*command.split(), efficiency]) == 0
         settings, prediction, *_ = capsys.readouterr().out.splitlines()
         assert efficiency in settings
@@ -273,10 +275,13 @@ def test_the_command_predicts_more_images_for_fused_steps(capsys):
         ),
         ("bench --suite papers --efficiency fused", "--efficiency"),
         (
-            "capacity timm/resnet18 --memory-gib 1 --predict --efficiency fused_compiled",
+            "measure capacity timm/resnet18 --memory-gib 1 --predict --efficiency fused_compiled",
             "timm/resnet18 has no fused form",
         ),
-        ("capacity genet_tiny --memory-gib 1 --efficiency fused --compiled", "leave one out"),
+        (
+            "measure capacity genet_tiny --memory-gib 1 --efficiency fused --compiled",
+            "leave one out",
+        ),
     ],
 )
 def test_an_efficiency_that_cannot_be_measured_is_refused_in_one_line(command, message, capsys):

@@ -90,7 +90,7 @@ def test_stage_costs_refuse_an_image_in_one_line():
 
 @pytest.mark.slow
 def test_the_command_tells_flops_from_macs_and_ends_in_the_total(capsys):
-    assert cli.run(["cost", "tresnet_m", "--train"]) == 0
+    assert cli.run(["measure", "cost", "tresnet_m", "--train"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "31,389,032 parameters, 5,736,545,792 MACs" in lines[1]
     assert lines[2] == "MACs are multiply-adds; FLOPs are 2 x MACs: 11,473,091,584"
@@ -132,7 +132,9 @@ def test_a_training_step_of_a_bundle_saves_what_its_network_saves_and_less_if_fu
     assert 0 < min(total.other_bytes.values()) <= max(total.other_bytes.values()) < saved
 
 
-@pytest.mark.parametrize("words", [["cost"], ["bench", "--rounds", "1", "--device", "cpu"]])
+@pytest.mark.parametrize(
+    "words", [["measure", "cost"], ["bench", "--rounds", "1", "--device", "cpu"]]
+)
 def test_a_transformer_of_timm_at_32_pixels_is_one_line(words, capsys):
     assert cli.run([*words, "timm/deit_tiny_patch16_224", "--resolution", "32"]) == 2
     error = capsys.readouterr().err.strip()

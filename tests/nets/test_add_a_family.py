@@ -143,9 +143,9 @@ def test_the_pages_block_goes_everywhere_with_no_other_change(ghost, tmp_path, f
     assert cost(lambda: Network(spec), 64).params == sum(
         p.numel() for p in Network(spec).parameters()
     )
-    assert cli.run(["cost", "ghost"]) == 0
+    assert cli.run(["measure", "cost", "ghost"]) == 0
     capsys.readouterr()
-    assert cli.run(["estimate", "ghost", "--device", "a100", "--json"]) == 0
+    assert cli.run(["measure", "estimate", "ghost", "--device", "a100", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["estimates"]
     estimator = Estimator(load_profile("a100"), row["batch"])
     assert estimator(spec) == pytest.approx(row["ms_per_image"])

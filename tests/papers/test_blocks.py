@@ -123,7 +123,7 @@ def test_the_picture_has_a_line_for_each_kind_and_ratio_at_each_resolution():
 
 
 def test_the_command_says_measured_and_writes_whole_files(tmp_path, capsys):
-    words = "bench-blocks --kinds XX DW --width 8 --resolution 4 --ratio 1 --depth 1 --rounds 1"
+    words = "study blocks --kinds XX DW --width 8 --resolution 4 --ratio 1 --depth 1 --rounds 1"
     words += " --device cpu --out"
     assert cli.run([*words.split(), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_bad_input_to_the_command_is_one_line_and_nothing_on_the_page(capsys):
         "--rounds 0",
         "--device tpu",
     ):
-        assert cli.run(["bench-blocks", *words.split()]) == 2
+        assert cli.run(["study", "blocks", *words.split()]) == 2
         told = capsys.readouterr()
         assert (told.out, told.err.count("\n")) == ("", 1)
 
@@ -195,7 +195,7 @@ def test_where_only_arithmetic_takes_time_the_estimate_is_the_multiply_adds():
 
 def test_the_command_says_estimated_and_takes_no_flags_that_the_profile_decides(tmp_path, capsys):
     save_profile(slow_calculator(), tmp_path / "slow.json")
-    asked = ["bench-blocks", "--kinds", "XX", "--width", "8", "--resolution", "7", "--device"]
+    asked = ["study", "blocks", "--kinds", "XX", "--width", "8", "--resolution", "7", "--device"]
     words = [*asked, str(tmp_path / "slow.json")]
     assert cli.run([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out

@@ -329,7 +329,7 @@ def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
         raise ValueError("no room")
 
     monkeypatch.setattr(figures, "png", broken)
-    assert run(["figures", "--only", "tresnet-5", "--out", str(tmp_path)]) == 2
+    assert run(["study", "figures", "--only", "tresnet-5", "--out", str(tmp_path)]) == 2
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
         ("tresnet-5.png", "old")
     ]
@@ -356,7 +356,7 @@ BLOCK = """{"kind": %s, "ratio": 1, "width": 16, "resolution": 7, "ms_per_image"
 def test_a_file_that_holds_nothing_for_a_figure_is_one_line(tmp_path, capsys, text, says):
     path = tmp_path / "bench.json"
     path.write_text(text)
-    assert run(["figures", "--bench", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert run(["study", "figures", "--bench", str(path), "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert says in told
@@ -380,7 +380,7 @@ def test_a_time_that_is_none_is_one_line(tmp_path, changes):
     ],
 )
 def test_a_wrong_word_is_one_line(capsys, words, says):
-    assert run(["figures", *words]) == 2
+    assert run(["study", "figures", *words]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert says in told

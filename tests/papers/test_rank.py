@@ -133,12 +133,12 @@ def test_the_picture_draws_a_curve_and_its_chance_for_every_stage_with_wide_kern
 
 
 def test_the_command_says_that_fresh_weights_tell_of_chance_alone_and_draws(tmp_path, capsys):
-    assert cli.run(["rank", "genet_tiny", "--out", str(tmp_path / "rank.png")]) == 0
+    assert cli.run(["study", "rank", "genet_tiny", "--out", str(tmp_path / "rank.png")]) == 0
     said = capsys.readouterr().out
     assert "weights: fresh" in said
     assert said.count("3 x 3 depthwise") == 2
     assert (tmp_path / "rank.png").read_bytes().startswith(b"\x89PNG")
-    assert cli.run(["rank", "genet_tiny", "--layers"]) == 0
+    assert cli.run(["study", "rank", "genet_tiny", "--layers"]) == 0
     assert "48 x 16 x 3 x 3" in capsys.readouterr().out
 
 
@@ -149,16 +149,16 @@ def test_the_command_reads_a_bundle_and_writes_json(tmp_path, capsys):
     Bundle(
         net=net, name="mine", classes=classes, preprocessing=about, source="trained on leaves"
     ).save(tmp_path / "b")
-    assert cli.run(["rank", str(tmp_path / "b"), "--json", "--threshold", "0.3"]) == 0
+    assert cli.run(["study", "rank", str(tmp_path / "b"), "--json", "--threshold", "0.3"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["weights"], told["threshold"]) == ("trained on leaves", 0.3)
     assert [row["rank"] for row in told["layers"]] == [row.rank for row in ranks(net, 0.3)]
 
 
 def test_the_command_says_where_most_layers_are_linear_and_not_in(capsys):
-    assert cli.run(["rank", "timm/vit_tiny_patch16_224"]) == 0
+    assert cli.run(["study", "rank", "timm/vit_tiny_patch16_224"]) == 0
     assert "49 linear layers" in capsys.readouterr().out
-    assert cli.run(["rank", "genet_tiny"]) == 0
+    assert cli.run(["study", "rank", "genet_tiny"]) == 0
     assert "linear" not in capsys.readouterr().out
 
 
@@ -168,5 +168,5 @@ def test_bad_input_to_the_command_is_one_line(capsys):
         ["genet_tiny", "--threshold", "2"],
         ["genet_tiny", "--pretrained"],
     ):
-        assert cli.run(["rank", *words]) == 2
+        assert cli.run(["study", "rank", *words]) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -301,7 +301,16 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(whole, data, tmp_path)
 
 
 def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
-    words = ["search", "digits", "--master", "genet_tiny", "--budget-ms", "0.5", "--dry-run"]
+    words = [
+        "study",
+        "search",
+        "digits",
+        "--master",
+        "genet_tiny",
+        "--budget-ms",
+        "0.5",
+        "--dry-run",
+    ]
     words += ["--device", PROFILE, "--resolutions", "16", "--train-device", "cpu", "--workers", "0"]
     words += ["--kernel-sizes", "3", "--most-widths", "3", "--out", str(tmp_path / "s")]
     words += ["--whole", "5"]

@@ -207,7 +207,7 @@ def test_a_wrong_field_of_a_record_is_one_line_for_its_readers(file, runs, capsy
     valid = path.read_text()
     readers = [["validate", run], ["report", run, "--out", str(runs / "page.html")]]
     picture = str(runs / "data" / "a" / "0.png")
-    readers += [["predict", run, picture], [*train(runs), run], ["cost", run]]
+    readers += [["predict", run, picture], [*train(runs), run], ["measure", "cost", run]]
     try:
         for number, field in enumerate(FIELDS[file]):
             for position, change in enumerate(([], *([value] for value in WRONG))):

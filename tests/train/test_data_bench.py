@@ -1,4 +1,4 @@
-"""`bench-data` predicts how long training waits for images, and suggests what helps."""
+"""`data bench` predicts how long training waits for images, and suggests what helps."""
 
 import json
 import math
@@ -169,7 +169,7 @@ def test_suggestions_are_options_that_are_not_used_the_cheapest_first():
     assert suggestions(large) == [
         "--workers 6",
         "--recipe.decoder opencv",
-        "fullstride pack --long-side 400",
+        "fullstride data pack --long-side 400",
     ]
     assert suggestions(weighed(800, 900, workers=8)) == ["--recipe.decoder opencv"]
     assert suggestions(weighed(800, 2000, workers=8), decoder="opencv") == []  # no core is left
@@ -264,7 +264,7 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
 )
 def test_bad_input_exits_2_with_one_line_before_anything_is_measured(words, text, capsys):
     began = time.process_time()
-    assert cli.run(["bench-data", "digits", "--device", "cpu", *words]) == 2
+    assert cli.run(["data", "bench", "digits", "--device", "cpu", *words]) == 2
     assert time.process_time() - began < 5
     error = capsys.readouterr().err.strip()
     assert error.startswith("fullstride: ")
@@ -273,5 +273,5 @@ def test_bad_input_exits_2_with_one_line_before_anything_is_measured(words, text
 
 
 def test_missing_images_are_refused_in_one_line(tmp_path, capsys):
-    assert cli.run(["bench-data", str(tmp_path / "nowhere"), "--model", "genet_tiny"]) == 2
+    assert cli.run(["data", "bench", str(tmp_path / "nowhere"), "--model", "genet_tiny"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1

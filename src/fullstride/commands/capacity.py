@@ -19,7 +19,7 @@ def capacity(
 ) -> None:
     """Predict the largest batch that trains, then prove it by real steps in fresh processes.
 
-    Example: fullstride capacity tresnet_m --memory-gib 24 --predict
+    Example: fullstride measure capacity tresnet_m --memory-gib 24 --predict
 
     The result is a multiple of 8, or less than 8.
 

@@ -28,7 +28,7 @@ def estimate(
 ) -> None:
     """Estimate the time of networks on a device that need not be present, the fastest first.
 
-    Example: fullstride estimate tresnet_m timm/resnet50 --device rtx4090
+    Example: fullstride measure estimate tresnet_m timm/resnet50 --device rtx4090
 
     Args:
         models: Names that `fullstride zoo` lists, timm/NAME, runs or bundles.
@@ -83,7 +83,7 @@ def calibrate(
 ) -> None:
     """Time microbenchmarks on this device and fit a profile for `estimate` and `choose`.
 
-    Example: fullstride calibrate --out here.json
+    Example: fullstride measure calibrate --out here.json
 
     Args:
         device: What to measure.

@@ -49,7 +49,7 @@ def cost(
 ) -> None:
     """Print the cost of a network and of its stages: parameters, multiply-adds (MACs) and bytes.
 
-    Example: fullstride cost tresnet_m
+    Example: fullstride measure cost tresnet_m
 
     FLOPs are twice the MACs.
 

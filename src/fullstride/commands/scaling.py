@@ -30,7 +30,7 @@ def scale(
 ) -> None:
     """Train a network at several widths, depths and resolutions, and say what to scale next.
 
-    Example: fullstride scale digits --models genet_tiny --resolutions 16 24 32 --out runs/scale
+    Example: fullstride study scale digits --models genet_tiny --out runs/scale
 
     After a stop, the same command goes on where it was; with a larger grid it adds trainings.
 
@@ -57,7 +57,7 @@ def analyse_scale(
 ) -> None:
     """Analyse finished trainings: the front, gains of each axis, the law, and the next step.
 
-    Example: fullstride analyse-scale resnet_rs
+    Example: fullstride study analyse resnet_rs
 
     Args:
         source: A folder of `scale`, a CSV file as it writes one, or resnet_rs or efficientnet for

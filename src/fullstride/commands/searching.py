@@ -29,7 +29,7 @@ def search(
 ) -> None:
     """Search the most accurate network around a MasterNet that takes a given time per image.
 
-    Example: fullstride search photos --master genet_tiny --budget-ms 0.3 --out runs/searched
+    Example: fullstride study search photos --master genet_tiny --budget-ms 0.3 --out runs/searched
 
     After a stop, the same command goes on where it was. docs/search.md explains the stages.
 

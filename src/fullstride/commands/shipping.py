@@ -390,7 +390,7 @@ def pseudo_label(
 ) -> None:
     """Store a teacher's probabilities for images without labels, for --recipe.unlabelled.
 
-    Example: fullstride pseudo-label runs/teacher photos --out labels
+    Example: fullstride data label runs/teacher photos --out labels
 
     The same command goes on after a stop, and several processes share the work by --rank and
     --ranks, or under torchrun.

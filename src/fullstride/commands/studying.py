@@ -21,7 +21,7 @@ def rank(
 ) -> None:
     """Print the rank of a network's kernels: singular values above a threshold, and by chance.
 
-    Example: fullstride rank resnet18 --pretrained
+    Example: fullstride study rank resnet18 --pretrained
 
     Args:
         model: A run, a bundle, a file of weights, a name that `fullstride zoo` lists, or timm/NAME.
@@ -78,7 +78,7 @@ def bench_blocks(
 ) -> None:
     """Measure, or estimate, stacks of one kind of block over width, ratio and resolution.
 
-    Example: fullstride bench-blocks
+    Example: fullstride study blocks
 
     Stacks of the same width and resolution are timed in turn.
 
@@ -129,13 +129,13 @@ def figures(
 ) -> None:
     """Draw the papers' figures from published, measured and estimated numbers, each marked as such.
 
-    Example: fullstride figures --out figures
+    Example: fullstride study figures --out figures
 
     Args:
         device: Profiles, or their files: a figure uses the first that has its kind of times. Few
             have those of training steps.
         bench: Files of `bench --out`, results.json of `bench --suite papers`, and blocks.json of
-            `bench-blocks --out`.
+            `study blocks --out`.
         only: Some of the figures; by default all.
         out: A folder for a PNG of each, and for figures.html with all.
     """

@@ -23,7 +23,7 @@ def pack(
 ) -> None:
     """Write a data set as tar shards: a few large files in place of many small ones.
 
-    Example: fullstride pack photos shards
+    Example: fullstride data pack photos shards
 
     The splits stay as they are. Image files are copied unless --long-side is given.
 
@@ -222,7 +222,7 @@ def bench_data(
 ) -> None:
     """Measure whether the GPU will wait for images: the data path and training steps, each alone.
 
-    Example: fullstride bench-data photos --model genet_light
+    Example: fullstride data bench photos --model genet_light
 
     Args:
         data: The same as for `train`: a folder of images, a table, shards or digits.

@@ -192,7 +192,7 @@ def open_data(
     with .gz.
 
     A table is a .csv or .tsv file with the columns path and label, and optionally split. Shards
-    are a folder of .tar files such as `fullstride pack` writes, or a pattern:
+    are a folder of .tar files such as `fullstride data pack` writes, or a pattern:
     `photos-{000000..000007}.tar`, `photos-*.tar`.
 
     A dataset of Hugging Face is a folder written by `save_to_disk`, or one of parquet files. If

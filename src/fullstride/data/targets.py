@@ -101,9 +101,9 @@ def open_clips(where: str, **how: Any) -> DataSet:
 
     What `open_data` opens of images, this opens of videos: a folder with one subfolder per class,
     or with train/ beside val/ or test/, a table with the columns path, label and optionally split,
-    and tar shards as `fullstride pack` writes them. A video is a file or, but for shards, a folder
-    of frames: JPEGs or PNGs in natural order. `Images.source` is the path or the bytes of a video,
-    and `Images.picture` its middle frame.
+    and tar shards as `fullstride data pack` writes them. A video is a file or, but for shards, a
+    folder of frames: JPEGs or PNGs in natural order. `Images.source` is the path or the bytes of a
+    video, and `Images.picture` its middle frame.
 
     Splits are taken by the rules of `open_data`. Clips cut from one recording must be in one split:
     name the recording by `group`. Copies are recognised of files, not of folders of frames.

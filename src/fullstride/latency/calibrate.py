@@ -275,7 +275,7 @@ def fit_profile(
         high=round(high, 3),
         resolvable_ratio=round(resolvable_ratio(*per_image, batch), 2),
         networks=len({timing.network for timing in timings if timing.family != WHOLE}),
-        source=f"fullstride calibrate at batch {batches} and {plan.resolution} pixels a side",
+        source=f"fullstride measure calibrate, batch {batches}, {plan.resolution} pixels a side",
         software=versions,
         date=here.date[:10],
         spread=round(noise, 3),

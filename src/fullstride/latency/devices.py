@@ -51,8 +51,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
         close = get_close_matches(name, names, n=3, cutoff=0.4)
         if name in THIS_MACHINE:
             advice = (
-                "fullstride calibrate writes that of this machine, and without --device fit and "
-                "search measure here"
+                "fullstride measure calibrate writes that of this machine, and without --device "
+                "fit and study search measure here"
             )
         elif close:
             advice = f"did you mean {' or '.join(close)}, or the path of a JSON file?"
@@ -189,8 +189,9 @@ def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str,
 # How long do networks take relative to each other here? Roughly, before anything is measured.
 
 
-# Relative times on a processor: one thread of a Xeon by `fullstride calibrate`, docs/latency.md. Of
-# 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times and estimates was 0.99.
+# Relative times on a processor: one thread of a Xeon by `fullstride measure calibrate`,
+# docs/latency.md. Of 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times and
+# estimates was 0.99.
 CPU = Profile(
     name="cpu",
     device="a processor",
@@ -218,7 +219,7 @@ CPU = Profile(
         high=2,
         resolvable_ratio=1.5,
         networks=40,
-        source="fullstride calibrate",
+        source="fullstride measure calibrate",
         software="PyTorch",
         date="2026-11-22",
     ),

@@ -56,7 +56,7 @@ class Fit:
     @property
     def calibrated(self) -> bool:
         """Whether microbenchmarks of `calibrate` were fitted, not networks."""
-        return self.source.startswith("fullstride calibrate")
+        return self.source.startswith("fullstride measure calibrate")
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -381,7 +381,7 @@ def plan(
     memory_gib: float | None = None,
     predict_only: bool = False,
 ) -> Plan:
-    """Predict the largest batch of a named network; see `fullstride capacity --help`.
+    """Predict the largest batch of a named network; see `fullstride measure capacity --help`.
 
     With `predict_only`, a GPU need not be present. `form` is how the network trains, as a recipe
     says. Raises ValueError, in one line, for arguments that are missing or contradict each other.

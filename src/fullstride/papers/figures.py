@@ -261,7 +261,7 @@ def blocks(profiles: Sequence[Profile], bench: Bench) -> tuple[list[BlockTime], 
         return list(bench.blocks), "measured", bench.blocks_place
     if not profiles:
         raise ValueError(
-            "no times of blocks: name a profile, or a blocks.json of `fullstride bench-blocks`"
+            "no times of blocks: name a profile, or a blocks.json of `fullstride study blocks`"
         )
     rows = study(
         stacks(("XX", "BL", "DW"), (64, 128, 256, 512), (56, 28, 14, 7)),

@@ -209,7 +209,7 @@ def check_alive(device: torch.device) -> None:
         ) from None
 
 
-# Which measurements of the papers' networks do files of `bench` and `bench-blocks` contain?
+# Which measurements of the papers' networks do files of `bench` and `study blocks` contain?
 
 
 LARGEST_BATCH = 64  # of measurements by the protocol genet: the batch of GENet's figures
@@ -249,7 +249,7 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksFile:
-    """A file of `bench-blocks --out` with measured times."""
+    """A file of `study blocks --out` with measured times."""
 
     how: Literal["measured"]
     protocol: Protocol
@@ -269,7 +269,7 @@ class Bench:
 
 
 def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> Bench:
-    """Read files of `fullstride bench --out`, `bench --suite papers` and `bench-blocks --out`.
+    """Read files of `fullstride bench --out`, `bench --suite papers` and `study blocks --out`.
 
     `networks`: (name in the zoo, pixels a side); measurements of other networks are left out.
     Raises ValueError for other files, and for a file without any measurement of `networks`.
@@ -299,7 +299,7 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
                     for timed in of_measurement(Measurement.from_json(row, "measurement"))
                 ]
         except (ValueError, ZeroDivisionError) as error:
-            what = "is not what `fullstride bench`, its suite, or `bench-blocks` wrote"
+            what = "is not what `fullstride bench`, its suite, or `study blocks` wrote"
             raise ValueError(f"{path} {what}: {error}") from None
         selected = [row for row in rows if (row.zoo, row.resolution) in networks]
         if not selected:

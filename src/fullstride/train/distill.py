@@ -259,7 +259,7 @@ def digest(net: nn.Module) -> str:
 
 # Which images without labels are trained on? The confident ones, as many of each class as wanted.
 #
-# Pseudo-labels are a teacher's probabilities, which `fullstride pseudo-label` stores (Noisy
+# Pseudo-labels are a teacher's probabilities, which `fullstride data label` stores (Noisy
 # Student, arXiv:1911.04252; ResNet-RS trains on them too, arXiv:2103.07579).
 
 
@@ -361,12 +361,12 @@ def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> Selec
 
 
 def read_pseudo_labels(store: Path) -> PseudoLabels:
-    """The finished store of `fullstride pseudo-label`. Raises ValueError, in one line."""
+    """The finished store of `fullstride data label`. Raises ValueError, in one line."""
     if not store.exists():
-        raise ValueError(f"no pseudo-labels at {store}: write them by `fullstride pseudo-label`")
+        raise ValueError(f"no pseudo-labels at {store}: write them by `fullstride data label`")
     key = read_key(store)
     if key.kind != "pseudo_labels":
-        raise ValueError(f"{store} has {key.kind}: give what `fullstride pseudo-label` wrote")
+        raise ValueError(f"{store} has {key.kind}: give what `fullstride data label` wrote")
     table = read_table(store, ["classes", "probabilities"])
     readable = _valid(table["classes"]) & _valid(table["probabilities"])
     numbers = np.flatnonzero(readable)

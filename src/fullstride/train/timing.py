@@ -44,7 +44,7 @@ from fullstride.train.recipes.recipe import Recipe
 
 OUTPUT = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
 SIZES = 9  # images whose size is read
-PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride pack` recommends
+PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride data pack` recommends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class DataBench:
         small, long_side = math.ceil(self.resolution * PACKED_SIDE), self.loading.long_side
         if from_files and long_side > 1.5 * small:
             options.append(
-                f"fullstride pack --long-side {small}: these images have {long_side:.0f} pixels"
+                f"fullstride data pack --long-side {small}: images have {long_side:.0f} pixels here"
             )
         return options
 

@@ -306,7 +306,7 @@ def test_a_network_trains_on_it_from_the_first_epoch_to_the_bundle(tmp_path):
 
 def test_it_packs_into_shards_of_the_same_fingerprint(tmp_path):
     folder = saved(tmp_path / "data", table(paths=True))
-    assert cli.run(["pack", str(folder), str(tmp_path / "packed")]) == 0
+    assert cli.run(["data", "pack", str(folder), str(tmp_path / "packed")]) == 0
     assert open_data(str(tmp_path / "packed")).fingerprint == open_data(str(folder)).fingerprint
 
 

@@ -498,7 +498,7 @@ def test_a_class_of_unknown_pictures_is_refused_with_what_would_read_them(tmp_pa
 
 def test_commands_begin_with_what_they_do_not_use(tmp_path, capsys):
     root = write(tmp_path / "data", *many("a", "b", each=5), "a/1.heic", "a/2.heic", "b/._1.png")
-    assert cli.run(["pack", str(root), str(tmp_path / "shards")]) == 0
+    assert cli.run(["data", "pack", str(root), str(tmp_path / "shards")]) == 0
     assert "not used: 2 .heic (" in capsys.readouterr().err
     paths, ignored = find_images([str(root), str(root / "a/1.heic")])
     assert [path.name for path in paths] == [f"{i:03}.png" for i in range(5)] * 2 + ["1.heic"]

@@ -438,10 +438,10 @@ def test_what_needs_one_class_for_each_image_says_so_in_one_line(tmp_path):
 
 def test_commands_read_several_labels_and_refuse_bad_ones_in_one_line(tmp_path, capsys):
     where, expected = random_table(tmp_path, 30)
-    assert cli.run(["pack", where, str(tmp_path / "shards"), "--task", "multilabel"]) == 0
+    assert cli.run(["data", "pack", where, str(tmp_path / "shards"), "--task", "multilabel"]) == 0
     assert labels(open_labels(str(tmp_path / "shards"))) == expected
     bad = write_coco(tmp_path, changed(TRAIN, "annotations", category_id=99))
     capsys.readouterr()
-    assert cli.run(["pack", bad, str(tmp_path / "x"), "--task", "multilabel"]) == 2
+    assert cli.run(["data", "pack", bad, str(tmp_path / "x"), "--task", "multilabel"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "annotation 100" in line

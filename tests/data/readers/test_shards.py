@@ -499,7 +499,9 @@ def test_an_index_that_is_damaged_or_foreign_is_refused_in_one_line(tmp_path, pa
     ]
     for text in [index.read_text()[:-9], "", "\xff", "[" * 100_000, *map(json.dumps, bad)]:
         index.write_text(text)
-        assert "index.json' is not what `fullstride pack` writes" in refusal(tmp_path), text[:60]
+        assert "index.json' is not what `fullstride data pack` writes" in refusal(tmp_path), text[
+            :60
+        ]
     index.write_text(json.dumps(good))
     open_data(str(tmp_path))
 
@@ -702,8 +704,8 @@ def test_a_run_begun_on_a_folder_is_the_same_run_on_its_shards(photos, packed):
 def test_impossible_wishes_are_refused_before_anything_is_written(
     tmp_path, photos, capsys, flags, message
 ):
-    assert cli.run(["pack", str(photos), str(tmp_path / "out"), *flags]) == 2
+    assert cli.run(["data", "pack", str(photos), str(tmp_path / "out"), *flags]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-    assert cli.run(["pack", str(photos), str(photos / "out")]) == 2
+    assert cli.run(["data", "pack", str(photos), str(photos / "out")]) == 2
     assert "would be inside of the data" in capsys.readouterr().err

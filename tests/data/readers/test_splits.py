@@ -364,7 +364,7 @@ def test_a_share_for_the_test_is_taken_where_there_is_none(tmp_path):
 def test_packing_keeps_the_splits_of_groups(tmp_path, capsys):
     pictures = patients("ab", each=8, images=3)
     where = str(write(tmp_path / "data", pictures))
-    assert cli.run(["pack", where, str(tmp_path / "shards"), "--group", "1"]) == 0
+    assert cli.run(["data", "pack", where, str(tmp_path / "shards"), "--group", "1"]) == 0
     assert "16 groups by '1'" in capsys.readouterr().err
     data = open_data(where, group="1")
     assert split_of(open_data(str(tmp_path / "shards"))) == split_of(data)

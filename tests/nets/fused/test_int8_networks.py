@@ -244,11 +244,11 @@ def test_codes_are_refused_in_one_line_where_nothing_is_lean(call, message):
 
 @pytest.mark.slow
 def test_cost_prints_the_bytes_of_lean_training_with_and_without_codes(capsys):
-    assert cli.run(["cost", "tresnet_tiny", "--train"]) == 0
+    assert cli.run(["measure", "cost", "tresnet_tiny", "--train"]) == 0
     out = capsys.readouterr().out
     net = zoo.create("tresnet_tiny", efficiency="fused", int8=True)
     kept = activation_bytes(net, net.spec.resolution).bytes_per_image
     assert f"{kept:,} bytes where it trains fused with int8 activations: {kept / 1e6:.1f} MB" in out
     assert "bytes where it trains fused: " in out
-    assert cli.run(["cost", "timm/resnet18", "--train"]) == 0
+    assert cli.run(["measure", "cost", "timm/resnet18", "--train"]) == 0
     assert "trains fused" not in capsys.readouterr().out

@@ -134,7 +134,7 @@ def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
 def test_the_folder_is_analysed_from_its_trainings_alone(folder, capsys):
     trainings = find_trainings(str(folder)).trainings
     (folder / "scale.json").unlink()
-    assert run(["analyse-scale", str(folder), "--json"]) == 0
+    assert run(["study", "analyse", str(folder), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert len(content["trainings"]) == len(trainings) >= 8
 
@@ -167,11 +167,11 @@ def test_times_here_are_measured_and_other_trainings_are_not(few_digits, tmp_pat
 
 
 def test_table_7_is_a_source_of_the_command(capsys, tmp_path):
-    assert run(["analyse-scale", "efficientnet", "--budget-ms", "250"]) == 0
+    assert run(["study", "analyse", "efficientnet", "--budget-ms", "250"]) == 0
     out = capsys.readouterr().out
     assert "EfficientNet-B7 at 600" in out
     assert "15.28" in out  # of its cheaper half, for the largest
-    assert run(["analyse-scale", "nothing-here"]) == 2
+    assert run(["study", "analyse", "nothing-here"]) == 2
 
 
 def test_names_are_escaped_in_the_page():

@@ -505,7 +505,7 @@ def _read_index(path: Path) -> Index:
         }
     except ValueError as error:
         raise ValueError(
-            f"{str(path)!r} is not what `fullstride pack` writes ({error}): copy it again; "
+            f"{str(path)!r} is not what `fullstride data pack` writes ({error}): copy it again; "
             "without it class names are numbers"
         ) from None
     return Index(file.classes, file.channels, file.mirror, shards, bool(file.label_sets))

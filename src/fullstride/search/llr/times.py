@@ -154,7 +154,7 @@ def fit_profile(
             high=high,
             resolvable_ratio=resolvable_ratio(estimated, seconds),
             networks=len(specs),
-            source=f"fullstride search: networks of the space, {' '.join(label or (MODULE,))}",
+            source=f"study search: networks of the space, {' '.join(label or (MODULE,))}",
             software=f"torch {here.torch}",
             date=here.date[:10],
         ),

@@ -189,7 +189,7 @@ def render(results: ScaleResults) -> str:
     description = headline(results)
     return render_template(
         "scale.html",
-        title=printable(f"fullstride scale on {results.data_name}"),
+        title=printable(f"fullstride study scale on {results.data_name}"),
         headline=printable(description),
         plot=Markup(plots.svg(figure(results), description)),
         sections=sections,

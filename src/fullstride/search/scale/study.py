@@ -66,7 +66,9 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
     """
     costs = saved_stage(folder, COSTS, tuple[PointCost, ...])
     if costs is None:
-        raise ValueError(f"{folder} has no study: give a folder that `fullstride scale` wrote")
+        raise ValueError(
+            f"{folder} has no study: give a folder that `fullstride study scale` wrote"
+        )
     by_name = {cost.name: cost for cost in costs}
     trainings: list[Training] = []
     failures: dict[str, str] = {}
@@ -121,7 +123,7 @@ def find_trainings(source: str) -> Source:
     if path.suffix == ".csv":
         return Source(read_trainings(path), path.name)
     raise ValueError(
-        f"no trainings in {source!r}: give a folder of `fullstride scale`, a .csv file, or "
+        f"no trainings in {source!r}: give a folder of `fullstride study scale`, a .csv file, or "
         "resnet_rs or efficientnet"
     )
 

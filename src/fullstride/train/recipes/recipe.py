@@ -238,7 +238,7 @@ class Recipe:
     frozen_statistics: bool = False
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
-    # images without labels to train on too: a folder that `fullstride pseudo-label` wrote
+    # images without labels to train on too: a folder that `fullstride data label` wrote
     unlabelled: str = ""
     # images without labels / images with labels in a batch, and the weight of their loss
     unlabelled_ratio: Positive = 1.0
