@@ -57,7 +57,7 @@ def training(settings: Settings) -> Iterator[Work]:
     if settings.tiny:
         recipe = replace(recipe, steps=2, warmup_epochs=0, batch=16, resolution=32)
     yield "digits, tresnet_tiny", partial(learn, settings, recipe)
-    yield "bench-data on the digits", partial(bench_data, settings, recipe)
+    yield "data bench on the digits", partial(bench_data, settings, recipe)
 
 
 def learn(settings: Settings, recipe: Any) -> Result:

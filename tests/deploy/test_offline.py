@@ -137,7 +137,7 @@ def test_a_store_of_another_job_is_refused_in_one_line(saved, photos, tmp_path, 
     assert "the model differs" in refused(words.replace(str(saved), f"{tmp_path}/other"), capsys)
     assert "arguments differs" in refused(f"{words} --top 2", capsys)
     assert "part_images differs" in refused(f"{words} --part-images 7", capsys)
-    labels = words.replace("predict", "pseudo-label", 1)
+    labels = words.replace("predict", "data label", 1)
     assert "kind differs" in refused(f"{labels} --top 3", capsys)
     (photos / "00.png").unlink()
     assert "the images differs" in refused(words, capsys)

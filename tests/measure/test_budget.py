@@ -44,7 +44,7 @@ def test_no_network_is_chosen_that_takes_more_than_the_budget_at_the_batch_of_th
     assert (choice["batch"], choice["budget_ms"]) == (batch, least_ms)
     best = choice["best"]
     times = answer(
-        capsys, "estimate", best["name"], "--device", "rtx4090", "--batch", str(batch),
+        capsys, "measure", "estimate", best["name"], "--device", "rtx4090", "--batch", str(batch),
         "--resolution", str(best["resolution"]),
     )  # fmt: skip
     (time,) = times["estimates"]
@@ -82,7 +82,7 @@ def test_choose_and_estimate_time_one_image_unless_a_batch_is_given(capsys):
     choice = answer(
         capsys, "choose", "--device", "v100-fp16", "--from", "genet_paper", "--budget-ms", "9"
     )
-    times = answer(capsys, "estimate", "resnet18", "--device", "v100-fp16")
+    times = answer(capsys, "measure", "estimate", "resnet18", "--device", "v100-fp16")
     assert (choice["batch"], times["estimates"][0]["batch"]) == (1, 1)
 
 

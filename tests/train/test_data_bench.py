@@ -197,7 +197,8 @@ def test_the_long_side_is_that_of_readable_images_from_the_whole_data_set(tmp_pa
 def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp_path, capsys):
     out = tmp_path / "new" / "bench.json"
     words = [
-        "bench-data",
+        "data",
+        "bench",
         "digits",
         "--model",
         "genet_tiny",

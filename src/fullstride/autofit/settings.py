@@ -25,7 +25,7 @@ class FitSettings:
     # Which of the measured times of a call the budget bounds: 50 is the median.
     percentile: Percentile = 50
     # Where the network will run: here, where it is measured, or a profile such as rtx4090, or a
-    # file that `calibrate` wrote, by which times are estimated.
+    # file that `measure calibrate` wrote, by which times are estimated.
     device: str = HERE
     # On a device that is not here, accept networks whose estimate fits, though the upper end of
     # its interval does not.

@@ -81,7 +81,7 @@ def calibrate(
     minutes: float = 8.0,
     times: Path | None = None,
 ) -> None:
-    """Time microbenchmarks on this device and fit a profile for `estimate` and `choose`.
+    """Time microbenchmarks on this device and fit a profile for `measure estimate` and `choose`.
 
     Example: fullstride measure calibrate --out here.json
 

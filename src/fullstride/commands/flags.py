@@ -45,7 +45,7 @@ Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of it
 class ProfileFlags:
     """The device that times are estimated for."""
 
-    # A profile such as v100-fp16, or a file that `calibrate` wrote.
+    # A profile such as v100-fp16, or a file that `measure calibrate` wrote.
     device: str = ""
     # In its place: a JSON file of its data sheet, as docs/latency.md describes.
     device_sheet: str = ""

@@ -60,8 +60,8 @@ def analyse_scale(
     Example: fullstride study analyse resnet_rs
 
     Args:
-        source: A folder of `scale`, a CSV file as it writes one, or resnet_rs or efficientnet for
-            Table 7 of ResNet-RS.
+        source: A folder of `study scale`, a CSV file as it writes one, or resnet_rs or
+            efficientnet for Table 7 of ResNet-RS.
         budget_ms: The longest time that an image may take, in ms.
         target_epochs: Epochs of the training that is to come; by default the longest here.
         out: A folder for scale.json, trainings.csv, scale.png and report.html.

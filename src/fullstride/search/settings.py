@@ -84,7 +84,7 @@ class SearchSettings:
     # Images of a call.
     batch: int = 1
     # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
-    # or a file that `calibrate` wrote, by which times are estimated.
+    # or a file that `measure calibrate` wrote, by which times are estimated.
     device: str = HERE
     # What the budget bounds on a profile's device: both device and host as they run beside each
     # other, or one alone. A CUDA graph has no host time to speak of.
@@ -205,7 +205,7 @@ class ScaleSettings:
     # Trainings of each of three points, from which the noise is estimated; others have one.
     seeds: Annotated[int, Bounds(ge=1, le=100)] = 2
     # Where networks will run: here, where they are measured, or a profile such as rtx4090, or a
-    # file that `calibrate` wrote, by which times are estimated.
+    # file that `measure calibrate` wrote, by which times are estimated.
     device: str = HERE
     # Images of a call.
     batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
