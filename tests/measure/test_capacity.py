@@ -194,6 +194,7 @@ def test_the_command_tells_how_far_prediction_and_proof_are_apart(monkeypatch, c
     assert (
         cli.run(
             [
+                "measure",
                 "capacity",
                 "genet_tiny",
                 "--device",

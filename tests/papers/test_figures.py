@@ -301,6 +301,7 @@ def test_the_command_writes_whole_pictures_and_a_page_and_nothing_else(tmp_path,
     assert (
         run(
             [
+                "study",
                 "figures",
                 "--only",
                 "tresnet-5",

@@ -641,6 +641,7 @@ def test_a_folder_of_classes_with_a_stray_tar_is_still_a_folder(tmp_path):
 def test_pack_tells_what_it_did_and_training_goes_on_from_its_folder(tmp_path, photos, capsys):
     out = tmp_path / "my shards"
     words = [
+        "data",
         "pack",
         str(photos),
         str(out),
