@@ -177,14 +177,14 @@ def list_commands(name: str) -> NoReturn:
     Raises ValueError for a name that is not one of a command.
     """
     group, _, verb = name.partition(" ")
-    is_group = group in GROUPS
-    verb = verb if is_group else group
+    if group not in GROUPS:
+        group, verb = "", name
     if verb not in ("", "-h", "--help"):
         same = [command for command in COMMANDS if verb in command.split()]
         close = same or get_close_matches(name, [*COMMANDS, *GROUPS], n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else "see fullstride --help"
         raise ValueError(f"no command {name!r}: {hint}")
-    if is_group:
+    if group:
         commands = {verb: deferred(COMMANDS[f"{group} {verb}"]) for verb in verbs(group)}
     else:
         commands = {name: deferred(COMMANDS[name]) for name in COMMANDS if " " not in name}
@@ -192,7 +192,7 @@ def list_commands(name: str) -> NoReturn:
     for command in commands.values():
         command.__doc__ = (command.__doc__ or "").partition("\n")[0]
     settings: dict[str, Any] = dict(prog="fullstride", description=DESCRIPTION)
-    if is_group:
+    if group:
         settings = dict(prog=f"fullstride {group}", description=GROUPS[group])
     tyro.extras.subcommand_cli_from_dict(commands, args=["--help"], **settings)
     raise AssertionError("the parser ends after the help")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from latency_tables import TABLES, Tracer, timm_file  # noqa: E402
+from latency_tables import TABLES, Tracer, timm_file
 
 from fullstride.latency.operator_table import find_operators
 

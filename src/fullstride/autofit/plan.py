@@ -29,7 +29,7 @@ from fullstride.train.timing import time_run
 
 
 BY_CASE = RecipeChoice()  # the default recipe, by weights and number of images
-OUTPUT = json_output("the time of a training", "candidate", "step_s")
+TRAINING_TIME = json_output("the time of a training", "candidate", "step_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def measure_training(
         torch.cuda.empty_cache()  # the next candidate is another network
     times = replace(times, measure_s=time.perf_counter() - begin)
     if not times.failure:
-        with atomic_write(path, OUTPUT) as temporary:
+        with atomic_write(path, TRAINING_TIME) as temporary:
             temporary.write_text(to_json(times))
     return times
 

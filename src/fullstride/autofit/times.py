@@ -304,7 +304,9 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 
 
 PROMISING = "those of the highest published top-1 or the nearest to the budget, of several families"
-OUTPUT = json_output("the times of a candidate", "candidate", "format", "precision", "measured")
+CANDIDATE_TIMES = json_output(
+    "the times of a candidate", "candidate", "format", "precision", "measured"
+)
 
 
 def time_candidates(
@@ -511,7 +513,7 @@ def measured_in_turn(
                 earlier = earlier[0], files or earlier[1]
             if again:
                 rows = shorter(rows, stored)
-            with atomic_write(path, OUTPUT) as temporary:
+            with atomic_write(path, CANDIDATE_TIMES) as temporary:
                 temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
             times[candidate.name] = same[place] = rows
             seconds = time.perf_counter() - start

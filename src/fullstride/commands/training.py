@@ -243,7 +243,7 @@ def bench_data(
     from fullstride.train.compute import on_device
     from fullstride.train.recipes.choice import case_of
 
-    check_output(out, timing.OUTPUT)
+    check_output(out, timing.DATA_BENCH)
     images, place = open_data(data), choose_device(device)
     report_ignored(images.ignored)
     numbers = on_device(recipe.resolve(case_of(images)).recipe, place)
@@ -255,4 +255,4 @@ def bench_data(
     print(*data_bench_lines(bench, numbers, suggestions, environment), sep="\n")
     report_skipped(bench.loading.skipped)
     if out:
-        timing.save(out, bench, model, images, numbers, environment)
+        timing.save_data_bench(out, bench, model, images, numbers, environment)

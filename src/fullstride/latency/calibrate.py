@@ -33,7 +33,7 @@ from fullstride.latency.microbenchmarks import (
     time_of,
     timed_round,
 )
-from fullstride.latency.profiles import OUTPUT, Clocks, Fit, Profile, save_profile
+from fullstride.latency.profiles import CALIBRATED, OUTPUT, Clocks, Fit, Profile, save_profile
 from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
 from fullstride.measure.environment import Environment
 from fullstride.measure.operators import Operators
@@ -275,7 +275,7 @@ def fit_profile(
         high=round(high, 3),
         resolvable_ratio=round(resolvable_ratio(*per_image, batch), 2),
         networks=len({timing.network for timing in timings if timing.family != WHOLE}),
-        source=f"fullstride measure calibrate, batch {batches}, {plan.resolution} pixels a side",
+        source=f"{CALIBRATED}, batch {batches}, {plan.resolution} pixels a side",
         software=versions,
         date=here.date[:10],
         spread=round(noise, 3),

@@ -18,7 +18,7 @@ from fullstride.latency.device_sheets import (
 )
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators, own_resolution
-from fullstride.latency.profiles import Fit, Profile
+from fullstride.latency.profiles import CALIBRATED, Fit, Profile
 from fullstride.latency.roofline import Machine
 from fullstride.measure.operators import Operators
 
@@ -219,7 +219,7 @@ CPU = Profile(
         high=2,
         resolvable_ratio=1.5,
         networks=40,
-        source="fullstride measure calibrate",
+        source=CALIBRATED,
         software="PyTorch",
         date="2026-11-22",
     ),

@@ -17,6 +17,7 @@ from fullstride.latency.roofline import (
     Positive,
 )
 
+CALIBRATED = "fullstride measure calibrate"  # how the source of such a profile begins
 OUTPUT = json_output("a profile", "machine", "inference", "sheet")
 
 
@@ -56,7 +57,7 @@ class Fit:
     @property
     def calibrated(self) -> bool:
         """Whether microbenchmarks of `calibrate` were fitted, not networks."""
-        return self.source.startswith("fullstride measure calibrate")
+        return self.source.startswith(CALIBRATED)
 
     def __post_init__(self) -> None:
         check_bounds(self)

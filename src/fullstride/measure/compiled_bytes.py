@@ -14,8 +14,6 @@ from fullstride.nets.compile import CustomOperators, RecomputePartitioner
 
 # Images. A tensor counts as one of the batch where its first dimension has this size.
 BATCH = 7
-
-
 CONVOLUTIONS = ("aten::convolution", "fullstride::conv", "fullstride::pool")
 
 

@@ -30,43 +30,19 @@ OPERATOR_KINDS = (
     "reduce",  # over whole maps
     "copy",  # concatenation, padding, reordering
 )
-
-
 KIND = {name: number for number, name in enumerate(OPERATOR_KINDS)}
-
-
 CONVOLUTIONS = ("dense", "1x1", "depthwise", "grouped")
-
-
 PRODUCTS = (*CONVOLUTIONS, "linear", "product")
-
-
 OF_FRAMES = "conv3d"  # what networks of clips run, and those of images do not
-
-
 CHAINED = ("batch_norm", "norm", "activation", "silu", "add", "scale")  # compilers merge these
-
-
 # Where an element-by-element operator stands. Its operand: the larger one, of two of one size the
 # one that was computed last.
 ALONE = 0  # the operand was read before, or comes from an operator of another kind than below
-
-
 AFTER_PRODUCT = 1  # the operand comes from a convolution or a linear layer, for this reader alone
-
-
 IN_CHAIN = 2  # from another such operator, in a chain that began behind a convolution or linear
-
-
 IN_OTHER_CHAIN = 3  # the same, but the chain began elsewhere
-
-
 JOINING = 4  # two operands of one size come from such chains, for this reader alone
-
-
 Size = Any  # a number, or an array of them
-
-
 where: Callable[..., Any] = np.where
 
 

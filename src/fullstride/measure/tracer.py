@@ -72,7 +72,7 @@ def cost(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels:
     """
     net = on_meta(net)
     with FlopCounterMode(display=False) as counter:
-        rows = run(net, resolution, in_channels)
+        rows = count_layers(net, resolution, in_channels)
     return Cost(
         params=sum(p.numel() for p in net.parameters()),
         macs=counter.get_total_flops() // 2,
@@ -89,7 +89,7 @@ def layer_costs(
     Their MACs add up to those of `cost` except for fixed filters (TResNet's blurs) and products of
     two activations (attention), which are not layers.
     """
-    return run(on_meta(net), resolution, in_channels)
+    return count_layers(on_meta(net), resolution, in_channels)
 
 
 def on_meta(net: nn.Module | Callable[[], nn.Module]) -> nn.Module:
@@ -127,7 +127,7 @@ def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels:
     return net
 
 
-def run(net: nn.Module, resolution: int, in_channels: int) -> list[LayerCost]:
+def count_layers(net: nn.Module, resolution: int, in_channels: int) -> list[LayerCost]:
     rows: list[LayerCost] = []
 
     def watch(name: str, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear) -> None:

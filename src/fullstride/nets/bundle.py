@@ -35,8 +35,6 @@ OUTPUT = Output(
     lambda folder: has_keys("spec", "classes", "preprocessing")(folder / METADATA),
     (METADATA, WEIGHTS),
 )
-
-
 Temperature = Annotated[float, Bounds(gt=0)]
 
 

@@ -327,7 +327,7 @@ def write_figures(
     for key in keys:
         if key == BLOCKS:
             rows, how, place = blocks(profiles, measured)
-            drawn.append(page_blocks(rows, how, place))
+            drawn.append(draw_blocks(rows, how, place))
             counts = {how: len(rows)}
         else:
             plan = PLANS[key]
@@ -450,7 +450,7 @@ def table(dots: Sequence[Dot], plan: Plan) -> list[list[str]]:
     ]
 
 
-def page_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
+def draw_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
     """GENet's block study; tooltips and table have the times of the upper row."""
     figure = block_figure(rows, f"{BLOCKS_TITLE}: {how}, {place}")
     sides = sorted({row.resolution for row in rows}, reverse=True)

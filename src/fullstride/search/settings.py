@@ -171,7 +171,7 @@ class SearchSettings:
         return tuple(sorted(set(self.resolutions))) or default
 
 
-# Of scaling studies.
+# What is asked of a study of scaling?
 
 Multiplier = Annotated[float, Bounds(gt=0, le=64)]
 Depth = Annotated[float, Bounds(gt=0, le=1_024)]

@@ -32,8 +32,6 @@ from fullstride.train.scoring import (
 )
 from fullstride.train.timing import recipe_within
 
-# What is in a file of scores? For each split all scores, those by class, and the confusions.
-
 # How does a training run end? With the weights that are chosen, their scores, and a bundle.
 
 

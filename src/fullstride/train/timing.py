@@ -42,7 +42,7 @@ from fullstride.train.prepare import PreparedRun, initial_network, prepare
 from fullstride.train.recipes.choice import LENGTHS, NamedRecipe, RecipeChoice
 from fullstride.train.recipes.recipe import Recipe
 
-OUTPUT = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
+DATA_BENCH = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
 SIZES = 9  # images whose size is read
 PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride data pack` recommends
 
@@ -189,7 +189,7 @@ def bench_data(
     )
 
 
-def save(
+def save_data_bench(
     path: Path,
     bench: DataBench,
     model: str,
@@ -209,7 +209,7 @@ def save(
         "suggestions": bench.suggestions(recipe, from_files=data.train.file is not None),
         "environment": asdict(environment),
     }
-    with atomic_write(path, OUTPUT) as temporary:
+    with atomic_write(path, DATA_BENCH) as temporary:
         temporary.write_text(json.dumps(content, indent=1))
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from gpu_parts import gate
 
 ROOT = Path(__file__).parents[3]
-from gpu_parts import gate  # noqa: E402
 
 RATES = {
     "timm eager": 100.0,

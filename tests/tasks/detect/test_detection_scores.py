@@ -96,7 +96,7 @@ def test_coco_scores_are_those_of_pycocotools(
     truth = COCO()
     truth.dataset = average_precision.as_coco(scenes, 3)
     truth.createIndex()
-    evaluation = COCOeval(truth, truth.loadRes(average_precision.results(scenes)), "bbox")
+    evaluation = COCOeval(truth, truth.loadRes(average_precision.coco_results(scenes)), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()

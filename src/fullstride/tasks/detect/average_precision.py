@@ -166,7 +166,7 @@ def coco_scores(scenes: Sequence[Scene], classes: int) -> dict[str, float]:
     from hotcoco import COCO, COCOeval  # an optional extra
 
     truth = COCO(as_coco(scenes, classes))
-    rows = results(scenes)
+    rows = coco_results(scenes)
     if not len(rows):
         return {"ap": 0.0, "coco_ap50": 0.0, "coco_ap75": 0.0, "ar100": 0.0}
     evaluation = COCOeval(truth, truth.load_res(rows), "bbox")
@@ -202,7 +202,7 @@ def as_coco(scenes: Sequence[Scene], classes: int) -> dict[str, Any]:
     )
 
 
-def results(scenes: Sequence[Scene]) -> np.ndarray:
+def coco_results(scenes: Sequence[Scene]) -> np.ndarray:
     """(rows, 7): image, x, y, width, height, score, class of all detections."""
     parts = [
         np.column_stack(
