@@ -261,7 +261,7 @@ def cell_data(cell: Cell, seed: int, folder: Path) -> DataSet:
         where=name,
         classes=classes,
         train=images(x[chosen], y[chosen]),
-        minival=scored,
+        val=scored,
         test=scored,
         channels=len(mode),
         mirror=cell.data != "digits",
@@ -287,7 +287,7 @@ def score(cell: Cell, recipe: Recipe, seed: int, folder: Path) -> dict[str, floa
     """Top-1 on the test images after training by `recipe`, and the CPU seconds.
 
     Where the recipe has `precise_bn`, also top-1 with precise batch statistics, always: there is no
-    minival to choose by.
+    validation to choose by.
     """
     began = time.process_time()
     data, task, recipe = cell_data(cell, seed, folder), Classify(), replace(recipe, seed=seed)
@@ -404,7 +404,7 @@ def table(result: dict[str, Any], cells: Sequence[Cell] | None = None) -> str:
             "and the number of training images. The best of the grid is (batch, rate, epochs); the",
             "gap is the default's difference to it, with its standard error for several seeds.",
             "The best is chosen on the test images, which favours the grid. Precise is the default",
-            "with the statistics of `precise_bn`, which a run takes where its minival is better.",
+            "with the statistics of `precise_bn`, which a run takes if its validation is better.",
             f"{environment.get('device', '')}, torch {environment.get('torch', '')}, one thread",
             f"for each training, {environment.get('date', '')}.",
         ]

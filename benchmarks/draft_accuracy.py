@@ -60,7 +60,7 @@ def photographs(folder: Path) -> DataSet:
         where="elpv",
         classes=("intact", "defective"),
         train=images.subset([]),
-        minival=images.subset([]),
+        val=images.subset([]),
         test=images,
         channels=3,
         mirror=True,

@@ -113,7 +113,7 @@ def ours(
     words += ["--data", folder, "--device", "cpu", "--out", probe_scores]
     run([*map(str, words)])
     return {
-        "val": scores["minival"]["top1"],
+        "val": scores["val"]["top1"],
         "test": scores["test"]["top1"],
         "images": scores["test"]["images"],
         "train": sum(1 for _ in (folder / "train").rglob("*.png")),

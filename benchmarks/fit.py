@@ -161,7 +161,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
             files=tuple(files),
             seconds={each.candidate: each.seconds for each in outcome.scores},
             epochs=plan.epochs,
-            minival_images=len(job.data.minival),
+            val_images=len(job.data.val),
             test_images=len(job.data.test),
             metric=shipment.metric,
         )
@@ -194,7 +194,7 @@ def one_fit(folder: Path, job: Job, budget_ms: float) -> Generator[str, None, Fi
         precision=file.precision,
         ms=file.ms,
         again_ms=check.ms,
-        minival=file.minival[shipment.metric],
+        val=file.val[shipment.metric],
         test=shipment.test[shipment.metric],
         seconds=seconds["plan"] + seconds["training"],
         total_s=sum(read_seconds(folder).values()) - read_seconds(folder)["check"],

@@ -28,7 +28,7 @@ CASES = {
     "elpv": Case(networks=(), resolutions=(128, 192, 224), default=LITE[0]),
 }
 # Of elpv's 2,624 photographs: a tenth would leave 255 test images, of which one is 0.4 points.
-ELPV_SPLITS = {"minival": 0.25, "test": 0.4}
+ELPV_SPLITS = {"val": 0.25, "test": 0.4}
 
 
 def open_case(name: str, source: Path | None, work: Path, train_images: int | None) -> DataSet:

@@ -21,8 +21,8 @@ MOST_COST = 1 / 3  # of training every candidate to the end
 class ReferenceFile:
     """A file of a candidate that was trained to the end."""
 
-    file: ShippedFile  # with its time and its minival
-    correct: str  # 1 or 0 for each image of the minival, in order
+    file: ShippedFile  # with its time and its validation
+    correct: str  # 1 or 0 for each image of the validation split, in order
     test: float  # the score on the test images
     params: int  # of the network
 
@@ -39,7 +39,7 @@ class Reference:
     files: tuple[ReferenceFile, ...]
     seconds: Mapping[str, float]  # of training, by candidate
     epochs: int  # of each training
-    minival_images: int
+    val_images: int
     test_images: int
     metric: str = "top1"
 
@@ -55,7 +55,7 @@ class FitRow:
     precision: str = ""
     ms: float = 0.0  # as the fit measured it last
     again_ms: tuple[float, ...] = ()  # measured again, each time in a fresh process
-    minival: float = 0.0
+    val: float = 0.0
     test: float = 0.0
     seconds: float = 0.0  # of the stages plan and training
     total_s: float = 0.0  # of all stages
@@ -86,14 +86,15 @@ def within(files: Sequence[ReferenceFile], ms: float) -> list[ReferenceFile]:
 
 
 def chosen(files: Sequence[ReferenceFile], metric: Metric, *, ties: bool = True) -> ReferenceFile:
-    """The file with the best minival; with `ties` as `ship` decides between those that are tied."""
+    """The file with the best validation score; with `ties` as `ship` decides between those that are
+    tied."""
     if ties:
         records = [
             FileRecord(file=replace(each.file, within=True), correct=each.correct, seconds=0.0)
             for each in files
         ]
         return files[choose(records, metric)]
-    return max(files, key=lambda each: (quality(each.file.minival, metric), -each.ms))
+    return max(files, key=lambda each: (quality(each.file.val, metric), -each.ms))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,21 +102,23 @@ class Losses:
     """Where the difference of a fit to the best file within its budget comes from, in points.
 
     Each is the difference of test scores between one choice and the next: the best file by its
-    test score, the best by its minival, the one that ties give, and the one that the fit shipped.
+    test score, the best by its validation, the one that ties give, and the one that the fit
+    shipped.
     """
 
-    minival: float  # all are trained to the end, but chosen by the minival
+    val: float  # all are trained to the end, but chosen by the validation split
     ties: float  # and ties go to the faster file
     rest: float  # halving, and the fit's own measurements of time
 
     @property
     def regret(self) -> float:
         """Against the best file by its test score, which nobody knows."""
-        return self.minival + self.beyond_minival
+        return self.val + self.beyond_val
 
     @property
-    def beyond_minival(self) -> float:
-        """Against what training every candidate to the end finds: the best file by its minival."""
+    def beyond_val(self) -> float:
+        """Against what training every candidate to the end finds: the best file by its
+        validation."""
         return self.ties + self.rest
 
 
@@ -128,11 +131,9 @@ def losses(files: Sequence[ReferenceFile], ms: float, test: float, metric: Metri
     if not inside:
         return None
     best = max(metric.rank(each.test) for each in inside)
-    by_minival = metric.rank(chosen(inside, metric, ties=False).test)
+    by_val = metric.rank(chosen(inside, metric, ties=False).test)
     by_ties = metric.rank(chosen(inside, metric).test)
-    return Losses(
-        minival=best - by_minival, ties=by_minival - by_ties, rest=by_ties - metric.rank(test)
-    )
+    return Losses(val=best - by_val, ties=by_val - by_ties, rest=by_ties - metric.rank(test))
 
 
 def baselines(
@@ -140,7 +141,7 @@ def baselines(
 ) -> dict[str, float | None]:
     """Test scores of simpler choices within a budget; None where nothing of the kind fits.
 
-    Each candidate counts with the file that its minival chooses among those within the budget:
+    Each candidate counts with the file that its validation chooses among those within the budget:
     a random one (the mean over all), the largest (most parameters, then pixels), and the network
     `default` at the largest resolution that fits. All need one training.
     """
@@ -174,7 +175,7 @@ def cost(row: FitRow, reference: Reference) -> tuple[float, float]:
 
 
 HEAD = ("budget ms", "ships", "ms", "again", "in budget", "test", "best", "regret")
-HEAD += ("minival", "ties", "rest", "cost", "by epochs", "random", "largest", "default")
+HEAD += ("val", "ties", "rest", "cost", "by epochs", "random", "largest", "default")
 
 
 def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default: str) -> str:
@@ -193,7 +194,7 @@ def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default:
                 f"{100 / reference.test_images:.2g} points. Best: of all candidates, trained to "
                 f"the end ({reference.epochs} epochs) and exported, the best file within the "
                 "budget by its test score. Regret is the difference, the sum of three: choosing "
-                f"by the minival ({reference.minival_images:,} images), giving ties to the faster "
+                f"by validation ({reference.val_images:,} images), giving ties to the faster "
                 "file, and the rest, which is halving and the fit's own measurements of time. "
                 "Again is the shortest of the times in fresh processes. Cost is the fit's plan and "
                 "training as a share of training every candidate to the end, in measured seconds, "
@@ -215,7 +216,7 @@ def table_row(reference: Reference, row: FitRow, metric: Metric, default: str) -
     points = [""] * 5
     if lost is not None:
         best = max((each.test for each in within(reference.files, row.budget_ms)), key=metric.rank)
-        parts = (lost.regret, lost.minival, lost.ties, lost.rest)
+        parts = (lost.regret, lost.val, lost.ties, lost.rest)
         points = [f"{best:.2f}", *(f"{each:+.2f}" for each in parts)]
     return (
         f"{row.budget_ms:g}",
@@ -235,7 +236,7 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
     shipped = [row for row in rows if not row.failure]
     each_lost = [losses(reference.files, row.budget_ms, row.test, metric) for row in shipped]
     regrets = [each.regret for each in each_lost if each is not None]
-    others = [each.beyond_minival for each in each_lost if each is not None]
+    others = [each.beyond_val for each in each_lost if each is not None]
     first = sum(row.again_ms[0] <= NOISE * row.budget_ms for row in shipped)
     costs = [cost(row, reference) for row in shipped]
     lines = [
@@ -246,7 +247,7 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
         lines += [
             f"Regret at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in regrets)}"
             f" of {len(rows)}; mean {statistics.mean(regrets):.2f}, largest {max(regrets):.2f}.",
-            "Against the file that training every candidate to the end finds, by the minival:",
+            "Against the file that training every candidate to the end finds, by validation:",
             f"at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in others)} of "
             f"{len(rows)}; mean {statistics.mean(others):.2f}, largest {max(others):.2f}.",
         ]

@@ -86,7 +86,7 @@ def multilabel_scores(data: DataSet, recipe: Recipe, folder: Path) -> dict[str, 
 
 def classifier_scores(data: DataSet, recipe: Recipe, folder: Path) -> dict[str, float]:
     """Of the softmax of a classifier, where a class is predicted from a probability of 0.5 on."""
-    alone = replace(data, train=with_one(data.train), minival=with_one(data.minival))
+    alone = replace(data, train=with_one(data.train), val=with_one(data.val))
     alone = replace(alone, test=with_one(data.test)).with_targets(data.classes, lambda t: t[0])
     epochs = round(recipe.epochs * len(data.train) / len(alone.train))
     list(run.train(folder, MODEL, alone, replace(recipe, epochs=epochs)))

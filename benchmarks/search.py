@@ -16,7 +16,7 @@ with so many seeds, and scored on the test images, which no choice has seen:
 All of these are within the budget as measured here: estimates by which structures are drawn are
 corrected by the times of twenty of them, twice.
 
-The Spearman correlation is that of the regression's prediction with the minival of random
+The Spearman correlation is that of the regression's prediction with the validation split of random
 structures of the space that are trained fully, once each. Times are measured here, on a quiet
 machine; `--device PROFILE` estimates them instead. `--quick` is a short version, whose
 numbers say little. WORK has all runs, so that a stopped benchmark goes on. DATA has Fashion-MNIST's
@@ -75,7 +75,7 @@ WIDTHS = tuple(0.4 + 0.05 * step for step in range(15))  # multiples of the Mast
 @dataclass(frozen=True, kw_only=True)
 class Case:
     train: int  # images
-    minival: int
+    val: int
     side: int
     epochs: float
     batch: int
@@ -86,12 +86,12 @@ Choices = dict[str, tuple[str, ...]]  # choice -> spec of each seed, as JSON
 
 
 CASES = {
-    "digits": Case(train=200, minival=800, side=16, epochs=40, batch=32),
-    "fashion": Case(train=4000, minival=2000, side=20, epochs=12, batch=64),
+    "digits": Case(train=200, val=800, side=16, epochs=40, batch=32),
+    "fashion": Case(train=4000, val=2000, side=20, epochs=12, batch=64),
 }
 QUICK = {
-    "digits": Case(train=100, minival=300, side=16, epochs=12, batch=32),
-    "fashion": Case(train=200, minival=500, side=28, epochs=3, batch=64),
+    "digits": Case(train=100, val=300, side=16, epochs=12, batch=32),
+    "fashion": Case(train=200, val=500, side=28, epochs=3, batch=64),
 }
 
 
@@ -115,8 +115,8 @@ def open_case(name: str, case: Case, source: Path | None) -> DataSet:
         file = find_file(source, "train-images-idx3-ubyte*", "Debian's dataset-fashion-mnist")
         data = open_data(str(file.parent))
     order = np.random.default_rng(0).permutation(len(data.train)).tolist()
-    train, rest = order[: case.train], order[case.train : case.train + case.minival]
-    return replace(data, train=data.train.subset(train), minival=data.train.subset(rest))
+    train, rest = order[: case.train], order[case.train : case.train + case.val]
+    return replace(data, train=data.train.subset(train), val=data.train.subset(rest))
 
 
 def run(generator: Generator[str, None, Any]) -> Any:
@@ -265,7 +265,7 @@ def compare(job: SearchJob, data: DataSet, best: NetSpec, ms: float, seeds: int)
 
 
 def correlation(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning], count: int) -> Any:
-    """Spearman's correlation of prediction and minival of random structures, trained fully."""
+    """Spearman's correlation of prediction and validation of random structures, trained fully."""
     rows = job.space.random(np.random.default_rng(2), count)
     trials = {f"random-{n:02d}": (job.spec(row, job.home), 0) for n, row in enumerate(rows)}
     scores = [each.score for each in train_all(job, trials).values()]
@@ -291,7 +291,7 @@ def markdown(result: Mapping[str, Any]) -> str:
             "",
             "Times are " + ("measured." if result["device"] == HERE else "estimates by a profile."),
             "",
-            f"The MasterNet has {result['master_minival']:.2f} % on the minival and takes "
+            f"The MasterNet has {result['master_val']:.2f} % on the validation split and takes "
             f"{result['master_ms']:.3f} ms; the budget is {result['budget_ms']:.3f} ms. Spearman "
             f"of predictions and {len(result['random'])} random structures, trained fully: "
             f"{result['spearman']:.2f}.",
@@ -367,7 +367,7 @@ def main() -> None:
         device=words.device,
         case=asdict(case),
         master_ms=own_ms,
-        master_minival=master.score,
+        master_val=master.score,
         budget_ms=SHARE * own_ms,
         networks=plain(networks),
         spearman=spearman,

@@ -46,8 +46,8 @@ PAGE = Output("a table of it", ".md", begins_with(b"# Images without labels"))
 
 
 def pool() -> DataSet:
-    """The digits without a minival: 1,297 for training."""
-    return open_data("digits", minival=0)
+    """The digits without a validation split: 1,297 for training."""
+    return open_data("digits", val=0)
 
 
 def labelled(seed: int) -> tuple[DataSet, list[int]]:

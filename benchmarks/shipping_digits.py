@@ -42,11 +42,11 @@ def main() -> None:
         indices, pictures = zip(*test.readable(), strict=True)
         images = list(inputs("normalised", bundle.preprocessing, pictures))
         expected, labels = logits(bundle, images), [test.targets[index] for index in indices]
-        minival, calibration = comparison_images(run, bundle), calibration_images(run, bundle)
+        val, calibration = comparison_images(run, bundle), calibration_images(run, bundle)
         for format in args.formats:
             for precision in FORMATS[format].precisions:
                 how = dict(format=format, precision=precision, calibration=calibration)
-                result = compare(file_outputs(bundle, minival, images, **how), expected, labels)
+                result = compare(file_outputs(bundle, val, images, **how), expected, labels)
                 row = {"run": Path(run).name, "format": format, "precision": precision}
                 rows.append({**row, **asdict(result)})
                 print(
@@ -62,12 +62,12 @@ def main() -> None:
 
 
 def file_outputs(
-    bundle: Bundle, minival: ComparisonImages, images: list[np.ndarray], *, format: str, **how: Any
+    bundle: Bundle, val: ComparisonImages, images: list[np.ndarray], *, format: str, **how: Any
 ) -> np.ndarray:
     """(N, K) of an exported file for `images`."""
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / f"net{FORMATS[format].suffix}"
-        export(bundle, path, minival, format=format, max_drop=100, **how)
+        export(bundle, path, val, format=format, max_drop=100, **how)
         return outputs(open_file(path, trust=True), images)
 
 

@@ -14,8 +14,9 @@ Everything that is not in this list is as in the recipe. The changes are made be
 - 32 pixels, batches of 64, 16 steps per epoch. 90 epochs in the paper become 24, 350 become 93. In
   the second table every recipe has 93. The warmup keeps its fraction of training.
 - The learning rate per image is RATE times the recipe's: with the published rate the first row has
-  not converged (94 % on the minival). RATE was chosen from 1, 4, 8 and 16 by the minival of seed 0
-  of the first and the last row (at 60 epochs). The recipe `digits` keeps its own.
+  not converged (94 % on the validation split). RATE was chosen from 1, 4, 8 and 16 by the
+  validation split of seed 0 of the first and the last row (at 60 epochs). The recipe `digits` keeps
+  its own.
 - The span of the weight average is at most 1/11 of training, as that of 0.9999 is in ResNet-RS's
   109,000 steps.
 - The weight decay is the published one; in so few steps it has little effect.
@@ -186,7 +187,7 @@ def scores(job: tuple[Row, int]) -> tuple[Row, int, dict[str, float]]:
     net = trained(row.network, recipe, data, teacher)
     top1 = {
         part: score_images(net, Classify(), getattr(data, part), PRE, "cpu")[0]["top1"]
-        for part in ("minival", "test")
+        for part in ("val", "test")
     }
     return row, seed, {**top1, "cpu_s": round(time.process_time() - began, 1)}
 
@@ -226,7 +227,7 @@ def study(
                 temporary.write_text(json.dumps(result, indent=1) + "\n")
             left = (time.perf_counter() - began) / done * (len(jobs) - done) / 60
             yield (
-                f"{done} of {len(jobs)}: {row.name}, seed {seed}: minival {score['minival']:.1f}, "
+                f"{done} of {len(jobs)}: {row.name}, seed {seed}: validation {score['val']:.1f}, "
                 f"test {score['test']:.1f}, {score['cpu_s']:.0f} CPU-s; about {left:.0f} min left"
             )
 
@@ -279,7 +280,7 @@ def tables(result: dict[str, Any]) -> str:
     for table, reference in ((STUDY, "the row above"), (FAMILIES, PLAIN)):
         done = [row for row in result["rows"] if row["table"] == table and row["scores"]]
         test = {row["name"]: Summary.of(row["scores"], "test") for row in done}
-        head = ["", "minival", "test", f"test, to {reference}"]
+        head = ["", "val", "test", f"test, to {reference}"]
         cells = []
         for row in done:
             other = test.get(row["against"])
@@ -287,7 +288,7 @@ def tables(result: dict[str, Any]) -> str:
             cells.append(
                 [
                     row["name"],
-                    str(Summary.of(row["scores"], "minival")),
+                    str(Summary.of(row["scores"], "val")),
                     str(test[row["name"]]),
                     change,
                 ]
@@ -305,7 +306,7 @@ def tables(result: dict[str, Any]) -> str:
         [
             *lines,
             f"Top-1 in percent, mean ± standard deviation over {len(seeds)} seeds, on",
-            f"{protocol['minival']} digits (minival) and on {protocol['test']} of other writers",
+            f"{protocol['val']} digits (validation) and on {protocol['test']} of other writers",
             f"(test). Epochs: {protocol['short_epochs']} for 90 in the paper,",
             f"{protocol['long_epochs']} for 350. Worse: by more than the root of the sum of the",
             "variances. The published column is of another network on other images: compare the",
@@ -352,7 +353,7 @@ def main(words: Sequence[str] | None = None) -> None:
     protocol = {
         "short_epochs": short,
         "long_epochs": long,
-        **{part: len(getattr(data, part)) for part in ("train", "minival", "test")},
+        **{part: len(getattr(data, part)) for part in ("train", "val", "test")},
     }
     for line in study(
         args.out, rows(short, long), protocol, 1 if args.quick else args.seeds, args.processes

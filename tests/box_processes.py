@@ -41,7 +41,7 @@ def main(out: str) -> None:
         epochs = list(train_epochs(net.double(), task, Doubles(batches), recipe, context=context))
         torch.manual_seed(1)  # the same in each process; so short a training finds nothing
         torch.nn.init.normal_(epochs[-1].average.task_head.classes.weight, std=0.3)
-        tests = Batches(data.minival, task.test_view(pre), batch=2, **process)
+        tests = Batches(data.val, task.test_view(pre), batch=2, **process)
         scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
         if context.is_rank_zero:
             Path(out).write_text(json.dumps([[epoch.loss for epoch in epochs], scores]))

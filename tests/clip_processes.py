@@ -36,7 +36,7 @@ def main(out: str) -> None:
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet3d_rs_tiny"), classes=4)).double()
         epochs = list(train_epochs(net, task, batches, recipe, context=context))
-        tests = Batches(data.minival, task.test_view(pre), batch=2, **process)
+        tests = Batches(data.val, task.test_view(pre), batch=2, **process)
         scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
         if context.is_rank_zero:
             Path(out).write_text(json.dumps([[epoch.loss for epoch in epochs], scores]))

@@ -30,7 +30,7 @@ def few_digits() -> DataSet:
         part: images.subset(range(count))
         for part, images, count in (
             ("train", data.train, 64),
-            ("minival", data.minival, 20),
+            ("val", data.val, 20),
             ("test", data.test, 20),
         )
     }

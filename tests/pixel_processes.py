@@ -53,7 +53,7 @@ def main(out: str) -> None:
             epochs = list(
                 train_epochs(net.double(), task, Doubles(batches), recipe, context=context)
             )
-            tests = Batches(data.minival, task.test_view(pre), batch=2, **process)
+            tests = Batches(data.val, task.test_view(pre), batch=2, **process)
             scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
             results.append([[epoch.loss for epoch in epochs], scores])
         if context.is_rank_zero:

@@ -120,7 +120,7 @@ def test_without_duplicates_the_data_set_is_another_one_that_opens_again(tmp_pat
     rest = without_duplicates(data, report)
     left_out = {"train/a/000.png", "train/a/001.png", "val/a/002.png"}
     assert {*report.duplicates} == left_out
-    before, after = ({*each.train.names, *each.minival.names} for each in (data, rest))
+    before, after = ({*each.train.names, *each.val.names} for each in (data, rest))
     assert before - after == left_out
     assert rest.test.names == data.test.names
     assert rest.fingerprint != data.fingerprint
@@ -165,10 +165,10 @@ def test_unreadable_images_are_named_with_reasons_and_the_others_are_compared(tm
 
 
 @pytest.mark.parametrize(("images", "points"), [(2, "50 points"), (500, "")])
-@pytest.mark.parametrize("split", ["minival", "test"])
+@pytest.mark.parametrize("split", ["val", "test"])
 def test_a_scored_split_of_few_images_is_a_warning_with_what_one_counts(split, images, points):
     report = DataReport(
-        images=dict(train=600, minival=200, test=200) | {split: images},
+        images=dict(train=600, val=200, test=200) | {split: images},
         classes=2,
         smallest=("a", 300),
         largest=("b", 300),
@@ -220,7 +220,7 @@ def test_images_of_every_mode_and_of_one_colour_are_no_copies_of_each_other(tmp_
 def test_the_numbers_of_images_classes_and_sides(tmp_path):
     pictures = plain(16) | {"train/b/small.png": photograph(50, (33, 200))}
     report = report_of(open_data(str(write(tmp_path, pictures))))
-    assert report.images == {"train": 9, "minival": 4, "test": 4}
+    assert report.images == {"train": 9, "val": 4, "test": 4}
     assert report.classes == 2
     assert (report.smallest, report.largest) == (("a", 4), ("b", 5))
     assert report.sides == (33, 90, 90)
@@ -229,7 +229,7 @@ def test_the_numbers_of_images_classes_and_sides(tmp_path):
 
 
 def in_memory(pictures: list[np.ndarray], targets: list[int], classes: int) -> DataSet:
-    """Every third image is for the minival, and as many are for the test."""
+    """Every third image is for the validation split, and as many are for the test."""
 
     def read(name: str) -> Image.Image:
         return Image.fromarray(pictures[int(name)])
@@ -258,7 +258,7 @@ def test_a_thousand_copies_of_a_picture_are_one_pair_each_and_not_a_million():
     report = report_of(in_memory(pictures, [0] * 3000, 2))
     assert report.totals["across_splits"] == 3 * 2000 - 3
     assert len(report.across_splits) == 1000
-    assert (report.totals["minival"], report.totals["test"]) == (1000, 1000)
+    assert (report.totals["val"], report.totals["test"]) == (1000, 1000)
     assert len(report.duplicates) == 2000
 
 
@@ -267,7 +267,7 @@ def test_frames_of_one_film_show_the_same_though_all_are_alike():
     scene = np.asarray(photograph(0, (32, 32)).convert("L"), np.float32)
     frames = [np.clip(scene + rng.normal(0, 2, (32, 32)), 0, 255) for _ in range(120)]
     report = report_of(in_memory([frame.astype(np.uint8) for frame in frames], [0] * 120, 2))
-    assert (report.totals["minival"], report.totals["test"]) == (40, 40)
+    assert (report.totals["val"], report.totals["test"]) == (40, 40)
 
 
 def test_workers_see_the_same(tmp_path):

@@ -45,7 +45,7 @@ def digits():
     return replace(
         data,
         train=data.train.subset(range(128)),
-        minival=data.minival.subset(range(64)),
+        val=data.val.subset(range(64)),
         test=data.test.subset(range(64)),
     )
 
@@ -207,10 +207,10 @@ def test_a_folder_that_may_not_be_written_to_is_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_class_and_no_minival_are_refused_before_anything_is_written(digits, tmp_path):
+def test_one_class_and_no_val_are_refused_before_anything_is_written(digits, tmp_path):
     one = digits.with_targets(("digit",), lambda target: 0)
-    without = replace(digits, minival=digits.minival.subset([]))
-    for data, hint in ((one, "two or more"), (without, "minival")):
+    without = replace(digits, val=digits.val.subset([]))
+    for data, hint in ((one, "two or more"), (without, "val")):
         with pytest.raises(ValueError, match=hint):
             [*fit_data(data, tmp_path / "fit", SETTINGS, SHORT)]
     assert not (tmp_path / "fit").exists()

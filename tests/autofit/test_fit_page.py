@@ -65,7 +65,7 @@ def file(candidate: Candidate, precision: str, ms: float, top1: float) -> Shippe
         ms=ms,
         low=0.9 * ms,
         high=1.2 * ms,
-        minival={"top1": top1, "images": 200},
+        val={"top1": top1, "images": 200},
         within=ms <= 2,
         resolution=candidate.resolution,
         size_mib=3.25,
@@ -80,7 +80,7 @@ RESULTS = FitResults(
     percentile=50,
     settings={"budget_ms": 2.0},
     data=DataReport(
-        images={"train": 900, "minival": 200, "test": 150},
+        images={"train": 900, "val": 200, "test": 150},
         classes=10,
         smallest=("3", 80),
         largest=("7", 99),
@@ -161,7 +161,7 @@ def folder(tmp_path_factory) -> Path:
     for each in (SMALL, LARGE):
         trial = folder / "trials" / each.name
         trial.mkdir(parents=True)
-        rows = [ROW | {"epoch": n, "loss": 2 / n, "minival/top1": 70.0 + n} for n in (1, 2, 3)]
+        rows = [ROW | {"epoch": n, "loss": 2 / n, "val/top1": 70.0 + n} for n in (1, 2, 3)]
         (trial / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     net = zoo.create("genet_tiny", classes=10, in_channels=1, resolution=24)
     pre = Preprocessing(resolution=24, mean=(0.3,), std=(0.3,), crop=1.0)
@@ -183,7 +183,7 @@ def test_the_page_names_each_number_by_what_it_is(folder):
     assert (
         "1.90 ms an image, p50 of calls (batch 1, a <processor>); the budget is 2 ms" in page.text
     )
-    assert "minival top-1 91.50 %" in page.text, "the best file within half the time"
+    assert "validation top-1 91.50 %" in page.text, "the best file within half the time"
     assert "published ImageNet top-1 84.8 %" in page.text, "within twice the time"
     for text in ("a/broken.png: it is cut off", "a/1 (train), b/2 (test)", "images are grey"):
         assert text in page.text
@@ -240,7 +240,7 @@ FAILED = replace(FILES[1], path="", ms=None, low=None, high=None, failure="no su
     ("shipment", "words"),
     [
         (dict(files=FILES[:1]), []),
-        (dict(test={}, test_split=""), ["minival top-1 93.00 %", "by which it was chosen"]),
+        (dict(test={}, test_split=""), ["validation top-1 93.00 %", "by which it was chosen"]),
         (dict(files=(ESTIMATES[0], NO_ESTIMATE)), ["estimated, 90 % interval", "no estimate"]),
         (dict(files=(FILES[0], FAILED)), ["no such operator"]),
         (dict(confusion=None, mistakes=()), []),

@@ -54,15 +54,13 @@ def as_rgb_files(data: DataSet, folder: Path) -> DataSet:
     with (folder / "table.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(("path", "label", "split"))
-        for split in ("train", "minival", "test"):
+        for split in ("train", "val", "test"):
             images = getattr(data, split)
             for index, target in enumerate(images.targets):
                 gray = np.asarray(images.picture(index))
                 path = folder / f"{split}{index:03}.png"
                 Image.fromarray(np.stack([gray, gray, gray], 2)).save(path)
-                table.writerow(
-                    (path.name, data.classes[target], {"minival": "val"}.get(split, split))
-                )
+                table.writerow((path.name, data.classes[target], {"val": "val"}.get(split, split)))
     return open_data(str(folder / "table.csv"), keep_duplicates=True)
 
 
@@ -74,8 +72,8 @@ def gray(tmp_path_factory) -> DataSet:
 @pytest.fixture(scope="module")
 def rgb(gray, tmp_path_factory) -> DataSet:
     data = as_rgb_files(gray, tmp_path_factory.mktemp("rgb") / "png")
-    assert [len(getattr(data, part)) for part in ("train", "minival", "test")] == [
-        len(getattr(gray, part)) for part in ("train", "minival", "test")
+    assert [len(getattr(data, part)) for part in ("train", "val", "test")] == [
+        len(getattr(gray, part)) for part in ("train", "val", "test")
     ]
     return replace(data, mirror=gray.mirror)
 
@@ -108,7 +106,7 @@ def test_training_on_gray_images_is_that_on_the_same_images_as_rgb_files(runs):
         [json.loads(row) for row in (runs[name] / run_folder.LOG).read_text().splitlines()]
         for name in runs
     ]
-    for key in ("loss", "minival/top1"):
+    for key in ("loss", "val/top1"):
         assert [row[key] for row in logs[0]] == [row[key] for row in logs[1]]
     assert Bundle.load(runs["gray"] / "bundle").preprocessing.channels == 3
 

@@ -310,9 +310,9 @@ def test_rungs_continue_one_training_and_the_finalists_have_bundles(whole, data)
     assert {each.partition("_")[0] for each in last} == {"genet", "resnet"}
     for score in outcome.scores[-2:]:
         bundle = Bundle.load(folder / "trials" / score.candidate / "bundle")
-        scores = score_bundle(bundle, data.minival, "cpu").scores
+        scores = score_bundle(bundle, data.val, "cpu").scores
         assert score.scores["top1"] == scores["top1"]
-        assert score.correct.count("1") == round(scores["top1"] / 100 * len(data.minival))
+        assert score.correct.count("1") == round(scores["top1"] / 100 * len(data.val))
     for name in outcome.finalists:
         log = (folder / "trials" / name / "log.jsonl").read_text().splitlines()
         assert [json.loads(line)["epoch"] for line in log] == [1, 2, 3, 4]
@@ -426,7 +426,7 @@ def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(whole, data, t
         "from fullstride.data.dataset import open_data\n"
         "from test_halving import fit\n"
         "data = open_data('digits')\n"
-        "parts = dict(train=48, minival=20, test=0)\n"
+        "parts = dict(train=48, validation=20, test=0)\n"
         "parts = {k: getattr(data, k).subset(range(n)) for k, n in parts.items()}\n"
         "from fullstride.train.loop import Learner\n"
         "step = Learner.step\n"
@@ -523,9 +523,9 @@ def test_a_candidate_that_cannot_train_is_left_out_with_its_reason(data, tmp_pat
     assert stored_time(tmp_path, bad) is None  # the next call tries again
 
 
-def test_data_without_a_minival_are_refused(data, tmp_path):
-    none = replace(data, minival=data.minival.subset([]))
-    with pytest.raises(ValueError, match="minival"):
+def test_data_without_a_val_are_refused(data, tmp_path):
+    none = replace(data, val=data.val.subset([]))
+    with pytest.raises(ValueError, match="val"):
         drain(make_plan(tmp_path, CANDIDATES, MS, none, recipe=CHOICE))
 
 

@@ -118,7 +118,7 @@ def test_the_file_that_ships_has_the_scores_of_its_own_outputs(ended, few_digits
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     model = open_model(str(folder / "model.onnx"))
     assert (model.metadata.licence, model.metadata.input_kind) == ("apache-2.0", "pixels")
-    for images, scores in ((few_digits.minival, best.minival), (few_digits.test, shipment.test)):
+    for images, scores in ((few_digits.val, best.val), (few_digits.test, shipment.test)):
         side = best.resolution
         pixels = [
             np.asarray(images.picture(index).resize((side, side), 2))[..., None]
@@ -258,7 +258,7 @@ def record(candidate: str, precision: str, ms: float, correct: str, within: bool
         format="onnx",
         precision=precision,
         ms=ms,
-        minival=scores,
+        val=scores,
         within=within,
     )
     return FileRecord(file=file, correct=correct, seconds=0)

@@ -12,11 +12,11 @@ from fullstride.tasks import find_task
 fit_regret = import_module("fit_regret")
 
 TOP1 = find_task().find_metric("top1")
-IMAGES = 1000  # of the minival, so that one of them is a tenth of a point
+IMAGES = 1000  # of the validation split, so that one of them is a tenth of a point
 
 
 def reference_file(name, ms, right, test, *, params=1000, precision: Precision = "fp32"):
-    """A file of the network `name` that has the first `right` minival images right."""
+    """A file of the network `name` that has the first `right` validation images right."""
     model, _, side = name.rpartition("-")
     return fit_regret.ReferenceFile(
         file=ShippedFile(
@@ -25,7 +25,7 @@ def reference_file(name, ms, right, test, *, params=1000, precision: Precision =
             format="onnx",
             precision=precision,
             ms=ms,
-            minival={"top1": 100 * right / IMAGES, "loss": 1.0, "images": IMAGES},
+            val={"top1": 100 * right / IMAGES, "loss": 1.0, "images": IMAGES},
             within=True,
             resolution=int(side),
         ),
@@ -46,7 +46,7 @@ REFERENCE = fit_regret.Reference(
     files=FILES,
     seconds={"small-16": 10.0, "small-32": 20.0, "large-16": 30.0, "large-32": 40.0},
     epochs=20,
-    minival_images=IMAGES,
+    val_images=IMAGES,
     test_images=500,
 )
 ROW = fit_regret.FitRow(
@@ -71,14 +71,14 @@ def test_six_budgets_lie_strictly_between_the_fastest_and_the_slowest_candidate(
 
 
 def test_the_parts_of_the_regret_are_its_sum_and_name_the_choice_that_lost():
-    # the best minival within 3.1 ms is large-32 in int8, with a test score of 92
+    # the best validation score within 3.1 ms is large-32 in int8, with a test score of 92
     lost = fit_regret.losses(FILES, 3.1, 91.0, TOP1)
-    assert (lost.minival, lost.ties, lost.rest) == (2.0, 0.0, 1.0)
+    assert (lost.val, lost.ties, lost.rest) == (2.0, 0.0, 1.0)
     assert lost.regret == 3.0
-    assert lost.beyond_minival == 1.0  # against large-32, which training all to the end finds
+    assert lost.beyond_val == 1.0  # against large-32, which training all to the end finds
     # without it large-16 is the best by one image, which is a tie, and small-32 is faster
     lost = fit_regret.losses(FILES[:3], 3.1, 94.0, TOP1)
-    assert (lost.minival, lost.ties, lost.rest) == (1.0, -1.0, 0.0)
+    assert (lost.val, lost.ties, lost.rest) == (1.0, -1.0, 0.0)
 
 
 def test_a_fit_may_be_better_than_the_reference_and_a_budget_may_be_too_small_for_it():

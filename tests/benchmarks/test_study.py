@@ -24,7 +24,7 @@ ADAPTED = {
     "fit",
 }
 ADAPTED |= {"scale", "hflip_prob"}
-PROTOCOL = {"short_epochs": 1, "long_epochs": 2, "train": 1037, "minival": 260, "test": 500}
+PROTOCOL = {"short_epochs": 1, "long_epochs": 2, "train": 1037, "val": 260, "test": 500}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -114,9 +114,7 @@ def test_a_study_keeps_every_score_and_computes_none_twice(two_rows):
     for row in result["rows"]:
         assert set(row["scores"]) == {"0", "1"}
         assert all(
-            isfinite(score[part])
-            for score in row["scores"].values()
-            for part in ("minival", "test")
+            isfinite(score[part]) for score in row["scores"].values() for part in ("val", "test")
         )
     assert list(study.study(out, rows, PROTOCOL, seeds=2, processes=2)) == []
 
@@ -149,9 +147,9 @@ def test_the_table_is_printed_again_from_its_file(two_rows, capsys):
     study.main(["--table", str(out)])
     printed = capsys.readouterr().out
     (line,) = [line for line in printed.splitlines() if "+ cosine schedule" in line]
-    _, minival, test, change, published = [cell.strip() for cell in line.strip("|").split("|")]
+    _, val, test, change, published = [cell.strip() for cell in line.strip("|").split("|")]
     assert published == "79.3"
-    for cell in (minival, test):
+    for cell in (val, test):
         mean, deviation = cell.split(" ± ")
         assert isfinite(float(mean))
         assert isfinite(float(deviation))

@@ -240,7 +240,7 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
         if name in error
     }
     assert seen == {"zero.jpg", "cut.jpg", "text.png"}
-    for name in ("flower", "temple"):  # also where the minival and the test have some
+    for name in ("flower", "temple"):  # also where the validation split and the test have some
         for path in list((data / name).iterdir())[:8]:
             path.write_bytes(b"")
     shutil.rmtree(tmp_path / "run")
@@ -260,7 +260,7 @@ def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(
     file, folder = tmp_path / "net.onnx", tmp_path / "net"
     assert cli.run(["export", str(run), "--out", str(file), "--with-preprocessing"]) == 0
     assert "pixels in, run by ONNX Runtime" in capsys.readouterr().out
-    loose = ["--max-drop", "100"]  # the minival has a handful of images
+    loose = ["--max-drop", "100"]  # the validation split has a handful of images
     assert cli.run(["export", str(run), "--out", str(folder), "--precision", "int8", *loose]) == 0
     assert "openvino, int8, normalised in" in capsys.readouterr().out
     rows = []

@@ -71,7 +71,7 @@ def test_one_call_takes_the_splits_that_the_command_takes(few_digits, tmp_path):
         path = folder / "ab"[index % 2] / f"p{index // 4}-{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         few_digits.train.picture(index).save(path)
-    how = dict(minival=0.3, test=0, group=r"(p\d)", keep_duplicates=True)
+    how = dict(val=0.3, test=0, group=r"(p\d)", keep_duplicates=True)
     out = tmp_path / "run"
     fullstride.train_network(folder, "genet_tiny", out, device="cpu", **SHORT, **how)
     config = json.loads((out / "run.json").read_text())

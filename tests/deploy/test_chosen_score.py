@@ -28,8 +28,8 @@ BY_F1 = {"top1": 80.0, "macro_f1": 70.0, "images": 20}
 def test_the_best_epoch_is_that_of_the_recipe_s_score(score, best, few_digits, tmp_path):
     recipe = replace(SHORT, score=score)
     rows = list(run.train(tmp_path / "run", "genet_tiny", few_digits, recipe))
-    saved = Bundle.load(tmp_path / "run" / run_folder.BEST).scores["minival"]
-    assert saved[score] == best(row[f"minival/{score}"] for row in rows)
+    saved = Bundle.load(tmp_path / "run" / run_folder.BEST).scores["val"]
+    assert saved[score] == best(row[f"val/{score}"] for row in rows)
 
 
 def test_a_score_that_the_task_lacks_ends_the_run_before_it_begins(few_digits, tmp_path):

@@ -213,13 +213,13 @@ def test_files_are_compared_on_the_middle_clips_of_videos_that_can_be_read(tmp_p
     for label in ("a", "b"):
         for number in range(10):
             write_frames(tmp_path / label / f"{number}", 20, seed=number)
-    data = open_clips(str(tmp_path), minival=0.5, test=0)
-    name = data.minival.names[0]
+    data = open_clips(str(tmp_path), val=0.5, test=0)
+    name = data.val.names[0]
     (tmp_path / name / "img8.png").write_bytes(b"broken")
     bundle = clip_bundle(task="video")
     images = images_to_compare(data, "video", view=view_of_clips(bundle))
-    assert len(images.pictures) == len(data.minival) - 1 == len(images.labels)
-    (row,) = predict(bundle, [tmp_path / data.minival.names[1]])
+    assert len(images.pictures) == len(data.val) - 1 == len(images.labels)
+    (row,) = predict(bundle, [tmp_path / data.val.names[1]])
     (same,) = predict(bundle, [images.pictures[0][np.repeat(np.arange(8), 2)]])
     assert row.guesses == same.guesses
     ranges = images_for_ranges(data, 3, view_of_clips(bundle))

@@ -381,9 +381,9 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
         assert line.startswith(f"good: 3.000 ms an image here (batch {batch}, ")
     lines = []
     assert choose_form.most_accurate(bundles, None, lines.append)[0] == "slow"
-    minival = {"minival": {"top1": 99.9}}
-    without_test = {name: replace(base, scores=minival) for name in ("a",)}
-    both = replace(base, scores={"minival": {"top1": 50.0}, "test": {"top1": 100.0}})
+    val = {"val": {"top1": 99.9}}
+    without_test = {name: replace(base, scores=val) for name in ("a",)}
+    both = replace(base, scores={"val": {"top1": 50.0}, "test": {"top1": 100.0}})
     assert choose_form.most_accurate({**without_test, "b": both}, None, lines.append)[0] == "a"
     assert not lines  # nothing is measured where nothing depends on it
     times_in_words = "0.5 ms an image .*: slow 9.000 ms, good 3.000 ms, fast 1.000 ms"

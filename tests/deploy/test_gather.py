@@ -41,7 +41,7 @@ def finished_run(folder, side: int, score: float, fingerprint: str = DATA.finger
         model="genet_tiny",
         weights="",
         data="digits",
-        minival=None,
+        val=None,
         fingerprint=fingerprint,
         classes=DATA.classes,
         spec=json.loads(bundle.net.spec.to_json()),
@@ -55,7 +55,7 @@ def finished_run(folder, side: int, score: float, fingerprint: str = DATA.finger
     )
     folder.mkdir()
     create_or_resume(folder, config)
-    (folder / LOG).write_text(json.dumps(ROW | {"minival/top1": 9.0, "skipped": {}}) + "\n")
+    (folder / LOG).write_text(json.dumps(ROW | {"val/top1": 9.0, "skipped": {}}) + "\n")
     bundle.save(folder / BUNDLE)
     return bundle
 

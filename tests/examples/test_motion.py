@@ -77,7 +77,7 @@ def test_written_clips_are_those_of_their_numbers_and_open_with_four_classes(as_
     write_motion(tmp_path / "m", COUNTS, 24, 1, 6, as_videos=as_videos)
     data = open_clips(str(tmp_path / "m"))
     assert data.classes == tuple(sorted(scenes.STEPS))
-    assert (len(data.train), len(data.minival), len(data.test)) == (8, 4, 4)
+    assert (len(data.train), len(data.val), len(data.test)) == (8, 4, 4)
     assert not data.mirror
     for index, name in enumerate(data.train.names):
         number = int(name.rpartition("/")[2].partition(".")[0])

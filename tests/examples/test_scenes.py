@@ -163,7 +163,7 @@ def test_the_table_and_the_annotations_say_what_is_in_the_pictures(tmp_path, one
     write_scenes(tmp_path, COUNTS, 32, 5, one_class=one_class)
     data = open_labels(str(tmp_path))
     assert data.classes == (("digit",) if one_class else tuple("0123456789"))
-    for split, images in (("train", data.train), ("val", data.minival), ("test", data.test)):
+    for split, images in (("train", data.train), ("val", data.val), ("test", data.test)):
         content = json.loads((tmp_path / "annotations" / f"instances_{split}.json").read_text())
         for number in range(8):
             each = split_scene(number, 32, 5, split)
@@ -182,7 +182,7 @@ def test_the_table_and_the_annotations_say_what_is_in_the_pictures(tmp_path, one
                 assert mask.sum() == entry["area"]
         ids = [entry["id"] for entry in content["annotations"]]
         assert sorted({*ids}) == ids == [*range(1, len(ids) + 1)]  # pycocotools ignores 0
-    by_table = open_labels(str(tmp_path / "train/labels.csv"), minival=0, test=0)
+    by_table = open_labels(str(tmp_path / "train/labels.csv"), val=0, test=0)
     names = {
         name: {by_table.classes[i] for i in target}
         for name, target in zip(by_table.train.names, by_table.train.targets, strict=True)

@@ -264,7 +264,7 @@ def run_config() -> run_folder.RunConfig:
         model="genet_tiny",
         weights="",
         data="digits",
-        minival=None,
+        val=None,
         fingerprint="a",
         classes=("b", "c"),
         spec={},

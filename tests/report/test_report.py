@@ -16,7 +16,7 @@ HOSTILE = '<script>alert("x")</script> $\\frac{1}{0}$ & \'_'
 TOP1 = Classify.metric
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 LOG = [
-    dict(epoch=n + 1, loss=2 / (n + 1), lr=0.1, images_per_s=3000.0, **{"minival/top1": 90.0 + n})
+    dict(epoch=n + 1, loss=2 / (n + 1), lr=0.1, images_per_s=3000.0, **{"val/top1": 90.0 + n})
     for n in range(5)
 ]
 TRAINED = Entry(

@@ -46,7 +46,7 @@ def shifted():
     return replace(
         data,
         train=data.train.subset(range(600)),
-        minival=data.minival.subset(range(100)),
+        val=data.val.subset(range(100)),
         test=replace(test, read=PartlyNegative(test.read, negatives)),
     ), negatives
 
@@ -62,8 +62,8 @@ def test_a_test_of_another_kind_is_told_with_its_classes_and_images(run, shifted
     data, negatives = shifted
     shift, classes, images, advice = shift_lines(run, data)
     scores = Bundle.load(run / run_folder.BUNDLE).scores
-    low = float(shift.split("minival, ")[1].split()[0])
-    assert low < scores["minival"]["top1"]
+    low = float(shift.split("validation, ")[1].split()[0])
+    assert low < scores["val"]["top1"]
     assert f"{low - scores['test']['top1']:.1f} points below" in shift
     named = re.findall(r"(\d) \(", classes)
     assert {int(each) for each in named} <= set(range(OTHERS))
@@ -113,4 +113,4 @@ def test_the_command_and_a_fit_end_with_it(run, shifted, tmp_path, capsys):
     choice = RecipeChoice(changes={"epochs": 12.0, "batch": 32, "lr": 0.1})
     events = list(fit_data(data, tmp_path / "fit", settings, choice, train_device="cpu", workers=0))
     notes = events[-1].result.shipment.notes
-    assert any(" points below the interval of the minival" in note for note in notes)
+    assert any(" points below the interval of the validation split" in note for note in notes)

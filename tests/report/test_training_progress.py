@@ -43,9 +43,9 @@ def plan(few_digits, tmp_path):
 def test_a_run_says_what_it_will_do_before_its_first_step(plan, few_digits):
     lines = {line.split()[0]: line for line in plan_lines(plan)}
     assert list(lines) == ["device", "data", "network", "recipe", "warmup", "length"]
-    counts = [len(getattr(few_digits, name)) for name in ("train", "minival", "test")]
+    counts = [len(getattr(few_digits, name)) for name in ("train", "val", "test")]
     assert counts == [64, 20, 20]
-    assert "10 classes; images: 64 train, 20 minival, 20 test" in lines["data"]
+    assert "10 classes; images: 64 train, 20 validation, 20 test" in lines["data"]
     net = zoo.create("genet_tiny", classes=10, in_channels=1)
     parameters = sum(parameter.numel() for parameter in net.parameters())
     assert f"genet_tiny: {parameters / 1e3:.0f} k parameters" in lines["network"]
@@ -182,7 +182,7 @@ def test_on_a_terminal_there_is_one_bar_which_leaves_no_line(tmp_path):
     shown = screen(text.decode())
     first_words = [line.split()[0] for line in shown]
     # the time is printed on a slow machine, the calibration where the task has probabilities, and a
-    # shift where the writers of the test are harder to read than those of the minival
+    # shift where the writers of the test are harder to read than those of the validation split
     first_words = [word for word in first_words if word not in ("time", "calibration", "shift")]
     assert first_words == [
         "device",

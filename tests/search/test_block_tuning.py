@@ -87,7 +87,7 @@ def test_a_tuned_network_is_the_plain_network_of_its_spec_and_scores_as_it_does(
     bundle = Bundle.load(tmp_path / "t" / RUN / "bundle")
     net = zoo.create(str(tmp_path / "t" / "spec.json")).eval()
     net.load_state_dict(bundle.net.state_dict())
-    images = few_digits.minival
+    images = few_digits.val
     pictures = [images.picture(index) for index in range(len(images))]
     predictions = replace(bundle, net=net).predict(pictures, top=1)
     names = [few_digits.classes[target] for target in images.targets]
@@ -212,7 +212,7 @@ def test_the_test_images_are_never_read(master, few_digits, tmp_path):
     ):
         result = finished(study, trial)
         scores = json.loads((trial.folder / RUN / "scores.json").read_text())
-        assert [*scores["splits"]] == ["minival"]
+        assert [*scores["splits"]] == ["val"]
         assert result.epochs == {TRAINING: 1, TUNING: 2}[study]
 
 

@@ -60,7 +60,7 @@ def data():
     return replace(
         digits,
         train=digits.train.subset(range(32)),
-        minival=digits.minival.subset(range(20)),
+        val=digits.val.subset(range(20)),
         test=digits.test.subset(range(20)),
     )
 
@@ -209,7 +209,7 @@ def test_a_search_ends_with_a_network_within_the_budget(whole, data):
     structure = space.structure_of(replace(net.spec, resolution=32))
     assert tuple(structure.tolist()) == results.best.finalist.structure
     assert results.test["images"] == 20
-    assert json.loads((folder / "search.json").read_text())["minival"] == results.minival
+    assert json.loads((folder / "search.json").read_text())["val"] == results.val
 
 
 @pytest.mark.slow
@@ -264,7 +264,7 @@ from fullstride.search.llr.study import search_events
 if __name__ == "__main__":
     digits = open_data("digits")
     data = replace(digits, train=digits.train.subset(range(32)),
-        minival=digits.minival.subset(range(20)), test=digits.test.subset(range(20)))
+        validation=digits.validation.subset(range(20)), test=digits.test.subset(range(20)))
     for event in search_events(data, Path({folder!r}), SETTINGS, SHORT, **HOW):
         print(event.stage, event.line, flush=True)
 """
@@ -294,7 +294,7 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(whole, data, tmp_path)
     expected = events[-1].result
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
     assert last.best.finalist == expected.best.finalist
-    assert (last.minival, last.test) == (expected.minival, expected.test)
+    assert (last.val, last.test) == (expected.val, expected.test)
 
 
 # ---- the command, and errors

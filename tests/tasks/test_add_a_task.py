@@ -69,7 +69,7 @@ def few_ages(age, few_digits):
     whole = age.Age().open_data("digits")
     splits = {
         split: getattr(whole, split).subset(range(len(getattr(few_digits, split))))
-        for split in ("train", "minival", "test")
+        for split in ("train", "val", "test")
     }
     return replace(whole, **splits)
 
@@ -99,8 +99,8 @@ def test_a_task_trains_resumes_bit_for_bit_and_is_loaded_from_its_bundle(
     task = tasks.find_task(name)
     rows = list(run.train(tmp_path / "whole", "genet_tiny", few_ages, SHORT, task=task))
     assert [row["epoch"] for row in rows] == [1, 2]
-    assert all(row["minival/mae"] > 0 for row in rows)
-    best = min(rows, key=lambda row: row["minival/mae"])
+    assert all(row["val/mae"] > 0 for row in rows)
+    best = min(rows, key=lambda row: row["val/mae"])
     assert run_folder.best_row(rows, task.metric) is best
 
     started = run.train(
@@ -165,7 +165,7 @@ def test_the_commands_know_the_task_of_a_run(age, few_ages, tmp_path, capsys):
     words = ["train", "digits", "--task", "age", "--model", "genet_tiny", "--recipe.steps", "2"]
     words += ["--recipe.warmup-epochs", "0", "--recipe.resolution", "16", "--out"]
     assert cli.run([*words, str(tmp_path / "run")]) == 0
-    assert re.search(r"minival mean absolute error \d+\.\d+ years", capsys.readouterr().out)
+    assert re.search(r"validation mean absolute error \d+\.\d+ years", capsys.readouterr().out)
     assert cli.run(["validate", str(tmp_path / "run")]) == 0
     assert re.search(r"test mean absolute error \d+\.\d+ years", capsys.readouterr().out)
     picture = tmp_path / "digit.png"

@@ -140,7 +140,7 @@ def test_training_is_better_than_both_priors(trained):
     scores = tasks.load(folder).scores["test"]
     assert scores["delta1"] > scores["delta1_rows"] + 5
     assert scores["delta1_rows"] > scores["delta1_constant"]
-    assert {"minival/delta1_rows", "minival/delta1_constant"} <= {*rows[-1]}
+    assert {"val/delta1_rows", "val/delta1_constant"} <= {*rows[-1]}
 
 
 def test_the_command_prints_both_priors(trained, capsys):

@@ -34,7 +34,7 @@ OF_DIGIT = tuple(tuple(k for k in range(4) if digit in DIGITS_OF[k]) for digit i
 def few_labels():
     """Digits and what is true of them."""
     whole = tasks.find_task("classify").open_data("digits")
-    numbers = {"train": 64, "minival": 40, "test": 20}
+    numbers = {"train": 64, "val": 40, "test": 20}
     splits = {name: getattr(whole, name).subset(range(n)) for name, n in numbers.items()}
     return replace(whole, **splits).with_targets(LABELS, OF_DIGIT.__getitem__)
 
@@ -118,8 +118,8 @@ def test_a_recipe_sets_the_exponents_and_classes_their_weights(few_labels):
 
 def test_a_run_resumes_bit_for_bit_and_stores_its_thresholds(trained, few_labels, tmp_path):
     folder, rows = trained
-    assert all(0 < row["minival/map"] <= 100 for row in rows)
-    assert run_folder.best_row(rows, MultiLabel.metric) is max(rows, key=lambda r: r["minival/map"])
+    assert all(0 < row["val/map"] <= 100 for row in rows)
+    assert run_folder.best_row(rows, MultiLabel.metric) is max(rows, key=lambda r: r["val/map"])
     how = dict(task=MultiLabel(), checkpoint_every_steps=3)
     started = run.train(tmp_path / "run", "genet_tiny", few_labels, SHORT, **how)
     next(started)
@@ -131,9 +131,9 @@ def test_a_run_resumes_bit_for_bit_and_stores_its_thresholds(trained, few_labels
     assert whole.task_state == resumed.task_state
     assert len(whole.task_state["thresholds"]) == 4
     assert tasks.task_of(whole).thresholds == tuple(whole.task_state["thresholds"])
-    minival = whole.scores["minival"]
-    assert minival["mean_f1_thresholds"] >= minival["mean_f1"]
-    assert minival["map_low"] <= minival["map"] <= minival["map_high"]
+    val = whole.scores["val"]
+    assert val["mean_f1_thresholds"] >= val["mean_f1"]
+    assert val["map_low"] <= val["map"] <= val["map_high"]
     content = json.loads((folder / "scores.json").read_text())["splits"]["test"]["by_class"]
     assert [row["name"] for row in content] == [*LABELS]
     assert content[0]["threshold"] == 100 * whole.task_state["thresholds"][0]
@@ -262,7 +262,7 @@ def test_exported_files_predict_and_score_as_the_bundle_does(trained, few_labels
 def table(few_labels, tmp_path):
     """A table of the digits and the names of their labels, with both splits."""
     lines = ["path,labels,split"]
-    for split, images in (("train", few_labels.train), ("val", few_labels.minival)):
+    for split, images in (("train", few_labels.train), ("val", few_labels.val)):
         for index in range(len(images)):
             name = f"{split}{index}.png"
             images.picture(index).save(tmp_path / name)
@@ -279,7 +279,7 @@ def test_the_commands_work_with_several_labels(table, tmp_path, capsys):
     words += ["--recipe", "tresnet_multilabel", "--recipe.steps", "3", "--resolution", "16"]
     assert cli.run([*words, "--batch-size", "16", "--recipe.rand-layers", "0"]) == 0
     output = capsys.readouterr().out
-    assert re.search(r"minival mAP \d+\.\d+ %", output)
+    assert re.search(r"validation mAP \d+\.\d+ %", output)
     assert "thresholds of" in output
     assert cli.run(["validate", where, "--per-class"]) == 0
     output = capsys.readouterr().out

@@ -155,26 +155,26 @@ def classes_in(images):
 
 def test_classes_are_in_one_split_and_most_stay_there_when_others_come(things, tmp_path):
     data = Retrieval().open_data(str(things))
-    splits = [classes_in(images) for images in (data.train, data.minival, data.test)]
+    splits = [classes_in(images) for images in (data.train, data.val, data.test)]
     assert [len(each) for each in splits] == [8, 2, 2]
     assert sum(map(len, splits)) == len(set.union(*splits)) == 12
     assert set(data.classes) == splits[0]
     assert {*data.train.targets} == {*range(8)}
-    assert not {*range(8)} & {*data.minival.targets, *data.test.targets}
+    assert not {*range(8)} & {*data.val.targets, *data.test.targets}
     assert len(set(data.test.targets)) == 2
     write_things(things, ["thing12", "thing13"])
     more = Retrieval().open_data(str(things))
     moved = [
         name
-        for before, images in zip(splits, (more.train, more.minival, more.test), strict=True)
+        for before, images in zip(splits, (more.train, more.val, more.test), strict=True)
         for name in before - classes_in(images)
     ]
     assert len(moved) <= 2
 
 
 def test_the_shares_are_of_classes(things):
-    data = Retrieval().open_data(str(things), test=0.5, minival=0)
-    assert (len(data.classes), len(classes_in(data.test)), len(data.minival)) == (6, 6, 0)
+    data = Retrieval().open_data(str(things), test=0.5, val=0)
+    assert (len(data.classes), len(classes_in(data.test)), len(data.val)) == (6, 6, 0)
 
 
 def test_a_run_finds_its_splits_again_by_its_rule(things):
@@ -214,12 +214,12 @@ def test_a_test_of_other_classes_than_training_is_read(form, tmp_path):
             split, label, _ = name = path.relative_to(tmp_path).parts
             rows.append(f"{'/'.join(name)},{label},{split}")
         where.write_text("\n".join(rows))
-    data = Retrieval().open_data(str(where), minival=0)
+    data = Retrieval().open_data(str(where), val=0)
     assert data.classes == ("thing00", "thing02", "thing03")
     assert set(data.test.targets) == {1, 3}
     assert any("1 of the 2 classes of the test are trained on" in note for note in data.notes)
     with pytest.raises(ValueError, match="thing01"):
-        open_data(str(where), minival=0)
+        open_data(str(where), val=0)
 
 
 def test_splits_of_the_data_stay_and_known_classes_are_a_note():
@@ -238,7 +238,7 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_gives_embeddings(recipe, thing
     task = tasks.find_task("retrieval")
     data = task.open_data(str(things))
     rows = list(run.train(tmp_path / "whole", "genet_tiny", data, recipe, task=task))
-    assert all(0 <= row["minival/recall_at_1"] <= 100 for row in rows)
+    assert all(0 <= row["val/recall_at_1"] <= 100 for row in rows)
     started = run.train(
         tmp_path / "stopped", "genet_tiny", data, recipe, task=task, checkpoint_every_steps=2
     )
@@ -320,7 +320,7 @@ def test_the_commands_know_retrieval(things, tmp_path, capsys):
     words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
     words += ["--recipe.batch", "16", "--recipe.per-class", "2", "--recipe.triplet", "1"]
     assert cli.run([*words, "--out", str(tmp_path / "run")]) == 0
-    assert "minival recall@1" in capsys.readouterr().out
+    assert "validation recall@1" in capsys.readouterr().out
     other = write_things(tmp_path / "other", ["thing20", "thing21"])
     for more in ([], ["--data", str(other)]):
         assert cli.run(["validate", str(tmp_path / "run"), *more]) == 0

@@ -172,7 +172,7 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_scores(trained, boxes,
     scores = score_bundle(whole, boxes.test, "cpu").scores
     saved = json.loads((folder / "scores.json").read_text())["splits"]["test"]["scores"]
     assert scores["miou"] == pytest.approx(saved["miou"], abs=0.05)
-    assert run_folder.final_scores(folder, "minival", Segment.metric)
+    assert run_folder.final_scores(folder, "val", Segment.metric)
 
 
 def test_the_command_and_the_report_have_the_baseline_and_the_scores_of_classes(trained, capsys):

@@ -118,10 +118,10 @@ def test_a_run_may_go_without_and_earlier_bundles_have_none(few_digits, tmp_path
         Bundle.load(path.parent)
 
 
-def test_without_a_minival_there_is_no_temperature_and_it_is_said(few_digits, tmp_path):
-    whole = replace(few_digits, minival=few_digits.minival.subset(()))
+def test_without_a_val_there_is_no_temperature_and_it_is_said(few_digits, tmp_path):
+    whole = replace(few_digits, val=few_digits.val.subset(()))
     list(run.train(tmp_path / "run", "genet_tiny", whole, SHORT))
     metadata = read_metadata(tmp_path / "run" / "bundle")
     assert metadata.temperature == 1
-    assert "no minival" in calibration_line(metadata, SHORT)
+    assert "no validation split" in calibration_line(metadata, SHORT)
     assert not calibration_line(metadata, replace(SHORT, calibrate=False))

@@ -1,5 +1,5 @@
-"""A last training on all images: no minival and no test, in the plan, the log, the bundle and the
-page, and killed and resumed as any other."""
+"""A last training on all images: no validation split and no test, in the plan, the log, the bundle
+and the page, and killed and resumed as any other."""
 
 import json
 
@@ -21,27 +21,27 @@ RECIPE = Recipe(epochs=2, batch=512, lr=0.1, warmup_epochs=0, resolution=16, pre
 @pytest.fixture(scope="module")
 def last(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "last"
-    data = open_data("digits", minival=0, test=0)
+    data = open_data("digits", val=0, test=0)
     return folder, [*run.train(folder, "genet_tiny", data, RECIPE)]
 
 
 def test_all_images_are_trained_on_and_nothing_is_scored(last):
     folder, rows = last
     config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
-    assert (config["minival"], config["test"]) == (0, 0)
+    assert (config["val"], config["test"]) == (0, 0)
     assert not (folder / run_folder.BEST).exists()
     bundle = run_folder.bundle.read_metadata(folder / run_folder.BUNDLE)
     assert bundle.scores == {}
-    assert not any("minival" in key for row in rows for key in row)
+    assert not any("val" in key for row in rows for key in row)
     metric = find_task().metric
     assert run_folder.read_log(folder, metric) == rows
-    assert "minival" not in epoch_line(rows[0], metric)
+    assert "val" not in epoch_line(rows[0], metric)
     assert learning_curves({"last": rows, "other": []}, metric).startswith("<svg")
 
 
 def test_a_run_on_all_images_resumes_to_the_same_weights(last, tmp_path, monkeypatch):
     folder, rows = last
-    data = open_data("digits", minival=0, test=0)
+    data = open_data("digits", val=0, test=0)
     stopped = run.train(tmp_path / "run", "genet_tiny", data, RECIPE)
     next(stopped)
     stopped.close()
@@ -50,15 +50,15 @@ def test_a_run_on_all_images_resumes_to_the_same_weights(last, tmp_path, monkeyp
     states = [run_folder.load_checkpoint(each) for each in (folder, tmp_path / "run")]
     for name, value in states[0]["average"].items():  # type: ignore[index]
         assert torch.equal(value, states[1]["average"][name])  # type: ignore[index]
-    with pytest.raises(ValueError, match=r"minival is 0\.0 there and None now"):
+    with pytest.raises(ValueError, match=r"validation is 0\.0 there and None now"):
         next(run.train(folder, "genet_tiny", open_data("digits", test=0), RECIPE))
 
 
-def test_early_stopping_without_a_minival_is_refused_before_a_folder_is_made(tmp_path, capsys):
+def test_early_stopping_without_a_val_is_refused_before_a_folder_is_made(tmp_path, capsys):
     words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run")]
-    words += ["--minival", "0", "--recipe.early-stop-patience", "3", "--device", "cpu"]
+    words += ["--val", "0", "--recipe.early-stop-patience", "3", "--device", "cpu"]
     assert cli.run(words) == 2
-    assert "early_stop_patience 3 needs a minival" in capsys.readouterr().err
+    assert "early_stop_patience 3 needs a validation split" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -69,11 +69,11 @@ def test_commands_say_that_there_is_no_score(last, tmp_path, capsys):
     assert cli.run(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 2
     assert "has no score: give images" in capsys.readouterr().err
     words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run")]
-    words += ["--minival", "0", "--test", "0", "--epochs", "1", "--batch-size", "900"]
+    words += ["--val", "0", "--test", "0", "--epochs", "1", "--batch-size", "900"]
     assert cli.run([*words, "--resolution", "16", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out
-    assert "1,797 train, 0 minival, 0 test" in lines
-    assert "no minival: no epoch is chosen" in lines
+    assert "1,797 train, 0 validation, 0 test" in lines
+    assert "no validation split: no epoch is chosen" in lines
     assert "no score, as all images were trained on" in lines
 
 

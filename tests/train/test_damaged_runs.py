@@ -140,9 +140,9 @@ def train(root) -> list[str]:
 
 WRONG: list[Any] = ["text", None, math.nan, -1, 10**30, [], {}]
 LOG_FIELDS = ["epoch", "epochs", "loss", "lr", "images_per_s", "data_share", "skipped"]
-LOG_FIELDS += ["minival/top1", "minival/loss"]
+LOG_FIELDS += ["val/top1", "val/loss"]
 FIELDS = {
-    "run.json": ["model", "data", "minival", "fingerprint", "classes", "spec", "preprocessing"]
+    "run.json": ["model", "data", "val", "fingerprint", "classes", "spec", "preprocessing"]
     + ["recipe", "efficiency", "task", "recipe.lr", "recipe.epochs", "spec.stages"],
     "bundle/bundle.json": ["format", "name", "classes", "spec", "preprocessing", "recipe"]
     + ["scores", "scores.test", "scores.test.top1", "scores.test.images", "environment", "task"]

@@ -187,7 +187,7 @@ class Recording:
 
 def test_workers_live_through_all_epochs_and_end_with_the_run(tmp_path):
     data, processes = open_data("digits"), {}
-    for part, count in (("train", 64), ("minival", 150)):
+    for part, count in (("train", 64), ("val", 150)):
         folder = tmp_path / part
         folder.mkdir()
         images = getattr(data, part).subset(range(count))
@@ -196,7 +196,7 @@ def test_workers_live_through_all_epochs_and_end_with_the_run(tmp_path):
     recipe = replace(RECIPE, epochs=3, calibrate=False)
     rows = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
     next(rows)
-    for part in ("train", "minival"):
+    for part in ("train", "val"):
         processes[part] = {int(path.name) for path in (tmp_path / part).iterdir()}
         assert len(processes[part] - {os.getpid()}) == 2
     alive = {child.pid for child in active_children()}
@@ -210,7 +210,9 @@ def test_workers_live_through_all_epochs_and_end_with_the_run(tmp_path):
 def test_a_run_that_is_abandoned_leaves_no_process(few_digits, tmp_path):
     rows = run.train(tmp_path / "run", "genet_tiny", few_digits, RECIPE, workers=2)
     next(rows)
-    assert len(active_children()) == 2  # a minival of 20 images, which are one batch, has none
+    assert (
+        len(active_children()) == 2
+    )  # a validation split of 20 images, which are one batch, has none
     rows.close()
     assert not active_children()
 

@@ -95,7 +95,7 @@ def test_training_begins_with_the_probe_where_statistics_are_frozen(start, few_d
         still = replace(recipe, lr=1e-12, weight_decay=0.0, precise_bn=False)
         rows = list(train(tmp_path / name, "genet_tiny", few_digits, still, weights=str(start)))
         probe = Bundle.load(tmp_path / name / run_folder.PROBE)
-        is_probe = rows[-1]["minival/top1"] == probe.scores["minival"]["top1"]
+        is_probe = rows[-1]["val/top1"] == probe.scores["val"]["top1"]
         assert is_probe == (name == "frozen")
 
 
@@ -134,10 +134,10 @@ def test_better_by_a_standard_error_is_clearly_better():
     assert not is_clearly_better({}, {}, metric, 100)
 
 
-def test_a_run_without_a_minival_begins_with_the_probe_and_ends_with_the_last_epoch(
+def test_a_run_without_a_val_begins_with_the_probe_and_ends_with_the_last_epoch(
     start, few_digits, tmp_path
 ):
-    data = replace(few_digits, minival=few_digits.minival.subset([]))
+    data = replace(few_digits, val=few_digits.val.subset([]))
     bundle = trained(tmp_path / "run", data, start, FROZEN)
     average = run_folder.load_checkpoint(tmp_path / "run")["average"]
     assert all(torch.equal(value, average[name]) for name, value in bundle.net.state_dict().items())

@@ -77,7 +77,7 @@ def test_a_run_that_does_not_get_better_ends_with_the_probe_and_its_frozen_featu
     bundle = trained(tmp_path / "probe", few_digits, weights, HOPELESS)
     other = replace(HOPELESS, linear_probe=False)
     random = trained(tmp_path / "random", few_digits, weights, other)
-    assert bundle.scores["minival"]["top1"] > random.scores["minival"]["top1"]
+    assert bundle.scores["val"]["top1"] > random.scores["val"]["top1"]
     before, after = Bundle.load(weights).net.state_dict(), bundle.net.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {f"{bundle.net.classifier}.weight", f"{bundle.net.classifier}.bias"}

@@ -54,21 +54,21 @@ def test_precise_statistics_are_those_of_all_training_images_at_once(
         assert not torch.allclose(before[name], value)
 
 
-def test_precise_statistics_are_taken_only_where_the_minival_is_better(few_digits, tmp_path):
+def test_precise_statistics_are_taken_only_where_the_val_is_better(few_digits, tmp_path):
     """Of networks whose statistics are those of the images, and those of nothing."""
     start = prepared(tmp_path / "run", few_digits)
     good = precise_of(start, start.net)
-    loss = start.score(good, few_digits.minival).scores["loss"]
+    loss = start.score(good, few_digits.val).scores["loss"]
     for scale, is_better in ((1.0, False), (1e-3, True)):
         net = precise_of(start, start.net)
         for name, value in net.state_dict().items():
             if name.endswith("running_var"):
                 value *= scale
-        final = FinalNetwork(net, start.minival_scores(net))
+        final = FinalNetwork(net, start.val_scores(net))
         chosen = averages.better_statistics(start, final)
         assert (chosen.net is not net) == is_better
-        assert start.minival_scores(chosen.net) == chosen.scores
-        assert start.score(chosen.net, few_digits.minival).scores["loss"] == pytest.approx(loss)
+        assert start.val_scores(chosen.net) == chosen.scores
+        assert start.score(chosen.net, few_digits.val).scores["loss"] == pytest.approx(loss)
 
 
 def test_statistics_of_frozen_stages_stay(few_digits, tmp_path):
@@ -96,7 +96,7 @@ def test_a_run_ends_with_precise_statistics_where_they_are_better(few_digits, tm
         folder = tmp_path / str(precise_bn)
         list(run.train(folder, "genet_tiny", few_digits, replace(SHORT, precise_bn=precise_bn)))
         bundles[precise_bn] = Bundle.load(folder / run_folder.BUNDLE)
-    scores = {key: bundle.scores["minival"] for key, bundle in bundles.items()}
+    scores = {key: bundle.scores["val"] for key, bundle in bundles.items()}
     assert scores[True]["loss"] < scores[False]["loss"]
     assert "batch statistics" in capfd.readouterr().err
     weights = [dict(bundle.net.named_parameters()) for bundle in bundles.values()]

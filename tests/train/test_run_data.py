@@ -40,7 +40,7 @@ def run_on(folder: Path, where: str, **how) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("how", [{"minival": 0.4}, {"group": r"(\d\d)\.png"}, {"test": 0.3}, {}])
+@pytest.mark.parametrize("how", [{"val": 0.4}, {"group": r"(\d\d)\.png"}, {"test": 0.3}, {}])
 def test_the_splits_of_a_run_travel_with_it_to_the_same_data_wherever_they_are(tmp_path, how):
     where = str(write(tmp_path / "data", 60))
     shutil.copy(f"{where}/a/000.png", f"{where}/a/copy99.png")
@@ -48,14 +48,14 @@ def test_the_splits_of_a_run_travel_with_it_to_the_same_data_wherever_they_are(t
     shutil.copytree(where, tmp_path / "moved")
     assert BUNDLE.classes == data.classes
     for given in ("", where, f"{where}/../data", str(tmp_path / "moved")):
-        for split in ("minival", "test"):
+        for split in ("val", "test"):
             on = images_to_score(run, BUNDLE, given, split)
             assert on.images.names == getattr(data, split).names
             assert on.notes == ()
         assert images_to_score(run, BUNDLE, given).split == "test"
     (tmp_path / "run/bundle").mkdir()
-    inside = images_to_score(f"{run}/bundle", BUNDLE, where, "minival")
-    assert inside.images.names == data.minival.names
+    inside = images_to_score(f"{run}/bundle", BUNDLE, where, "val")
+    assert inside.images.names == data.val.names
     assert matching_data(run, BUNDLE, where).train.names == data.train.names
 
 
@@ -72,7 +72,7 @@ def test_of_other_data_without_splits_all_images_are_scored_and_it_is_said(tmp_p
     given = tmp_path / "given"
     for number, split in enumerate(("train", "val")):
         write(given / split, 3, first=100 + 10 * number)
-    assert images_to_score(run, BUNDLE, str(given)).split == "minival"
+    assert images_to_score(run, BUNDLE, str(given)).split == "val"
     on = images_to_score(run, BUNDLE, str(given), "all")
     assert (len(on.images), on.notes) == (12, ())
 
@@ -96,7 +96,7 @@ def test_images_that_were_trained_on_are_counted_and_named(tmp_path):
 
 def test_a_run_on_all_images_has_none_to_be_scored_on(tmp_path):
     where = str(write(tmp_path / "data", 10))
-    run = run_on(tmp_path / "run", where, minival=0, test=0)
+    run = run_on(tmp_path / "run", where, val=0, test=0)
     with pytest.raises(ValueError, match="trained on all images: give others by --data"):
         images_to_score(run, BUNDLE)
     on = images_to_score(run, BUNDLE, split="train")

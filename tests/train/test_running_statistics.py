@@ -121,5 +121,5 @@ def test_a_fresh_network_at_one_step_an_epoch_does_not_keep_the_initial_statisti
         recipe = replace(RECIPE, bn_momentum=momentum)
         net, pre, batches = trained(recipe, data)
         *_, last = train_epochs(net, Classify(), batches, recipe)
-        losses[momentum] = score_images(last.average, Classify(), data.minival, pre, "cpu")[0]
+        losses[momentum] = score_images(last.average, Classify(), data.val, pre, "cpu")[0]
     assert losses[0.1]["loss"] < losses[None]["loss"] / 5

@@ -22,7 +22,7 @@ def trained(folder, data, **changes):
 
 
 def scored(rows):
-    return [row["epoch"] for row in rows if "minival/top1" in row]
+    return [row["epoch"] for row in rows if "val/top1" in row]
 
 
 def weights(folder):
@@ -109,7 +109,7 @@ def test_a_patience_that_ends_before_a_second_score_is_refused():
 
 def test_patience_counts_epochs_up_to_the_last_score():
     recipe = replace(SHORT, early_stop_patience=4, score_every_epochs=2)
-    rows = [{"epoch": n} | ({"minival/top1": 50.0 - n} if n % 2 == 0 else {}) for n in range(1, 8)]
+    rows = [{"epoch": n} | ({"val/top1": 50.0 - n} if n % 2 == 0 else {}) for n in range(1, 8)]
     stops = [run_folder.should_stop_early(rows[:count], recipe, METRIC) for count in range(8)]
     assert stops == [False] * 6 + [True, True]
 
@@ -166,5 +166,5 @@ def test_the_end_of_a_run_scores_each_network_once(few_digits, tmp_path, monkeyp
     assert not list(rows)
     # of the network with precise statistics, and of the one that is chosen with its temperature;
     # the test has as many images
-    assert passes.count(len(few_digits.minival)) == 2 + 1
+    assert passes.count(len(few_digits.val)) == 2 + 1
     assert passes.count(len(few_digits.train)) == 1

@@ -1,4 +1,5 @@
-"""Averages of epochs: equal to the obvious mean, kept only if the minival says so, and resumed."""
+"""Averages of epochs: equal to the obvious mean, kept only if the validation split says so, and
+resumed."""
 
 import copy
 import json
@@ -48,7 +49,7 @@ def whole(few_digits, tmp_path_factory):
 def ingredients(folder):
     """The saved bundles by their epoch."""
     bundles = [Bundle.load(slot) for slot in sorted((folder / averages.SOUP).iterdir())]
-    return {int(bundle.scores["minival"][averages.EPOCH]): bundle for bundle in bundles}
+    return {int(bundle.scores["val"][averages.EPOCH]): bundle for bundle in bundles}
 
 
 def same(first, second):
@@ -78,16 +79,16 @@ def test_the_best_epochs_are_saved_and_no_others(whole):
     assert set(ingredients(folder)) == {row["epoch"] for row in best}
     for epoch, bundle in ingredients(folder).items():
         row = rows[epoch - 1]
-        assert bundle.scores["minival"]["top1"] == row["minival/top1"]
+        assert bundle.scores["val"]["top1"] == row["val/top1"]
 
 
-def test_a_bundle_is_the_average_only_if_its_minival_score_is_better(whole):
+def test_a_bundle_is_the_average_only_if_its_val_score_is_better(whole):
     """Greedy from the best epoch on, by hand from the saved epochs."""
     folder, rows = whole
     final = Bundle.load(folder / run_folder.BUNDLE)
     checkpoint = run_folder.load_checkpoint(folder)
     assert checkpoint is not None
-    scores, last = final.scores["minival"], rows[-1]
+    scores, last = final.scores["val"], rows[-1]
     if ", the average of epochs" in final.source:
         epochs = [int(word) for word in final.source.partition("epochs ")[2].split(", ")]
         assert len(epochs) > 1
@@ -96,19 +97,19 @@ def test_a_bundle_is_the_average_only_if_its_minival_score_is_better(whole):
         order = [epoch for epoch in by_quality if epoch in epochs]
         mean = averages.averaged([saved[epoch].net.state_dict() for epoch in order])
         assert same(mean, final.net.state_dict())
-        assert (scores["top1"], -scores["loss"]) > (last["minival/top1"], -last["minival/loss"])
+        assert (scores["top1"], -scores["loss"]) > (last["val/top1"], -last["val/loss"])
     else:
         assert same(final.net.state_dict(), checkpoint["average"])
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_the_minival_decides(better, few_digits, tmp_path, monkeypatch, capsys, whole):
+def test_the_val_decides(better, few_digits, tmp_path, monkeypatch, capsys, whole):
     """The score of every network but the saved epochs is set: averages are better, or worse."""
     score = PreparedRun.score
 
     def biased(self, net, images, task=None):
         result = score(self, net, images, task)
-        if images is not self.data.minival:
+        if images is not self.data.val:
             return result
         state = net.state_dict()
         means = not any(same(state, each.net.state_dict()) for each in saved.values())
@@ -140,7 +141,7 @@ def test_with_precise_statistics_those_of_the_average_are_measured(
     rows = run.train(folder, "genet_tiny", few_digits, recipe)
     for _ in range(3):
         next(rows)
-    monkeypatch.setattr(PreparedRun, "minival_scores", lambda *_: {"top1": float(next(numbers))})
+    monkeypatch.setattr(PreparedRun, "val_scores", lambda *_: {"top1": float(next(numbers))})
     assert not list(rows)
     bundle = Bundle.load(folder / run_folder.BUNDLE)
     assert ", the average of epochs" in bundle.source
@@ -183,11 +184,11 @@ def test_a_run_that_is_stopped_before_the_log_has_an_epoch_ends_with_the_same_so
     assert bundles[0]["scores"] == bundles[1]["scores"]
 
 
-def test_a_soup_of_one_epoch_or_without_a_minival_is_refused(few_digits, tmp_path):
+def test_a_soup_of_one_epoch_or_without_a_val_is_refused(few_digits, tmp_path):
     with pytest.raises(ValueError, match=r"recipe\.soup 1"):
         replace(NOISY, soup=1)
-    none = replace(few_digits, minival=few_digits.minival.subset([]))
-    with pytest.raises(ValueError, match=r"recipe\.soup 3 needs a minival"):
+    none = replace(few_digits, val=few_digits.val.subset([]))
+    with pytest.raises(ValueError, match=r"recipe\.soup 3 needs a validation split"):
         trained(tmp_path / "run", none)
 
 

@@ -52,7 +52,7 @@ def digits():
     return replace(
         data,
         train=data.train.subset(range(64)),
-        minival=data.minival.subset(range(20)),
+        val=data.val.subset(range(20)),
         test=data.test.subset(range(20)),
     )
 
@@ -483,7 +483,7 @@ def test_what_computes_wrongly_on_a_cpu_is_refused(digits):
         )
 
 
-def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored(digits, tmp_path):
+def test_without_a_better_val_training_stops_and_the_best_weights_are_scored(digits, tmp_path):
     recipe = replace(
         SHORT, epochs=30, early_stop_patience=2, lr=1e-9, warmup_epochs=0, ema_decay=0.0
     )  # nothing is learned
@@ -491,8 +491,7 @@ def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored
     top = run_folder.best_row(rows, Classify.metric)
     assert len(rows) == top["epoch"] + 2 < 30
     assert all(
-        (row["minival/top1"], -row["minival/loss"]) <= (top["minival/top1"], -top["minival/loss"])
-        for row in rows
+        (row["val/top1"], -row["val/loss"]) <= (top["val/top1"], -top["val/loss"]) for row in rows
     )
     best, bundle = (
         Bundle.load(tmp_path / "run" / name) for name in (run_folder.BEST, run_folder.BUNDLE)
@@ -501,12 +500,12 @@ def test_without_a_better_minival_training_stops_and_the_best_weights_are_scored
         torch.equal(value, bundle.net.state_dict()[name])
         for name, value in best.net.state_dict().items()
     )
-    scores = dict(bundle.scores["minival"])
+    scores = dict(bundle.scores["val"])
     scores["ece"] = scores.pop("ece_uncalibrated")  # the temperature is fitted after training
-    assert scores == best.scores["minival"]
-    assert (best.scores["minival"]["top1"], best.scores["minival"]["loss"]) == (
-        top["minival/top1"],
-        top["minival/loss"],
+    assert scores == best.scores["val"]
+    assert (best.scores["val"]["top1"], best.scores["val"]["loss"]) == (
+        top["val/top1"],
+        top["val/loss"],
     )
     assert "test" not in best.scores
 
@@ -528,17 +527,17 @@ def test_a_run_that_is_out_of_patience_does_not_learn_on_after_a_stop(digits, tm
 def test_the_best_weights_are_kept_beside_the_last_ones(finished):
     folder, rows = finished
     best = Bundle.load(folder / run_folder.BEST)
-    assert best.scores["minival"]["top1"] == max(row["minival/top1"] for row in rows)
+    assert best.scores["val"]["top1"] == max(row["val/top1"] for row in rows)
     assert best.recipe == json.loads((folder / run_folder.RUN_CONFIG).read_text())["recipe"]
 
 
-def test_the_share_of_the_minival_is_part_of_a_run_and_found_again(tmp_path):
-    data = open_data("digits", minival=0.02)
-    assert len(data.minival) == 26  # of 1,297
+def test_the_share_of_the_val_is_part_of_a_run_and_found_again(tmp_path):
+    data = open_data("digits", val=0.02)
+    assert len(data.val) == 26  # of 1,297
     list(run.train(tmp_path / "run", "genet_tiny", data, replace(SHORT, steps=2, warmup_epochs=0)))
     again = matching_data(str(tmp_path / "run"), Bundle.load(tmp_path / "run" / run_folder.BUNDLE))
-    assert again.minival.names == data.minival.names
-    with pytest.raises(ValueError, match="minival is 0.02 there and None now"):
+    assert again.val.names == data.val.names
+    with pytest.raises(ValueError, match="validation is 0.02 there and None now"):
         list(
             run.train(
                 tmp_path / "run",
@@ -609,7 +608,7 @@ def test_tensorboard_gets_every_number_of_the_log(tmp_path):
             json.loads(line)
             for line in (tmp_path / "run" / run_folder.LOG).read_text().splitlines()
         ]
-        for name in ("loss", "lr", "minival/top1", "minival/loss", "images_per_s", "data_share"):
+        for name in ("loss", "lr", "val/top1", "val/loss", "images_per_s", "data_share"):
             said = [(event.step, event.value) for event in events.Scalars(name)]
             assert said == [(row["epoch"], pytest.approx(row[name], rel=1e-6)) for row in rows]
 
@@ -784,7 +783,7 @@ def test_training_can_begin_from_another_runs_weights_with_other_classes(
         digits,
         classes=digits.classes[:5],
         train=below(digits.train, 5),
-        minival=below(digits.minival, 5),
+        val=below(digits.val, 5),
     )
     five = replace(five, test=below(digits.test, 5))
     start = Bundle.load(folder / run_folder.BUNDLE)

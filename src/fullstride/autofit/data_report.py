@@ -37,7 +37,7 @@ class Pair:
     """Two images that show the same."""
 
     names: tuple[str, str]
-    splits: tuple[str, str]  # of each: train, minival or test
+    splits: tuple[str, str]  # of each: train, val or test
     classes: tuple[str, str]  # "" where a target is not the index of one class
     bits: int  # that differ between their perceptual hashes; 0 for the same pixels
     exact: bool = False  # whether they have the same pixels
@@ -181,7 +181,7 @@ class DataReport:
     across_classes: tuple[Pair, ...]
     notes: tuple[str, ...] = ()
     # The numbers of all, listed or not: "unreadable", "across_splits", "across_classes", and of
-    # images in a scored split that an earlier split shows: "minival", "test".
+    # images in a scored split that an earlier split shows: "val", "test".
     totals: Mapping[str, int] = field(default_factory=dict)
     aspect: float = 1.0  # longer / shorter side, in the median
     duplicates: tuple[str, ...] = ()  # all images that `without_duplicates` leaves out
@@ -227,7 +227,7 @@ def look_at(data: DataSet, workers: int | None = None) -> Generator[str, None, D
             "unreadable": len(looks.unreadable),
             "across_splits": len(splits),
             "across_classes": len(classes),
-            "minival": scored["minival"],
+            "val": scored["val"],
             "test": scored["test"],
         },
         aspect=round(float(np.median(aspects)), 4),
@@ -238,10 +238,11 @@ def look_at(data: DataSet, workers: int | None = None) -> Generator[str, None, D
 
 
 def without_duplicates(data: DataSet, report: DataReport) -> DataSet:
-    """The data set without training images that the minival or the test shows too.
+    """The data set without training images that the validation split or the test shows too.
 
-    Neither has it minival images that the test shows, nor training images of which the same pixels
-    have another class. Raises ValueError if a class or the minival would lose all images.
+    Neither has it validation images that the test shows, nor training images of which the same
+    pixels have another class. Raises ValueError if a class or the validation split would lose all
+    images.
     """
     rest = data.without(report.duplicates) if report.duplicates else data
     hint = "remove copies, or leave duplicates in"
@@ -249,8 +250,10 @@ def without_duplicates(data: DataSet, report: DataReport) -> DataSet:
         raise ValueError(
             f"all training images of {quote_names(sorted(lost))} are duplicates: {hint}"
         )
-    if len(data.minival) and not len(rest.minival):
-        raise ValueError(f"all {len(data.minival):,} images of the minival are in the test: {hint}")
+    if len(data.val) and not len(rest.val):
+        raise ValueError(
+            f"all {len(data.val):,} images of the validation split are in the test: {hint}"
+        )
     return rest
 
 
@@ -284,7 +287,7 @@ def _warnings(report: DataReport) -> list[str]:
             f"warning: {count:,} images cannot be read and are skipped: "
             f"{_some(report.unreadable, count)} ({printable(name)}: {reason})"
         )
-    for split in ("test", "minival"):
+    for split in ("test", "val"):
         if count := totals.get(split, 0):
             pairs = [pair for pair in report.across_splits if pair.splits[1] == split]
             names = dict.fromkeys(pair.names[1] for pair in pairs)
@@ -293,7 +296,7 @@ def _warnings(report: DataReport) -> list[str]:
                 f"as images of an earlier split, so the score would be too high: "
                 f"{_some(names, count)}"
             )
-    for split, what in (("minival", "the choice"), ("test", "the final score")):
+    for split, what in (("val", "the choice"), ("test", "the final score")):
         if 0 < (count := report.images.get(split, 0)) < FEW:
             noun = "image" if count == 1 else "images"
             lines.append(

@@ -45,7 +45,7 @@ class ShippedFile:
     format: str
     precision: Precision
     ms: float | None  # per image, measured at the end in turn with all others, or estimated
-    minival: Mapping[str, float]  # scores of the file on the minival
+    val: Mapping[str, float]  # scores of the file on the validation split
     within: bool  # whether it stays in the budget
     failure: str = ""  # why it was not written, in one line
     low: float | None = None  # of the rounds of the measurement, or the interval of the estimate
@@ -66,7 +66,7 @@ class FileRecord:
     """What is stored of a file at once, so that it is exported and scored only once."""
 
     file: ShippedFile  # without a time
-    correct: str  # 1 or 0 for each image of the minival, in order
+    correct: str  # 1 or 0 for each image of the validation split, in order
     seconds: float  # of exporting and scoring
 
 
@@ -125,7 +125,7 @@ def export_finalist(
     threads: int | None = None,
     device: str = "cpu",
 ) -> Generator[str, None, list[FileRecord]]:
-    """Export the bundle of a finalist in each of `wanted`, and score each file on the minival.
+    """Export the bundle of a finalist in each of `wanted`, and score each file in validation.
 
     A file that is in the folder with its record is not written again. One that cannot be written
     has the reason in its record. Yields a line for each new file.
@@ -153,7 +153,7 @@ def new_records(
     bundle = replace(bundle, licence=bundle.licence or candidate.licence)
     images = images_to_compare(data, bundle.task, COMPARISON_IMAGES)
     reference = make_reference(bundle, images, input_kind)
-    views = load_views(bundle, data.minival)
+    views = load_views(bundle, data.val)
     for (format, precision), record in records.items():
         if record is not None:
             continue
@@ -164,7 +164,7 @@ def new_records(
             format=format,
             precision=precision,
             ms=None,
-            minival={},
+            val={},
             within=False,
             resolution=bundle.preprocessing.resolution,
         )
@@ -185,10 +185,10 @@ def new_records(
                 reference=reference,
             )
             model = open_file(path, threads=threads, trust=True)
-            result = score_model(model, data.minival, views=views)
+            result = score_model(model, data.val, views=views)
             written = replace(
                 written,
-                minival=result.scores,
+                val=result.scores,
                 size_mib=bytes_of(path) / 2**20,
                 runtime=model.runtime,
             )
@@ -231,7 +231,7 @@ def line_of(record: FileRecord) -> str:
         return f"{label}: {file.failure}"
     metric = tasks.find_task().metric
     return (
-        f"{label}: minival {metric.text(file.minival[metric.name])}, {file.size_mib:.1f} MiB, "
+        f"{label}: validation {metric.text(file.val[metric.name])}, {file.size_mib:.1f} MiB, "
         f"after {record.seconds:.1f} s"
     )
 

@@ -1,4 +1,4 @@
-"""Which candidate is the best? Successive halving on the training part, judged on the minival."""
+"""Successive halving of the candidates on training images, judged on validation images."""
 
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -41,13 +41,13 @@ CHECKPOINT_S = 60.0  # of an epoch that is longer, between two checkpoints
 
 @dataclass(frozen=True, kw_only=True)
 class RungScore:
-    """What a candidate achieves on the minival at the end of a rung."""
+    """What a candidate achieves on the validation split at the end of a rung."""
 
     candidate: str  # its name
     rung: int
     epochs: int  # 0: a linear probe
     scores: Mapping[str, float]
-    correct: str  # 1 or 0 for each image of the minival, in order; "" without single labels
+    correct: str  # 1 or 0 for each validation image, in order; "" without single labels
     seconds: float  # of training in this rung, since the last start
 
 
@@ -118,7 +118,7 @@ def train_rung(
         run.close()
     metric = run.metric.text(scores[run.metric.name])
     after = f"after epoch {reached}" if reached else "by a linear probe"
-    yield f"{candidate.name}: minival {metric} {after}"
+    yield f"{candidate.name}: validation {metric} {after}"
     return RungScore(
         candidate=candidate.name,
         rung=rung,
@@ -142,9 +142,9 @@ def metric_of(candidate: Candidate, data: DataSet, choice: RecipeChoice, device:
     return find_task().find_metric(named.recipe.score, len(data.classes))
 
 
-# Two networks are tied where the test does not tell them apart at P_TIE, and the minival scores
-# differ by no more than TIE_POINTS. By the test alone most pairs are tied on a small minival, and
-# the faster one would cost 1.8 points on 250 images (docs/log.md).
+# Two networks are tied where the test does not tell them apart at P_TIE, and the validation scores
+# differ by no more than TIE_POINTS. By the test alone most pairs are tied on few images,
+# and the faster one would cost 1.8 points on 250 images (docs/log.md).
 P_TIE, TIE_POINTS = 0.05, 0.25
 
 
@@ -175,9 +175,9 @@ def run_halving(
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
     goes on from its checkpoint in the next one. In a rung of 0 epochs it is a linear probe: a
     classifier of the features that its released weights give. The scores of a rung are those on the
-    minival of the averaged network, with precise batch statistics or of the probe if it is better
-    so; at the end those of the run's bundle. Scores that choose are too good for the winner: they
-    are the minival's, and no test.
+    validation of the averaged network, with precise batch statistics or of the probe if it is
+    better so; at the end those of the run's bundle. Scores that choose are too good for the winner:
+    they are the validation split's, and no test.
 
     Who goes on is a function of the stored scores and of `ms` alone:
 
@@ -355,8 +355,8 @@ def teach(
     The teacher is the most promising candidate beyond the budget, by published top-1, else the
     slowest; one of the finalist's resolution, if there is one. Both train for the epochs of the
     plan, as trials of further rungs, so that the same call goes on after a stop. The student takes
-    the finalist's place if it is better on the minival and not tied, by the rule of `run_halving`:
-    the student is as fast, so that a tie is no reason for a second network.
+    the finalist's place if it is better on the validation split and not tied, by the rule of
+    `run_halving`: the student is as fast, so that a tie is no reason for a second network.
 
     Args:
         folder: Of the fit.
@@ -423,10 +423,12 @@ def teach(
             return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
         scores.append(result)
         if quality(result.scores, metric) <= quality(before.scores, metric):
-            reason = f"{each.name} is not better on the minival than {best.name}"
+            reason = f"{each.name} is not better on the validation split than {best.name}"
             return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
     p = tie(scores[-1], before, metric)
-    reason = f"{student.name} and {best.name} are tied on the minival" if p is not None else ""
+    reason = (
+        f"{student.name} and {best.name} are tied on the validation split" if p is not None else ""
+    )
     return Teaching(
         teacher=teacher.name,
         student=student,

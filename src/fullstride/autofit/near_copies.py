@@ -315,7 +315,7 @@ def near_pairs(
 # What do all images of a data set look like? Each is decoded once, to a thumbnail of 32 x 32.
 
 
-SPLITS = ("train", "minival", "test")
+SPLITS = ("train", "val", "test")
 SIDE = 32  # pixels of a thumbnail
 BLOCK = 64  # images that a worker returns at once
 REPORT_S = 10.0  # between two lines of progress
@@ -332,7 +332,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class Looks:
-    """The N readable images of a data set: of train, then of minival, then of test, in order."""
+    """The N readable images of a data set: of train, then of validation, then of test, in order."""
 
     pictures: Pictures
     splits: np.ndarray  # int64 (N,): index in SPLITS

@@ -50,7 +50,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
     classes = tuple(map(printable, data.classes))
     confusion, files = shipment.confusion, shipment.files
     curves = learning_curves(folder, results)
-    split = shipment.test_split or "minival"
+    split = shipment.test_split or "val"
     return render_template(
         "fit.html",
         title=printable(f"fullstride fit on {results.data_name}"),
@@ -98,7 +98,7 @@ def point(file: ShippedFile, results: FitResults) -> FilePoint:
         network=printable(file.candidate),
         form=f"{file.format} {file.precision}",
         ms=file.ms,
-        minival=file.minival[metric.name],
+        val=file.val[metric.name],
         measured=file.measured,
         ships=ships,
         test=test.get(metric.name),
@@ -109,7 +109,7 @@ def point(file: ShippedFile, results: FitResults) -> FilePoint:
 def description(results: FitResults) -> str:
     """Of the plot, for those who cannot see it."""
     return (
-        f"{results.metric.label} on the minival against the time of an image, of "
+        f"{results.metric.label} on the validation split against the time of an image, of "
         f"{len(results.shipment.files)} files; {headline(results)}; {time_line(results)}"
     )
 
@@ -123,8 +123,8 @@ def file_row(file: ShippedFile, results: FitResults) -> dict[str, Any]:
     return dict(
         file=file,
         ships=file is results.shipment.file,
-        score=file.minival.get(metric.name),
-        interval=interval(metric, file.minival) if file.minival else None,
+        score=file.val.get(metric.name),
+        interval=interval(metric, file.val) if file.val else None,
     )
 
 
@@ -137,13 +137,13 @@ def within_row(within: Within, results: FitResults) -> dict[str, Any]:
         file = results.shipment.files[within.file]
         row["file"] = (
             f"{file.candidate}, {file.format} {file.precision}",
-            f"minival {metric.text(file.minival[metric.name])}, {file.ms:.3g} ms",
+            f"validation {metric.text(file.val[metric.name])}, {file.ms:.3g} ms",
         )
     if within.trained is not None:
         score = last[within.trained]
         row["trained"] = (
             within.trained,
-            f"minival {metric.text(score.scores[metric.name])} after {score.epochs} epochs, "
+            f"validation {metric.text(score.scores[metric.name])} after {score.epochs} epochs, "
             f"{times[within.trained].ms:.3g} ms",
         )
     if within.published is not None:
@@ -210,7 +210,7 @@ def learning_curves(folder: Path, results: FitResults) -> dict[str, Sequence[plo
 def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:
     """The most confident wrong predictions with their pictures, of those that can be read."""
     shipment = results.shipment
-    images = data.test if shipment.test_split else data.minival
+    images = data.test if shipment.test_split else data.val
     index = {name: number for number, name in enumerate(images.names)}
     pre = read_metadata(folder / shipment.bundle).preprocessing
     cards = []

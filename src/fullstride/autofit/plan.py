@@ -41,7 +41,7 @@ class TrainingTime:
     steps: int = 0  # of an epoch
     step_s: float = 0.0  # a step with its wait for images
     score_every: int = 1  # epochs, of which the last one is scored and saved
-    minival_s: float = 0.0  # scoring a network on the minival
+    val_s: float = 0.0  # scoring a network on the validation split
     precise_s: float = 0.0  # measuring batch statistics anew, and scoring the network with them
     save_s: float = 0.0  # a checkpoint and a bundle
     start_s: float = 0.0  # building the network and starting workers
@@ -50,14 +50,14 @@ class TrainingTime:
 
     @property
     def epoch_s(self) -> float:
-        """An epoch, with its part of the minival and of a checkpoint."""
-        return self.steps * self.step_s + (self.minival_s + self.save_s) / self.score_every
+        """An epoch, with its part of the validation split and of a checkpoint."""
+        return self.steps * self.step_s + (self.val_s + self.save_s) / self.score_every
 
     def seconds(self, epochs: float) -> float:
         """So many epochs between a start and the score of a rung, or for 0 a linear probe."""
         if not epochs:
             return self.start_s + self.precise_s  # the same images, once each
-        return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.minival_s
+        return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.val_s
 
 
 def candidate_recipe(
@@ -106,7 +106,7 @@ def measure_training(
     device: str,
     workers: int | None,
 ) -> TrainingTime:
-    """Time a few steps of the real recipe on real batches, and a part of the minival; about 4 s.
+    """Time a few steps of the real recipe on real batches, and some validation images; about 4 s.
 
     The result is stored in `folder`, but for a candidate that cannot train, which has a `failure`:
     it is tried again by the next call.
@@ -160,8 +160,8 @@ def _measure(
         steps=times.steps,
         step_s=times.step_s,
         score_every=times.score_every,
-        minival_s=times.image_s * len(data.minival),
-        precise_s=times.image_s * (for_statistics + len(data.minival)),
+        val_s=times.image_s * len(data.val),
+        precise_s=times.image_s * (for_statistics + len(data.val)),
         save_s=times.save_s,
         start_s=times.start_s,
     )
@@ -200,7 +200,7 @@ class FitPlan:
     left_out: Mapping[str, str]  # name -> why a candidate within the budget is not trained
     epochs: int  # of the finalists
     rungs: tuple[Rung, ...]
-    epoch_s: Mapping[str, float]  # name -> seconds of an epoch with its minival
+    epoch_s: Mapping[str, float]  # name -> seconds of an epoch with its validation
     train_s: float  # if the slowest candidates go on
     ship_s: float
     all_s: float = 0.0  # of training every candidate to the end, for comparison
@@ -260,8 +260,8 @@ def make_plan(
         in_float: Those within the budget in a float precision; None: all.
         files: Files that are exported of a finalist.
 
-    Raises ValueError, in one line, if there is no minival, nothing that can train, or too little
-    time for even one candidate.
+    Raises ValueError, in one line, if there is no validation split, nothing that can train, or too
+    little time for even one candidate.
     """
     check_images(data)
     if hours is not None and not 0 < hours < math.inf:
@@ -294,7 +294,7 @@ def make_plan(
             candidate=each,
             time=times[each.name],
             is_float=in_float is None or each.name in in_float,
-            ship_s=files * (FILE_S + len(data.minival) * ms[each.name] / 1e3),
+            ship_s=files * (FILE_S + len(data.val) * ms[each.name] / 1e3),
         )
         for each in order
         if each.name in times

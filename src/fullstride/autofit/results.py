@@ -70,7 +70,7 @@ class Within(NamedTuple):
 
     share: float
     ms: float
-    file: int | None  # index of the file with the best minival
+    file: int | None  # index of the file with the best validation score
     trained: str | None  # the candidate that trained the longest, of several the best
     published: str | None  # the candidate that did not train with the best published top-1
 
@@ -105,7 +105,7 @@ def shares_of_budget(
                 ms,
                 max(
                     ready,
-                    key=lambda number: metric.rank(files[number].minival[metric.name]),
+                    key=lambda number: metric.rank(files[number].val[metric.name]),
                     default=None,
                 ),
                 max((name for name in names if name in last), key=trained_rank, default=None),
@@ -156,10 +156,10 @@ def headline(results: FitResults) -> str:
     """The network, its form and its accuracy on the images that it was finally scored on."""
     shipment, metric = results.shipment, results.metric
     file = shipment.file
-    scores = shipment.test or file.minival
+    scores = shipment.test or file.val
     bounds = interval(metric, scores)
     between = f" (95 % interval {bounds[0]:.1f} to {bounds[1]:.1f})" if bounds else ""
-    split = shipment.test_split or "minival"
+    split = shipment.test_split or "val"
     chosen = "" if shipment.test else ", by which it was chosen: expect less of new images"
     return (
         f"{file.candidate} as {file.format} {file.precision}: {split} "

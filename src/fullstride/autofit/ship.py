@@ -51,7 +51,7 @@ class Shipment:
     environment: Mapping[str, Any]
     model: str = ""  # the file that ships, relative to the folder of the fit
     metric: str = "top1"  # that files are compared by
-    # of the shipped file on the test images, or on the minival where there is no test
+    # of the shipped file on the test images, or on the validation split where there is no test
     confusion: ConfusionMatrix | None = None
     mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
     skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable ones, and why
@@ -94,7 +94,7 @@ def ship(
 ) -> Generator[str, None, Shipment]:
     """Export and score the finalists, measure all files in turn, and choose the one that ships.
 
-    That is the file with the highest minival score among those that are within the budget when
+    That is the file with the highest validation score among those that are within the budget when
     measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
     budget, files are measured again. If none is then, the fastest ships, and a note says so. Only
     the file that ships is scored on the test images of `data`, after the choice. Its copy in
@@ -189,7 +189,7 @@ def no_file(records: Sequence[FileRecord], finalists: Sequence[str]) -> str:
 def choose(records: Sequence[FileRecord], metric: Metric) -> int:
     """The index of the file that ships.
 
-    The highest minival score among the files within the budget. A tie, by the rule of
+    The highest validation score among the files within the budget. A tie, by the rule of
     `halving.run_halving`, goes to the faster file. If no file is within the budget it is the
     fastest.
     """
@@ -200,7 +200,7 @@ def choose(records: Sequence[FileRecord], metric: Metric) -> int:
         return float("inf") if time is None else time
 
     def rank(number: int) -> tuple[float, float]:
-        return quality(records[number].file.minival, metric)
+        return quality(records[number].file.val, metric)
 
     def speed(number: int) -> tuple[float, ...]:
         return -ms(number), *rank(number)
@@ -214,13 +214,13 @@ def choose(records: Sequence[FileRecord], metric: Metric) -> int:
 
 
 def as_score(record: FileRecord) -> RungScore:
-    """The minival of a file as halving compares it."""
+    """The validation split of a file as halving compares it."""
     file = record.file
     return RungScore(
         candidate=file.candidate,
         rung=0,
         epochs=0,
-        scores=file.minival,
+        scores=file.val,
         correct=record.correct,
         seconds=record.seconds,
     )
@@ -250,7 +250,7 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
 def final_scores(
     folder: Path, file: ShippedFile, data: DataSet, threads: int | None
 ) -> FinalScores:
-    """The scores of the file that ships on the test images; the minival's where there are none.
+    """The scores of the file that ships on the test images, or the validation images without any.
 
     They are stored at once, as the test images are read only once.
     """

@@ -74,7 +74,7 @@ class SplitFlags:
     """How the splits of the images are taken, as for `train`."""
 
     # As for `train`: share of the training images that networks are compared on.
-    minival: float | None = None
+    val: float | None = None
     # As for `train`: share of the images for the final score.
     test: float | None = None
     # As for `train`: what images have in common that must be in one split.

@@ -302,7 +302,7 @@ def export(
         batch: Images of a call of the budget.
         times: A file of `fullstride bench --out` with the times of the runs; by default they are
             measured.
-        data: Images to compare on; by default the run's own minival.
+        data: Images to compare on; by default the run's own validation split.
         calibration: Images for the ranges of int8; by default the run's own training images.
         max_drop: Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and
             fp16, 0.5 in int8.

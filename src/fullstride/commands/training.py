@@ -69,7 +69,7 @@ def train(
     hours: float | None = None,
     minutes: float | None = None,
     checkpoint_every_steps: int = 0,
-    minival: float | None = None,
+    val: float | None = None,
     test: float | None = None,
     group: str = "",
     keep_duplicates: bool = False,
@@ -105,8 +105,8 @@ def train(
         minutes: As --hours; the two add up.
         checkpoint_every_steps: Steps from one checkpoint to the next within an epoch; 0 writes one
             after each epoch that is scored only.
-        minival: Share of the training images for the minival, where the data have none; by default
-            it depends on their number. 0: no minival, not even val/; the last epoch is saved.
+        val: Share of the training images for validation, where the data have none; by default it
+            depends on their number. 0: no validation, not even val/; the last epoch is saved.
         test: Share of the images for the test, where the data have none; by default a tenth. 0: no
             test, not even test/; its images are for training.
         group: What images have in common that must be in one split, such as a patient: a column of
@@ -133,9 +133,7 @@ def train(
     deadline = deadline_s(hours, minutes)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, weights_kind=weights_kind, width=width, depth=depth)
-    images = kind.open_data(
-        data, minival=minival, test=test, group=group, keep_duplicates=keep_duplicates
-    )
+    images = kind.open_data(data, val=val, test=test, group=group, keep_duplicates=keep_duplicates)
     report_ignored(images.ignored, images.notes)
     with (
         init_distributed(choose_device(device), ddp_timeout_s) as (context, place),
@@ -156,7 +154,7 @@ def train(
 def validate(
     run: Run,
     data: str = "",
-    split: Literal["test", "minival", "train", "all"] | None = None,
+    split: Literal["test", "val", "train", "all"] | None = None,
     device: Device = "auto",
     per_class: bool = False,
     tta: Literal["none", "flip"] = "none",
@@ -172,8 +170,8 @@ def validate(
     Args:
         run: A run, a bundle, a file of weights, or a name with released weights.
         data: A folder of images, a table, shards or digits; by default the run's own.
-        split: Which split of the images; by default the test, or the minival of data without one.
-            Of data that are not the run's and have no splits of their own, all images.
+        split: Which split of the images; by default the test, or the validation split of data
+            without one. Of data that are not the run's and have no splits of their own, all images.
         device: Where to compute.
         per_class: Print the precision, recall and F1 of each class too, where the task has classes.
         tta: With flip, score the mean of the probabilities of an image and of its mirror image.

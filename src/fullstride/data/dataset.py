@@ -78,26 +78,26 @@ class Images:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Images for training (`train`), model selection (`minival`) and the final score (`test`)."""
+    """Images for training (`train`), model selection (`val`) and the final score (`test`)."""
 
     name: str
     where: str  # opens the same data set from any working directory
     classes: tuple[str, ...]  # a name for each output of a network
     train: Images
-    minival: Images
-    test: Images  # none where the data have a minival of their own, but no test
+    val: Images
+    test: Images  # none where the data have a validation split of their own, but no test
     channels: int  # 1: gray, 3: RGB
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
     # the arguments of `open_data`, and the copies: with these it need not read the files again
     rule: SplitRule = SplitRule()
-    own_splits: tuple[str, ...] = ()  # of "minival" and "test", those that the data have
+    own_splits: tuple[str, ...] = ()  # of "val" and "test", those that the data have
     notes: tuple[str, ...] = ()  # what a user should know of the splits, a line each
     # number of files below its folder that are not used, by reason
     ignored: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        splits = {"train": self.train, "minival": self.minival, "test": self.test}
+        splits = {"train": self.train, "val": self.val, "test": self.test}
         images = ", ".join(f"{len(images):,} {name}" for name, images in splits.items())
         return (
             f"DataSet({shortened(self.where)}, classes {len(self.classes):,}: "
@@ -105,9 +105,9 @@ class DataSet:
         )
 
     @property
-    def score_split(self) -> Literal["test", "minival"]:
+    def score_split(self) -> Literal["test", "val"]:
         """The split that finished networks are scored on."""
-        return "test" if len(self.test) else "minival"
+        return "test" if len(self.test) else "val"
 
     def labels(self, split: str) -> list[tuple[int, ...]] | None:
         """The classes of each image of a split, one or several; None where targets are others."""
@@ -135,7 +135,7 @@ class DataSet:
         return tuple(name for index, name in enumerate(self.classes) if index not in present)
 
     def without(self, names: Iterable[str]) -> "DataSet":
-        """The data set without these training and minival images, which `rule` then names."""
+        """The data set without these training and validation images, which `rule` then names."""
         left_out, fingerprint = tuple(names), self.fingerprint
         for name in left_out:
             text = f"{fingerprint} {name}".encode("utf-8", "surrogateescape")
@@ -148,7 +148,7 @@ class DataSet:
         return replace(
             self,
             train=others(self.train),
-            minival=others(self.minival),
+            val=others(self.val),
             fingerprint=fingerprint,
             rule=replace(self.rule, left_out=(*self.rule.left_out, *left_out)),
         )
@@ -163,7 +163,7 @@ class DataSet:
             self,
             classes=classes,
             train=changed(self.train),
-            minival=changed(self.minival),
+            val=changed(self.val),
             test=changed(self.test),
         )
 
@@ -171,7 +171,7 @@ class DataSet:
 def open_data(
     where: str,
     *,
-    minival: float | None = None,
+    val: float | None = None,
     test: float | None = None,
     group: str = "",
     keep_duplicates: bool = False,
@@ -182,11 +182,11 @@ def open_data(
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
     A folder has one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or
-    both, each with such subfolders. val/ is the minival; there is then no test without test/.
-    Without val/ the missing splits are taken from each class of the training images by a hash of
-    their names, so that hardly an image changes its split when others are added or removed: a tenth
-    for the test, and of the rest the share `minival`, by default a tenth, but at most the larger of
-    500 images and a fiftieth. A class of five images or more is in all splits.
+    both, each with such subfolders. With val/ and without test/ there is no test. Without val/ the
+    missing splits are taken from each class of the training images by a hash of their names, so
+    that hardly an image changes its split when others are added or removed: a tenth for the test,
+    and of the rest the share `val`, by default a tenth, but at most the larger of 500 images and a
+    fiftieth. A class of five images or more is in all splits.
 
     A folder may also have the IDX files of MNIST, `train-images-idx3-ubyte` and so on, or these
     with .gz.
@@ -200,8 +200,8 @@ def open_data(
 
     Args:
         where: The data set.
-        minival: Share of the training images for the minival, where the data have none; 0: there
-            is no minival, and its images are for training, even those of val/.
+        val: Share of the training images for validation, where the data have none; 0: there is no
+            validation, and its images are for training, even those of val/.
         test: Share of the images for the test, where the data have none; 0: there is no test, and
             its images are for training, even those of test/.
         group: What images have in common that must be in one split, such as a patient: a column of
@@ -211,14 +211,14 @@ def open_data(
             that are copies of those in val/ or test/ are left out.
         copies: The names of images with the same bytes, by their hash, as an earlier call has them
             in `rule`; by default the files of equal sizes are compared.
-        left_out: The names of training and minival images that are not used. The splits are taken
-            before.
+        left_out: The names of training and validation images that are not used. The splits are
+            taken before.
         unseen_classes: Whether val/ and test/, or such rows of a table, may have classes that the
             training images lack. These are the last classes.
 
     Raises ValueError in one line.
     """
-    rule = SplitRule(minival, test, group, keep_duplicates, copies)
+    rule = SplitRule(val, test, group, keep_duplicates, copies)
     if where == DIGITS:
         data = digits(rule)
     else:
@@ -290,15 +290,13 @@ def from_source(source: Source, rule: SplitRule) -> DataSet:
     """The images with the splits of `rule`."""
     listing, channels = source.listing, source.channels
     taken, file = take_splits(listing, rule), None if source.read else listing.file
-    train, minival, test = _images(
-        taken.splits, source.read or Decoded(listing.file, channels), file
-    )
+    train, val, test = _images(taken.splits, source.read or Decoded(listing.file, channels), file)
     return DataSet(
         source.name,
         source.where,
         listing.classes,
         train,
-        minival,
+        val,
         test,
         channels,
         source.mirror,
@@ -341,17 +339,17 @@ class Decoded:
 def digits(rule: SplitRule) -> DataSet:
     """The digits of the package."""
     splits = split_digits(rule)
-    train, minival, test = _images(splits, read_digit)
+    train, val, test = _images(splits, read_digit)
     return DataSet(
         DIGITS,
         DIGITS,
         DIGIT_CLASSES,
         train,
-        minival,
+        val,
         test,
         channels=1,
         mirror=False,
         fingerprint=_fingerprint(DIGIT_CLASSES, splits),
         rule=rule,
-        own_splits=("minival", "test"),
+        own_splits=("val", "test"),
     )

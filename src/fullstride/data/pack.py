@@ -30,7 +30,7 @@ from fullstride.data.readers.shards import BLOCK, Index, Member, Shard, write_in
 from fullstride.data.transforms.crop import TEST_OVERSAMPLING
 from fullstride.io.writing import Output, atomic_write
 
-SPLITS = ("train", "minival", "test")
+SPLITS = ("train", "val", "test")
 MIB = 2**20
 OUTPUT = Output("a set of shards", "", lambda path: False, ("*.tar", "index.json"))
 
@@ -92,7 +92,7 @@ def pack(
     with atomic_write(out, OUTPUT) as folder:
         folder.mkdir()
         for split in SPLITS:
-            if not len(getattr(data, split)):  # data with a minival of their own may have no test
+            if not len(getattr(data, split)):  # data with their own validation may have no test
                 continue
             images = _encoded(getattr(data, split), data.channels, encoding, progress.skipped)
             for number in count():

@@ -72,7 +72,7 @@ def open_boxes(where: str, **how: Any) -> DataSet:
     """
     left_out = how.pop("left_out", ())
     data = _open_boxes(where, SplitRule(**how))
-    splits = (data.train, data.minival, data.test)
+    splits = (data.train, data.val, data.test)
     if count := sum(not target.labels for images in splits for target in images.targets):
         data = replace(data, notes=(*data.notes, f"{count:,} images have no object"))
     return data.without(left_out) if left_out else data
@@ -131,7 +131,7 @@ def open_clips(where: str, **how: Any) -> DataSet:
     data = replace(
         data,
         train=with_middle_frames(data.train),
-        minival=with_middle_frames(data.minival),
+        val=with_middle_frames(data.val),
         test=with_middle_frames(data.test),
     )
     if pair := _directions(data.classes):
@@ -183,7 +183,7 @@ def open_labels(where: str, **how: Any) -> DataSet:
     """
     left_out = how.pop("left_out", ())
     data = _open_labels(where, SplitRule(**how))
-    splits = (data.train, data.minival, data.test)
+    splits = (data.train, data.val, data.test)
     if count := sum(not target for images in splits for target in images.targets):
         data = replace(data, notes=(*data.notes, f"{count:,} images have no label"))
     return data.without(left_out) if left_out else data
@@ -302,7 +302,7 @@ def _open_maps(
     data = replace(
         data,
         train=with_maps(data.train),
-        minival=with_maps(data.minival),
+        val=with_maps(data.val),
         test=with_maps(data.test),
         fingerprint=_fingerprint(data.fingerprint, pairs),
     )

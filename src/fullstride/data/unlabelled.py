@@ -131,9 +131,9 @@ def _of_data(where: str) -> Unlabelled:
     """All images of data that have labels."""
     if where == DIGITS:
         data = open_data(where)
-        parts = (data.train, data.minival, data.test)
+        parts = (data.train, data.val, data.test)
     else:
-        data = open_data(where, minival=0, test=0, keep_duplicates=True)
+        data = open_data(where, val=0, test=0, keep_duplicates=True)
         parts = (data.train,)
     entries = (
         Entry(name, data.classes[target])

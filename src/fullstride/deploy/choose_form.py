@@ -58,10 +58,10 @@ Label = tuple[str, Precision]  # of a file: format and precision
 
 
 def compared_split(bundles: Mapping[str, Bundle], metric: str) -> str:
-    """The split that networks are compared on: the test, or the minival where one has no test."""
+    """The split that networks are compared on: the test, or validation where one has no test."""
     scored = {
         split: [name for name, each in bundles.items() if metric in each.scores.get(split, {})]
-        for split in ("test", "minival")
+        for split in ("test", "val")
     }
     for split, names in scored.items():
         if len(names) == len(bundles):
@@ -78,10 +78,10 @@ def most_accurate(
 ) -> tuple[str, Bundle]:
     """The name and the bundle with the best test score within the budget; of ties the fastest.
 
-    Where one has no test, all are compared by the minival. A tie is an equal score. Times are those
-    of `ms_per_image`, measured only where there is a budget or a tie, or `times` of earlier
-    measurements; `progress` is called with a line about them. Raises ValueError, with the times, if
-    no bundle fits, and if one of several has no score or other classes.
+    Where one has no test, all are compared by the validation split. A tie is an equal score. Times
+    are those of `ms_per_image`, measured only where there is a budget or a tie, or `times` of
+    earlier measurements; `progress` is called with a line about them. Raises ValueError, with the
+    times, if no bundle fits, and if one of several has no score or other classes.
     """
     check_same_classes(bundles)
     metric = common_metric(bundles.values())

@@ -55,18 +55,18 @@ def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonIma
 def images_to_compare(
     data: DataSet, task: str, most: int = MAX_COMPARISON_IMAGES, view: View | None = None
 ) -> ComparisonImages:
-    """At most so many images of the minival split, with their classes if the task has these.
+    """At most so many images of the validation split, with their classes if the task has these.
 
-    Without a minival they are training images: outputs of two forms of a network are compared.
-    With a `view`, its results are compared on.
+    Without a validation split they are training images: outputs of two forms of a network are
+    compared. With a `view`, its results are compared on.
     """
-    minival = data.minival or data.train
-    images = evenly_spaced(minival, most, view)
+    val = data.val or data.train
+    images = evenly_spaced(val, most, view)
     if not images:
         raise ValueError("none of the images to compare on could be read: give others by --data")
     if not find_task(task).single_label:
         return ComparisonImages(images)
-    return ComparisonImages(images, [minival.targets[index] for index in images.indices])
+    return ComparisonImages(images, [val.targets[index] for index in images.indices])
 
 
 def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:

@@ -5,8 +5,8 @@
 
 The pixels are real: handwritten digits of the package, whose test was written by other people, and
 photographs of scikit-image and scikit-learn (extra `examples`). The test has other digits and other
-photographs than the training; the digits of "val" are the minival's. The kind "motion" has clips
-for the task video.
+photographs than the training; the digits of "val" are those of validation. The kind "motion" has
+clips for the task video.
 """
 
 from fullstride.examples.files import COUNTS, write_motion, write_scenes

@@ -13,7 +13,7 @@ from fullstride.data.dataset import open_data
 # Which pixels are scenes made of? Digits and photographs, others for the test.
 
 
-SPLITS = {"train": "train", "val": "minival", "test": "test"}  # -> of the digits
+SPLITS = ("train", "val", "test")  # also those of the digits
 # by the functions of skimage.data, and the files of sklearn.datasets.load_sample_image
 TRAINING_PHOTOGRAPHS = (
     "brick",
@@ -43,7 +43,7 @@ class Digits(NamedTuple):
 @cache
 def load_digits(split: str) -> Digits:
     """The digits of a split of scenes."""
-    images = getattr(open_data("digits"), SPLITS[split])
+    images = getattr(open_data("digits"), split)
     pictures = [np.asarray(images.picture(index)) for index in range(len(images))]
     return Digits(np.stack(pictures), np.array(images.targets))
 
@@ -122,7 +122,7 @@ def split_scene(
     number: int, side: int, seed: int, split: str, kind: str = "digits", look: Look = LOOK
 ) -> Scene:
     """Scene `number` of a split, a function of the arguments."""
-    rng = np.random.default_rng([seed, [*SPLITS].index(split), number])
+    rng = np.random.default_rng([seed, SPLITS.index(split), number])
     make = floor_scene if kind == "floor" else flat_scene
     return make(rng, load_digits(split), load_photographs(split), side, look)
 
@@ -315,7 +315,7 @@ class Clip(NamedTuple):
 
 def split_clip(number: int, side: int, seed: int, split: str, frames: int = FRAMES) -> Clip:
     """Clip `number` of a split, a function of the arguments. Directions follow in turn."""
-    rng = np.random.default_rng([seed, [*SPLITS].index(split), number])
+    rng = np.random.default_rng([seed, SPLITS.index(split), number])
     digits = load_digits(split)
     background = DIMMED * tinted(rng, photograph_square(rng, load_photographs(split), side))
     low, high = (round(share * side) for share in SIDES)

@@ -115,7 +115,7 @@ class Bundle:
     task: str = "classify"  # name of the task that the network was trained for
     temperature: float = 1.0  # that probabilities are calibrated by, see `tasks.temperature`
     mirror: bool = True  # whether the mirror image of a picture is of the same class
-    # what else was fitted on the minival, see `Task.fit`; the task checks it
+    # what else was fitted on the validation split, see `Task.fit`; the task checks it
     task_state: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -240,7 +240,7 @@ def notes(
     baseline: str = "",
 ) -> list[str]:
     sizes = (
-        f"{len(data.train)} training, {len(data.minival)} minival and {len(data.test)} test images"
+        f"{len(data.train)} training, {len(data.val)} validation and {len(data.test)} test images"
     )
     use = "Test images were used once, after training."
     if data.score_split != "test":

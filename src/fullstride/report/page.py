@@ -51,7 +51,7 @@ class Entry:
     batch: int | None = None
     log: Sequence[EpochRow] = ()
     note: str = ""
-    split: str = "test"  # that `score` is on: the minival where the data have no test
+    split: str = "test"  # that `score` is on: the validation split where the data have no test
     limits: tuple[float, float] | None = None  # of `score`, where the task computes its interval
 
     @property

@@ -65,7 +65,7 @@ STYLE: Any = {
     "ytick.color": INK,
 }
 
-EpochRow = Mapping[str, Any]  # epoch, loss, lr, images_per_s, minival/..., see `train.run`
+EpochRow = Mapping[str, Any]  # epoch, loss, lr, images_per_s, val/..., see `train.run`
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,15 @@ def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> st
 
 
 def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> str:
-    """Plot training loss and the score on the minival images by epoch as an SVG."""
+    """Plot training loss and the score on the validation images by epoch as an SVG."""
     description = [
-        f"{name} ends at {metric.text(rows[-1][f'minival/{metric.name}'], 1)}"
+        f"{name} ends at {metric.text(rows[-1][f'val/{metric.name}'], 1)}"
         for name, rows in curves.items()
-        if rows and f"minival/{metric.name}" in rows[-1]
+        if rows and f"val/{metric.name}" in rows[-1]
     ]
     return svg(
         learning_curves_figure(curves, metric),
-        f"Loss and minival {metric.label} by epoch. " + "; ".join(description),
+        f"Loss and validation {metric.label} by epoch. " + "; ".join(description),
     )
 
 
@@ -260,11 +260,11 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
         unit = f" ({metric.unit})" if metric.unit else ""
         for axes, key, name in (
             (loss, "loss", "training loss"),
-            (score, f"minival/{metric.name}", f"minival {metric.label}{unit}"),
+            (score, f"val/{metric.name}", f"validation {metric.label}{unit}"),
         ):
             lines = [
                 axes.plot(
-                    [row["epoch"] for row in rows if key in row],  # none without a minival
+                    [row["epoch"] for row in rows if key in row],  # none without a validation split
                     [row[key] for row in rows if key in row],
                     color=COLOURS[number % len(COLOURS)],
                     ls=DASHES[number % len(DASHES)],

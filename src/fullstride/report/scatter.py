@@ -36,7 +36,7 @@ class FilePoint:
     network: str
     form: str  # format and precision
     ms: float  # per image
-    minival: float  # score
+    val: float  # score
     measured: bool  # False: the time is an estimate
     ships: bool
     test: float | None = None  # score of the file that ships
@@ -46,7 +46,7 @@ class FilePoint:
 def files_figure(
     points: Sequence[FilePoint], metric: Metric, budget: Budget, percentile: float
 ) -> Figure:
-    """Plot the minival score of files against their time, and the test score of the one that ships.
+    """Plot validation scores of files against their time, and the test score of the one that ships.
 
     A colour is a network and a marker a format and precision; hollow markers are estimates.
     """
@@ -59,15 +59,15 @@ def files_figure(
         kind = "estimate" if any(not each.measured for each in points) else f"p{percentile:g}"
         axes.set_xlabel(f"time of a call / its images, {kind}, batch {budget.batch} (ms)")
         unit = f" ({metric.unit})" if metric.unit else ""
-        axes.set_ylabel(f"{metric.label} on the minival{unit}", parse_math=False)
+        axes.set_ylabel(f"{metric.label} on the validation split{unit}", parse_math=False)
         axes.axvline(budget.ms_per_image, color=INK, lw=1.2, dashes=(4, 3), alpha=0.7)
         for point in points:
             colour = COLOURS[networks.index(point.network) % len(COLOURS)]
             marker = FORM_MARKERS[shapes.index(point.form) % len(FORM_MARKERS)]
             fill = colour if point.measured else "none"
-            axes.plot(point.ms, point.minival, marker, mec=colour, mfc=fill, ms=8)
+            axes.plot(point.ms, point.val, marker, mec=colour, mfc=fill, ms=8)
             if point.ships:
-                axes.plot(point.ms, point.minival, "o", mec=INK, mfc="none", ms=15, mew=1.6)
+                axes.plot(point.ms, point.val, "o", mec=INK, mfc="none", ms=15, mew=1.6)
             if point.test is not None:
                 low, high = point.test_interval or (point.test, point.test)
                 axes.plot([point.ms] * 2, [low, high], color=INK, lw=1.4, alpha=0.5)

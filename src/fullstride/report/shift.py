@@ -25,12 +25,12 @@ SHOWN = 3  # classes, and images
 def shift_lines(
     run: Path, data: "DataSet", test: SplitScores | None = None, device: str = "cpu"
 ) -> list[str]:
-    """Where the top-1 of the test is below the 95 % interval of the minival's: how far, and why.
+    """Where the test's top-1 is below the 95 % interval of the validation's: how far, and why.
 
     That is, the classes that lose most images, the test images that are least like the training
     images (by the cosine of the embeddings of the network, to the nearest one), and what would
     choose a better network for them. None where the test is as good or too small to tell, without a
-    minival or a test, and for tasks without one class for each image.
+    validation or a test, and for tasks without one class for each image.
 
     Args:
         run: The folder of the run, with the bundle and its scores.
@@ -39,20 +39,20 @@ def shift_lines(
         device: Where embeddings are computed.
     """
     bundle = read_metadata(run / run_folder.BUNDLE)
-    if not task_of(bundle).single_label or "minival" not in bundle.scores or not len(data.test):
+    if not task_of(bundle).single_label or "val" not in bundle.scores or not len(data.test):
         return []
     splits = load_scores(run / run_folder.SCORES).splits
-    minival, test = splits["minival"], test or splits["test"]
-    low, high = wilson(minival.scores["top1"], int(minival.scores["images"]))
+    val, test = splits["val"], test or splits["test"]
+    low, high = wilson(val.scores["top1"], int(val.scores["images"]))
     _, most = wilson(test.scores["top1"], int(test.scores["images"]))
     below = low - test.scores["top1"]
-    if below <= 0 or most >= minival.scores["top1"]:
+    if below <= 0 or most >= val.scores["top1"]:
         return []
     lines = [
-        f"shift    the test is {below:.1f} points below the interval of the minival, {low:.1f} to "
-        f"{high:.1f} %: its images are of another kind"
+        f"shift    the test is {below:.1f} points below the interval of the validation, "
+        f"{low:.1f} to {high:.1f} %: its images are of another kind"
     ]
-    before = {each.name: each.recall for each in minival.by_class}
+    before = {each.name: each.recall for each in val.by_class}
     falls = [
         (
             each.images * (recall - each.recall),

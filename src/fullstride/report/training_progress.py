@@ -86,12 +86,12 @@ class TrainingProgress:
 
 def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
     """What the fitted state of a bundle changes, or why there is none though it was wanted."""
-    scores = bundle.scores.get("minival")
+    scores = bundle.scores.get("val")
     task = task_of(bundle)
     if scores:
         return task.fit_note(scores)
     if recipe.calibrate and task.has_fit:
-        return "no calibration of probabilities, as there is no minival"
+        return "no calibration of probabilities, as there is no validation split"
     return ""
 
 
@@ -106,7 +106,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     weights = f"weights from {plan.weights}" if plan.weights else "random weights"
     passes = f" in {recipe.grad_accum_steps} passes" if recipe.grad_accum_steps > 1 else ""
     layout = "channels last" if recipe.channels_last else "contiguous"
-    splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "minival", "test"))
+    splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "val", "test"))
     warmup = (
         ""
         if recipe.schedule == "one_cycle"
@@ -122,16 +122,18 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images"
         f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, "
         f"{recipe.efficiency}",
-        *score_lines(recipe, bool(data.minival)),
+        *score_lines(recipe, bool(data.val)),
         *advice_lines(plan),
     ]
-    for name in ("train", "minival", "test"):
+    for name in ("train", "val", "test"):
         if getattr(data, name) and (missing := data.missing_classes(name)):
             classes = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
             lines.append(f"classes  {name} has no image of {len(missing)} classes: {classes}")
-    if not data.minival:
+    if not data.val:
         score = "" if data.test else ", and there is no score of it"
-        lines.append(f"splits   no minival: no epoch is chosen, the last one is saved{score}")
+        lines.append(
+            f"splits   no validation split: no epoch is chosen, the last one is saved{score}"
+        )
     if any(plan.start):
         epochs, steps = plan.start
         within = f" and {steps:,} steps" if steps else ""
@@ -139,12 +141,12 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     return lines
 
 
-def score_lines(recipe: Recipe, has_minival: bool) -> list[str]:
+def score_lines(recipe: Recipe, has_val: bool) -> list[str]:
     """How often epochs are scored, where it is not after each one."""
     every = recipe.score_every_epochs
     if every == 1:
         return []
-    what = "a score of the minival and a checkpoint" if has_minival else "a checkpoint"
+    what = "a score of the validation split and a checkpoint" if has_val else "a checkpoint"
     return [f"scores   {what} every {every} epochs; --recipe.score-every-epochs sets it"]
 
 
@@ -249,16 +251,16 @@ def duration(seconds: float) -> str:
 
 def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
     """One row of a run's log."""
-    score = row.get(f"minival/{metric.name}")
-    minival = "" if score is None else f"minival {metric.text(score)}  "
+    score = row.get(f"val/{metric.name}")
+    val = "" if score is None else f"validation {metric.text(score)}  "
     if "unscored" in row:
-        minival = "no minival score, as the outputs are not finite  "
+        val = "no validation score, as the outputs are not finite  "
     return (
-        f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  {minival}"
+        f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  {val}"
         f"{row['images_per_s']:,.0f} images/s, {row['data_share']:.0%} of the time waiting for them"
     )
 
 
 def stopped_early_line(recipe: Recipe) -> str:
     epochs = recipe.early_stop_patience
-    return f"no better minival in {epochs} epochs: training stops, with the best weights"
+    return f"no better validation score in {epochs} epochs: training stops, with the best weights"

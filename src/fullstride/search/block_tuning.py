@@ -44,13 +44,13 @@ PAPER_TUNING: Mapping[str, Any] = dict(epochs=30.0, batch=256, lr=0.01, weight_d
 
 @dataclass(frozen=True, kw_only=True)
 class TunedScore:
-    """What a network of a study achieves on the minival at the end of its training."""
+    """What a network of a study achieves on the validation split at the end of its training."""
 
     spec: Mapping[str, Any]  # of `NetSpec`, as JSON
     seed: int
     score: float  # by the recipe's metric: top-1 in percent unless it has another
     loss: float
-    correct: str  # 1 or 0 for each image of the minival, in order
+    correct: str  # 1 or 0 for each image of the validation split, in order
     epochs: int
     seconds: float  # since the last start
 
@@ -144,7 +144,7 @@ def tune(
 
     The loss is the recipe's, half cross-entropy and half the distance from the MasterNet's
     probabilities. The rest of the network is frozen, batch norms included; the statistics of those
-    that train are measured anew at the end if the minival is better so.
+    that train are measured anew at the end if the validation split is better so.
 
     The paper does not say what trains, nor by which loss; it calls the step "distillation" and the
     tuning "fine-tune". The score is that of the whole network, as there.
@@ -248,7 +248,7 @@ def _trained(
         scores, correct = score_run(run)
     finally:
         run.close()
-    yield f"{folder.name}: minival {run.metric.text(scores[run.metric.name])}"
+    yield f"{folder.name}: validation {run.metric.text(scores[run.metric.name])}"
     return TunedScore(
         spec=json.loads(spec.to_json()),
         seed=seed,

@@ -86,9 +86,9 @@ def check_images(data: DataSet) -> None:
     """Raises ValueError, in one line, for data on which networks cannot be compared."""
     if len(data.classes) < 2:
         raise ValueError(f"{data.name} has one class: to tell apart, give images of two or more")
-    if not len(data.minival):
+    if not len(data.val):
         raise ValueError(
-            f"{data.name} has no minival, on which networks are compared: leave --minival 0 out"
+            f"{data.name} has no validation images, which compare networks: leave --val 0 out"
         )
 
 

@@ -1,4 +1,4 @@
-"""What does a run of a study achieve on the minival, and on which of its images?"""
+"""What does a run of a study achieve on the validation split, and on which of its images?"""
 
 import time
 from collections.abc import Generator, Mapping
@@ -42,7 +42,7 @@ def train_to(
 
 
 def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
-    """The scores on the minival of the network that `run` would have if it ended now.
+    """The scores on the validation split of the network that `run` would have if it ended now.
 
     And for each image 1 if it is classified correctly, else 0.
     """
@@ -94,11 +94,11 @@ class CorrectImages:
 def score_images_of(
     run: PreparedRun, score: CorrectImages, net: nn.Module
 ) -> tuple[dict[str, float], str]:
-    """The scores of `net` on the minival of `run`. Unreadable images are not correct."""
-    assert run.minival is not None
-    scores = finite_scores(*count(net, score, run.minival, SINGLE_PROCESS))
+    """The scores of `net` on the validation split of `run`. Unreadable images are not correct."""
+    assert run.val is not None
+    scores = finite_scores(*count(net, score, run.val, SINGLE_PROCESS))
     correct = iter(score.correct)
-    names, skipped = run.data.minival.names, run.minival.skipped
+    names, skipped = run.data.val.names, run.val.skipped
     return scores, "".join(str(int(name not in skipped and next(correct))) for name in names)
 
 

@@ -275,7 +275,7 @@ class Classify(Task):
         if self.temperature == 1:
             return ""
         return (
-            f"calibration by a temperature of {self.temperature:.3g}: ECE of the minival "
+            f"calibration by a temperature of {self.temperature:.3g}: ECE of the validation split "
             f"{scores['ece_uncalibrated']:.1f} % before, {scores['ece']:.1f} % with it"
         )
 

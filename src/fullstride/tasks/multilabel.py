@@ -167,7 +167,8 @@ def _power(base: Tensor, exponent: float, gradient: bool) -> Tensor | float:
     return power if gradient else power.detach()
 
 
-# From which probability on has an image a label? Thresholds chosen on the minival, by label.
+# From which probability on has an image a label? Thresholds chosen on the validation split, by
+# label.
 
 
 DEFAULT = 0.5
@@ -452,7 +453,7 @@ class MultiLabel(Task):
             return ""
         few = f", {defaults} with fewer than {MIN_IMAGES} images keep {DEFAULT:g}"
         return (
-            f"thresholds of {self.labels - defaults} labels are chosen on the minival"
+            f"thresholds of {self.labels - defaults} labels are chosen on the validation split"
             f"{few if defaults else ''}: mean F1 {scores['mean_f1']:.2f} % before, "
             f"{scores['mean_f1_thresholds']:.2f} % with them"
         )

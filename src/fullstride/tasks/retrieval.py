@@ -58,18 +58,18 @@ def embedding_channels(net: Backbone) -> int:
 # Which classes are never trained on? The splits of a data set for retrieval.
 
 
-MINIVAL_SHARE = 0.1  # of the classes
+VAL_SHARE = 0.1  # of the classes
 LEAST = 2  # classes of a split: of one alone all images would be retrieved
 
 
 def hold_out_classes(data: DataSet) -> DataSet:
-    """`data` with whole classes in the minival and the test that it does not have itself.
+    """`data` with whole classes in the validation split and the test that it does not have itself.
 
     The classes with the lowest hashes of their names are for the test, a tenth of them or the share
-    of the data's rule, and of the others as many for the minival; at least two each. A class of one
-    image stays in training. With a group, images are held out by groups, as `open_data` does it.
-    Splits that the data have stay as they are. A note says how many of their classes are trained
-    on too.
+    of the data's rule, and of the others as many for the validation split; at least two each. A
+    class of one image stays in training. With a group, images are held out by groups, as
+    `open_data` does it. Splits that the data have stay as they are. A note says how many of their
+    classes are trained on too.
 
     `classes` are those of the training images; other classes have larger targets.
 
@@ -77,7 +77,7 @@ def hold_out_classes(data: DataSet) -> DataSet:
     """
     splits = [
         split
-        for split in ("test", "minival")
+        for split in ("test", "val")
         if split not in data.own_splits and len(getattr(data, split))
     ]
     if splits and not data.rule.group:
@@ -103,7 +103,7 @@ def _split_by_class(data: DataSet, splits: list[str]) -> DataSet:
         )
     shares = {
         "test": data.rule.test or TEST_SHARE,
-        "minival": data.rule.minival or MINIVAL_SHARE,
+        "val": data.rule.val or VAL_SHARE,
     }
     split_of: dict[int, str] = {}
     for number, split in enumerate(splits, 1):
@@ -163,7 +163,7 @@ def _training_classes_first(data: DataSet) -> DataSet:
 
 def _notes(data: DataSet) -> list[str]:
     notes = []
-    for split in ("minival", "test"):
+    for split in ("val", "test"):
         sizes = Counter(getattr(data, split).targets)
         if sizes and max(sizes.values()) < 2:
             raise ValueError(

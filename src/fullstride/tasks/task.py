@@ -130,7 +130,7 @@ def _percent(part: int, whole: int) -> float | None:
 class Metric:
     """The score that runs are compared by."""
 
-    name: str  # in `Score.compute` and, as "minival/NAME", in the rows of a log
+    name: str  # in `Score.compute` and, as "val/NAME", in the rows of a log
     label: str  # in tables and reports
     unit: str = ""
     higher_is_better: bool = True
@@ -179,7 +179,8 @@ class Task(ABC):
     recipe_fields: ClassVar[frozenset[str]] = frozenset()
     # name of the recipe where none is chosen; "": the one for the data and the weights
     default_recipe: ClassVar[str] = ""
-    # fields of the task that are stored with the weights, such as what is fitted on the minival
+    # fields of the task that are stored with the weights, such as what is fitted on the validation
+    # split
     state_fields: ClassVar[tuple[str, ...]] = ()
     # images that are scored at once, over all processes: fewer where an image has many outputs
     scoring_batch: ClassVar[int] = 128
@@ -228,7 +229,7 @@ class Task(ABC):
         return self
 
     def fit(self, outputs: Tensor, targets: Any) -> Self:
-        """The task with its `state_fields` fitted to the outputs of the minival, on the CPU."""
+        """The task with `state_fields` fitted to outputs of validation images, on the CPU."""
         return self
 
     @property
@@ -238,11 +239,11 @@ class Task(ABC):
 
     @property
     def has_fit(self) -> bool:
-        """Whether `fit` changes anything, so that the outputs of the minival must be held."""
+        """Whether `fit` changes anything, so that outputs of validation images must be held."""
         return type(self).fit is not Task.fit
 
     def fit_note(self, scores: Mapping[str, float]) -> str:
-        """One line on what the fitted state changes, by the `scores` of the minival, or ""."""
+        """One line on what the fitted state changes, by the validation `scores`, or ""."""
         return ""
 
     def state(self) -> dict[str, Any]:

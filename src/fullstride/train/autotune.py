@@ -312,7 +312,7 @@ class TrainingPlan:
         left += work[-1] * (self.steps % self.steps_per_epoch)
         left -= sum(work[:epoch]) * self.steps_per_epoch + work[epoch] * step
         scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs) + 1
-        scored = scores * len(self.data.minival) + len(self.data.test)
+        scored = scores * len(self.data.val) + len(self.data.test)
         left += SCORING_SHARE * scored / self.resolved.batch
         return left * step_s / work[epoch]
 

@@ -33,20 +33,20 @@ MAX_IMAGES = 64 * 128
 
 
 def better_statistics(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
-    """`final`; or a copy with precise statistics if its minival score is better.
+    """`final`; or a copy with precise statistics if its validation score is better.
 
-    Without a minival, or statistics that training changes, it is `final`.
+    Without a validation split, or statistics that training changes, it is `final`.
     """
-    if not run.data.minival or not batch_norms(final.net, frozen_names(final.net, run.recipe)):
+    if not run.data.val or not batch_norms(final.net, frozen_names(final.net, run.recipe)):
         return final
     net = of_run(run, final.net)
-    precise = replace(final, net=net, scores=run.minival_scores(net))
+    precise = replace(final, net=net, scores=run.val_scores(net))
     if not precise.is_better(final, run.metric):
         return final
     if run.context.is_rank_zero:
         print_note(
             "the batch statistics are measured anew on training images without augmentation: "
-            f"minival {precise.described(run.metric)}, before {final.described(run.metric)}"
+            f"validation {precise.described(run.metric)}, before {final.described(run.metric)}"
         )
     return precise
 
@@ -110,7 +110,8 @@ def batch_norms(net: Backbone, frozen: Collection[str] = ()) -> list[BATCH_NORM]
     ]
 
 
-# Is an average of several epochs better than the last one? Greedy soups, chosen by the minival.
+# Is an average of several epochs better than the last one? Greedy soups, chosen by the validation
+# split.
 #
 # Source: model soups, arXiv:2203.05482, of epochs of one run. Batch statistics are averaged as the
 # weights are, and with the recipe's `precise_bn` measured for each average.
@@ -141,11 +142,11 @@ def save_epoch(
         slot = next(
             slot for slot, other in held.items() if other == epoch or other not in best - {epoch}
         )
-        run.bundle(average, {"minival": {**scores, EPOCH: epoch}}).save(slot)
+        run.bundle(average, {"val": {**scores, EPOCH: epoch}}).save(slot)
 
 
 def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
-    """`final`; or an average of epochs whose minival score is better.
+    """`final`; or an average of epochs whose validation score is better.
 
     The epochs are tried from the best one on; each stays in the average if that is better with it.
     """
@@ -162,7 +163,7 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         if run.recipe.measures_statistics:
             net = of_run(run, net)
         is_saved = not states and not run.recipe.measures_statistics  # whose scores are known
-        scores = saved_scores(slot) if is_saved else run.minival_scores(net)
+        scores = saved_scores(slot) if is_saved else run.val_scores(net)
         trial = FinalNetwork(net, scores, (*(best.epochs if best else ()), -minus_epoch))
         if best is None or trial.is_better(best, run.metric):
             best, states = trial, [*states, state]
@@ -171,9 +172,9 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         alone = f"the final weights ({final.described(run.metric)})"
         print_note(
             f"the bundle is the average of epochs {', '.join(map(str, sorted(best.epochs)))}, on "
-            f"the minival {best.described(run.metric)}, and not {alone}"
+            f"the validation split {best.described(run.metric)}, and not {alone}"
             if best and is_better
-            else f"no average of epochs is better on the minival than {alone}"
+            else f"no average of epochs is better on the validation split than {alone}"
         )
     return replace(best, epochs=tuple(sorted(best.epochs))) if best and is_better else final
 
@@ -183,5 +184,5 @@ def slots(run: PreparedRun) -> list[Path]:
 
 
 def saved_scores(slot: Path) -> Mapping[str, float]:
-    """The epoch and the minival scores of the network in `slot`; empty where there is none."""
-    return read_metadata(slot).scores["minival"] if slot.is_dir() else {}
+    """The epoch and the validation scores of the network in `slot`; empty where there is none."""
+    return read_metadata(slot).scores["val"] if slot.is_dir() else {}

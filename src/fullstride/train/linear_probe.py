@@ -117,9 +117,9 @@ def features(
 def save_probe(run: PreparedRun) -> None:
     """Fit the classifier of a copy of the untrained network, and save its bundle, if there is none.
 
-    It is fitted to the training images, or `MAX_IMAGES` of them, and has its scores on the minival.
-    A network without a linear classifier has no probe, which is printed. Raises ValueError for a
-    task without single labels, and for too many classes.
+    It is fitted to the training images, or `MAX_IMAGES` of them, and has its scores on the
+    validation split. A network without a linear classifier has no probe, which is printed. Raises
+    ValueError for a task without single labels, and for too many classes.
     """
     classes = len(run.data.classes)
     if not run.task.single_label or classes > MAX_PROBE_CLASSES:
@@ -142,7 +142,7 @@ def save_probe(run: PreparedRun) -> None:
     with torch.no_grad():
         for parameter, value in zip(classifier.parameters(), probe, strict=True):
             parameter.copy_(torch.from_numpy(value))
-    bundle = run.bundle(net, {"minival": run.minival_scores(net)})
+    bundle = run.bundle(net, {"val": run.val_scores(net)})
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.PROBE)
 
 
@@ -168,22 +168,22 @@ def begin_with_probe(run: PreparedRun) -> None:
 
 
 def probe_network(run: PreparedRun) -> FinalNetwork:
-    """The network with frozen features that `save_probe` saved, and its scores on the minival."""
+    """The network with frozen features that `save_probe` saved, and its validation scores."""
     bundle = Bundle.load(run.folder / run_folder.PROBE, build_head)
-    return FinalNetwork(bundle.net.to(run.device), bundle.scores["minival"])
+    return FinalNetwork(bundle.net.to(run.device), bundle.scores["val"])
 
 
 def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     """The network that a run with a probe ends with: `final`, the probe, or their mean.
 
     With frozen statistics, where training began with the probe, this is a mean of the weights of
-    both, with `TRAINED_PARTS` to 1, unless the minival is better with one of the two by more than
-    its standard error: networks between them are as good on such images and better on others
-    (arXiv:2109.01903), and those of few images may have unlearned what the probe knows. With
+    both, with `TRAINED_PARTS` to 1, unless the validation split is better with one of the two by
+    more than its standard error: networks between them are as good on such images and better on
+    others (arXiv:2109.01903), and those of few images may have unlearned what the probe knows. With
     statistics of batches a mean of the weights is no network, and the better one of the two is
-    taken. It is `final` where there is no probe or no minival.
+    taken. It is `final` where there is no probe or no validation split.
     """
-    if not (has_probe(run) and run.data.minival):
+    if not (has_probe(run) and run.data.val):
         return final
     probe = probe_network(run)
     both = {"after training": final, "by the linear probe, without training": probe}
@@ -192,12 +192,12 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         net = copy.deepcopy(fused_form.unpadded(final.net, run.spec))
         ends = [*[net.state_dict()] * TRAINED_PARTS, probe.net.state_dict()]
         net.load_state_dict(averaged(ends))
-        mean = replace(final, net=net, scores=run.minival_scores(net))
-        if not is_clearly_better(best.scores, mean.scores, run.metric, len(run.data.minival)):
+        mean = replace(final, net=net, scores=run.val_scores(net))
+        if not is_clearly_better(best.scores, mean.scores, run.metric, len(run.data.val)):
             how, best = "between the linear probe and the end of training", mean
     if best is not final and run.context.is_rank_zero:
         print_note(
-            f"the bundle is the network {how}: minival {best.described(run.metric)}, after "
+            f"the bundle is the network {how}: validation {best.described(run.metric)}, after "
             f"training {final.described(run.metric)}"
         )
     return best

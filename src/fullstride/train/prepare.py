@@ -203,7 +203,7 @@ class PreparedRun:
     spec: Spec  # of the network as it is saved, without padding
     net: Backbone  # with its initial weights, on the CPU
     batches: TrainingBatches
-    minival: Batches | None  # whose workers live as long as those of `batches`; None: no images
+    val: Batches | None  # whose workers live as long as those of `batches`; None: no images
     weights_resolution: int | None  # of the initial weights; None for random ones
     teacher: TeacherProbabilities | None
     device: torch.device
@@ -233,37 +233,39 @@ class PreparedRun:
     def score(self, net: Backbone, images: Images, task: Task | None = None) -> Evaluation:
         """What `net` achieves on `images` by `task`, by default that of the run."""
         task = task or self.task
-        if images is self.data.minival and self.minival:
-            return score_batches(net, task, self.minival, self.context)
+        if images is self.data.val and self.val:
+            return score_batches(net, task, self.val, self.context)
         return score_images(net, task, images, self.pre, self.device, self.workers, self.context)
 
-    def minival_scores(self, net: Backbone) -> dict[str, float]:
-        """The scores of `net` on the minival; none without one, or where they are not finite."""
+    def val_scores(self, net: Backbone) -> dict[str, float]:
+        """The validation scores of `net`; none without images, or where they are not finite."""
         try:
-            return self.score(net, self.data.minival).scores if self.minival else {}
+            return self.score(net, self.data.val).scores if self.val else {}
         except FloatingPointError:
             return {}
 
     def calibrate(self, net: Backbone) -> tuple[Task, Evaluation | None]:
-        """The task fitted to the outputs of `net` on the minival, and what `net` achieves there.
+        """The task fitted to the outputs of `net` on the validation split, and what `net` achieves
+        there.
 
-        It is the run's where it fits nothing or the recipe does not want it, and without a minival.
+        It is the run's where it fits nothing or the recipe does not want it, and without a
+        validation split.
         """
-        images, how = self.data.minival, (self.pre, self.device, self.workers, self.context)
-        if not self.minival:
+        images, how = self.data.val, (self.pre, self.device, self.workers, self.context)
+        if not self.val:
             return self.task, None
         if not (self.recipe.calibrate and self.task.has_fit):
             return self.task, self.score(net, images)
         classes = len(self.data.classes)
         if len(images) * classes <= MAX_OUTPUTS:
-            result = fit_and_score(net, self.task, self.minival, self.context)
+            result = fit_and_score(net, self.task, self.val, self.context)
             return result.task, result
         task = fit_on(net, self.task, images, *how, classes=classes)
         return task, self.score(net, images, task)
 
     def close(self) -> None:
         """End the processes that decode images."""
-        for batches in filter(None, (self.batches, self.minival)):
+        for batches in filter(None, (self.batches, self.val)):
             batches.close()
 
     def bundle(
@@ -332,8 +334,8 @@ def prepare(
         workers = choose_workers(data.train, per_epoch, device)
     how = (device, workers, context)
     batches, in_steps, pseudo_labels = run_batches(data, task, pre, recipe, *how)
-    scored = bool(len(data.minival))
-    minival = scoring_batches(task, data.minival, pre, device, workers, context) if scored else None
+    scored = bool(len(data.val))
+    val = scoring_batches(task, data.val, pre, device, workers, context) if scored else None
     resolved = recipe_here(in_steps, data, len(batches), device, saved)
     teacher = build_teacher(data, pre, resolved, device, teacher_cache)
     resolved = with_passes(resolved, net, len(data.train), device, saved, context)
@@ -375,7 +377,7 @@ def prepare(
         spec=spec,
         net=net,
         batches=batches,
-        minival=minival,
+        val=val,
         weights_resolution=start.preprocessing.resolution if start else None,
         teacher=teacher,
         device=torch.device(device),
@@ -385,17 +387,17 @@ def prepare(
 
 
 def check_recipe(recipe: Recipe, data: DataSet, weights: str) -> None:
-    """Raises ValueError, in one line, for what needs a minival or weights that are not there."""
+    """Raises ValueError, in one line, for what lacks the validation images or weights it needs."""
     if recipe.frozen_statistics and not weights:
         raise ValueError(
             "recipe.frozen_statistics normalises by the statistics of released weights: give "
             "--weights, or leave it out"
         )
     for name in ("soup", "early_stop_patience"):
-        if getattr(recipe, name) and not data.minival:
+        if getattr(recipe, name) and not data.val:
             raise ValueError(
-                f"recipe.{name} {getattr(recipe, name)} needs a minival to compare epochs on: set "
-                "it to 0, or leave --minival 0 out"
+                f"recipe.{name} {getattr(recipe, name)} needs validation images to compare "
+                "epochs on: set it to 0, or leave --val 0 out"
             )
     if recipe.linear_probe and not weights:
         raise ValueError(

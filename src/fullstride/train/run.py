@@ -36,10 +36,11 @@ from fullstride.train.timing import recipe_within
 
 
 def finish(run: PreparedRun) -> None:
-    """Score the final weights on the minival and the test images, and save them as the bundle.
+    """Score the final weights on validation and test images, and save them as the bundle.
 
     Scores that the log has are not computed again. The state of the task, such as a temperature, is
-    fitted on the minival before. Raises FloatingPointError if the final scores are not finite.
+    fitted on the validation split before. Raises FloatingPointError if the final scores are not
+    finite.
     """
     final, results = final_network(run), {}
     if run.recipe.measures_statistics:
@@ -49,10 +50,10 @@ def finish(run: PreparedRun) -> None:
     if run.recipe.linear_probe:
         final = linear_probe.with_probe(run, final)
     try:
-        task, minival = run.calibrate(final.net)
-        if minival:
-            results["minival"] = minival.with_interval()
-        if len(run.data.test):  # data with a minival of their own may have none
+        task, val = run.calibrate(final.net)
+        if val:
+            results["val"] = val.with_interval()
+        if len(run.data.test):  # data with a validation split of their own may have none
             results["test"] = run.score(final.net, run.data.test, task).with_interval()
     except FloatingPointError as error:
         raise FloatingPointError(
@@ -83,9 +84,9 @@ def final_network(run: PreparedRun) -> FinalNetwork:
             raise ValueError(f"{path}, the best epoch's weights, is gone: train with another --out")
         net = fused_form.unpadded(run.net, run.spec)
         net.load_state_dict(Bundle.load(path, build_head).net.state_dict())
-        return FinalNetwork(net, run_folder.minival_scores(best))
+        return FinalNetwork(net, run_folder.val_scores(best))
     run.net.load_state_dict(last["average"])
-    return FinalNetwork(run.net, run_folder.minival_scores(rows[-1]))
+    return FinalNetwork(run.net, run_folder.val_scores(rows[-1]))
 
 
 def train(
@@ -113,11 +114,11 @@ def train(
     multiply those of `model`. After a stop, the same call resumes from the last checkpoint.
     Checkpoints are written after every epoch that is scored, and within an epoch after every
     `checkpoint_every_steps` steps; also where this generator is closed after an epoch. The weights
-    of the epoch with the best minival are saved as a bundle in the folder; with the recipe's
-    `early_stop_patience` these are scored on the test images at the end, else the last ones.
-    `teacher_cache` is a folder for the probabilities of the teacher. `workers` decode images until
-    the run ends; their number is chosen if None. `announce` is called before the first step of a
-    run that has not ended; `watch` may wrap the training batches, to show progress.
+    of the epoch with the best validation score are saved as a bundle in the folder; with the
+    recipe's `early_stop_patience` these are scored on the test images at the end, else the last
+    ones. `teacher_cache` is a folder for the probabilities of the teacher. `workers` decode images
+    until the run ends; their number is chosen if None. `announce` is called before the first step
+    of a run that has not ended; `watch` may wrap the training batches, to show progress.
 
     Raises ValueError if the folder holds another run.
     """
@@ -179,8 +180,8 @@ def saved_epochs(
     """Score and save each of `epochs`; yields its row of the log, which is added to `rows`.
 
     Of epochs that share a score, the last one is scored and saved. Where the caller closes this
-    generator after another one, that is saved too. Without a minival there are no scores, and no
-    best epoch is saved.
+    generator after another one, that is saved too. Without a validation split there are no scores,
+    and no best epoch is saved.
     """
     for epoch in epochs:
         if not isinstance(epoch, loop.Epoch):
@@ -190,7 +191,7 @@ def saved_epochs(
         number, last = rows[-1]["epoch"], rows[-1]["epochs"]
         is_due = number % run.resolved.score_every_epochs == 0 or number == last
         if is_due:
-            if run.data.minival:
+            if run.data.val:
                 score_epoch(run, epoch, rows)
             run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
         try:
@@ -230,15 +231,15 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
     """
     row = rows[-1]
     try:
-        result = run.score(epoch.average, run.data.minival)
+        result = run.score(epoch.average, run.data.val)
     except FloatingPointError as error:
         row["unscored"] = str(error)
         return
     scores = result.scores
-    row |= {f"minival/{key}": value for key, value in scores.items() if key != "images"}
+    row |= {f"val/{key}": value for key, value in scores.items() if key != "images"}
     row["skipped"] |= not_logged(result.skipped, rows)
     if run_folder.best_row(rows, run.metric) is row:
-        best = run.bundle(epoch.average, {"minival": scores})
+        best = run.bundle(epoch.average, {"val": scores})
         run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
     if run.recipe.soup:
         run.context.on_rank_zero(averages.save_epoch, run, rows, epoch.average, scores)
@@ -260,7 +261,7 @@ def train_network(
     device: str = "auto",
     workers: int | None = None,
     minutes: float | None = None,
-    minival: float | None = None,
+    val: float | None = None,
     test: float | None = None,
     group: str = "",
     keep_duplicates: bool = False,
@@ -288,8 +289,8 @@ def train_network(
         workers: Processes that decode images beside this one; None: by the cores and the images, or
             0 where a process does not begin as a fork, as it would run an unguarded script again.
         minutes: Minutes that the whole may take: training has as many epochs as fit.
-        minival: Share of the training images for the minival, where the data have none; None: by
-            their number. 0: no minival, and the last epoch is saved.
+        val: Share of the training images for validation, where the data have none; None: by their
+            number. 0: no validation, and the last epoch is saved.
         test: Share of the images for the test, where the data have none; None: a tenth. 0: no test.
         group: What images have in common that must be in one split: a column of a table, a level of
             folders below the class (1, 2, ... or parent), or a pattern for the names.
@@ -302,12 +303,12 @@ def train_network(
     """
     deadline = deadline_s(None, minutes)
     out, kind = Path(out), find_task(task)
-    rule = SplitRule(minival, test, group, keep_duplicates)
+    rule = SplitRule(val, test, group, keep_duplicates)
     if not isinstance(data, DataSet):
         data = kind.open_data(str(data), **asdict(rule))
     elif rule != SplitRule():
         raise ValueError(
-            "minival, test, group and keep_duplicates are for the name of data: give them to "
+            "val, test, group and keep_duplicates are for the name of data: give them to "
             "open_data where you give a DataSet"
         )
     choice = RecipeChoice(recipe, changes)

@@ -176,7 +176,7 @@ class RunConfig:
     model: str
     weights: str  # source of the initial weights; "" for random ones
     data: str
-    minival: float | None  # share of the training images, see `SplitRule`
+    val: float | None  # share of the training images, see `SplitRule`
     fingerprint: str  # of the images and their labels
     classes: tuple[str, ...]
     spec: Mapping[str, Any]
@@ -206,7 +206,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class LogRow:
-    """A row of the log, but for the scores of the minival where the epoch is scored."""
+    """A row of the log, but for the scores of the validation split where the epoch is scored."""
 
     epoch: PositiveInt
     epochs: PositiveInt
@@ -353,15 +353,15 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
         )
     rows = [read_row(line, number, f"{path} line {number}") for number, line in enumerate(lines, 1)]
     for row in rows:
-        if minival_scores(row) and f"minival/{metric.name}" not in row:
-            raise ValueError(f"{path} line {row['epoch']} lacks minival/{metric.name}")
+        if val_scores(row) and f"val/{metric.name}" not in row:
+            raise ValueError(f"{path} line {row['epoch']} lacks val/{metric.name}")
     return rows
 
 
 def read_row(text: str, number: int, where: str) -> dict[str, Any]:
     """The row of epoch `number` in a log. Raises ValueError in one line."""
     row = from_json(dict[str, Any], text, where)
-    scores = {key: value for key, value in row.items() if key.startswith("minival/")}
+    scores = {key: value for key, value in row.items() if key.startswith("val/")}
     others = {key: value for key, value in row.items() if key not in scores}
     fixed = from_json(LogRow, others, where)
     if fixed.epoch != number:
@@ -391,14 +391,14 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 Row = Mapping[str, Any]
 
 
-def minival_scores(row: Row) -> dict[str, float]:
+def val_scores(row: Row) -> dict[str, float]:
     """The scores of an epoch by their names; none if it is not scored."""
-    prefix = "minival/"
+    prefix = "val/"
     return {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
 
 
 def best_row(rows: Sequence[Row], metric: Metric) -> Row | None:
-    """The first row with the best minival by `metric` and, of those, with the lowest loss.
+    """The first row with the best validation score by `metric` and, of those, with the lowest loss.
 
     None if no row has scores.
     """
@@ -407,10 +407,10 @@ def best_row(rows: Sequence[Row], metric: Metric) -> Row | None:
 
 def best_rows(rows: Sequence[Row], metric: Metric, count: int) -> list[Row]:
     """The `count` best rows, in the order of `best_row`; of equal ones the earlier is better."""
-    key = f"minival/{metric.name}"
+    key = f"val/{metric.name}"
 
     def quality(row: Row) -> tuple[float, float]:
-        return metric.rank(row[key]), -row.get("minival/loss", 0.0)
+        return metric.rank(row[key]), -row.get("val/loss", 0.0)
 
     return sorted((row for row in rows if key in row), key=quality, reverse=True)[:count]
 
@@ -429,11 +429,11 @@ def skipped_images(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def should_stop_early(rows: Sequence[Row], recipe: Recipe, metric: Metric) -> bool:
-    """Whether the last `early_stop_patience` epochs brought no better minival."""
+    """Whether the last `early_stop_patience` epochs brought no better validation score."""
     best = best_row(rows, metric)
     if not recipe.early_stop_patience or not best:
         return False
-    last = max(row["epoch"] for row in rows if minival_scores(row) or row.get("unscored"))
+    last = max(row["epoch"] for row in rows if val_scores(row) or row.get("unscored"))
     return last - best["epoch"] >= recipe.early_stop_patience
 
 

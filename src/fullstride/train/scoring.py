@@ -288,7 +288,8 @@ def all_skipped(skipped: Mapping[str, str], context: DistributedContext) -> dict
     return {name: why for each in context.gather(skipped) for name, why in each.items()}
 
 
-# Compares networks with which a run may end, by the metric and then the loss of the minival.
+# Compares networks with which a run may end, by the metric and then the loss of the validation
+# split.
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ class FinalNetwork:
     """A network with which a run may end."""
 
     net: Backbone
-    scores: Mapping[str, float]  # of the minival; none without one, or where they are not finite
+    scores: Mapping[str, float]  # of the validation images; none without, or if not finite
     epochs: tuple[int, ...] = ()  # of which it is the average, if of several
 
     def is_better(self, other: "FinalNetwork", metric: Metric) -> bool:
@@ -386,7 +387,7 @@ class ScoredImages:
     """Images that a network is scored on."""
 
     data: DataSet
-    split: str  # test, minival, train or all
+    split: str  # test, val, train or all
     images: Images
     missing: tuple[str, ...]  # classes that none of them has
     notes: tuple[str, ...]  # why the score may say less than it seems to, a line each
@@ -411,9 +412,9 @@ def images_to_score(
 ) -> ScoredImages:
     """The images of `split`, "all" or None, of the data set of `matching_data`.
 
-    By default they are of the test or, where the data have none, of the minival; of data that are
-    not the run's and have no splits of their own, all images. Raises ValueError, also where the
-    split has no images.
+    By default they are of the test or, where the data have none, of the validation split; of data
+    that are not the run's and have no splits of their own, all images. Raises ValueError, also
+    where the split has no images.
     """
     config = _config(where, data)
     whole = _own_data(config, bundle, data) if config else None
@@ -436,7 +437,7 @@ def images_to_score(
     if not images:
         raise ValueError(
             f"{whole.name} has no images for the {split}"
-            + (": leave --split out" if whole.minival or whole.test else _all_trained_on(where))
+            + (": leave --split out" if whole.val or whole.test else _all_trained_on(where))
         )
     if config and not is_own:
         trained_on = _copies_of_training(config, bundle, images)
@@ -498,7 +499,7 @@ def _is_same_place(one: str, other: str) -> bool:
 
 def _everything(bundle: Bundle, data: str) -> DataSet:
     """A data set with all images in its training split."""
-    rule = SplitRule(minival=0, test=0, keep_duplicates=True)
+    rule = SplitRule(val=0, test=0, keep_duplicates=True)
     return find_task(bundle.task).open_data(data, **asdict(rule))
 
 

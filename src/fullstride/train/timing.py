@@ -295,7 +295,7 @@ class RunTimes:
     steps: int  # of an epoch
     score_every: int  # epochs, of which the last one is scored and saved
     step_s: float  # a step with its wait for images
-    image_s: float  # an image of the minival
+    image_s: float  # an image of the validation split
     save_s: float  # a checkpoint and a bundle
     start_s: float  # building the network, starting workers and choosing kernels
 
@@ -344,15 +344,15 @@ def recipe_within(
     with scratch_folder(folder) as scratch:
         run = prepare(scratch / folder.name, model, data, named, **how)
         times = time_run(run, time.perf_counter() - begin)
-    train, minival, test = len(data.train), len(data.minival), len(data.test)
-    scored = 2 * minival + test
+    train, val, test = len(data.train), len(data.val), len(data.test)
+    scored = 2 * val + test
     if run.recipe.linear_probe:
-        scored += min(train, linear_probe.MAX_IMAGES) + 2 * minival
+        scored += min(train, linear_probe.MAX_IMAGES) + 2 * val
     if run.recipe.measures_statistics:
-        scored += min(train, averages.MAX_IMAGES) + minival
+        scored += min(train, averages.MAX_IMAGES) + val
     once_s = times.start_s + scored * times.image_s + 3 * times.save_s
     epoch_s = times.steps * times.step_s
-    epoch_s += (minival * times.image_s + times.save_s) / times.score_every
+    epoch_s += (val * times.image_s + times.save_s) / times.score_every
     left_s = deadline - time.perf_counter() - once_s
     whole, epochs = recipe_in_epochs(data, named.recipe).epochs, left_s / epoch_s
     if epochs >= whole:
@@ -423,13 +423,13 @@ def time_steps(learner: Learner, run: PreparedRun) -> tuple[float, float]:
 
 @torch.inference_mode()
 def time_scoring(run: PreparedRun) -> float:
-    """Seconds in which an image of the minival is scored, after the first batch if it has more."""
-    assert run.minival is not None
+    """Seconds in which a validation image is scored, after the first batch if there are more."""
+    assert run.val is not None
     run.net.eval()
-    begin, images, batches = time.perf_counter(), 0, run.minival.epoch(0)
+    begin, images, batches = time.perf_counter(), 0, run.val.epoch(0)
     for number, (x, targets, _) in enumerate(batches):
         run.task.score().update(run.net(x), targets)
-        if number == 0 and len(run.minival) > 1:
+        if number == 0 and len(run.val) > 1:
             begin = time.perf_counter()  # workers have started
             continue
         images += len(x)

@@ -61,7 +61,7 @@ def test_coco_boxes_are_edges_with_classes_by_the_order_of_ids(tmp_path):
         "b": Objects(((5, 5, 6, 7),), (0,), (False,)),
         "c": NOTHING,
     }
-    assert [*targets(data, "minival")] == ["d"]
+    assert [*targets(data, "val")] == ["d"]
     assert targets(data, "test") == {"e": Objects(((2, 2, 6, 6),), (1,), (False,))}
     assert any("1 images have no object" in note for note in data.notes)
     again = open_boxes(data.where, **asdict(data.rule))
@@ -162,7 +162,7 @@ def test_voc_counts_pixels_from_one_and_includes_the_last(tmp_path):
         "a": Objects(((0, 0, 20, 10), (2, 3, 5, 6)), (1, 0), (False, True)),
         "b": Objects(((1, 1, 2, 2),), (0,), (False,)),
     }
-    assert targets(data, "minival") == {"c": NOTHING}
+    assert targets(data, "val") == {"c": NOTHING}
     assert [*targets(data, "test")] == ["d"]
     assert open_boxes(data.where, **asdict(data.rule)).fingerprint == data.fingerprint
 
@@ -174,9 +174,9 @@ def test_two_voc_years_train_on_trainval_and_test_on_the_test_of_one(tmp_path):
     write_voc(tmp_path / "VOC2012", second, train="10 11 12", val="13 14", trainval="10 11")
     data = open_boxes(str(tmp_path))
     assert sorted(targets(data, "test")) == ["06", "07"]
-    others = [*targets(data), *targets(data, "minival")]
+    others = [*targets(data), *targets(data, "val")]
     assert sorted(others) == ["00", "01", "02", "03", "10", "11", "12", "13", "14"]
-    whole = open_boxes(str(tmp_path), minival=0)
+    whole = open_boxes(str(tmp_path), val=0)
     assert len(whole.train) == 9
     assert whole.train.picture(0).size == (20, 10)
 
@@ -184,8 +184,8 @@ def test_two_voc_years_train_on_trainval_and_test_on_the_test_of_one(tmp_path):
 def test_annotations_without_lists_have_their_splits_taken(tmp_path):
     write_voc(tmp_path, {f"{i:02}": (DOG, CAT)[i % 2] for i in range(20)})
     data = open_boxes(str(tmp_path))
-    assert len(data.train) + len(data.minival) + len(data.test) == 20
-    assert all(len(each) for each in (data.train, data.minival, data.test))
+    assert len(data.train) + len(data.val) + len(data.test) == 20
+    assert all(len(each) for each in (data.train, data.val, data.test))
 
 
 def test_voc_boxes_that_cannot_be_used_are_named_and_left_out(tmp_path):

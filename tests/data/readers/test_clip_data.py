@@ -13,7 +13,7 @@ from fullstride.data.pack import Encoding, pack
 from fullstride.data.readers.videos import open_video
 from fullstride.data.targets import open_clips
 
-PARTS = ("train", "minival", "test")
+PARTS = ("train", "val", "test")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def names(data: DataSet) -> dict[str, tuple[str, ...]]:
 
 
 def test_a_folder_has_files_and_folders_of_frames_as_videos(folder):
-    data = open_clips(str(folder), minival=0, test=0)
+    data = open_clips(str(folder), val=0, test=0)
     assert data.classes == ("jump", "walk")
     expected = {
         f"{name}/{file}"
@@ -77,7 +77,7 @@ def test_splits_of_the_data_stay(folder, tmp_path):
     (tmp_path / "d" / "val" / "trailer.mp4").unlink()
     data = open_clips(str(tmp_path / "d"), keep_duplicates=True)
     assert [len(each) for each in names(data).values()] == [25, 25, 0]
-    assert data.own_splits == ("minival",)
+    assert data.own_splits == ("val",)
     left_out = open_clips(
         str(tmp_path / "d"), keep_duplicates=True, left_out=["train/walk/copy.mp4"]
     )
@@ -145,7 +145,7 @@ def test_left_and_right_are_directions_which_a_mirror_image_would_exchange(tmp_p
         for name in classes:
             for number in range(3):
                 write_frames(root / name / str(number), 2, (16, 16), seed=number)
-        data = open_clips(str(root), minival=0, test=0)
+        data = open_clips(str(root), val=0, test=0)
         assert data.mirror is mirror
         assert any("'Turn left'" in note for note in data.notes) is not mirror
 

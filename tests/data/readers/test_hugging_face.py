@@ -88,7 +88,7 @@ def as_parquet(folder: Path, **files: Dataset) -> Path:
 
 def everything(data: DataSet) -> list[tuple[str, bytes]]:
     """Class and pixels of every image, whatever its part, sorted."""
-    parts = (data.train, data.minival, data.test)
+    parts = (data.train, data.val, data.test)
     return sorted(
         (data.classes[p.targets[i]], p.picture(i).tobytes()) for p in parts for i in range(len(p))
     )
@@ -124,7 +124,7 @@ def test_every_row_is_an_image_of_its_class_in_both_kinds_of_folder(tmp_path, fo
         True,
     )
     assert found.train.names[0].startswith("train/000000")
-    assert min(len(part) for part in (found.train, found.minival, found.test)) >= 1
+    assert min(len(part) for part in (found.train, found.val, found.test)) >= 1
 
 
 def test_saved_and_parquet_give_the_same_fingerprint_and_the_second_opening_too(tmp_path):
@@ -159,11 +159,11 @@ def test_splits_are_parts_by_their_names_and_others_are_left_out(tmp_path, form,
         names = {f"data__{name}_00000_of_00001": part for name, part in splits.items()}
         as_parquet(tmp_path / "data", **names, data__train_extra_00000_of_00001=table(2, 34))
     found = open_data(str(tmp_path / "data"))
-    assert [len(part) for part in (found.train, found.minival, found.test)] == [20, 6, 8]
+    assert [len(part) for part in (found.train, found.val, found.test)] == [20, 6, 8]
     assert found.test.names[-1] == "test/00000007"
     assert found.test.picture(0).tobytes() == splits["test"][0]["image"].convert("RGB").tobytes()
-    with pytest.raises(ValueError, match="'val' is the minival already"):
-        open_data(str(tmp_path / "data"), minival=0.1)
+    with pytest.raises(ValueError, match="'val' is the validation split already"):
+        open_data(str(tmp_path / "data"), val=0.1)
 
 
 def test_a_split_that_is_alone_is_for_training_whatever_its_name(tmp_path):
@@ -212,7 +212,7 @@ def test_parquet_that_never_saw_their_library_is_known_by_the_names_of_its_colum
 def test_names_are_the_paths_of_the_cells_where_each_has_one_of_its_own(tmp_path):
     data = table(paths=True)
     found = open_data(str(saved(tmp_path / "one", data)))
-    assert sorted(n for part in (found.train, found.minival, found.test) for n in part.names) == [
+    assert sorted(n for part in (found.train, found.val, found.test) for n in part.names) == [
         f"{index:04}.png" for index in THREE[:36]
     ]
     where = str(saved(tmp_path / "two", DatasetDict(train=data, test=data)))
@@ -350,7 +350,7 @@ def test_a_path_in_a_cell_is_followed_only_below_the_folder(tmp_path):
         "train/00000011": "cell is empty",
     }
     reasons |= {"train/00000012": "it is empty"}
-    for part in (found.train, found.minival, found.test):
+    for part in (found.train, found.val, found.test):
         for index, name in enumerate(part.names):
             if name in ("train/00000000", "train/00000001"):
                 assert part.picture(index).size == (8, 8)

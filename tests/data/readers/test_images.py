@@ -319,7 +319,7 @@ def test_an_unreadable_image_pickles():
 def test_the_digits_are_those_of_scikit_learn():
     theirs: Any = load_digits()
     data = open_data("digits")
-    parts = (data.train, data.minival, data.test)
+    parts = (data.train, data.val, data.test)
     assert [len(part) for part in parts] == [1037, 260, 500]
     assert [label for part in parts for label in part.targets] == theirs.target.tolist()
     ours = np.stack([np.asarray(part.picture(i)) for part in parts for i in range(len(part))])
@@ -330,8 +330,8 @@ def test_the_digits_are_those_of_scikit_learn():
 
 
 def test_another_share_of_the_digits_can_be_held_out():
-    data = open_data("digits", minival=0.5)
-    assert [len(part) for part in (data.train, data.minival, data.test)] == [649, 648, 500]
+    data = open_data("digits", val=0.5)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [649, 648, 500]
     assert data.fingerprint != open_data("digits").fingerprint
 
 
@@ -341,7 +341,7 @@ def test_another_share_of_the_digits_can_be_held_out():
 def test_a_folder_is_cut_into_disjoint_parts_that_cover_it(tmp_path):
     names = many("cat", "dog", each=200)
     data = open_data(str(write(tmp_path / "pets", *names)))
-    parts = (data.train, data.minival, data.test)
+    parts = (data.train, data.val, data.test)
     assert sorted(name for part in parts for name in part.names) == sorted(names)
     assert all(
         data.classes[label] == name[:3]
@@ -349,7 +349,7 @@ def test_a_folder_is_cut_into_disjoint_parts_that_cover_it(tmp_path):
         for name, label in zip(part.names, part.targets, strict=True)
     )
     assert 20 <= len(data.test) <= 60
-    assert 18 <= len(data.minival) <= 54
+    assert 18 <= len(data.val) <= 54
     assert (data.name, data.classes, data.channels, data.mirror) == (
         "pets",
         ("cat", "dog"),
@@ -364,46 +364,46 @@ def test_an_image_stays_in_its_part_when_others_come_and_go(tmp_path):
     small, large = (
         open_data(str(write(tmp_path / str(len(names)), *names))) for names in (few, more)
     )
-    for part in ("train", "minival", "test"):
+    for part in ("train", "val", "test"):
         assert set(getattr(small, part).names) == set(getattr(large, part).names) & set(few)
 
 
 @pytest.mark.parametrize("each", [2, 3, 5])
 def test_even_of_a_handful_no_part_is_empty(tmp_path, each):
     data = open_data(str(write(tmp_path, *many("a", "b", each=each))))
-    assert min(len(data.train), len(data.minival), len(data.test)) >= 1
-    assert len(data.train) + len(data.minival) + len(data.test) == 2 * each
+    assert min(len(data.train), len(data.val), len(data.test)) >= 1
+    assert len(data.train) + len(data.val) + len(data.test) == 2 * each
 
 
-def test_the_minival_share_can_be_chosen(tmp_path):
+def test_the_val_share_can_be_chosen(tmp_path):
     write(tmp_path, *many("a", "b", each=100))
-    assert 55 <= len(open_data(str(tmp_path), minival=0.4).minival) <= 95
-    with pytest.raises(ValueError, match="minival 1.5: use a share"):
-        open_data(str(tmp_path), minival=1.5)
+    assert 55 <= len(open_data(str(tmp_path), val=0.4).val) <= 95
+    with pytest.raises(ValueError, match="validation 1.5: use a share"):
+        open_data(str(tmp_path), val=1.5)
 
 
-def test_a_test_beside_train_is_the_test_and_the_minival_is_taken(tmp_path):
+def test_a_test_beside_train_is_the_test_and_the_val_is_taken(tmp_path):
     data = open_data(str(write(tmp_path, *many("train/a", "train/b", each=10), "Test/b/x.png")))
     assert data.test.names == ("Test/b/x.png",)
     assert data.test.targets == (1,)
-    assert len(data.train) + len(data.minival) == 20
+    assert len(data.train) + len(data.val) == 20
     assert data.missing_classes("test") == ("a",)
-    assert data.missing_classes("minival") == ()
+    assert data.missing_classes("val") == ()
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "Validation"])
 def test_networks_are_chosen_by_val_and_no_test_is_cut_that_nobody_asked_for(tmp_path, name):
     root = str(write(tmp_path, *many("train/a", "train/b", each=10), f"{name}/b/x.png"))
     data = open_data(root)
-    assert (len(data.train), data.minival.names, len(data.test)) == (20, (f"{name}/b/x.png",), 0)
-    with pytest.raises(ValueError, match=f"'{name}' is the minival already"):
-        open_data(root, minival=0.1)
+    assert (len(data.train), data.val.names, len(data.test)) == (20, (f"{name}/b/x.png",), 0)
+    with pytest.raises(ValueError, match=f"'{name}' is the validation split already"):
+        open_data(root, val=0.1)
 
 
 @pytest.mark.parametrize("each", [5, 8, 30, 200])
 def test_every_class_is_in_every_split_and_has_most_of_its_images_for_training(tmp_path, each):
     data = open_data(str(write(tmp_path, *many("a", "b", "c", "d", each=each))))
-    for split in ("train", "minival", "test"):
+    for split in ("train", "val", "test"):
         assert data.missing_classes(split) == (), split
     for label in range(4):
         assert data.train.targets.count(label) >= 0.6 * each
@@ -414,19 +414,19 @@ def test_a_small_class_stays_in_training_whatever_the_others_have(tmp_path):
     names = [*many("a", each=40), *many("b", each=3), *many("c", each=2), *many("d", each=1)]
     data = open_data(str(write(tmp_path, *names)))
     assert data.missing_classes("train") == ()
-    assert len(data.train) + len(data.minival) + len(data.test) == 46
+    assert len(data.train) + len(data.val) + len(data.test) == 46
 
 
-def test_val_is_the_minival_where_there_is_a_test_too(tmp_path):
+def test_val_is_the_val_where_there_is_a_test_too(tmp_path):
     write(tmp_path, *many("train/a", "train/b", each=5), "val/a/v.png", "test/b/t.png")
     data = open_data(str(tmp_path))
-    assert (len(data.train), data.minival.names, data.test.names) == (
+    assert (len(data.train), data.val.names, data.test.names) == (
         10,
         ("val/a/v.png",),
         ("test/b/t.png",),
     )
-    with pytest.raises(ValueError, match="val' is the minival already"):
-        open_data(str(tmp_path), minival=0.1)
+    with pytest.raises(ValueError, match="val' is the validation split already"):
+        open_data(str(tmp_path), val=0.1)
 
 
 def test_odd_names_links_and_nested_folders_are_read_and_hidden_ones_are_not(tmp_path):
@@ -448,14 +448,14 @@ def test_odd_names_links_and_nested_folders_are_read_and_hidden_ones_are_not(tmp
     if sys.platform == "linux":
         write(root, os.fsdecode(b"b/\xff.png"))
     data = open_data(str(root))
-    names = {*data.train.names, *data.minival.names, *data.test.names}
+    names = {*data.train.names, *data.val.names, *data.test.names}
     assert {f"a/{name}" for name in odd} | {
         "b/1.png",
         "b/linked.png",
         "b/self.png",
         "c/2.png",
     } == names - {"b/\udcff.png"}
-    for part in (data.train, data.minival, data.test):
+    for part in (data.train, data.val, data.test):
         for index, name in enumerate(part.names):
             if name == "b/self.png":
                 with pytest.raises(
@@ -475,7 +475,7 @@ def test_every_file_that_is_not_used_is_counted_by_its_reason(tmp_path):
     if hasattr(os, "mkfifo"):
         os.mkfifo(root / "train/a/pipe.png")
     data = open_data(str(root))
-    assert len(data.train) + len(data.minival) == 18
+    assert len(data.train) + len(data.val) == 18
     counts = {reason.split(" (")[0]: count for reason, count in data.ignored.items()}
     assert {"neither files nor folders": 1, **counts} == {
         "neither files nor folders": 1,

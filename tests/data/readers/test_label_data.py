@@ -43,7 +43,7 @@ def labels(data) -> dict[str, set[str]]:
     """Image -> the names of its labels."""
     return {
         name: {data.classes[index] for index in target}
-        for images in (data.train, data.minival, data.test)
+        for images in (data.train, data.val, data.test)
         for name, target in zip(images.names, images.targets, strict=True)
     }
 
@@ -70,7 +70,7 @@ EXPECTED = {"a.png": {"cat", "dog"}, "b.png": {"dog"}, "c.png": set(), "d.png": 
     ids=["semicolon", "bar", "comma", "tabs", "rows", "columns"],
 )
 def test_all_forms_of_a_table_have_the_same_labels(tmp_path, name, text):
-    data = open_labels(table(tmp_path, text, name), minival=0, test=0)
+    data = open_labels(table(tmp_path, text, name), val=0, test=0)
     assert labels(data) == EXPECTED
     assert data.classes == ("cat", "dog", "traffic light")
     assert all(list(target) == sorted(target) for target in data.train.targets)
@@ -79,21 +79,21 @@ def test_all_forms_of_a_table_have_the_same_labels(tmp_path, name, text):
 
 def test_spaces_separate_labels_that_are_combined_and_not_names_of_two_words(tmp_path):
     sky = table(tmp_path, "path,labels\na.png,haze water\nb.png,haze\nc.png,water\n")
-    assert open_labels(sky, minival=0, test=0).classes == ("haze", "water")
-    whole = open_labels(f"{sky}?separator=", minival=0, test=0)
+    assert open_labels(sky, val=0, test=0).classes == ("haze", "water")
+    whole = open_labels(f"{sky}?separator=", val=0, test=0)
     assert whole.classes == ("haze", "haze water", "water")
-    assert open_labels(whole.where, minival=0, test=0).classes == whole.classes
+    assert open_labels(whole.where, val=0, test=0).classes == whole.classes
     names = table(tmp_path, "path,labels\na.png,traffic light\nb.png,fire hydrant\n", "n.csv")
-    assert open_labels(names, minival=0, test=0).classes == ("fire hydrant", "traffic light")
+    assert open_labels(names, val=0, test=0).classes == ("fire hydrant", "traffic light")
     digits = table(tmp_path, "path,labels\na.png,3 7\nb.png,10\n", "d.csv")
-    assert open_labels(digits, minival=0, test=0).classes == ("3", "7", "10")
+    assert open_labels(digits, val=0, test=0).classes == ("3", "7", "10")
 
 
 def test_a_separator_may_be_chosen_where_the_table_has_several(tmp_path):
     where = table(tmp_path, "path;labels\na.png;red, big|cat\nb.png;cat\n")
     with pytest.raises(ValueError, match=r"separator=\|"):
         open_labels(where)
-    data = open_labels(f"{where}?separator=|", minival=0, test=0)
+    data = open_labels(f"{where}?separator=|", val=0, test=0)
     assert data.classes == ("cat", "red, big")
 
 
@@ -143,7 +143,7 @@ def test_splits_are_a_function_of_names_and_every_label_is_in_each(tmp_path):
     where, expected = random_table(tmp_path)
     data = open_labels(where)
     assert labels(data) == expected
-    for split in ("train", "minival", "test"):
+    for split in ("train", "val", "test"):
         assert not data.missing_classes(split)
     # beside the images that rare labels need, those with the lowest hashes are taken
     rare = {name for name, each in expected.items() if "rare" in each}
@@ -168,11 +168,11 @@ def test_an_image_more_moves_hardly_any_other(tmp_path):
 def test_groups_and_copies_stay_in_one_split(tmp_path):
     where, _ = random_table(tmp_path)
     data = open_labels(where, group="batch")
-    groups = [{name[:2] for name in images.names} for images in (data.train, data.minival)]
+    groups = [{name[:2] for name in images.names} for images in (data.train, data.val)]
     assert not groups[0] & groups[1]
     (tmp_path / "000.png").write_bytes((tmp_path / "001.png").read_bytes())
     copies = open_labels(where)
-    splits = [{*i.names} for i in (copies.train, copies.minival, copies.test)]
+    splits = [{*i.names} for i in (copies.train, copies.val, copies.test)]
     assert sum({"000.png", "001.png"} <= names for names in splits) == 1
 
 
@@ -235,7 +235,7 @@ def test_coco_files_are_read_from_the_usual_folders(tmp_path, images, annotation
     data = open_labels(str(tmp_path))
     short = {Path(name).name: each for name, each in labels(data).items()}
     assert short == {"a.png": {"cat", "dog"}, "b.png": {"dog"}, "c.png": set(), "d.png": {"dog"}}
-    assert [Path(name).name for name in data.minival.names] == ["d.png"]
+    assert [Path(name).name for name in data.val.names] == ["d.png"]
     assert not len(data.test)
     assert data.classes == ("cat", "dog")
     assert all(data.train.picture(index).size == (5, 4) for index in range(3))
@@ -255,8 +255,8 @@ def test_a_coco_file_beside_its_images_has_its_splits_taken(tmp_path):
     content = coco([*enumerate(names)], [(number, 10 + 10 * (number % 2)) for number in range(28)])
     where = write_coco(tmp_path, content)
     data = open_labels(where)
-    assert len(data.train) + len(data.minival) + len(data.test) == 30
-    assert all(data.missing_classes(split) == ("cow",) for split in ("train", "minival", "test"))
+    assert len(data.train) + len(data.val) + len(data.test) == 30
+    assert all(data.missing_classes(split) == ("cow",) for split in ("train", "val", "test"))
     assert any("'cow'" in note for note in data.notes)
     assert any("2 images have no label" in note for note in data.notes)
 
@@ -355,7 +355,7 @@ def test_an_image_in_several_class_folders_has_all_their_labels(tmp_path):
         os.truncate(tmp_path / name, 0)  # with the copies of the rule no file is compared again
     again = open_labels(data.where, **asdict(data.rule))
     assert labels(again) == names
-    everything = open_labels(str(tmp_path), minival=0, test=0, keep_duplicates=True)
+    everything = open_labels(str(tmp_path), val=0, test=0, keep_duplicates=True)
     assert labels(everything) == names
 
 

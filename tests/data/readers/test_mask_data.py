@@ -34,7 +34,7 @@ def mask(value=0):
 
 
 def sizes(data):
-    return {name: len(getattr(data, name)) for name in ("train", "minival", "test")}
+    return {name: len(getattr(data, name)) for name in ("train", "val", "test")}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_splits_of_all_layouts_are_the_datas_own(tmp_path, pictures, masks):
             picture(tmp_path / pictures.format(split) / f"{place}.jpg", 10 * number + index)
             save(tmp_path / masks.format(split) / f"{place}.png", mask(index))
     data = open_masks(str(tmp_path))
-    assert sizes(data) == {"train": 3, "minival": 2, "test": 1}
+    assert sizes(data) == {"train": 3, "val": 2, "test": 1}
     assert data.classes == ("0", "1", "2")
     for index, target in enumerate(data.train.targets):
         np.testing.assert_array_equal(target.read(), mask(index))
@@ -66,7 +66,7 @@ def test_scenes_are_read_as_masks_and_as_depths(tmp_path):
     masks, depths = open_masks(str(tmp_path / "s")), open_depths(str(tmp_path / "s"))
     assert masks.classes == ("background", *"0123456789")
     assert depths.classes == ("depth",)
-    assert sizes(masks) == sizes(depths) == {"train": 2, "minival": 1, "test": 1}
+    assert sizes(masks) == sizes(depths) == {"train": 2, "val": 1, "test": 1}
     stored = np.asarray(Image.open(tmp_path / "s" / "depth" / "train" / "00000.png"))
     np.testing.assert_allclose(depths.train.targets[0].read(), stored / 1000, rtol=1e-6)
 
@@ -105,7 +105,7 @@ def test_voc_is_read_by_its_lists_and_its_border_is_ignored(tmp_path):
     data = open_masks(str(tmp_path))
     assert data.classes == VOC_CLASSES
     assert len(VOC_CLASSES) == 21
-    assert sizes(data) == {"train": 2, "minival": 1, "test": 1}
+    assert sizes(data) == {"train": 2, "val": 1, "test": 1}
     read = data.train.targets[0].read()
     assert set(np.unique(read)) == {0, 20, 255}
     (tmp_path / "SegmentationClass" / "b.png").unlink()
@@ -123,7 +123,7 @@ def test_value_0_of_ade20k_is_ignored_and_its_names_are_distinct(tmp_path):
     data = open_masks(str(tmp_path))
     assert data.classes[:3] == ("wall", "screen", "screen 2")
     assert len(data.classes) == 150
-    assert sizes(data) == {"train": 1, "minival": 1, "test": 0}
+    assert sizes(data) == {"train": 1, "val": 1, "test": 0}
     assert set(np.unique(data.train.targets[0].read())) == {149, 255}
 
 
@@ -131,7 +131,7 @@ def test_values_that_classes_txt_names_ignored_are_no_class(tmp_path):
     save(tmp_path / "masks" / "train" / "0.png", np.array([[0, 1, 2, 255]], np.uint16))
     save(tmp_path / "train" / "0.png", np.zeros((1, 4, 3), np.uint8))
     (tmp_path / "masks" / "classes.txt").write_text("road\nignored\ncar\n")
-    data = open_masks(str(tmp_path), minival=0, test=0)
+    data = open_masks(str(tmp_path), val=0, test=0)
     assert data.classes == ("road", "car")
     assert data.train.targets[0].read().tolist() == [[0, 255, 1, 255]]
 
@@ -143,7 +143,7 @@ def test_depths_are_metres_of_millimetres_or_of_arrays_and_0_where_there_are_non
     metres = np.full((4, 6), 2.5)
     metres[0, :3] = np.nan, -1, np.inf
     np.save(tmp_path / "depth" / "b.npy", metres)
-    data = open_depths(str(tmp_path), minival=0, test=0)
+    data = open_depths(str(tmp_path), val=0, test=0)
     first, second = (target.read() for target in data.train.targets)
     assert first.dtype == second.dtype == np.float32
     assert (first == np.float32(1.234)).all()
@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
     save(masks / "000.png", mask(7))
     (masks / "001.png").write_bytes((masks / "001.png").read_bytes()[:60])
     save(masks / "002.png", np.zeros((4, 6, 3), np.uint8))
-    data = open_masks(str(tmp_path), minival=0, test=0)
+    data = open_masks(str(tmp_path), val=0, test=0)
     reasons = []
     for target in data.train.targets[:3]:
         with pytest.raises(UnreadableImage) as caught:
@@ -166,7 +166,7 @@ def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
         reasons.append(caught.value.reason)
     assert "7" in reasons[0]
     assert "3 channels" in reasons[2]
-    depths = open_depths(str(tmp_path), minival=0, test=0)
+    depths = open_depths(str(tmp_path), val=0, test=0)
     np.save(tmp_path / "depth" / "train" / "x.npy", np.array([{}], object))
     broken = depths.train.targets[0].__class__(tmp_path, "depth/train/x.npy")
     with pytest.raises(UnreadableImage, match="no array"):
@@ -176,7 +176,7 @@ def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
 def test_pictures_without_a_map_are_left_out_with_a_note_but_not_all(tmp_path):
     write_pictures(tmp_path, {"train": 5}, (8, 8))
     (tmp_path / "masks" / "train" / "001.png").unlink()
-    data = open_masks(str(tmp_path), minival=0, test=0)
+    data = open_masks(str(tmp_path), val=0, test=0)
     assert len(data.train) == 4
     assert any("1 pictures" in note and "train/001.png" in note for note in data.notes)
     for path in (tmp_path / "masks" / "train").iterdir():

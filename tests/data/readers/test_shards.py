@@ -21,7 +21,7 @@ from fullstride.data.readers import decode as decoding
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
-PARTS = ("train", "minival", "test")
+PARTS = ("train", "val", "test")
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_pictures_that_cannot_be_read_are_left_out_when_reencoding_and_kept_othe
     done = made(tmp_path / "data", tmp_path / "kept")
     assert list(done.skipped) == ["b/4.png"]
     kept = open_data(str(tmp_path / "kept"))
-    part = next(p for p in (kept.train, kept.minival, kept.test) if "b/5.png" in p.names)
+    part = next(p for p in (kept.train, kept.val, kept.test) if "b/5.png" in p.names)
     with pytest.raises(UnreadableImage, match="cannot read 'b/5.png': it is empty"):
         part.picture(part.names.index("b/5.png"))
 
@@ -287,7 +287,7 @@ def test_more_shards_than_may_be_open_are_read_in_turn(tmp_path, monkeypatch):
     before = len(list(files.iterdir())) if files.is_dir() else 0
     data = open_data(str(tmp_path))
     for _ in range(2):
-        for part in (data.train, data.minival, data.test):
+        for part in (data.train, data.val, data.test):
             for index, name in enumerate(part.names):
                 assert part.picture(index).getpixel((0, 0)) == (int(name[-10:-4]), 0, 0)
                 if before:
@@ -312,7 +312,7 @@ def test_a_tar_that_webdataset_would_read_is_read_without_an_index(tmp_path):
         wanted = {f"photos-{i // 12}.tar/{i:06}.png": "10" if i % 2 else "2" for i in range(24)}
         assert labels_of(data) == {**wanted, f"photos-1.tar/{long}.png": "10"}
         assert (data.name, data.classes, data.channels) == (str(kind), ("2", "10"), 3)
-        for part in (data.train, data.minival, data.test):
+        for part in (data.train, data.val, data.test):
             reds = [200 if "deep" in name else int(name[-10:-4]) for name in part.names]
             assert [part.picture(i).getpixel((0, 0)) for i in range(len(part))] == [
                 (red, 0, 0) for red in reds
@@ -379,19 +379,19 @@ def test_data_without_a_test_are_packed_without_one(tmp_path):
     list(pack(data, tmp_path / "packed"))
     packed = open_data(str(tmp_path / "packed"))
     assert packed.fingerprint == data.fingerprint
-    assert (len(packed.train), len(packed.minival), len(packed.test)) == (8, 8, 0)
+    assert (len(packed.train), len(packed.val), len(packed.test)) == (8, 8, 0)
 
 
 def test_names_of_shards_tell_the_parts(tmp_path):
     tar(tmp_path / "set-train-0.tar", *samples(10))
     tar(tmp_path / "set-validation-0.tar", *samples(4, 20))
     data = open_data(str(tmp_path))
-    assert (len(data.train), len(data.minival), len(data.test)) == (10, 4, 0)
+    assert (len(data.train), len(data.val), len(data.test)) == (10, 4, 0)
     tar(tmp_path / "set-test-0.tar", *samples(3, 30))
     data = open_data(str(tmp_path))
-    assert (len(data.train), len(data.minival), len(data.test)) == (10, 4, 3)
-    with pytest.raises(ValueError, match="'set-validation-0.tar' is the minival already"):
-        open_data(str(tmp_path), minival=0.2)
+    assert (len(data.train), len(data.val), len(data.test)) == (10, 4, 3)
+    with pytest.raises(ValueError, match="'set-validation-0.tar' is the validation split already"):
+        open_data(str(tmp_path), val=0.2)
     assert len(labels_of(open_data(str(tmp_path / "*-train-*.tar")))) == 10
     with pytest.raises(ValueError, match="is for training: add shards with 'train'"):
         open_data(str(tmp_path / "set-{validation,test}-0.tar"))
@@ -536,7 +536,7 @@ def test_a_hostile_tar_leads_nowhere_outside_of_itself(tmp_path):
     data = open_data(str(folder))
     names = {*(f"a.tar/{i:06}.png" for i in range(4)), f"a.tar/{secret}", "a.tar/../secret.png"}
     assert set(labels_of(data)) == names
-    for part in (data.train, data.minival, data.test):
+    for part in (data.train, data.val, data.test):
         assert all(
             part.picture(index).getpixel((0, 0)) != (255, 0, 0) for index in range(len(part))
         )

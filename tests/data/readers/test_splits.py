@@ -19,7 +19,7 @@ from fullstride.data.readers import listing as duplicates
 from fullstride.data.readers.listing import Listing, Sample
 from fullstride.data.readers.splits import SplitRule, take_splits
 
-SPLITS = ("train", "minival", "test")
+SPLITS = ("train", "val", "test")
 
 
 def split_of(data: DataSet) -> dict[str, str]:
@@ -281,12 +281,12 @@ def test_training_images_that_are_copies_of_test_images_are_left_out_and_named(t
     assert not in_test & {pictures[name] for name in data.train.names}
     assert not loose.notes
     copies = [name for name in loose.train.names if pictures[name] in in_test]
-    if kind == "shards":  # have the minival that was taken before, with copies of its own
+    if kind == "shards":  # have the validation split that was taken before, with copies of its own
         assert {*data.train.names} == {*loose.train.names} - {*copies}
-        assert any("minival are copies of images of the test" in note for note in data.notes)
+        assert any("validation are copies of images of the test" in note for note in data.notes)
     else:
-        assert len(data.train) + len(data.minival) == 40 - 14
-        assert not in_test & {pictures[name] for name in data.minival.names}
+        assert len(data.train) + len(data.val) == 40 - 14
+        assert not in_test & {pictures[name] for name in data.val.names}
         assert data.notes[0].startswith("14 training images are copies of images of the test")
 
 
@@ -332,7 +332,7 @@ def test_copies_are_those_whose_bytes_are_equal_whatever_their_size(tmp_path, mo
         duplicates.find_copies(samples, lambda name: tmp_path / name)
 
 
-# ---- no minival, no test
+# ---- no validation split, no test
 
 
 def test_a_share_of_zero_gives_the_images_to_training_and_moves_no_other(tmp_path):
@@ -342,14 +342,14 @@ def test_a_share_of_zero_gives_the_images_to_training_and_moves_no_other(tmp_pat
              for c in "ab" for n in range(9)}  # fmt: skip
     for where in (taken, str(write(tmp_path / "given", given)), "digits"):
         usual = open_data(where)
-        for none in ("minival", "test"):
+        for none in ("val", "test"):
             data = open_data(where, **{none: 0})  # type: ignore[arg-type]
-            other = "test" if none == "minival" else "minival"
+            other = "test" if none == "val" else "val"
             assert len(getattr(data, none)) == 0
             assert getattr(data, other).names == getattr(usual, other).names
             assert set(data.train.names) == {*usual.train.names, *getattr(usual, none).names}
-        whole = open_data(where, minival=0, test=0)
-        assert len(whole.minival) == len(whole.test) == 0
+        whole = open_data(where, val=0, test=0)
+        assert len(whole.val) == len(whole.test) == 0
         assert set(whole.train.names) == set(split_of(usual))
 
 

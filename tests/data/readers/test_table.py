@@ -27,7 +27,7 @@ def table(root: Path, text: str | bytes, name: str = "images.csv") -> str:
 
 def images_of(data: DataSet) -> dict[str, str]:
     """The class of each name, whatever its part."""
-    parts = (data.train, data.minival, data.test)
+    parts = (data.train, data.val, data.test)
     return {
         n: data.classes[label]
         for part in parts
@@ -62,7 +62,7 @@ def test_every_row_is_an_image_of_its_class(tmp_path, delimiter, mark, newline):
         True,
     )
     assert data.train.picture(0).getpixel((0, 0)) == (TEN.index(data.train.names[0]), 0, 0)
-    assert min(len(part) for part in (data.train, data.minival, data.test)) >= 1
+    assert min(len(part) for part in (data.train, data.val, data.test)) >= 1
 
 
 @pytest.mark.parametrize("header", ["image,class", "Filename , Target", "file,label", "label,path"])
@@ -99,15 +99,15 @@ def test_the_column_split_names_the_parts(tmp_path):
     splits = ["train"] * 6 + ["val", "Validation", "test", "TEST"]
     rows = [f"{name},{label},{split}" for (name, label), split in zip(ROWS, splits, strict=True)]
     data = open_data(table(tmp_path, "\n".join(["path,label,split", *rows])))
-    assert [list(part.names) for part in (data.train, data.minival, data.test)] == [
+    assert [list(part.names) for part in (data.train, data.val, data.test)] == [
         TEN[:6],
         TEN[6:8],
         TEN[8:],
     ]
-    with pytest.raises(ValueError, match="'val' is the minival already"):
-        open_data(data.where, minival=0.1)
+    with pytest.raises(ValueError, match="'val' is the validation split already"):
+        open_data(data.where, val=0.1)
     two = open_data(table(tmp_path, "\n".join(["path,label,split", *rows[:8]])))
-    assert (list(two.minival.names), len(two.train), len(two.test)) == (TEN[6:8], 6, 0)
+    assert (list(two.val.names), len(two.train), len(two.test)) == (TEN[6:8], 6, 0)
 
 
 def test_parts_that_are_not_named_are_cut_as_in_a_folder_of_the_same_names(tmp_path):
@@ -117,7 +117,7 @@ def test_parts_that_are_not_named_are_cut_as_in_a_folder_of_the_same_names(tmp_p
     inside = [f"{name},{name[:3]}" for name in names]
     other = open_data(table(tmp_path, "\n".join(["path,label", *rows])))
     same = open_data(table(tmp_path / "pets", "\n".join(["path,label", *inside])))
-    for part in ("train", "minival", "test"):
+    for part in ("train", "val", "test"):
         assert getattr(same, part).names == getattr(folder, part).names
         assert getattr(other, part).names
     assert same.fingerprint == folder.fingerprint != other.fingerprint

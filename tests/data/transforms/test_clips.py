@@ -41,7 +41,7 @@ def data(tmp_path_factory) -> DataSet:
         for number in range(6):
             write_video(root / name / f"{number}.mp4", FRAMES, (40, 32), seed=10 * label + number)
     (root / "a" / "3.mp4").write_bytes(b"broken")
-    return open_clips(str(root), minival=0, test=0)
+    return open_clips(str(root), val=0, test=0)
 
 
 def rng(seed: int) -> np.random.Generator:

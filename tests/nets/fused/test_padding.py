@@ -325,8 +325,7 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
     for name, value in plain.items():
         assert torch.allclose(value, wide[name], rtol=1e-4, atol=1e-6), name
     scores = [
-        Bundle.load(tmp_path / name / run_folder.BEST).scores["minival"]
-        for name in ("plain", "padded")
+        Bundle.load(tmp_path / name / run_folder.BEST).scores["val"] for name in ("plain", "padded")
     ]
     assert scores[0]["loss"] == pytest.approx(scores[1]["loss"], rel=1e-3)
     tuned = replace(SHORT, pad_channels=True, epochs=1)

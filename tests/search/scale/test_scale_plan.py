@@ -237,7 +237,7 @@ def test_three_anchors_are_trained_with_two_seeds_and_the_total_is_the_sum(few_d
     cost = {each.name: each for each in plan.costs}
     by_hand = sum(
         2 * (len(few_digits.train) * cost[t.point].training_ms
-             + len(few_digits.minival) * cost[t.point].ms) / 1e3
+             + len(few_digits.val) * cost[t.point].ms) / 1e3
         for t in plan.trainings
     )  # fmt: skip
     assert plan.total_s - plan.band_s == pytest.approx(by_hand)

@@ -91,7 +91,7 @@ from test_scale_study import run_study
 from fullstride.data.dataset import open_data
 digits = open_data("digits")
 data = replace(digits, train=digits.train.subset(range(64)),
-    minival=digits.minival.subset(range(20)), test=digits.test.subset(range(20)))
+    validation=digits.validation.subset(range(20)), test=digits.test.subset(range(20)))
 run_study(data, Path({folder!r}))
 """
 

@@ -113,7 +113,7 @@ class _Reader:
 
 
 BESIDE = "_annotations.coco.json"  # in the folder of a split, as some tools export it
-SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "minival"), TEST) for name in names}
+SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "val"), TEST) for name in names}
 
 
 class CocoObject(NamedTuple):

@@ -169,11 +169,11 @@ def split_digits(rule: SplitRule) -> Splits:
         raise ValueError(f"test {rule.test}: the digits have a test already; leave the share out")
     samples = [Sample(f"digits/{i:04}", int(k), 64) for i, k in enumerate(_digit_arrays()[1])]
     pool, test = samples[:1297], samples[1297:]
-    count = 260 if rule.minival is None else round(rule.minival * len(pool))
-    if rule.minival:
+    count = 260 if rule.val is None else round(rule.val * len(pool))
+    if rule.val:
         count = min(max(1, count), len(pool) - 1)
-    train, minival = pool[: len(pool) - count], pool[len(pool) - count :]
-    return Splits(train + test, minival, []) if rule.test == 0 else Splits(train, minival, test)
+    train, val = pool[: len(pool) - count], pool[len(pool) - count :]
+    return Splits(train + test, val, []) if rule.test == 0 else Splits(train, val, test)
 
 
 def read_digit(name: str) -> Image.Image:

@@ -239,7 +239,7 @@ INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
 MAX_OPEN_SHARDS = 256  # of a process; systems allow 1024 open files or fewer
-SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "minival"), TEST) for name in names}
+SPLITS = {name: names[0] for names in (TRAIN, VAL, TEST) for name in names}
 
 
 @dataclass(frozen=True)
@@ -322,8 +322,8 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
         pattern: Which shards; "" for all. `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name
             shards that must all exist, `photos-*.tar` all that match.
 
-    A shard is for train, val (or minival) or test if one of these words is in its name, separated
-    by hyphens, underscores or dots.
+    A shard is for train, val (or valid, validation) or test if one of these words is in its name,
+    separated by hyphens, underscores or dots.
     """
     index, shards = _open_shards(folder, pattern, kind=kind)
     names = list(shards)

@@ -1,6 +1,7 @@
 """Which images are for training, validation and test? Without splits, a hash of names decides.
 
-The validation split is called minival: it chooses epochs and settings, never the reported scores.
+The papers call the validation split minival: it chooses epochs and settings, never the reported
+scores.
 """
 
 import re
@@ -221,7 +222,7 @@ def take_groups(units: Sequence[Unit], share: float, leave: int) -> tuple[list[U
         if not spare:
             raise ValueError(
                 f"too few groups, or too large ones, to hold one of {len(units)} out and train on "
-                "all classes: use smaller groups, or --minival 0 or --test 0"
+                "all classes: use smaller groups, or --val 0 or --test 0"
             )
         take(min(spare, key=change))
     return [u for u in units if u not in taken], [u for u in units if u in taken]
@@ -240,7 +241,7 @@ class SplitRule:
     would be taken or are a split of the data.
     """
 
-    minival: Share | None = None  # of the training images; None: by their number
+    val: Share | None = None  # of the training images; None: by their number
     test: Share | None = None  # of the images; None: a tenth, but none beside a validation split
     group: str = ""  # what images of one split have in common, see `group_keys`
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
@@ -249,7 +250,7 @@ class SplitRule:
     left_out: tuple[str, ...] = ()  # images that are not used, see `DataSet.without`
 
     def __post_init__(self) -> None:
-        for name, share in (("minival", self.minival), ("test", self.test)):
+        for name, share in (("val", self.val), ("test", self.test)):
             if share is not None and not 0 <= share < 1:
                 raise ValueError(
                     f"{name} {share}: use a share of the images above 0 and below 1, or 0 for none"
@@ -257,7 +258,7 @@ class SplitRule:
 
     @property
     def all_for_training(self) -> bool:
-        return self.minival == 0 and self.test == 0
+        return self.val == 0 and self.test == 0
 
 
 class OnlyCopiesError(ValueError):
@@ -266,7 +267,7 @@ class OnlyCopiesError(ValueError):
 
 class Splits(NamedTuple):
     train: list[Sample]
-    minival: list[Sample]
+    val: list[Sample]
     test: list[Sample]
 
 
@@ -280,9 +281,9 @@ class TakenSplits(NamedTuple):
 def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     """Take the splits that the data do not have from their training images.
 
-    Without any, a test and a minival are taken, both stratified by class. Beside a test, the
-    minival is taken. A validation split is the minival, and there is then no test unless the data
-    have one or the rule asks for it.
+    Without any, a test and a validation split are taken, both stratified by class. Beside a test,
+    the validation split is taken. Data with a validation split keep it, and there is then no test
+    unless the data have one or the rule asks for it.
 
     Images of one group, and copies, are in one split. Splits of the data stay as they are, but
     training images that are copies of others' are left out.
@@ -292,13 +293,13 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     train, val, test = (listing.splits.get(name) for name in ("train", "val", "test"))
     assert train is not None
     for name, share, samples in (
-        (listing.val_name, rule.minival, val),
+        (listing.val_name, rule.val, val),
         ("test", rule.test, test),
     ):
         if samples is not None and share:
-            what = "minival" if samples is val else "test"
+            what = "val" if samples is val else "test"
             raise ValueError(f"{what} {share}: {name!r} is the {what} already; leave the share out")
-    own = tuple(name for name, each in (("minival", val), ("test", test)) if each is not None)
+    own = tuple(name for name, each in (("val", val), ("test", test)) if each is not None)
     if rule.all_for_training:
         return TakenSplits(Splits(listing.samples, [], []), rule, own, ())
     copies, notes = _find_copies(listing, rule)
@@ -315,20 +316,20 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
         units, taken = _take(units, share, 0.0, 2 if val is None else 1, rule)
         test = _ordered(train, _samples(taken))
         derived.append("test")
-    if val is None and rule.minival != 0:
-        share = rule.minival or min(0.1, max(0.02, 500 / sum(len(u.samples) for u in units)))
+    if val is None and rule.val != 0:
+        share = rule.val or min(0.1, max(0.02, 500 / sum(len(u.samples) for u in units)))
         units, taken = _take(units, share, start, 1, rule)
         val = _ordered(train, _samples(taken))
-        derived.append("minival")
+        derived.append("val")
     splits = Splits(_ordered(train, _samples(units)), val or [], test or [])
     if rule.group:
         notes += _forced_out(listing.classes, splits, derived)
-    if rule.minival == 0:
-        train = _ordered(listing.samples, [*splits.train, *splits.minival])
+    if rule.val == 0:
+        train = _ordered(listing.samples, [*splits.train, *splits.val])
         splits = Splits(train, [], splits.test)
     if rule.test == 0:
         train = _ordered(listing.samples, [*splits.train, *splits.test])
-        splits = Splits(train, splits.minival, [])
+        splits = Splits(train, splits.val, [])
     return TakenSplits(splits, _with_copies(rule, copies), own, tuple(notes))
 
 
@@ -390,25 +391,21 @@ def _without_copies(
             "copies, or use --keep-duplicates"
         )
     notes = [
-        f"{len(each):,} training images are copies of images of the {_label(split)} and left out: "
+        f"{len(each):,} training images are copies of images of the {split} and left out: "
         f"{quote_names(list(each))}"
         for split, each in left_out.items()
         if each
     ]
     if in_both:
         notes.append(
-            f"{len(in_both):,} images of the minival are copies of images of the test, which is "
-            f"so chosen by: {quote_names(list(in_both))}"
+            f"{len(in_both):,} validation images are copies of images of the test, which is so "
+            f"chosen by: {quote_names(list(in_both))}"
         )
     return train, notes
 
 
 def _classes_in(samples: Iterable[Sample]) -> set[int]:
     return {label for sample in samples for label in labels_of(sample.target)} - {NO_LABEL}
-
-
-def _label(split: str) -> str:
-    return "minival" if split == "val" else split
 
 
 def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> list[str]:
@@ -426,9 +423,7 @@ def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> 
     }
     for a, b in combinations(groups, 2):
         if both := sorted(groups[a] & groups[b]):
-            notes.append(
-                f"{len(both):,} groups are in both {_label(a)} and {_label(b)}: {quote_names(both)}"
-            )
+            notes.append(f"{len(both):,} groups are in both {a} and {b}: {quote_names(both)}")
     return notes
 
 
@@ -470,8 +465,7 @@ def _take(
         return take_groups(units, share, leave)
     if len(units) < 2:
         raise ValueError(
-            "too few images to keep one each for the minival and the test: add more, at least 3 in "
-            "all"
+            "too few images to keep one each for validation and test: add more, at least 3 in all"
         )
     below = start + (1 - start) * share
     ordered = sorted(units, key=lambda unit: unit.fraction)

@@ -354,12 +354,12 @@ def measure_steps(job: SearchJob) -> RunTimes:
 def seconds_of(job: SearchJob, run: RunTimes, measured: Recipe, recipe: Recipe) -> float:
     """Of a training by `recipe`, of a network whose steps by the recipe `measured` are known."""
     per_epoch = len(job.data.train) / measured.batch  # steps of the measured batch
-    minival_s = run.image_s * len(job.data.minival)
-    scored_s = (minival_s + run.save_s) / run.score_every
+    val_s = run.image_s * len(job.data.val)
+    scored_s = (val_s + run.save_s) / run.score_every
     statistics_s = run.image_s * min(len(job.data.train), MAX_IMAGES)
     return (
         run.start_s
         + recipe_in_epochs(job.data, recipe).epochs * (per_epoch * run.step_s + scored_s)
         + statistics_s
-        + 2 * minival_s
+        + 2 * val_s
     )

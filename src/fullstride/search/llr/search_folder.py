@@ -174,7 +174,7 @@ class Winner:
 
     trial: str
     finalist: Finalist
-    score: float | None  # on the minival
+    score: float | None  # on the validation split
     failure: str = ""
 
 
@@ -186,7 +186,7 @@ class SearchResults:
     settings: Mapping[str, Any]
     best: Winner
     bundle: str  # its path in the folder
-    minival: float  # the best of several, and therefore biased upward
+    val: float  # the best of several, and therefore biased upward
     test: Mapping[str, float]  # scores, read once; empty without test images
     test_images: int
     seconds: Mapping[str, float]  # of each stage

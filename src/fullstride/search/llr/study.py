@@ -70,7 +70,7 @@ from fullstride.train.recipes.choice import RecipeChoice
 
 RESULTS = "search.json"
 LOCAL = ExecutorSettings()
-OUTPUT = json_output("the results of a search", "best", "minival", "test")
+OUTPUT = json_output("the results of a search", "best", "val", "test")
 
 
 def search_network(
@@ -153,7 +153,7 @@ def search_events(
             settings=config.to_dict(),
             best=best,
             bundle=str(bundle_path(job, best).relative_to(folder)),
-            minival=best.score,
+            val=best.score,
             test=test,
             test_images=len(data.test),
             seconds=read_seconds(folder),
@@ -312,7 +312,7 @@ def winner_lines(winners: Sequence[Winner]) -> Shown:
         ]
         for each in winners
     ]
-    return [table(["trial", "network", "predicted %", "minival %"], rows)]
+    return [table(["trial", "network", "predicted %", "validation %"], rows)]
 
 
 def closing_lines(results: SearchResults, folder: Path) -> Shown:
@@ -321,7 +321,7 @@ def closing_lines(results: SearchResults, folder: Path) -> Shown:
     lines = [
         f"network  {best.network} at {best.resolution} pixels",
         f"time     {three_digits(best.ms)} ms an image, {how}",
-        f"minival  {results.minival:.2f} %, the best of several",
+        f"validation  {results.val:.2f} %, the best of several",
     ]
     if results.test:
         name, value = next(iter(results.test.items()))

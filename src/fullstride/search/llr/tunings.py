@@ -50,7 +50,7 @@ MASTER = "master"
 
 
 def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
-    """Train the MasterNet; its minival score is what everything is compared with."""
+    """Train the MasterNet; its validation score is what everything is compared with."""
     trial = whole_trial(job, MASTER, tuple(job.space.start.tolist()))
     results = yield from job.run(TRAINING, {MASTER: trial})
     score = results[MASTER]
@@ -418,7 +418,7 @@ def winner_of(name: str, finalist: Finalist, result: TunedScore | Failure) -> Wi
 
 
 def best_of(winners: Sequence[Winner]) -> Winner:
-    """The most accurate on the minival; of equal ones the fastest. Raises ValueError for none."""
+    """The most accurate in validation; of equal ones the fastest. Raises ValueError for none."""
     trained = [each for each in winners if each.score is not None]
     if not trained:
         reasons = "; ".join(f"{each.trial}: {each.failure}" for each in winners[:2])

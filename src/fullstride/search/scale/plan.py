@@ -166,9 +166,9 @@ def training_ms(cost: PointCost) -> float:
 def training(
     cost: PointCost, regime: Regime, seed: int, data: DataSet, settings: ScaleSettings
 ) -> PlannedTraining:
-    """A training with its expected seconds, of the training images and the minival."""
+    """A training with its expected seconds, of the training images and the validation split."""
     epochs = epochs_of(recipe_of(cost.point, regime, data, settings), data)
-    epoch_ms = len(data.train) * cost.training_ms + len(data.minival) * cost.ms
+    epoch_ms = len(data.train) * cost.training_ms + len(data.val) * cost.ms
     return PlannedTraining(
         point=cost.name,
         regime=regime.name,

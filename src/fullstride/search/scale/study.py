@@ -61,8 +61,8 @@ def trial_folder(folder: Path, planned: PlannedTraining) -> Path:
 def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
     """The finished trainings in the folder of a study, and why others failed, by their folder.
 
-    The error is that of the first choice, in per cent of the minival. Raises ValueError where there
-    is no study.
+    The error is that of the first choice, in per cent of the validation split. Raises ValueError
+    where there is no study.
     """
     costs = saved_stage(folder, COSTS, tuple[PointCost, ...])
     if costs is None:

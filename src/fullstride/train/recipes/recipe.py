@@ -106,8 +106,9 @@ MAX_EPOCHS = 100_000  # more are a typing error
 # A warmup that would take all of a short training takes this share of it instead.
 SHORT_WARMUP_SHARE = 0.1
 
-# Where epochs have fewer steps, several of them share a score of the minival; but a training has at
-# least so many scores. 60 images take 429 epochs of 2 steps, of which 42 are scored.
+# Where epochs have fewer steps, several of them share a score of the validation split; but a
+# training has at least so many scores. 60 images take 429 epochs of 2 steps, of which 42 are
+# scored.
 STEPS_PER_SCORE, MIN_SCORES = 50, 40
 
 # Short flags of fields, which are those of the parser too: flag -> field.
@@ -150,24 +151,24 @@ class Recipe:
     images: PositiveInt | None = None  # length of training in images, instead of epochs
     # epochs without a better validation score before training stops with the best weights; 0: off
     early_stop_patience: Count = 0
-    # best epochs of which an average of weights is tried at the end, and used if its minival score
-    # is better; 0: off
+    # best epochs of which an average of weights is tried at the end, and used if its validation
+    # score is better; 0: off
     soup: Count = 0
-    # epochs from one score of the minival, checkpoint and line to the next; 0: 1, or more where
-    # epochs are many and short
+    # epochs from one score of the validation split, checkpoint and line to the next; 0: 1, or more
+    # where epochs are many and short
     score_every_epochs: Count = 0
     # measure batch statistics of the final weights on training images without augmentation, and
-    # take them where the minival is better with them
+    # take them where the validation split is better with them
     precise_bn: bool = False
     # with released weights: fit a linear classifier to their features first (a linear probe).
-    # Training begins with it if it has frozen_statistics, and ends with it if the minival is not
-    # better then
+    # Training begins with it if it has frozen_statistics, and ends with it if the validation split
+    # is not better then
     linear_probe: bool = False
-    # score of the minival that epochs and runs are compared by: top1, top5, balanced_accuracy,
-    # macro_f1, loss or ece for classification; by default the task's own
+    # score of the validation split that epochs and runs are compared by: top1, top5,
+    # balanced_accuracy, macro_f1, loss or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""
-    # fit a temperature on the minival at the end, so that probabilities are frequencies; the order
-    # of the classes stays. With several labels: choose a threshold for each
+    # fit a temperature on the validation split at the end, so that probabilities are frequencies;
+    # the order of the classes stays. With several labels: choose a threshold for each
     calibrate: bool = True
 
     # sgd, rmsprop in TensorFlow's form (as for EfficientNet), adamw, or lamb for large batches
@@ -410,7 +411,7 @@ class Recipe:
         return replace(self, epochs=epochs, warmup_epochs=warmup, steps=None, images=None)
 
     def scored_every(self, epochs: float, steps_per_epoch: int) -> int:
-        """Epochs from one score of the minival to the next; 1 where the recipe compares epochs."""
+        """Epochs from one validation to the next; 1 where the recipe compares epochs."""
         if self.score_every_epochs:
             return self.score_every_epochs
         if self.early_stop_patience or self.soup:
