@@ -1,33 +1,25 @@
-"""How do the words of a command line become a call? The parser, and one line for every failure."""
+"""Turns the words of a command line into a call, and every failure into one line."""
 
 import errno
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import make_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import partial, wraps
+from functools import partial
 from inspect import Parameter, cleandoc, signature
 from io import StringIO
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NoReturn,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from textwrap import fill
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 import fullstride
-from fullstride.commands import COMMANDS, GROUPS
+from fullstride.commands import COMMANDS, GROUPS, USUAL
 from fullstride.io.console import (
     LostOutputError,
     Output,
@@ -50,6 +42,7 @@ DESCRIPTION = (
 RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message
 RESUMABLE = ("train", "fit", "study search", "study scale")
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
+HELP, WHOLE_HELP, RECIPE_HELP = ("-h", "--help"), "--help-all", "--recipe.help"
 RecipeName = Annotated[
     str,
     tyro.conf.arg(
@@ -142,27 +135,28 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     """
     name, arguments = command_in(words)
     if name not in COMMANDS:
-        return list_commands(name)
-    command, choice, shown = COMMANDS[name], RecipeChoice(), RECIPES["scratch"]
+        return partial(print, list_commands(name))
+    command = COMMANDS[name]
     if takes_recipe(command):
-        refuse_contradictions(words)
-        choice, named, explains = chosen_recipe(words)
-        if explains:
-            return partial(explain, named)
-        shown = named.recipe
+        refuse_contradictions(arguments)
+    if {*HELP, WHOLE_HELP, RECIPE_HELP} & set(arguments):
+        return partial(print_help, name, arguments)
     output = StringIO()
     try:
         with redirect_stderr(output):
-            return tyro.cli(
-                deferred(command, choice, shown), args=arguments, prog=f"fullstride {name}"
-            )
-    except SystemExit as stop:
-        if not stop.code:  # --help
-            raise
+            call = tyro.cli(deferred(command), args=arguments, prog=f"fullstride {name}")
+    except SystemExit:
         message = without_frame(output.getvalue())
         is_about_recipe = message.startswith(RECIPE_ERROR)
         hint = "" if is_about_recipe else f"; see fullstride {name} --help"
         raise ValueError(message.removeprefix(RECIPE_ERROR) + hint) from None
+    if not takes_recipe(command):
+        return call
+    source = call.keywords.pop("recipe_name")
+    if source:
+        find_recipe(source, NOMINAL)  # an unknown name is an error before data are read
+    changes = {field: getattr(call.keywords["recipe"], field) for field in given_fields(arguments)}
+    return partial(call, recipe=RecipeChoice(source, changes))
 
 
 def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -171,7 +165,10 @@ def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     return " ".join(words[:length]), words[length:]
 
 
-def list_commands(name: str) -> NoReturn:
+# What does `--help` print?
+
+
+def list_commands(name: str) -> str:
     """The help of all commands or of a group, each by its first sentence, where it is asked for.
 
     Raises ValueError for a name that is not one of a command.
@@ -179,38 +176,143 @@ def list_commands(name: str) -> NoReturn:
     group, _, verb = name.partition(" ")
     if group not in GROUPS:
         group, verb = "", name
-    if verb not in ("", "-h", "--help"):
+    if verb not in ("", *HELP, WHOLE_HELP):
         same = [command for command in COMMANDS if verb in command.split()]
         close = same or get_close_matches(name, [*COMMANDS, *GROUPS], n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else "see fullstride --help"
         raise ValueError(f"no command {name!r}: {hint}")
-    if group:
-        commands = {verb: deferred(COMMANDS[f"{group} {verb}"]) for verb in verbs(group)}
-    else:
-        commands = {name: deferred(COMMANDS[name]) for name in COMMANDS if " " not in name}
-        commands |= {name: group_line(name) for name in GROUPS}
-    for command in commands.values():
-        command.__doc__ = (command.__doc__ or "").partition("\n")[0]
-    settings: dict[str, Any] = dict(prog="fullstride", description=DESCRIPTION)
-    if group:
-        settings = dict(prog=f"fullstride {group}", description=GROUPS[group])
-    tyro.extras.subcommand_cli_from_dict(commands, args=["--help"], **settings)
-    raise AssertionError("the parser ends after the help")
+    lines = {
+        verb: (COMMANDS[f"{group} {verb}".strip()].__doc__ or "").partition("\n")[0]
+        for verb in verbs(group)
+    }
+    if not group:
+        lines |= {name: f"{GROUPS[name]} Commands: {', '.join(verbs(name))}." for name in GROUPS}
+    listing = "\n".join(
+        fill(text, 80, initial_indent=f"  {verb:11}", subsequent_indent=13 * " ")
+        for verb, text in lines.items()
+    )
+    usage = f"usage: {f'fullstride {group}'.strip()} COMMAND ..."
+    return f"{usage}\n\n{GROUPS.get(group, DESCRIPTION)}\n\n{listing}"
 
 
 def verbs(group: str) -> list[str]:
-    """The second words of the commands of a group."""
-    return [name.removeprefix(f"{group} ") for name in COMMANDS if name.startswith(f"{group} ")]
+    """The last words of the commands of a group, or of those without one, whose group is ""."""
+    pairs = (name.rpartition(" ") for name in COMMANDS)
+    return [verb for first, _, verb in pairs if first == group]
 
 
-def group_line(group: str) -> Callable[[], Callable[[], None]]:
-    """A group as a line of the help, as the parser takes it: a function with a docstring."""
+def print_help(name: str, arguments: Sequence[str]) -> None:
+    """Print the help of a command: its usual flags and the number of others, or all flags."""
+    command, recipe = COMMANDS[name], RECIPES["scratch"]
+    if takes_recipe(command):
+        named = recipe_in(name, arguments)
+        if RECIPE_HELP in arguments:
+            explain(named)
+            return
+        recipe = named.recipe
+    prog, usual = f"fullstride {name}", USUAL.get(name)
+    flags = UsualFlags(None if WHOLE_HELP in arguments or not usual else usual.split())
+    registry = ConstructorRegistry()
+    registry.struct_rule(flags)
+    try:
+        tyro.cli(
+            deferred(command, recipe, flags.mark), args=["--help"], prog=prog, registry=registry
+        )
+    except SystemExit:
+        if flags.hidden:
+            print(f"{len(flags.hidden)} more flags: {prog} {WHOLE_HELP}")
 
-    def line() -> Callable[[], None]:
-        raise AssertionError("a group is no command")
 
-    line.__doc__ = f"{GROUPS[group]} Commands: {', '.join(verbs(group))}."
-    return line
+class UsualFlags:
+    """Hides flags from the parser's help.
+
+    Args:
+        usual: The names of the parameters and fields that are described beside what is required;
+            None for all.
+    """
+
+    def __init__(self, usual: Sequence[str] | None):
+        self.usual, self.hidden, self.asks = usual, set[tuple[str, Any]](), False
+
+    def mark(self, name: str, hint: Any, owner: Any = None) -> Any:
+        """The type of a flag, marked as hidden if it is not a usual one."""
+        kind = hint.__origin__ if get_origin(hint) is Annotated else hint
+        if self.usual is None or name in self.usual or is_dataclass(kind):
+            return hint
+        self.hidden.add((name, owner))
+        return Annotated[hint, tyro.conf.Suppress]
+
+    def __call__(self, info: StructTypeInfo) -> StructConstructorSpec | None:
+        """A rule of the parser, for the flags that are fields of a dataclass."""
+        if self.asks or not is_dataclass(info.type):
+            return None
+        self.asks = True
+        spec = ConstructorRegistry.get_struct_spec(info)  # by the parser's own rules
+        self.asks = False
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        marked = (
+            replace(field, type=self.mark(field.name, field.type, info.type))
+            for field in spec.fields
+        )
+        return replace(spec, fields=tuple(marked))
+
+
+# How does a function become what the parser takes?
+
+
+def deferred(
+    command: Callable[..., None],
+    recipe: Recipe = RECIPES["scratch"],
+    mark: Callable[[str, Any], Any] = lambda name, hint: hint,
+    requires: bool = True,
+) -> Callable[..., Any]:
+    """A function with the arguments of `command` that returns the call instead of making it.
+
+    For an argument `recipe` there are `--recipe NAME` and a flag for each field.
+
+    Args:
+        command: The function.
+        recipe: The defaults of the fields.
+        mark: What changes the types of arguments that have a default, by their names.
+        requires: Whether arguments without a default must be given; else they are None.
+    """
+
+    def bind(**values: Any) -> Callable[[], None]:
+        return partial(command, **values)
+
+    hints = get_type_hints(command, include_extras=True)
+    parameters = []
+    for name, parameter in signature(command).parameters.items():
+        default, hint = parameter.default, hints[name]
+        if name == "recipe":
+            keyword = Parameter("recipe_name", Parameter.KEYWORD_ONLY, default="")
+            parameters.append(keyword.replace(annotation=mark("recipe_name", RecipeName)))
+            default, hint = RecipeFields(**vars(recipe)), RecipeFields
+        elif default is not Parameter.empty:
+            hint = mark(name, hint)
+        elif not requires:
+            default, hint = None, optional(hint)
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    bind.__dict__["__signature__"] = signature(bind).replace(parameters=parameters)
+    bind.__annotations__ = {each.name: each.annotation for each in parameters}
+    bind.__doc__ = joined_lines(command.__doc__ or "")
+    return bind
+
+
+def optional(hint: Any) -> Any:
+    """The same type or None, with the same metadata."""
+    metadata = getattr(hint, "__metadata__", ())
+    either = (hint.__origin__ if metadata else hint) | None
+    return Annotated[either, *metadata] if metadata else either
+
+
+def joined_lines(docstring: str) -> str:
+    """A docstring whose paragraphs and arguments are one line each, which the parser breaks."""
+    return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
+
+
+# Which recipe do the words of a command choose?
 
 
 def takes_recipe(command: Callable[..., None]) -> bool:
@@ -237,131 +339,47 @@ def number_in(word: str) -> float | str:
         return word
 
 
-def deferred(
-    command: Callable[..., None],
-    choice: RecipeChoice | None = None,
-    shown: Recipe = RECIPES["scratch"],
-) -> Callable[..., Callable[[], None]]:
-    """A function with the arguments of `command` that returns the call instead of making it.
+def given_fields(words: Sequence[str]) -> list[str]:
+    """The fields of a recipe that flags among `words` set, also to the value of the recipe."""
+    given = set()
+    for word in words:
+        flag = word.partition("=")[0].replace("_", "-")
+        prefix, _, name = flag.partition(".")
+        if prefix == "--recipe":
+            given |= {name.replace("-", "_"), name.removeprefix("no-").replace("-", "_")}
+        elif flag in SHORT_FLAGS:
+            given.add(SHORT_FLAGS[flag])
+    return [field.name for field in fields(Recipe) if field.name in given]
 
-    For an argument `recipe` there are `--recipe NAME` and a flag for each field, whose defaults are
-    those of `shown`; the call has `choice`.
+
+def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
+    """The recipe that `--recipe NAME`, or else DATA and `--weights`, choose before data are read.
+
+    No argument is required for that. Flags of fields do not change it, but for the resolution,
+    which others follow.
     """
-
-    @wraps(command)
-    def bind(*args: Any, recipe_name: str = "", **kwargs: Any) -> Callable[[], None]:
-        if "recipe" in kwargs:
-            kwargs["recipe"] = choice
-        return partial(command, *args, **kwargs)
-
-    hints = get_type_hints(command, include_extras=True)
-    parameters = []
-    for name, parameter in signature(command).parameters.items():
-        if name == "recipe":
-            hints |= {"recipe_name": RecipeName, "recipe": RecipeFields}
-            kind = Parameter.POSITIONAL_OR_KEYWORD
-            parameters.append(Parameter("recipe_name", kind, default="", annotation=RecipeName))
-            fields_of_it = RecipeFields(**vars(shown))
-            parameter = parameter.replace(default=fields_of_it, annotation=RecipeFields)
-        parameters.append(parameter)
-    del bind.__dict__["__wrapped__"]  # else the parser would read the annotations of `command`
-    bind.__dict__["__signature__"] = signature(command).replace(parameters=parameters)
-    bind.__annotations__ = hints
-    bind.__doc__ = joined_lines(command.__doc__ or "")
-    return bind
-
-
-def joined_lines(docstring: str) -> str:
-    """A docstring whose paragraphs and arguments are one line each, which the parser breaks."""
-    return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
-
-
-def chosen_recipe(words: Sequence[str]) -> tuple[RecipeChoice, NamedRecipe, bool]:
-    """What `--recipe NAME`, the flags of fields, DATA and `--weights` choose.
-
-    This is a pass before that of the command, whose defaults are the fields of the recipe. No
-    argument is required in it.
-
-    Returns the choice, its recipe before the changes where it follows no data yet, and whether
-    `--recipe.help` is given.
-    """
-    hints = get_type_hints(Recipe, include_extras=True)
-    pairs = {name: two_values(hint) for name, hint in hints.items()}
-    first, second = (parsed_loosely(words, {n: pairs[n][i] for n in pairs}) for i in (0, 1))
-    if not (first and second):  # the command's own pass says what is wrong
-        return RecipeChoice(), NamedRecipe(RECIPES["scratch"], "scratch"), False
-    # A flag that was given has its value whatever the default is.
-    changes = {
-        name: getattr(first.recipe, name)
-        for name in pairs
-        if getattr(first.recipe, name) == getattr(second.recipe, name)
-    }
-    case = replace(
-        NOMINAL,
-        has_weights=bool(getattr(first, "weights", "")),
-        is_digits=first.data == "digits",
-        width=getattr(first, "width", 1.0),
-        resolution=changes.get("resolution"),
-    )
-    name = first.recipe_name or default_recipe(case)
-    shown = NamedRecipe(find_recipe(name, case), name, case)
-    return RecipeChoice(first.recipe_name, changes), shown, first.recipe.help
-
-
-def two_values(hint: Any) -> tuple[Any, Any]:
-    """Two values of a type that differ in each of their parts."""
-    origin, kinds = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return two_values(kinds[0])
-    if origin is Literal:
-        return kinds[0], kinds[1]
-    if origin in (Union, UnionType):
-        return None, two_values(kinds[0])[1]
-    if origin is tuple:
-        first, second = zip(*(two_values(kind) for kind in kinds if kind is not ...), strict=True)
-        return first, second
-    return hint(0), hint(1)
-
-
-def parsed_loosely(words: Sequence[str], defaults: Mapping[str, Any]) -> Any:
-    """The arguments of a command with a recipe, whose fields have `defaults`, and none required.
-
-    None if the parser refuses the words.
-    """
-    flags: list[tuple[str, Any, Any]] = [
-        (name, hint, defaults[name])
-        for name, hint in get_type_hints(Recipe, include_extras=True).items()
-    ]
-    flags_type = make_dataclass("RecipeFlags", [*flags, ("help", bool, False)], frozen=True)
-    arguments: list[tuple[str, Any, Any]] = [("recipe_name", RecipeName, "")]
-    command, words = command_in(words)
-    hints = get_type_hints(COMMANDS[command], include_extras=True)
-    for name, parameter in signature(COMMANDS[command]).parameters.items():
-        if name == "recipe":
-            arguments.append((name, flags_type, flags_type()))
-        elif parameter.default is Parameter.empty:
-            arguments.append((name, optional(hints[name]), None))
-        else:
-            arguments.append((name, hints[name], parameter.default))
+    words = [word for word in words if word not in (*HELP, WHOLE_HELP, RECIPE_HELP)]
     try:
         with redirect_stderr(StringIO()):
-            values, _ = tyro.cli(
-                make_dataclass("Arguments", arguments),
+            call, _ = tyro.cli(
+                deferred(COMMANDS[name], requires=False),
                 args=words,
                 return_unknown_args=True,
                 add_help=False,
                 console_outputs=False,
             )
     except SystemExit:
-        return None
-    return values
-
-
-def optional(hint: Any) -> Any:
-    """The same type or None, with the same metadata."""
-    metadata = getattr(hint, "__metadata__", ())
-    either = (hint.__origin__ if metadata else hint) | None
-    return Annotated[either, *metadata] if metadata else either
+        return NamedRecipe(RECIPES["scratch"], "scratch")
+    values = call.keywords
+    case = replace(
+        NOMINAL,
+        has_weights=bool(values.get("weights")),
+        is_digits=values["data"] == "digits",
+        width=values.get("width", 1.0),
+        resolution=values["recipe"].resolution if "resolution" in given_fields(words) else None,
+    )
+    recipe = values["recipe_name"] or default_recipe(case)
+    return NamedRecipe(find_recipe(recipe, case), recipe, case)
 
 
 def explain(named: NamedRecipe) -> None:

@@ -93,7 +93,8 @@ def test_help_starts_in_less_than_a_second_and_imports_nothing_heavy():
     before = spent()
     subprocess.run([sys.executable, "-m", "fullstride", "--help"], check=True, capture_output=True)
     assert spent() - before < 1
-    assert not imported([], HEAVY | {"torch", "numpy", "PIL"})
+    for words in ([], ["fit", "--help"], ["study", "search", "--help-all"]):
+        assert not imported(words, HEAVY | {"torch", "numpy", "PIL"})
 
 
 HEAVY = {  # packages that take from a tenth of a second to seconds of CPU time to import
@@ -209,12 +210,6 @@ def test_a_recipe_is_chosen_by_name_and_its_fields_by_flags(photos, tmp_path, ca
         RECIPES["digits"].rotation_degrees,
         2,
     )
-
-
-def test_the_digits_recipe_is_for_the_digits_and_not_for_a_folder_of_their_name():
-    assert cli.chosen_recipe(["train", "digits", "--model", "x"])[1].recipe == RECIPES["digits"]
-    assert cli.chosen_recipe(["train", "--model", "x", "digits"])[1].recipe == RECIPES["digits"]
-    assert cli.chosen_recipe(["train", "photos", "--out", "digits"])[1].recipe == RECIPES["scratch"]
 
 
 @pytest.mark.slow

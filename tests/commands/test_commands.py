@@ -2,9 +2,10 @@
 
 import ast
 import io
+import re
 import shlex
-from dataclasses import fields, replace
-from inspect import getsource
+from dataclasses import fields, is_dataclass, replace
+from inspect import getsource, signature
 from itertools import islice
 from typing import get_type_hints
 
@@ -13,13 +14,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fullstride import cli
-from fullstride.commands import COMMANDS, GROUPS
+from fullstride.commands import COMMANDS, GROUPS, USUAL
 from fullstride.io import console
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
 from fullstride.train.recipes.named import FINETUNE, NOMINAL, RECIPES
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe
 
-MOST_LINES = 32
+MOST_LINES, MOST_USUAL = 32, 12
 SWITCHES = [name for name, hint in get_type_hints(Recipe).items() if hint is bool]
 
 
@@ -32,66 +33,102 @@ def test_a_command_parses_calls_and_prints_in_few_lines(name):
     assert function.body[-1].end_lineno - first.lineno + 1 <= MOST_LINES
 
 
+def help_of(capsys, *words):
+    assert cli.run([*words, "--help"]) == 0
+    return capsys.readouterr().out
+
+
+def choice_of(*words):
+    """The recipe that a command is called with."""
+    required = ("--model", "genet_tiny") + ("--out", "o") * (words[0] == "train")
+    return cli.parse([*words, *required]).keywords["recipe"]
+
+
+def shown_by_help(*words):
+    name, arguments = cli.command_in(words)
+    return cli.recipe_in(name, [*arguments, "--help"]).recipe
+
+
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
     dashed = switch.replace("_", "-")
     for flag in (f"--recipe.{switch}", f"--recipe.{dashed}", f"--recipe.no-{dashed}"):
         for words in (["train", flag, "digits"], ["data", "bench", "digits", flag]):
-            choice, shown, explains = cli.chosen_recipe([*words, "--model", "genet_tiny"])
-            assert (shown.recipe, explains) == (RECIPES["digits"], False)
-            assert choice == RecipeChoice("", {switch: "no-" not in flag})
+            assert shown_by_help(*words) == RECIPES["digits"]
+            assert choice_of(*words) == RecipeChoice("", {switch: "no-" not in flag})
 
 
 def test_frozen_layers_are_words_after_their_flag():
-    choice, *_ = cli.chosen_recipe(["train", "photos", "--recipe.frozen", "stem", "stages.0"])
+    choice = choice_of("train", "photos", "--recipe.frozen", "stem", "stages.0")
     assert choice == RecipeChoice("", {"frozen": ("stem", "stages.0")})
+
+
+def test_a_value_that_the_recipe_has_anyway_is_chosen_too():
+    choice = choice_of("train", "--recipe.lr=0.3", "photos", "--recipe", "genet", "--epochs", "90")
+    assert choice == RecipeChoice("genet", {"lr": 0.3, "epochs": 90})
 
 
 def test_the_digits_recipe_is_for_the_data_digits_alone():
     for words in (["--epochs", "3", "digits"], ["--epochs=3", "--lr", ".1", "digits"]):
-        assert cli.chosen_recipe(["train", *words])[1].recipe == RECIPES["digits"]
+        assert shown_by_help("train", *words) == RECIPES["digits"]
     for words in (["--out", "digits", "photos"], ["photos", "--out=digits"], ["--model", "digits"]):
-        assert cli.chosen_recipe(["train", *words])[1].recipe == RECIPES["scratch"]
-        assert (
-            cli.chosen_recipe(["train", *words, "--weights", "w"])[1].recipe == RECIPES["finetune"]
-        )
+        assert shown_by_help("train", *words) == RECIPES["scratch"]
+        assert shown_by_help("train", *words, "--weights", "w") == RECIPES["finetune"]
     for words in (["--recipe", "genet", "digits"], ["digits", "--recipe=genet"]):
-        assert cli.chosen_recipe(["train", *words])[1].recipe == RECIPES["genet"]
-    assert cli.chosen_recipe(["train", "digits", "--tensorboard"])[1].recipe == RECIPES["digits"]
+        assert shown_by_help("train", *words) == RECIPES["genet"]
+    assert shown_by_help("train", "digits", "--tensorboard") == RECIPES["digits"]
 
 
-def test_the_fields_of_the_chosen_recipe_are_the_defaults_of_its_flags():
-    words = ["train", "digits", "--model", "m", "--out", "o", "--recipe", "genet"]
-    call = cli.parse([*words, "--recipe.lr", "0.3"])
-    assert call.func is COMMANDS["train"]
-    recipe = call.keywords["recipe"].resolve(NOMINAL).recipe
-    changed = [
-        field.name
-        for field in fields(Recipe)
-        if getattr(recipe, field.name) != getattr(RECIPES["genet"], field.name)
-    ]
-    assert (changed, recipe.lr) == (["lr"], 0.3)
+def test_the_fields_of_the_chosen_recipe_are_the_defaults_of_its_flags(capsys):
+    recipe = choice_of("train", "digits", "--recipe", "genet", "--recipe.lr", "0.3").resolve(
+        NOMINAL
+    )
+    assert recipe.recipe == replace(RECIPES["genet"], lr=0.3)
+    assert cli.run(["train", "digits", "--recipe", "genet", "--help-all"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"peak learning rate for this batch size (default: {RECIPES['genet'].lr:g})" in page
+
+
+def flags_in(page):
+    """The flags that a page of help describes, each by its first name."""
+    return re.findall(r"^  (--\w[\w.-]+)", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_has_the_usual_flags_and_says_how_many_more_the_whole_help_has(name, capsys):
+    pages = []
+    for flag in ("--help", "--help-all"):
+        assert cli.run([*name.split(), flag]) == 0
+        pages.append(capsys.readouterr().out)
+    short, whole = map(flags_in, pages)
+    assert len(short) <= MOST_USUAL
+    assert set(short) <= set(whole)
+    assert len(set(whole)) == len(whole)
+    hidden = len(whole) - len(short)
+    line = f"{hidden} more flags: fullstride {name} --help-all"
+    assert pages[0].splitlines()[-1] == line if hidden else line not in pages[0]
+    assert "more flags" not in pages[1]
+    assert pages[0].count("(required)") == pages[1].count("(required)")
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_each_usual_flag_is_one_of_its_command(name):
+    types = [hint for hint in get_type_hints(COMMANDS[name]).values() if is_dataclass(hint)]
+    types = [RecipeFields if hint is RecipeChoice else hint for hint in types]
+    flags = {"recipe_name", *signature(COMMANDS[name]).parameters}
+    flags |= {field.name for hint in types for field in fields(hint)}
+    assert set(USUAL[name].split()) <= flags
 
 
 def test_the_help_names_positionals_and_the_recipe(capsys):
     for name in COMMANDS:
-        with pytest.raises(SystemExit):
-            cli.run([*name.split(), "--help"])
-        positionals = capsys.readouterr().out.partition(" positional arguments ")[2]
+        positionals = help_of(capsys, *name.split()).partition(" positional arguments ")[2]
         assert not {"STR", "PATH"} & set(
             positionals.partition(" options ")[0].replace("[", " ").split()
         )
-    with pytest.raises(SystemExit):
-        cli.run(["train", "--help"])
-    help_text = capsys.readouterr().out
+    help_text = help_of(capsys, "train")
     assert "[OPTIONS] DATA" in help_text
     assert "--recipe NAME" in help_text
-
-
-def help_of(capsys, *words):
-    with pytest.raises(SystemExit):
-        cli.run([*words, "--help"])
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
@@ -130,8 +167,7 @@ def test_words_that_the_parser_refuses_are_one_short_line(words, facts, capsys):
 
 
 def test_no_words_at_all_show_the_commands(capsys):
-    with pytest.raises(SystemExit):
-        cli.run([])
+    assert cli.run([]) == 0
     page = capsys.readouterr().out
     alone = [name for name in COMMANDS if " " not in name]
     assert len(alone) == 9
@@ -140,11 +176,10 @@ def test_no_words_at_all_show_the_commands(capsys):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_group_lists_its_commands_and_a_word_of_another_place_is_told_where_it_is(group, capsys):
-    with pytest.raises(SystemExit):
-        cli.run([group])
+    assert cli.run([group]) == 0
     own = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{group} ")]
     page = capsys.readouterr().out
-    assert f"{{{','.join(own)}}}" in page
+    assert re.findall(r"^  (\w+)", page, re.MULTILINE) == own
     assert help_of(capsys, group) == page
     for words in ([own[0]], [group, "nothing"], ["zoo", group]):
         assert cli.run(words) == 2
@@ -154,7 +189,8 @@ def test_a_group_lists_its_commands_and_a_word_of_another_place_is_told_where_it
 
 @pytest.mark.parametrize("command", ["train", "data bench"])
 def test_the_short_flags_of_a_recipe_set_its_fields_and_are_in_the_help(command, capsys):
-    page = help_of(capsys, *command.split())
+    assert cli.run([*command.split(), "--help-all"]) == 0
+    page = capsys.readouterr().out
     required = ["photos", "--model", "m", *(["--out", "o"] if command == "train" else [])]
     short = ["--epochs", "7", "--batch-size=24", "--lr", "0.3", "--resolution", "64"]
     recipe = cli.parse([*command.split(), *required, *short]).keywords["recipe"]

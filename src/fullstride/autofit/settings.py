@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from tyro.conf import arg
+
 from fullstride.io.records import Bounds, check_bounds
 from fullstride.measure.budget import HERE, Budget, find_budget, required_budget, time_limit_s
 from fullstride.nets.efficiency import Precision
@@ -38,7 +40,7 @@ class FitSettings:
     # files of weights; or none, for random weights.
     weights: str = "hub"
     # Licences of released weights that may be used.
-    licence: Licence = "permissive"
+    licence: Annotated[Licence, arg(aliases=["--license"])] = "permissive"
     # Networks to try in place of those that are listed: names, or JSON files of specs.
     candidates: tuple[str, ...] = ()
     # Pixels a side to try each network at; by default two or three that suit it and the images.

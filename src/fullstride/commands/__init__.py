@@ -1,4 +1,4 @@
-"""Which commands are there? One function per verb: parse, call, print.
+"""The table of commands. Each is one function: parse, call, print.
 
 They import what they need when they are called, so that `--help` is quick.
 """
@@ -42,4 +42,26 @@ GROUPS = {
     "study": "Studies of many trainings or networks: LLR-NAS, scaling, and the papers' own.",
     "data": "Prepare data: pack, label, and measure how fast they load.",
     "measure": "What networks cost: operations, memory, and time on devices that are elsewhere.",
+}
+
+# The flags that `--help` describes beside the required ones, by parameters and fields;
+# `--help-all` describes all. Commands that are not named have few.
+USUAL = {
+    "fit": "budget_ms images_per_s device hours weights licence recipe_name epochs dry_run",
+    "train": "recipe_name epochs batch lr resolution weights device task val",
+    "validate": "data split device per_class tta out resolution",
+    "predict": "top json batch device tta out draw nearest",
+    "export": "format precision with_preprocessing with_resize any_size budget_ms data max_drop "
+    "force",
+    "bench": "batch resolution device precision layout compiled rounds out suite",
+    "choose": "device budget_ms images_per_s batch source times out json task",
+    "study search": "master budget_ms images_per_s device preset recipe_name epochs executor "
+    "dry_run",
+    "study scale": "models widths depths resolutions budget_ms hours device recipe_name "
+    "executor dry_run",
+    "study blocks": "kinds width ratio resolution batch device precision out",
+    "data label": "top min_confidence per_class batch device workers",
+    "data bench": "recipe_name epochs batch resolution workers seconds device out",
+    "measure estimate": "device batch resolution train json task",
+    "measure calibrate": "device out name runtimes batches precision minutes",
 }

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from fullstride.cli import chosen_recipe, find_recipe, run
+from fullstride.cli import find_recipe, run
 from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -194,17 +194,6 @@ def test_a_recipe_that_is_not_there_is_refused_with_near_misses(tmp_path):
         ValueError, match="no recipe in the folder .*: give that of a run or a bundle"
     ):
         find_recipe(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "flags", [["--tensorboard"], ["--recipe.deterministic"], ["--recipe.auto_augment"], []]
-)
-def test_the_digits_bring_their_recipe_also_behind_a_switch(flags):
-    for words in ([*flags, "digits"], ["digits", *flags]):
-        assert (
-            chosen_recipe(["train", *words, "--model", "genet_tiny"])[1].recipe == RECIPES["digits"]
-        )
-    assert chosen_recipe(["train", "photos", "--out", "digits"])[1].recipe == RECIPES["scratch"]
 
 
 def test_only_commands_that_train_take_a_recipe(capsys):

@@ -27,7 +27,7 @@ LENGTHS = ("epochs", "steps", "images")  # fields that set the length of trainin
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFields(Recipe):
-    """The fields of a recipe, each within its bounds, that need not fit each other yet."""
+    """What `--recipe` sets, field by field; `--recipe.help` explains all of them."""
 
     def __post_init__(self) -> None:
         check_size(self)
