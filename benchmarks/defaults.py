@@ -106,7 +106,7 @@ def setting(mode: str, images: int, batch: int, lr: float, epochs: float) -> Rec
     steps = max(1, round(epochs * max(1, images // batch)))
     return Recipe(
         epochs=epochs,
-        batch=batch,
+        batch_size=batch,
         lr=lr,
         weight_decay=1e-4 if mode == "finetune" else 5e-4,
         warmup_epochs=0.1 * epochs,

@@ -46,7 +46,7 @@ LOOK = Look(most=3, sides=(0.25, 0.65))
 RECIPE = Recipe(
     epochs=1,
     steps=600,
-    batch=16,
+    batch_size=16,
     lr=0.1,
     weight_decay=1e-4,
     warmup_epochs=0.5,
@@ -124,7 +124,7 @@ STUDIES = {
         DEPTH_COLUMNS,
         ("delta1", 0.0, "median of the row"),
         write_stereo,
-        replace(RECIPE, resolution=128, steps=400, batch=8),
+        replace(RECIPE, resolution=128, steps=400, batch_size=8),
     ),
 }
 
@@ -231,8 +231,8 @@ def page(content: Mapping[str, Any]) -> str:
         f"`python benchmarks/dense.py {content['study']}`, {where['date'][:10]}, "
         f"{where['device']}, {where['threads']} thread, torch {where['torch']}. Goal: "
         f"{study.columns[score]} of at least {wanted:.1f}.",
-        f"{recipe['steps']} steps of {recipe['batch']} images of {recipe['resolution']} pixels, "
-        f"pyramids and heads of {recipe['head_width']} channels.",
+        f"{recipe['steps']} steps of {recipe['batch_size']} images of "
+        f"{recipe['resolution']} pixels, pyramids and heads of {recipe['head_width']} channels.",
         "",
         f"| network | {' | '.join(study.columns.values())} | training, s | test, ms an image "
         "| parameters, M |",

@@ -120,7 +120,7 @@ def ours(
         "cpu_s": round(cpu_s, 1),
         "probe": json.loads(probe_scores.read_text())["splits"]["test"]["scores"]["top1"],
         "epochs": recipe["epochs"],
-        "batch": recipe["batch"],
+        "batch_size": recipe["batch_size"],
         "frozen": recipe["frozen_statistics"],
         "device": Environment.here().device,
         "length": length[0],

@@ -27,7 +27,7 @@ from fullstride.train import run, run_folder
 from fullstride.train.recipes.named import DIGITS
 
 RATIO, MOST = 50, 100
-RECIPE = replace(DIGITS, epochs=60, resolution=32, batch=32, lr=0.15)
+RECIPE = replace(DIGITS, epochs=60, resolution=32, batch_size=32, lr=0.15)
 ROWS = {
     "as they are": {},
     "balanced_sampling 0.5": {"balanced_sampling": 0.5},

@@ -30,7 +30,7 @@ from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_images
 
 MODEL = "genet_tiny"
-RECIPE = replace(DIGITS, epochs=30, warmup_epochs=2, resolution=16, batch=64, per_class=8)
+RECIPE = replace(DIGITS, epochs=30, warmup_epochs=2, resolution=16, batch_size=64, per_class=8)
 ROWS: dict[str, dict[str, Any]] = {"cross-entropy": {}, "with the triplet loss": {"triplet": 0.3}}
 TITLE = "# Retrieval of digits by writers that were not trained on"
 OUTPUT = json_output("a study of retrieval", "recipe", "changes", "rows")

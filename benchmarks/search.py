@@ -332,7 +332,7 @@ def main() -> None:
         whole=min(4, words.whole) if words.quick else words.whole,
         top=3 if words.quick else 5,
     )
-    recipe = RecipeChoice("scratch", {"epochs": case.epochs, "batch": case.batch})
+    recipe = RecipeChoice("scratch", {"epochs": case.epochs, "batch_size": case.batch})
     own_ms = master_ms(data, settings, words.work)
     settings = replace(settings, budget_ms=SHARE * own_ms)
     folder = words.work / "search"

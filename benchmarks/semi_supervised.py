@@ -33,7 +33,7 @@ from fullstride.train.recipes.named import DIGITS
 
 MODEL, PER_CLASS, STEPS, BATCH = "timm/test_resnet", 4, 300, 40
 RECIPE = replace(
-    DIGITS, batch=BATCH, resolution=32, lr=0.05, ema_decay=0.99, score_every_epochs=STEPS
+    DIGITS, batch_size=BATCH, resolution=32, lr=0.05, ema_decay=0.99, score_every_epochs=STEPS
 )
 ROWS = {
     "teacher, 40 labels": "baseline",

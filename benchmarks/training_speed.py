@@ -68,7 +68,7 @@ def own_step(name: str, x: Any, y: Any) -> Step:
     from fullstride.train.loop import Learner
     from fullstride.train.recipes.recipe import Recipe
 
-    recipe = Recipe(epochs=1000, batch=BATCH, lr=RATE, weight_decay=0.01, optimizer="adamw")
+    recipe = Recipe(epochs=1000, batch_size=BATCH, lr=RATE, weight_decay=0.01, optimizer="adamw")
     net = zoo.create(name, classes=CLASSES, resolution=x.shape[-1]).train()
     learner = Learner(net, find_task(), recipe, 1000, None, SINGLE_PROCESS)
     numbers = count()

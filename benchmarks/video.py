@@ -41,7 +41,7 @@ PROCESSES = 2
 RECIPE = Recipe(
     epochs=1,
     steps=400,
-    batch=16,
+    batch_size=16,
     optimizer="adamw",
     lr=0.005,
     weight_decay=0.01,
@@ -106,7 +106,7 @@ def page(content: Mapping[str, Any]) -> str:
         f"`python benchmarks/video.py`, {where['date'][:10]}, {where['device']}, {PROCESSES} "
         f"processes of one thread, torch {where['torch']}: {content['wall_s']:.0f} s in all, "
         f"{content['cpu_s']:.0f} s of the processors.",
-        f"Four directions of motion, {recipe['steps']} steps of {recipe['batch']} clips of "
+        f"Four directions of motion, {recipe['steps']} steps of {recipe['batch_size']} clips of "
         f"{zoo.spec(MODEL).frames} x {SIDE} x {SIDE} pixels; top-1 on the test in percent. Chance "
         "is 25; 50 is the most that the frames without their order allow.",
         "",

@@ -27,7 +27,7 @@ def main(out: str) -> None:
     with init_distributed(torch.device("cpu")) as (context, _):
         folder = Path(f"{out}-data-{context.rank}")
         write_motion(folder, {"train": 16, "val": 5, "test": 1}, 24, frames=5)
-        recipe = Recipe(epochs=2, batch=8, lr=0.01, warmup_epochs=1)
+        recipe = Recipe(epochs=2, batch_size=8, lr=0.01, warmup_epochs=1)
         task = find_task("video").with_options(recipe)
         data = task.open_data(str(folder), keep_duplicates=True)
         process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)

@@ -66,7 +66,7 @@ def main(out: str) -> None:
                 **process,
             )
         )
-        recipe = Recipe(epochs=3, batch=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
+        recipe = Recipe(epochs=3, batch_size=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
         partly = replace(recipe, freeze_epochs=1.5, freeze_stages=1, layer_decay=0.7)
         in_parts = replace(recipe, grad_accum_steps=4, clip_norm=1.0)
         others = [partly, in_parts]

@@ -55,7 +55,7 @@ def training(settings: Settings) -> Iterator[Work]:
         changes = dict(channels_last=True, efficiency="fused")
     recipe = replace(DIGITS, precision="bf16", **changes)
     if settings.tiny:
-        recipe = replace(recipe, steps=2, warmup_epochs=0, batch=16, resolution=32)
+        recipe = replace(recipe, steps=2, warmup_epochs=0, batch_size=16, resolution=32)
     yield "digits, tresnet_tiny", partial(learn, settings, recipe)
     yield "data bench on the digits", partial(bench_data, settings, recipe)
 

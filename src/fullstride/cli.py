@@ -325,7 +325,7 @@ def refuse_contradictions(words: Sequence[str]) -> None:
         values: dict[str, str] = {}
         for word, following in zip(words, [*words[1:], ""], strict=True):
             flag, equals, value = word.partition("=")
-            if flag.replace("_", "-") in (short, f"--recipe.{field}"):
+            if flag.replace("_", "-") in (short, f"--recipe.{field.replace('_', '-')}"):
                 values[flag] = value if equals else following
         if len(values) == 2 and len({number_in(value) for value in values.values()}) == 2:
             flags = " and ".join(f"{flag} {value}" for flag, value in values.items())

@@ -204,7 +204,7 @@ def test_the_json_file_of_a_spec_stands_for_a_network_and_trains(tmp_path, few_d
     assert zoo.spec(str(path)) == spec
     (candidate,), _ = listing(weights="", names=(str(path),), channels=1)
     assert (candidate.name, candidate.family) == ("small-16", "genet")
-    recipe = Recipe(lr=0.01, epochs=1, batch=16, warmup_epochs=0)
+    recipe = Recipe(lr=0.01, epochs=1, batch_size=16, warmup_epochs=0)
     (row,) = train(tmp_path / "run", candidate.model, few_digits, recipe)
     assert row["epochs"] == 1
     bundle = Bundle.load(tmp_path / "run" / "bundle")
@@ -281,7 +281,7 @@ def test_training_begins_with_the_weights_of_every_candidate(folder, few_digits,
     candidates, _ = listing(weights=str(folder), channels=channels)
     assert {each.channels for each in candidates} == {3}
     for each in {each.model + each.weights: each for each in candidates}.values():
-        recipe = Recipe(lr=0.01, epochs=1, batch=16, resolution=each.resolution)
+        recipe = Recipe(lr=0.01, epochs=1, batch_size=16, resolution=each.resolution)
         start = initial_weights(each.model, each.weights)
         assert start is not None
         net, pre = initial_network(each.model, task, data, recipe, start)

@@ -133,7 +133,7 @@ def test_without_duplicates_the_data_set_is_another_one_that_opens_again(tmp_pat
 def test_a_run_without_duplicates_knows_its_images_and_goes_on(tmp_path):
     data = open_data(str(write(tmp_path / "data", plain() | {"test/a/0.jpg": photograph(0)})))
     rest = without_duplicates(data, report_of(data))
-    recipe = Recipe(epochs=1, batch=4, lr=0.01, resolution=32)
+    recipe = Recipe(epochs=1, batch_size=4, lr=0.01, resolution=32)
     assert len(list(run.train(tmp_path / "run", "genet_tiny", rest, recipe))) == 1
     again = matching_data(str(tmp_path / "run"), zoo.load(tmp_path / "run"))
     assert again.fingerprint == rest.fingerprint

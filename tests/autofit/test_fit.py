@@ -22,7 +22,7 @@ from fullstride.report.console_tables import table
 from fullstride.study.folder import Event
 from fullstride.train.recipes.choice import RecipeChoice
 
-SHORT = RecipeChoice(changes={"epochs": 1.0, "batch": 32})
+SHORT = RecipeChoice(changes={"epochs": 1.0, "batch_size": 32})
 SETTINGS = FitSettings(
     budget_ms=1000,
     weights="none",

@@ -30,7 +30,7 @@ from fullstride.train.run import train
 from fullstride.train.scoring import images_to_score, score_images
 
 COUNTS = {"train": 48, "t10k": 24}
-RECIPE = Recipe(epochs=2, batch=16, lr=0.05, resolution=24, hflip_prob=0, random_kernel=True)
+RECIPE = Recipe(epochs=2, batch_size=16, lr=0.05, resolution=24, hflip_prob=0, random_kernel=True)
 
 
 def write_idx(folder: Path) -> Path:
@@ -167,7 +167,7 @@ def test_a_fit_of_idx_files_begins_with_weights_for_rgb(gray, rgb, weights, tmp_
         formats=("onnx",),
         precisions=("fp32",),
     )
-    recipe = RecipeChoice(changes={"epochs": 1.0, "batch": 16})
+    recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 16})
     *_, last = fit_data(gray, tmp_path / "fit", settings, recipe, train_device="cpu", workers=0)
     (candidate,) = last.result.candidates
     assert (candidate.channels, candidate.weights) == (3, str(weights))

@@ -240,7 +240,7 @@ def test_too_few_hours_say_how_many_would_do():
 
 # ---- training
 
-CHOICE = RecipeChoice("scratch", {"epochs": 4, "batch": 16, "precise_bn": True})
+CHOICE = RecipeChoice("scratch", {"epochs": 4, "batch_size": 16, "precise_bn": True})
 CANDIDATES = (
     Candidate(model="genet_tiny", resolution=16, family="genet", width=0.25),
     Candidate(model="genet_tiny", resolution=16, family="genet", width=0.5),
@@ -334,7 +334,7 @@ def probed(whole, data, tmp_path_factory):
     names = tuple(each.name for each in candidates)
     changes = dict(candidates=names, epoch_s=dict.fromkeys(names, 1.0))
     plan = replace(PLAN, rungs=rungs, epochs=2, **changes)
-    choice = RecipeChoice("scratch", {"epochs": 2, "batch": 16, "lr": 1e-9})
+    choice = RecipeChoice("scratch", {"epochs": 2, "batch_size": 16, "lr": 1e-9})
     folder = tmp_path_factory.mktemp("probed") / "whole"
     how = dict(recipe=choice)
     arguments = plan, candidates, dict(zip(names, (1.0, 2.0), strict=True)), data

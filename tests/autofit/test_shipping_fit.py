@@ -25,7 +25,7 @@ from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
 
 METRIC = find_task().metric
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=1, batch=16)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=1, batch_size=16)
 CANDIDATES = tuple(
     Candidate(model="genet_tiny", resolution=side, licence="apache-2.0") for side in (16, 24)
 )

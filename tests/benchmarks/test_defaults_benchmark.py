@@ -12,7 +12,7 @@ from fullstride.train.recipes.named import FINETUNE
 
 defaults = import_module("defaults")
 
-SHORT = replace(FINETUNE, epochs=1, batch=10, warmup_epochs=0)
+SHORT = replace(FINETUNE, epochs=1, batch_size=10, warmup_epochs=0)
 CELL = defaults.Cell(
     mode="scratch",
     images=20,
@@ -46,7 +46,7 @@ def test_each_of_ten_cells_compares_both_defaults_with_a_grid_of_twelve():
     for cell in with_grid:
         settings = cell.settings()
         assert len(settings) == 14
-        points = {(r.batch, r.lr, r.epochs) for name, r in settings.items() if "batch" in name}
+        points = {(r.batch_size, r.lr, r.epochs) for name, r in settings.items() if "batch" in name}
         assert len(points) == 12
         assert settings["old default"].lr == 0.02
         assert {(r.resolution, r.crop) for r in settings.values()} == {(cell.side, 1.0)}

@@ -22,7 +22,7 @@ SIDE = 64
 EASY = Look(most=2, sides=(0.5, 0.7), is_plain=True)
 COUNTS = {"train": 60, "val": 2, "test": 30}
 RECIPE = replace(
-    dense.RECIPE, steps=150, batch=8, lr=0.1, resolution=SIDE, warmup_epochs=0.5, ema_decay=0.9
+    dense.RECIPE, steps=150, batch_size=8, lr=0.1, resolution=SIDE, warmup_epochs=0.5, ema_decay=0.9
 )
 
 
@@ -122,7 +122,7 @@ def test_the_stereo_pair_is_split_in_halves_with_metric_depths(tmp_path):
 def test_the_page_has_a_row_for_each_network_and_the_goal():
     content = {
         "study": "depth",
-        "recipe": {"steps": 5, "batch": 2, "resolution": 96, "head_width": 32},
+        "recipe": {"steps": 5, "batch_size": 2, "resolution": 96, "head_width": 32},
         "environment": {"date": "2026-11-23", "device": "x", "threads": 1, "torch": "2"},
         "rows": [
             {"name": "median of the row", "kind": "baseline", "scores": {"delta1": 40.0}},

@@ -25,7 +25,7 @@ def test_the_base_rate_is_the_average_precision_of_equal_scores(tmp_path):
 
 
 def test_each_row_is_trained_and_is_in_the_table(tmp_path):
-    recipe = replace(multilabel.RECIPE, epochs=1, batch=2, warmup_epochs=0)
+    recipe = replace(multilabel.RECIPE, epochs=1, batch_size=2, warmup_epochs=0)
     plan = multilabel.Plan({**COUNTS, "train": 30}, recipe)
     *_, content = multilabel.study(plan, 1, tmp_path)
     table = multilabel.page(content)

@@ -14,7 +14,7 @@ study = import_module("study")
 
 ADAPTED = {
     "epochs",
-    "batch",
+    "batch_size",
     "lr",
     "warmup_epochs",
     "ema_decay",
@@ -40,7 +40,7 @@ def test_the_miniature_of_a_recipe_keeps_all_that_distinguishes_it(name):
     assert small.warmup_epochs / small.epochs == pytest.approx(
         published.warmup_epochs / published.epochs
     )
-    ratio = small.batch / published.batch
+    ratio = small.batch_size / published.batch_size
     factor = ratio if published.optimizer == "sgd" else ratio**0.5
     assert small.lr == pytest.approx(study.RATE * published.lr * factor)
     assert small.epochs == (24 if published.epochs <= 90 else 93)

@@ -17,7 +17,7 @@ video = import_module("video")
 @pytest.mark.slow
 def test_both_networks_are_trained_and_the_twin_has_fewer_parameters(tmp_path):
     video.write_motion(tmp_path / "clips", {"train": 16, "val": 4, "test": 8}, 32, as_videos=True)
-    recipe = replace(video.RECIPE, steps=2, batch=8)
+    recipe = replace(video.RECIPE, steps=2, batch_size=8)
     ours, twin = (video.train_one(name, 0, tmp_path, recipe) for name in video.GOALS)
     assert ours["parameters"] > twin["parameters"]
     assert all(0 <= row["top1"] <= 100 and row["cpu_s"] > 0 for row in (ours, twin))

@@ -61,7 +61,7 @@ def run(photos, tmp_path_factory):
                 "--out",
                 str(out),
                 *SHORT,
-                "--recipe.batch",
+                "--recipe.batch-size",
                 "16",
             ]
         )
@@ -226,7 +226,7 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
     Image.fromarray(deep).save(data / "flower" / "deep.png")
     Image.new("CMYK", (40, 40), (10, 200, 30, 0)).save(data / "flower" / "cmyk.jpg")
     words = ["train", str(data), "--model", "genet_tiny", "--out", str(tmp_path / "run"), *SHORT]
-    assert cli.run([*words, "--recipe.batch", "16"]) == 0
+    assert cli.run([*words, "--recipe.batch-size", "16"]) == 0
     lines = capsys.readouterr().err.strip().splitlines()
     (error,) = (line for line in lines if "skipped" in line)
     seen = {
@@ -239,7 +239,7 @@ def test_images_that_cannot_be_read_are_skipped_and_named_at_the_end(photos, tmp
         for path in list((data / name).iterdir())[:8]:
             path.write_bytes(b"")
     shutil.rmtree(tmp_path / "run")
-    assert cli.run([*words, "--recipe.batch", "16"]) == 0
+    assert cli.run([*words, "--recipe.batch-size", "16"]) == 0
     assert cli.run(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net.onnx")]) == 0
     assert cli.run(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
 
@@ -340,7 +340,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         refused(capsys, *train, "genet_tiny", "--recipe.scale", "0.9", "0.1", *out),
         refused(capsys, *train, "genet_tiny", "--device", "cuda:99", *out),
         refused(capsys, *train, "genet_tiny", "--weights", tmp_path / "half.pth", *out),
-        refused(capsys, *train, "genet_tiny", "--recipe.batch", "8", "--out", run),
+        refused(capsys, *train, "genet_tiny", "--recipe.batch-size", "8", "--out", run),
         refused(capsys, *train, "genet_tiny", "--out", photos),
         refused(capsys, "validate", tmp_path / "empty"),
         refused(capsys, "validate", run, "--data", "digits"),
@@ -407,7 +407,17 @@ def test_a_full_disk_is_one_line_and_the_files_written_before_stay(
     from fullstride.train import run_folder
 
     out = tmp_path / "run"
-    words = ["train", photos, "--model", "genet_tiny", "--out", out, *SHORT, "--recipe.batch", "16"]
+    words = [
+        "train",
+        photos,
+        "--model",
+        "genet_tiny",
+        "--out",
+        out,
+        *SHORT,
+        "--recipe.batch-size",
+        "16",
+    ]
     keep, kept = run_folder.save_epoch, []
 
     def full(folder, rows, state):

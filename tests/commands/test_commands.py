@@ -194,18 +194,20 @@ def test_the_short_flags_of_a_recipe_set_its_fields_and_are_in_the_help(command,
     required = ["photos", "--model", "m", *(["--out", "o"] if command == "train" else [])]
     short = ["--epochs", "7", "--batch-size=24", "--lr", "0.3", "--resolution", "64"]
     recipe = cli.parse([*command.split(), *required, *short]).keywords["recipe"]
-    assert recipe == RecipeChoice("", dict(epochs=7, batch=24, lr=0.3, resolution=64))
+    assert recipe == RecipeChoice("", dict(epochs=7, batch_size=24, lr=0.3, resolution=64))
     for flag, field in SHORT_FLAGS.items():
         assert f"{flag} " in page
-        assert f"--recipe.{field} " in page
+        assert f"--recipe.{field.replace('_', '-')} " in page
 
 
 def test_a_short_flag_and_its_field_may_not_differ(capsys):
     words = ["train", "photos", "--model", "m", "--out", "o", "--batch_size", "8"]
-    assert cli.parse([*words, "--recipe.batch=8"]).keywords["recipe"].changes == {"batch": 8}
-    assert cli.run([*words, "--recipe.batch", "16"]) == 2
+    assert cli.parse([*words, "--recipe.batch-size=8"]).keywords["recipe"].changes == {
+        "batch_size": 8
+    }
+    assert cli.run([*words, "--recipe.batch-size", "16"]) == 2
     error = capsys.readouterr().err
-    assert "--batch_size 8 and --recipe.batch 16" in error
+    assert "--batch_size 8 and --recipe.batch-size 16" in error
     assert error.count("\n") == 1
 
 

@@ -23,7 +23,7 @@ from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.recipes.recipe import Recipe
 
 WIDTH = 420  # characters of a repr
-SHORT = dict(steps=2, resolution=16, batch=16)
+SHORT = dict(steps=2, resolution=16, batch_size=16)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_a_repr_has_at_most_three_lines(few_digits, bundle):
 def test_the_repr_of_a_recipe_is_what_differs_and_makes_the_same_recipe():
     for recipe in RECIPES.values():
         assert eval(repr(recipe), {"Recipe": Recipe}) == recipe
-    assert repr(Recipe(epochs=1, batch=2, lr=0.1)) == "Recipe(epochs=1, batch=2, lr=0.1)"
+    assert repr(Recipe(epochs=1, batch_size=2, lr=0.1)) == "Recipe(epochs=1, batch_size=2, lr=0.1)"
 
 
 def test_printing_a_network_shows_its_modules_and_its_repr_its_size():

@@ -187,7 +187,7 @@ def photo_folder(folder: Path) -> Path:
 @pytest.mark.slow
 def test_a_run_is_trained_on_reduced_pixels_unless_its_recipe_says_otherwise(tmp_path):
     data = open_data(str(photo_folder(tmp_path / "data")))
-    recipe = Recipe(epochs=2, batch=4, lr=0.05, resolution=32)
+    recipe = Recipe(epochs=2, batch_size=4, lr=0.05, resolution=32)
 
     def trained(name: str, recipe: Recipe) -> dict:
         list(run.train(tmp_path / name, "genet_tiny", data, recipe))

@@ -20,7 +20,7 @@ def run(tmp_path_factory):
     (root / "train/a/9.heic").touch()
     out = tmp_path_factory.mktemp("runs") / "run"
     words = ["train", str(root), "--model", "genet_tiny", "--recipe", "digits", "--out", str(out)]
-    short = ["--recipe.epochs", "1", "--recipe.resolution", "32", "--recipe.batch", "8"]
+    short = ["--recipe.epochs", "1", "--recipe.resolution", "32", "--recipe.batch-size", "8"]
     assert cli.run([*words, *short, "--device", "cpu"]) == 0
     return out
 

@@ -19,7 +19,7 @@ from fullstride.tasks.task import ConfusionMatrix
 from fullstride.train import run, run_folder
 from fullstride.train.recipes.named import DIGITS
 
-SHORT = replace(DIGITS, epochs=3, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
+SHORT = replace(DIGITS, epochs=3, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 BY_TOP1 = {"top1": 90.0, "macro_f1": 50.0, "images": 20}
 BY_F1 = {"top1": 80.0, "macro_f1": 70.0, "images": 20}
 

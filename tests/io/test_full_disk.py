@@ -27,9 +27,9 @@ from fullstride.train.recipes.named import DIGITS
 from fullstride.train.run_folder import open_board
 
 MIB = 2**20
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=1, resolution=16, batch=16)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=1, resolution=16, batch_size=16)
 WORDS = "train digits --model genet_tiny --recipe.steps 2 --recipe.warmup-epochs 0"
-WORDS += " --recipe.resolution 16 --recipe.batch 64"
+WORDS += " --recipe.resolution 16 --recipe.batch-size 64"
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_wherever_the_disk_is_full_the_same_fit_goes_on(few_digits, tmp_path, mo
         formats=("onnx",),
         precisions=("fp32",),
     )
-    recipe = RecipeChoice(changes={"epochs": 1.0, "batch": 32})
+    recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 32})
     folder, sync, full_at = tmp_path / "fit", writing._sync, list[str]()
 
     def full(path: Path) -> None:

@@ -20,7 +20,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 
 TRAIN = "train digits --model genet_tiny --device cpu --recipe.epochs 2 --recipe.warmup-epochs 0"
-TRAIN += " --recipe.resolution 8 --recipe.batch 512"
+TRAIN += " --recipe.resolution 8 --recipe.batch-size 512"
 
 
 def without_reader() -> io.TextIOWrapper:

@@ -25,7 +25,7 @@ from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_family.md"
-DIGITS_ONCE = replace(DIGITS, epochs=1, warmup_epochs=0, batch=16, resolution=32)
+DIGITS_ONCE = replace(DIGITS, epochs=1, warmup_epochs=0, batch_size=16, resolution=32)
 
 
 def code() -> list[str]:

@@ -20,7 +20,7 @@ from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 from fullstride.train.scoring import load_scores
 
-RECIPE = Recipe(epochs=8, batch=32, lr=0.1, resolution=16, hflip_prob=0.0, scale=(0.8, 1.2))
+RECIPE = Recipe(epochs=8, batch_size=32, lr=0.1, resolution=16, hflip_prob=0.0, scale=(0.8, 1.2))
 OTHERS = 5  # classes of which the test has negatives
 
 
@@ -110,7 +110,7 @@ def test_the_command_and_a_fit_end_with_it(run, shifted, tmp_path, capsys):
         formats=("onnx",),
         precisions=("fp32",),
     )
-    choice = RecipeChoice(changes={"epochs": 12.0, "batch": 32, "lr": 0.1})
+    choice = RecipeChoice(changes={"epochs": 12.0, "batch_size": 32, "lr": 0.1})
     events = list(fit_data(data, tmp_path / "fit", settings, choice, train_device="cpu", workers=0))
     notes = events[-1].result.shipment.notes
     assert any(" points below the interval of the validation split" in note for note in notes)

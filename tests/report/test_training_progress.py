@@ -26,7 +26,7 @@ from fullstride.train.compute import DistributedContext
 from fullstride.train.recipes.named import DIGITS, FINETUNE, RECIPES
 from fullstride.train.recipes.papers import GENET
 
-SHORT = replace(DIGITS, epochs=2, resolution=16, batch=16)
+SHORT = replace(DIGITS, epochs=2, resolution=16, batch_size=16)
 METRIC = find_task().metric
 
 
@@ -160,7 +160,7 @@ def screen(text: str) -> list[str]:
 @pytest.mark.slow
 def test_on_a_terminal_there_is_one_bar_which_leaves_no_line(tmp_path):
     words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run")]
-    words += ["--recipe.epochs", "2", "--recipe.resolution", "16", "--recipe.batch", "64"]
+    words += ["--recipe.epochs", "2", "--recipe.resolution", "16", "--recipe.batch-size", "64"]
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "250", "LINES": "50", "TERM": "xterm"}
     command = [sys.executable, "-m", "fullstride", *words]
@@ -199,7 +199,7 @@ def test_on_a_terminal_there_is_one_bar_which_leaves_no_line(tmp_path):
 
 def test_the_command_begins_with_the_plan(tmp_path, capsys):
     words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run")]
-    words += ["--recipe.steps", "1", "--recipe.resolution", "16", "--recipe.batch", "16"]
+    words += ["--recipe.steps", "1", "--recipe.resolution", "16", "--recipe.batch-size", "16"]
     assert cli.run(words) == 0
     lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     plan = ["device", "data", "network", "recipe", "rate", "warmup", "length"]

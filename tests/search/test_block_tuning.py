@@ -31,8 +31,8 @@ from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.named import DIGITS, Case
 
-SMALL = RecipeChoice("digits", dict(epochs=2, batch=16, resolution=16, lr=0.05))
-QUICK = RecipeChoice("", dict(epochs=2, batch=16, lr=0.01))
+SMALL = RecipeChoice("digits", dict(epochs=2, batch_size=16, resolution=16, lr=0.05))
+QUICK = RecipeChoice("", dict(epochs=2, batch_size=16, lr=0.01))
 SPEC = replace(zoo.spec("genet_tiny"), in_channels=1)
 # stage 1 is deeper, so that only the input layers of stage 2 learn with it
 DEEPER = replace(SPEC, stages=(SPEC.stages[0], replace(SPEC.stages[1], depth=2), *SPEC.stages[2:]))
@@ -231,8 +231,8 @@ def test_the_recipe_is_the_papers_for_its_images_and_has_the_masternets_views():
     case = Case(images=1_231_167, has_weights=True)
     ours = tuning_recipe(case.images)
     paper = RecipeChoice(ours, PAPER_TUNING).resolve(case).recipe
-    assert (paper.lr, paper.batch, paper.epochs, paper.weight_decay) == (0.01, 256, 30, 4e-5)
-    assert ours.batch == 256
+    assert (paper.lr, paper.batch_size, paper.epochs, paper.weight_decay) == (0.01, 256, 30, 4e-5)
+    assert ours.batch_size == 256
     assert ours.epochs <= 30
     few = tuning_recipe(1000, like=DIGITS)
     for name in ("resolution", "crop", "scale", "rotation_degrees", "hflip_prob"):
@@ -259,7 +259,7 @@ def test_a_new_block_learns_the_masternets_maps_and_nothing_else_changes(
         return torch.nn.functional.mse_loss(ours, theirs).item()
 
     before = distance(exchange.net) if falls_to else 0.0
-    recipe = replace(tuning_recipe(64), epochs=16, batch=16, resolution=16)
+    recipe = replace(tuning_recipe(64), epochs=16, batch_size=16, resolution=16)
     after = matched(exchange, bundle, few_digits, recipe)
     if falls_to:
         assert distance(after.net) < falls_to * before

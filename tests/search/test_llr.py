@@ -49,7 +49,7 @@ SETTINGS = SearchSettings(
     winners=1,
     tune_epochs=1.0,
 )
-SHORT = RecipeChoice(changes={"epochs": 1.0, "batch": 16})
+SHORT = RecipeChoice(changes={"epochs": 1.0, "batch_size": 16})
 HOW = dict(train_device="cpu", workers=0)
 
 

@@ -23,7 +23,7 @@ from fullstride.train.loop import Learner
 from fullstride.train.recipes.named import DIGITS
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 
 
 @pytest.fixture

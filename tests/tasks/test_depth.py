@@ -22,7 +22,7 @@ from fullstride.train.scoring import score_bundle
 
 SHORT = Recipe(
     epochs=10,
-    batch=8,
+    batch_size=8,
     lr=4e-3,
     optimizer="adamw",
     warmup_epochs=0,
@@ -197,7 +197,7 @@ def test_files_agree_where_nearly_all_depths_are_within_a_hundredth():
 
 def test_the_recipe_of_the_paper_is_for_this_task(floors):
     recipe = RECIPES["resnet_rs_nyu_depth"]
-    assert (recipe.resolution, recipe.jitter, recipe.batch) == (640, (0.5, 2.0), 64)
+    assert (recipe.resolution, recipe.jitter, recipe.batch_size) == (640, (0.5, 2.0), 64)
     assert 10_000 <= recipe.steps <= 40_000
     task = Depth().with_options(recipe)
     assert (task.max_depth, task.head_width) == (10, 256)

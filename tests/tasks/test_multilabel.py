@@ -24,7 +24,7 @@ from fullstride.train.loop import Learner
 from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.scoring import score_bundle
 
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=1e-3)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=1e-3)
 LABELS = ("even", "small", "prime", "square")
 DIGITS_OF = ({0, 2, 4, 6, 8}, {0, 1, 2, 3, 4}, {2, 3, 5, 7}, {0, 1, 4, 9})  # of each label
 OF_DIGIT = tuple(tuple(k for k in range(4) if digit in DIGITS_OF[k]) for digit in range(10))

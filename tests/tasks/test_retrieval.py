@@ -31,7 +31,7 @@ from fullstride.train.loop import Learner
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_bundle
 
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 TRIPLET = replace(SHORT, per_class=4, triplet=1.0)
 
 
@@ -318,7 +318,7 @@ def test_a_file_that_mixes_images_up_loses_them():
 def test_the_commands_know_retrieval(things, tmp_path, capsys):
     words = ["train", str(things), "--task", "retrieval", "--model", "genet_tiny"]
     words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--recipe.resolution", "16"]
-    words += ["--recipe.batch", "16", "--recipe.per-class", "2", "--recipe.triplet", "1"]
+    words += ["--recipe.batch-size", "16", "--recipe.per-class", "2", "--recipe.triplet", "1"]
     assert cli.run([*words, "--out", str(tmp_path / "run")]) == 0
     assert "validation recall@1" in capsys.readouterr().out
     other = write_things(tmp_path / "other", ["thing20", "thing21"])
@@ -495,7 +495,7 @@ def test_networks_of_timm_retrieve_too(few_digits):
 @pytest.mark.slow
 def test_two_processes_score_all_images_as_one_does(things, tmp_path):
     words = ["-m", "fullstride", "train", str(things), "--task", "retrieval", "--device", "cpu"]
-    words += ["--model", "genet_tiny", "--recipe.resolution", "16", "--recipe.batch", "16"]
+    words += ["--model", "genet_tiny", "--recipe.resolution", "16", "--recipe.batch-size", "16"]
     words += ["--recipe.per-class", "4", "--recipe.triplet", "1", "--recipe.embedding-size", "6"]
     words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--out", str(tmp_path / "run")]
     words += ["--ddp-timeout-s", "300"]  # a busy machine may stop a process for a minute

@@ -27,7 +27,7 @@ from fullstride.train.scoring import score_bundle
 
 SHORT = Recipe(
     epochs=8,
-    batch=8,
+    batch_size=8,
     lr=4e-3,
     optimizer="adamw",
     warmup_epochs=0,
@@ -212,7 +212,7 @@ def test_broken_masks_are_skipped_by_name_and_the_rest_goes_on(tmp_path):
     Image.fromarray(np.full((32, 32), 9, np.uint8)).save(folder / "masks" / "train" / "003.png")
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "masks" / "test" / "001.png")
     data = Segment().open_data(str(folder))
-    recipe = replace(SHORT, epochs=1, resolution=32, batch=4)
+    recipe = replace(SHORT, epochs=1, resolution=32, batch_size=4)
     rows = list(run.train(tmp_path / "run", "resnet_rs_tiny", data, recipe, task=Segment()))
     skipped = rows[-1]["skipped"]
     assert list(skipped) == ["train/003.png"]
@@ -247,7 +247,9 @@ def test_predictions_are_regions_of_the_picture_without_the_padding_of_the_view(
 
 @pytest.mark.parametrize("name", ["resnet_rs_voc_seg", "resnet_rs_nyu_depth"])
 def test_a_recipe_of_the_paper_trains_its_task(name, boxes, tmp_path):
-    recipe = replace(RECIPES[name], steps=2, batch=8, resolution=32, warmup_epochs=0, head_width=8)
+    recipe = replace(
+        RECIPES[name], steps=2, batch_size=8, resolution=32, warmup_epochs=0, head_width=8
+    )
     task = tasks.find_task("depth" if "depth" in name else "segment")
     data = task.open_data(boxes.where)
     (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", data, recipe, task=task)
@@ -257,7 +259,7 @@ def test_a_recipe_of_the_paper_trains_its_task(name, boxes, tmp_path):
 
 def test_the_recipe_of_the_paper_is_for_this_task_alone(boxes):
     recipe = RECIPES["resnet_rs_voc_seg"]
-    assert (recipe.resolution, recipe.jitter, recipe.batch) == (512, (0.5, 2.0), 64)
+    assert (recipe.resolution, recipe.jitter, recipe.batch_size) == (512, (0.5, 2.0), 64)
     assert recipe.weight_decay == 1e-4
     assert recipe.schedule == "cosine"
     classify = tasks.find_task("classify")

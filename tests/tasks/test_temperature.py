@@ -17,7 +17,7 @@ from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import HeldOutputs, score_images
 
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 
 
 def logits(images=100, classes=7, scale=3.0):

@@ -31,7 +31,7 @@ from fullstride.train.scoring import score_bundle
 NET = "resnet3d_rs_tiny"
 PRE = Preprocessing(resolution=32)
 SHORT = Recipe(
-    epochs=2, batch=4, lr=0.05, warmup_epochs=0.5, ema_decay=0.9, resolution=24, frames=4
+    epochs=2, batch_size=4, lr=0.05, warmup_epochs=0.5, ema_decay=0.9, resolution=24, frames=4
 )
 FLAGS = ["--epochs", "1", "--batch-size", "4", "--resolution", "24", "--recipe.frames", "4"]
 
@@ -191,8 +191,8 @@ def test_clips_are_mixed_as_each_of_their_frames():
 def test_the_default_recipe_is_that_of_images_in_batches_of_at_most_64():
     assert video(1000) == scratch(1000)
     large, images = video(60_000), scratch(60_000)
-    assert images.batch == 128
-    assert (large.batch, large.lr, large.epochs) == (64, images.lr / 2, images.epochs)
+    assert images.batch_size == 128
+    assert (large.batch_size, large.lr, large.epochs) == (64, images.lr / 2, images.epochs)
     assert large.ema_decay**2 == pytest.approx(images.ema_decay)
     assert find_recipe("video") == video(1000)
 

@@ -15,7 +15,7 @@ from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipes.recipe import Recipe
 
-RECIPE = Recipe(epochs=2, batch=512, lr=0.1, warmup_epochs=0, resolution=16, precision="fp32")
+RECIPE = Recipe(epochs=2, batch_size=512, lr=0.1, warmup_epochs=0, resolution=16, precision="fp32")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from fullstride.train.loop import Learner
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run_folder import load_checkpoint
 
-RECIPE = Recipe(epochs=3, batch=4, lr=0.1, warmup_epochs=0, efficiency="plain")
+RECIPE = Recipe(epochs=3, batch_size=4, lr=0.1, warmup_epochs=0, efficiency="plain")
 RECIPES = {
     "sgd": RECIPE,
     "adamw": replace(RECIPE, optimizer="adamw"),

@@ -21,7 +21,7 @@ from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.named import DIGITS, FINETUNE
 from fullstride.train.timing import DataBench, DataLoading, TrainingSteps, bench_data, long_side
 
-RECIPE = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch=16)
+RECIPE = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch_size=16)
 SLEEP_S = 0.02
 
 
@@ -204,7 +204,7 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
         "genet_tiny",
         "--recipe.resolution",
         "16",
-        "--recipe.batch",
+        "--recipe.batch-size",
         "32",
     ]
     words += [
@@ -232,7 +232,7 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
     assert (
         saved["recipe"]["rotation_degrees"] == DIGITS.rotation_degrees
     )  # the digits' own recipe, as in train
-    assert (saved["recipe"]["batch"], saved["steps"]["batch"]) == (32, 32)
+    assert (saved["recipe"]["batch_size"], saved["steps"]["batch"]) == (32, 32)
     assert saved["loading"]["images_per_s"] == np.median(saved["loading"]["samples"])
     assert math.isfinite(saved["waiting"])
     assert saved["environment"]["torch"] == torch.__version__
@@ -247,7 +247,7 @@ def test_the_command_prints_the_table_and_the_verdict_and_writes_all_samples(tmp
         (["--model", "genet_tiny", "--seconds", "0"], "seconds 0"),
         (["--model", "genet_tiny", "--device", "tpu"], "tpu"),
         (["--model", "genet_tiny", "--recipe", "nonsense"], "nonsense"),
-        (["--model", "genet_tiny", "--recipe.batch", "0"], "batch 0"),
+        (["--model", "genet_tiny", "--recipe.batch-size", "0"], "batch_size 0"),
         (
             [
                 *[

@@ -37,7 +37,7 @@ from fullstride.train.loop import Learner
 from fullstride.train.recipes.named import training_step
 from fullstride.train.recipes.recipe import Recipe
 
-RECIPE = Recipe(epochs=2, batch=16, lr=0.05, warmup_epochs=0, resolution=16)
+RECIPE = Recipe(epochs=2, batch_size=16, lr=0.05, warmup_epochs=0, resolution=16)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_run_that_chose_for_itself_goes_on_by_the_command_that_leaves_it_to_th
 
 def test_memory_is_predicted_for_what_a_gpu_or_a_cpu_would_choose(tmp_path):
     path = tmp_path / "recipe.json"
-    path.write_text(json.dumps(dict(epochs=1, batch=8, lr=0.1)))
+    path.write_text(json.dumps(dict(epochs=1, batch_size=8, lr=0.1)))
     gpu, cpu = (training_step(str(path), device=device) for device in ("auto", "cpu"))
     assert (gpu["precision"], gpu["layout"]) == ("bf16", "nhwc")
     assert (cpu["precision"], cpu["layout"]) == ("fp32", "nhwc")
@@ -226,20 +226,20 @@ def fits(recipe: Recipe, net, memory: float, passes: int, copies: int) -> bool:
     weights = 4 * sum(parameter.numel() for parameter in net.parameters())
     statistics = 4 * sum(buffer.numel() for buffer in net.buffers())
     fixed = (2 + copies) * weights + statistics + saved.fixed_bytes + 1 * GIB
-    return fixed + recipe.batch / passes * saved.bytes_per_image <= 0.97 * memory
+    return fixed + recipe.batch_size / passes * saved.bytes_per_image <= 0.97 * memory
 
 
 @pytest.mark.parametrize("gib", [1.3, 1.5, 2, 4, 16])
 @pytest.mark.parametrize("average", [0, 1])
 def test_a_batch_is_computed_in_the_fewest_passes_that_fit(gib, average):
     net, memory = zoo.create("resnet_rs_tiny"), gib * GIB
-    recipe = Recipe(epochs=1, batch=512, lr=0.1, grad_accum_steps=0, ema_decay=0.9 * average)
+    recipe = Recipe(epochs=1, batch_size=512, lr=0.1, grad_accum_steps=0, ema_decay=0.9 * average)
     recipe = on_device(replace(recipe, precision="fp32"), "cuda")
     passes = choose_passes(recipe, net, 5000, "cuda", memory_bytes=memory).grad_accum_steps
-    assert recipe.batch % passes == 0
+    assert recipe.batch_size % passes == 0
     assert fits(recipe, net, memory, passes, average + (passes > 1))
     for fewer in range(1, passes):
-        if recipe.batch % fewer == 0:
+        if recipe.batch_size % fewer == 0:
             assert not fits(recipe, net, memory, fewer, average + (fewer > 1))
     assert choose_passes(recipe, net, 5000, "cpu").grad_accum_steps == 1
     chosen = replace(recipe, grad_accum_steps=2)
@@ -248,7 +248,7 @@ def test_a_batch_is_computed_in_the_fewest_passes_that_fit(gib, average):
 
 def test_parts_keep_the_groups_of_the_triplet_loss_and_what_never_fits_is_refused():
     net = zoo.create("resnet_rs_tiny")
-    recipe = Recipe(epochs=1, batch=48, lr=0.1, grad_accum_steps=0, precision="fp32")
+    recipe = Recipe(epochs=1, batch_size=48, lr=0.1, grad_accum_steps=0, precision="fp32")
     groups = replace(recipe, triplet=1.0, per_class=8)
     image = activation_bytes(net, net.spec.resolution, "float32", 3).bytes_per_image
     weights = 4 * sum(parameter.numel() for parameter in net.parameters())
@@ -256,7 +256,9 @@ def test_parts_keep_the_groups_of_the_triplet_loss_and_what_never_fits_is_refuse
     chosen = [choose_passes(recipe, net, 5000, "cuda", memory_bytes=each) for each in memory]
     assert [each.grad_accum_steps for each in chosen] == [6, 3]
     assert choose_passes(groups, net, 5000, "cuda", memory_bytes=memory[1]).grad_accum_steps == 3
-    with pytest.raises(ValueError, match=r"no part of recipe.batch 48 fits into the 1.0 GiB of"):
+    with pytest.raises(
+        ValueError, match=r"no part of recipe.batch_size 48 fits into the 1.0 GiB of"
+    ):
         choose_passes(groups, net, 5000, "cuda", memory_bytes=memory[0])  # two groups are 16 images
 
 
@@ -284,7 +286,7 @@ def test_a_run_stores_its_passes_and_goes_on_with_them(few_digits, tmp_path):
     ],
 )
 def test_lack_of_memory_in_a_step_names_the_batch_and_what_helps(batch, passes, advice):
-    recipe = replace(RECIPE, batch=batch, grad_accum_steps=passes)
+    recipe = replace(RECIPE, batch_size=batch, grad_accum_steps=passes)
     gpu = torch.device("cuda")
     expected = pytest.raises(OutOfMemoryError, match=f"of {batch} images in {passes} pass")
     with expected as error, memory_advice(recipe, gpu, SINGLE_PROCESS):

@@ -13,7 +13,7 @@ from fullstride.train.recipes.recipe import Recipe
 
 # at a rate that no network bears: with the digits the loss of a step is soon in the hundreds
 WILD = Recipe(
-    epochs=12, batch=8, lr=100.0, warmup_epochs=0, nesterov=False, ema_decay=0, resolution=16
+    epochs=12, batch_size=8, lr=100.0, warmup_epochs=0, nesterov=False, ema_decay=0, resolution=16
 )
 
 

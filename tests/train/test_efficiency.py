@@ -17,7 +17,7 @@ from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 EXAMPLE = Batch(torch.zeros(4, 1, 32, 32), torch.arange(4), torch.arange(4))
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.05, resolution=16, batch=16)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, lr=0.05, resolution=16, batch_size=16)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_fastest_efficiency_is_measured_once_and_again_where_something_diffe
     (entry,) = json.loads(cache.read_text()).values()
     assert entry["images_per_s"] == {"plain": 100.0, "fused": 150.0}
     assert entry["environment"]["torch"] == torch.__version__
-    autotune.choose_efficiency(replace(auto, batch=8), Classify(), net, EXAMPLE, "cpu")
+    autotune.choose_efficiency(replace(auto, batch_size=8), Classify(), net, EXAMPLE, "cpu")
     assert rates == ["plain", "fused"] * 2
     for content in ("nonsense", '{"key": {"fastest": "lean"}}'):
         cache.write_text(content)

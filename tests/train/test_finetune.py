@@ -19,7 +19,7 @@ from fullstride.train.recipes.named import FEW_IMAGES, FEW_STEPS, FINETUNE_BATCH
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 
-SHORT = Recipe(epochs=2, batch=16, lr=0.01, resolution=16, hflip_prob=0.0, linear_probe=True)
+SHORT = Recipe(epochs=2, batch_size=16, lr=0.01, resolution=16, hflip_prob=0.0, linear_probe=True)
 FROZEN = replace(SHORT, frozen_statistics=True, optimizer="adamw", lr=1e-4)
 
 
@@ -41,7 +41,7 @@ def trained(folder, data, start, recipe):
 @pytest.mark.parametrize("epochs", [0.5, 3.0, None])
 def test_few_images_or_steps_stay_near_the_probe(images, epochs):
     recipe = finetune(images, epochs)
-    steps = recipe.epochs * max(1, images // recipe.batch)
+    steps = recipe.epochs * max(1, images // recipe.batch_size)
     few_steps = recipe.epochs * images < FEW_STEPS * FINETUNE_BATCH
     assert recipe.frozen_statistics == (images < FEW_IMAGES or few_steps)
     assert recipe.linear_probe
@@ -52,7 +52,9 @@ def test_few_images_or_steps_stay_near_the_probe(images, epochs):
 
 
 def test_the_batch_grows_with_the_views_and_not_with_the_images_alone():
-    batches = [[finetune(10**power, epochs).batch for power in range(2, 7)] for epochs in (1, 20)]
+    batches = [
+        [finetune(10**power, epochs).batch_size for power in range(2, 7)] for epochs in (1, 20)
+    ]
     assert all(each == sorted(each) for each in batches)
     assert all(short <= long for short, long in zip(*batches, strict=True))
     assert batches[0][2] == FINETUNE_BATCH  # 10,000 views
@@ -63,7 +65,7 @@ def test_a_length_in_any_unit_gives_the_recipe_for_it(length):
     case = Case(images=2000, has_weights=True)
     recipe = RecipeChoice("finetune", length).resolve(case).recipe
     expected = finetune(2000, 5.0)
-    assert (recipe.batch, recipe.lr) == (expected.batch, expected.lr)
+    assert (recipe.batch_size, recipe.lr) == (expected.batch_size, expected.lr)
     assert (recipe.optimizer, recipe.scale) == (expected.optimizer, expected.scale)
     assert recipe.ema_decay == pytest.approx(expected.ema_decay, rel=1e-3)
     assert vars(recipe).items() >= length.items()
@@ -171,5 +173,5 @@ def test_the_plan_says_where_a_given_length_is_short(start, few_digits, tmp_path
     next(iter(train(tmp_path / "run", "genet_tiny", few_digits, named, **settings)))
     (line,) = (each for each in plan_lines(plans[0]) if each.startswith("length"))
     usual = finetune(len(few_digits.train))
-    steps = round(usual.epochs * (len(few_digits.train) // usual.batch))
+    steps = round(usual.epochs * (len(few_digits.train) // usual.batch_size))
     assert f"finetune takes {steps:,} " in line

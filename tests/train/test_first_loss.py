@@ -15,7 +15,7 @@ from fullstride.tasks import find_task
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.recipe import Recipe
 
-RECIPE = Recipe(epochs=1, batch=2, lr=0.1)
+RECIPE = Recipe(epochs=1, batch_size=2, lr=0.1)
 # Small networks whose classifiers timm draws from +-1 / sqrt(K), others that are fine there, some
 # with two classifiers or one that is a convolution, and ours.
 SOME = [

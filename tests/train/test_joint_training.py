@@ -24,7 +24,7 @@ from fullstride.train.recipes.named import DIGITS, find_recipe
 
 PIXELS = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,))
 LARGE = settings_of({"part_images": 999, "batch": 128})
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch=16, resolution=16, lr=0.01)
+SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 
 
 @pytest.fixture(scope="module")

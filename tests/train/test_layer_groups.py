@@ -18,7 +18,7 @@ from fullstride.train.optimizer import build_optimizer, lr_at, lr_scales
 from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
-SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16, lr=0.05)
+SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch_size=16, lr=0.05)
 
 
 def network(name: str = "genet_tiny"):

@@ -16,7 +16,7 @@ from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 from fullstride.train.scoring import score_bundle
 
-SHORT = Recipe(epochs=2, batch=16, lr=0.05, resolution=16, hflip_prob=0.0, linear_probe=True)
+SHORT = Recipe(epochs=2, batch_size=16, lr=0.05, resolution=16, hflip_prob=0.0, linear_probe=True)
 HOPELESS = replace(SHORT, lr=1e-9)  # a classifier that stays random
 
 

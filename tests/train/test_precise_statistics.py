@@ -14,7 +14,9 @@ from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import FinalNetwork
 
-SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, resolution=16, batch=16, lr=0.01, dropout=0.5)
+SHORT = replace(
+    DIGITS, epochs=2, warmup_epochs=0, resolution=16, batch_size=16, lr=0.01, dropout=0.5
+)
 
 
 def statistics(net: torch.nn.Module) -> dict[str, torch.Tensor]:

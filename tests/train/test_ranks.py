@@ -57,7 +57,7 @@ def group(tmp_path):
 @pytest.mark.parametrize("passes", [1, 4])
 def test_gradients_of_a_batch_are_averaged_over_processes_once(group, passes):
     net = zoo.create("resnet_rs_tiny", in_channels=1, resolution=16)
-    recipe = Recipe(epochs=1, batch=16, lr=0.1, grad_accum_steps=passes)
+    recipe = Recipe(epochs=1, batch_size=16, lr=0.1, grad_accum_steps=passes)
     learner = Learner(net.train(), find_task(), recipe, 4, None, group)
     elements = []
 
@@ -74,7 +74,7 @@ def test_gradients_of_a_batch_are_averaged_over_processes_once(group, passes):
 
 def test_batch_statistics_of_all_processes_need_a_gpu_or_fused_modules(group):
     net = zoo.create("resnet_rs_tiny", in_channels=1, resolution=16)
-    recipe = Recipe(epochs=1, batch=16, lr=0.1, sync_bn=True)
+    recipe = Recipe(epochs=1, batch_size=16, lr=0.1, sync_bn=True)
     with pytest.raises(ValueError, match="recipe.sync_bn of plain modules is for GPUs"):
         Learner(net, find_task(), recipe, 4, None, group)
     Learner(net, find_task(), recipe, 4, None, SINGLE_PROCESS)  # one process has them anyway
@@ -135,10 +135,10 @@ def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
 @pytest.mark.slow
 def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path):
     out = tmp_path / "run"
-    status, errors = run_two(*TRAIN, "--recipe.batch", "33", "--out", str(out))
+    status, errors = run_two(*TRAIN, "--recipe.batch-size", "33", "--out", str(out))
     assert status != 0
     (line,) = messages(errors)
-    assert "recipe.batch 33 of 1037 images" in line
+    assert "recipe.batch_size 33 of 1037 images" in line
     assert not out.exists()
 
 
@@ -152,7 +152,7 @@ def test_an_error_of_one_process_or_of_all_is_reported_once(tmp_path):
     # the only validation image of the second process
     (tmp_path / "photos/val/b/0.png").write_bytes(b"words")
     words = ["train", str(tmp_path / "photos"), "--model", "genet_tiny", "--recipe.resolution"]
-    words += ["16", "--recipe.warmup-epochs", "0", "--recipe.batch", "4"]
+    words += ["16", "--recipe.warmup-epochs", "0", "--recipe.batch-size", "4"]
     words += ["--out", str(tmp_path / "run")]
     status, errors = run_two(*words, "--recipe.steps", "2")
     assert status == 0, errors

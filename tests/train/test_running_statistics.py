@@ -89,7 +89,13 @@ def few_digits(images: int) -> DataSet:
 
 
 RECIPE = Recipe(
-    epochs=6, batch=128, lr=0.05, warmup_epochs=1, ema_decay=0.998, bn_momentum=0.1, resolution=32
+    epochs=6,
+    batch_size=128,
+    lr=0.05,
+    warmup_epochs=1,
+    ema_decay=0.998,
+    bn_momentum=0.1,
+    resolution=32,
 )
 
 
@@ -101,7 +107,7 @@ def trained(recipe: Recipe, data: DataSet):
 
 
 def test_a_training_that_was_stopped_while_the_statistics_are_young_goes_on_to_the_same_bits():
-    data, recipe = few_digits(40), replace(RECIPE, batch=8, epochs=1)
+    data, recipe = few_digits(40), replace(RECIPE, batch_size=8, epochs=1)
     net, _, batches = trained(recipe, data)
     states = [
         copy.deepcopy(checkpoint.state)

@@ -14,7 +14,7 @@ from fullstride.train.recipes.named import DIGITS, RECIPES, finetune, scratch
 from fullstride.train.recipes.recipe import Recipe
 
 METRIC = find_task().metric
-SHORT = replace(DIGITS, epochs=7, warmup_epochs=0, resolution=8, batch=32, dropout=0.2)
+SHORT = replace(DIGITS, epochs=7, warmup_epochs=0, resolution=8, batch_size=32, dropout=0.2)
 
 
 def trained(folder, data, **changes):
@@ -39,7 +39,7 @@ def test_scores_are_at_least_forty_where_epochs_share_them_and_fifty_steps_apart
     images, recipe_for
 ):
     recipe = recipe_for(images)
-    steps = max(1, images // recipe.batch)
+    steps = max(1, images // recipe.batch_size)
     every = recipe.scored_every(recipe.epochs, steps)
     assert every >= 1
     if every > 1:
@@ -104,7 +104,7 @@ def test_a_run_that_stops_between_two_scores_goes_on_to_the_same_weights(
 def test_a_patience_that_ends_before_a_second_score_is_refused():
     with pytest.raises(ValueError, match=r"early_stop_patience 3 .*score_every_epochs 4"):
         replace(SHORT, early_stop_patience=3, score_every_epochs=4)
-    Recipe(epochs=9, batch=8, lr=0.1, early_stop_patience=4, score_every_epochs=4)
+    Recipe(epochs=9, batch_size=8, lr=0.1, early_stop_patience=4, score_every_epochs=4)
 
 
 def test_patience_counts_epochs_up_to_the_last_score():

@@ -42,7 +42,7 @@ from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import evaluate, matching_data
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
-SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch=16)
+SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch_size=16)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try(digits):
 def test_weights_that_are_not_finite_are_never_marked(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), batch=4, shuffle=True)
-    recipe = replace(SHORT, batch=4, lr=1e12, warmup_epochs=0)
+    recipe = replace(SHORT, batch_size=4, lr=1e12, warmup_epochs=0)
     marks = train_epochs(
         net, Classify(), batches, recipe, checkpoint_every_steps=4
     )  # the loss is gone within three steps
@@ -168,7 +168,7 @@ def test_reproducible_algorithms_are_used_for_the_steps_alone_where_a_recipe_ask
     for strict in (True, False):
         net = Watched(replace(zoo.spec("tresnet_tiny"), in_channels=1))
         for _ in train_epochs(
-            net, Classify(), batches, replace(GENTLE, batch=64, deterministic=strict)
+            net, Classify(), batches, replace(GENTLE, batch_size=64, deterministic=strict)
         ):
             assert not torch.are_deterministic_algorithms_enabled()
     assert asked == [(True, True), (False, False)]
@@ -550,7 +550,7 @@ def test_the_share_of_the_val_is_part_of_a_run_and_found_again(tmp_path):
 
 @pytest.mark.slow
 def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digits):
-    recipe = replace(SHORT, batch=16, per_class=4, epochs=12, lr=0.05, ema_decay=0.0)
+    recipe = replace(SHORT, batch_size=16, per_class=4, epochs=12, lr=0.05, ema_decay=0.0)
     found = {}
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
@@ -582,7 +582,7 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
 def test_a_triplet_loss_that_would_have_nothing_to_compare_is_refused(digits, tmp_path):
     recipe = replace(SHORT, triplet=1.0, per_class=4, grad_accum_steps=4)
     with pytest.raises(
-        ValueError, match="among the 4 images .* set recipe.batch to a multiple of 32"
+        ValueError, match="among the 4 images .* set recipe.batch_size to a multiple of 32"
     ):
         rows_of(tmp_path / "run", digits, recipe)
     assert not (tmp_path / "run").exists()
@@ -748,7 +748,7 @@ def test_a_row_of_the_log_names_the_pictures_that_were_not_named_before(tmp_path
             )
     spoiled = open_data(str(tmp_path / "photos")).train.names[0]
     (tmp_path / "photos" / spoiled).write_bytes(b"words")
-    recipe = replace(SHORT, batch=4)
+    recipe = replace(SHORT, batch_size=4)
     rows = list(
         run.train(tmp_path / "run", "genet_tiny", open_data(str(tmp_path / "photos")), recipe)
     )
@@ -815,7 +815,7 @@ def test_fit_leaves_the_network_it_was_given_trained(digits):
     before = copy.deepcopy(net.state_dict())
     batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
     for _ in train_epochs(
-        net, Classify(), batches, Recipe(epochs=1, batch=16, lr=0.1, warmup_epochs=0)
+        net, Classify(), batches, Recipe(epochs=1, batch_size=16, lr=0.1, warmup_epochs=0)
     ):
         pass
     assert not torch.equal(net.head.fc.weight, before["head.fc.weight"])

@@ -48,7 +48,7 @@ GROUPS = {
 # `--help-all` describes all. Commands that are not named have few.
 USUAL = {
     "fit": "budget_ms images_per_s device hours weights licence recipe_name epochs dry_run",
-    "train": "recipe_name epochs batch lr resolution weights device task val",
+    "train": "recipe_name epochs batch_size lr resolution weights device task val",
     "validate": "data split device per_class tta out resolution",
     "predict": "top json batch device tta out draw nearest",
     "export": "format precision with_preprocessing with_resize any_size budget_ms data max_drop "
@@ -61,7 +61,7 @@ USUAL = {
     "executor dry_run",
     "study blocks": "kinds width ratio resolution batch device precision out",
     "data label": "top min_confidence per_class batch device workers",
-    "data bench": "recipe_name epochs batch resolution workers seconds device out",
+    "data bench": "recipe_name epochs batch_size resolution workers seconds device out",
     "measure estimate": "device batch resolution train json task",
     "measure calibrate": "device out name runtimes batches precision minutes",
 }

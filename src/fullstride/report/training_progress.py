@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_CHANGES = 6  # of a named recipe, that are printed
 # Fields whose values are printed anyway.
-PRINTED = {"epochs", "steps", "images", "batch", "lr", "warmup_epochs", "resolution"}
+PRINTED = {"epochs", "steps", "images", "batch_size", "lr", "warmup_epochs", "resolution"}
 PRINTED |= {"score_every_epochs"}
 PRINTED |= {"precision", "channels_last", "efficiency", "grad_accum_steps"}
 
@@ -119,7 +119,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         f"network  {plan.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {shape}, {weights}",
         f"recipe   {name_of_recipe(plan)}: {recipe.epochs:.4g} epochs x "
-        f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch:,} images"
+        f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch_size:,} images"
         f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, "
         f"{recipe.efficiency}",
         *score_lines(recipe, bool(data.val)),
@@ -189,8 +189,8 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
     base = find_recipe(plan.recipe_name, case) if plan.recipe_name else plan.recipe
     usual_name = plan.recipe_name if plan.recipe_name in BY_IMAGES else default_recipe(case)
     usual = recipe_in_epochs(plan.data, find_recipe(usual_name, replace(case, epochs=None)))
-    most = max(base.batch, case.images)  # up to which the rate follows the batch
-    usual_steps = round(usual.epochs * max(1, case.images // usual.batch))
+    most = max(base.batch_size, case.images)  # up to which the rate follows the batch
+    usual_steps = round(usual.epochs * max(1, case.images // usual.batch_size))
     lines = []
     if plan.weights_resolution and plan.weights_resolution != plan.resolution:
         side = plan.weights_resolution
@@ -198,21 +198,21 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
             f"weights  of {side} x {side} pixels go on at {plan.resolution} x {plan.resolution}; "
             f"--resolution {side} keeps theirs"
         )
-    if recipe.batch != base.batch and recipe.lr != base.lr:
+    if recipe.batch_size != base.batch_size and recipe.lr != base.lr:
         lines.append(
-            f"rate     {recipe.lr:.4g} for batch {recipe.batch:,}; the recipe has {base.lr:.4g} "
-            f"for {base.batch:,}"
+            f"rate     {recipe.lr:.4g} for batch {recipe.batch_size:,}; the recipe has "
+            f"{base.lr:.4g} for {base.batch_size:,}"
         )
-    same_rate = recipe.lr == base.lr_for(min(recipe.batch, most), recipe.optimizer)
+    same_rate = recipe.lr == base.lr_for(min(recipe.batch_size, most), recipe.optimizer)
     if recipe.optimizer != base.optimizer and same_rate:
         lines.append(
             f"rate     {recipe.lr:.4g} follows the one of {base.optimizer}, not of "
             f"{recipe.optimizer}: --lr sets it"
         )
-    if recipe.batch > case.images:
+    if recipe.batch_size > case.images:
         lines.append(
-            f"batch    {recipe.batch:,} is above the {case.images:,} training images: a step has "
-            "all of them; --batch-size sets it, and the rate follows"
+            f"batch    {recipe.batch_size:,} is above the {case.images:,} training images: a step "
+            "has all of them; --batch-size sets it, and the rate follows"
         )
     elif plan.steps_per_epoch == 1:
         lines.append("batch    one step is an epoch: a smaller --batch-size gives more steps")

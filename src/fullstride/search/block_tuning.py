@@ -39,7 +39,7 @@ Method = Literal["block", "full", "feature"]
 BY_DEFAULT = RecipeChoice()
 
 # Changes of `tuning_recipe` to the paper's numbers for a million images (arXiv:2006.14090, 4.2).
-PAPER_TUNING: Mapping[str, Any] = dict(epochs=30.0, batch=256, lr=0.01, weight_decay=4e-5)
+PAPER_TUNING: Mapping[str, Any] = dict(epochs=30.0, batch_size=256, lr=0.01, weight_decay=4e-5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,8 +276,8 @@ def tuning_recipe(images: int, like: Recipe | None = None) -> Recipe:
     input is that of `like`, the recipe of the MasterNet.
     """
     whole = scratch(images)
-    steps = whole.epochs * max(1, images // whole.batch) / 4
+    steps = whole.epochs * max(1, images // whole.batch_size) / 4
     decay = PAPER_TUNING["weight_decay"]
-    recipe = following(images, whole.batch, steps, lr=whole.lr / 2, weight_decay=decay)
+    recipe = following(images, whole.batch_size, steps, lr=whole.lr / 2, weight_decay=decay)
     views = {name: getattr(like, name) for name in VIEW_FIELDS} if like else {}
     return replace(recipe, label_smoothing=0.0, **views)

@@ -52,7 +52,7 @@ BLOCK_S = 0.25  # of one sample, unless a step takes longer
 MIN_SAMPLES = 3
 # The fields of a recipe that the fastest efficiency may depend on.
 CACHE_KEY_FIELDS = (
-    "batch",
+    "batch_size",
     "precision",
     "channels_last",
     "grad_accum_steps",
@@ -96,7 +96,7 @@ def choose_efficiency(
     entries = read_cache(path)
     if digest not in entries:
         rates = measure_rates(
-            recipe, task, net, example, torch.device(device), recipe.batch // processes
+            recipe, task, net, example, torch.device(device), recipe.batch_size // processes
         )
         fastest = max(rates, key=rates.__getitem__)
         entries[digest] = CacheEntry(fastest, rates, environment)
@@ -239,7 +239,7 @@ def choose_passes(
         efficiency="plain" if recipe.efficiency == "auto" else recipe.efficiency,
     )
     weights = 4 * sum(parameter.numel() for parameter in net.parameters())
-    own = (recipe.batch + recipe.unlabelled_batch) // context.world_size
+    own = (recipe.batch_size + recipe.unlabelled_batch) // context.world_size
     fewest = 0
     for passes in range(1, own + 1):
         with suppress(ValueError):  # parts of other sizes, or of too few images of a class
@@ -253,8 +253,8 @@ def choose_passes(
     fewest = context.gather(fewest)
     if not all(fewest):
         raise ValueError(
-            f"recipe.grad_accum_steps 0: no part of recipe.batch {recipe.batch} fits into the "
-            f"{memory_bytes / 2**30:.1f} GiB of {device}: lower recipe.resolution"
+            f"recipe.grad_accum_steps 0: no part of recipe.batch_size {recipe.batch_size} fits "
+            f"into the {memory_bytes / 2**30:.1f} GiB of {device}: lower recipe.resolution"
         )
     return replace(recipe, grad_accum_steps=max(fewest))
 
@@ -313,7 +313,7 @@ class TrainingPlan:
         left -= sum(work[:epoch]) * self.steps_per_epoch + work[epoch] * step
         scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs) + 1
         scored = scores * len(self.data.val) + len(self.data.test)
-        left += SCORING_SHARE * scored / self.resolved.batch
+        left += SCORING_SHARE * scored / self.resolved.batch_size
         return left * step_s / work[epoch]
 
 

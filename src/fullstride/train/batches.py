@@ -74,7 +74,7 @@ def training_batches(
     return Batches(
         data.train,
         task.train_view(pre, augmentation, recipe.decoder, sides),
-        batch=recipe.batch,
+        batch=recipe.batch_size,
         seed=recipe.seed,
         shuffle=True,
         per_class=recipe.per_class,
@@ -114,17 +114,17 @@ def check_task(task: Task, recipe: Recipe) -> None:
 
 def check_batch(images: int, recipe: Recipe, context: DistributedContext) -> None:
     parts = context.world_size * max(1, recipe.grad_accum_steps)
-    if recipe.batch % parts or (context.is_distributed and images < recipe.batch):
+    if recipe.batch_size % parts or (context.is_distributed and images < recipe.batch_size):
         raise ValueError(
-            f"recipe.batch {recipe.batch} of {images} images is not shared out evenly among "
-            f"{context.world_size} processes: set it to a multiple of {parts} that is not above "
-            "the number of images"
+            f"recipe.batch_size {recipe.batch_size} of {images} images is not shared out evenly "
+            f"among {context.world_size} processes: set it to a multiple of {parts} that is not "
+            "above the number of images"
         )
-    per_step = recipe.batch // parts
+    per_step = recipe.batch_size // parts
     if recipe.triplet and (per_step % recipe.per_class or per_step < 2 * recipe.per_class):
         raise ValueError(
             f"recipe.triplet compares classes among the {per_step} images that are computed at "
-            f"once, with {recipe.per_class} of each: set recipe.batch to a multiple of "
+            f"once, with {recipe.per_class} of each: set recipe.batch_size to a multiple of "
             f"{2 * recipe.per_class * parts}"
         )
 
@@ -132,8 +132,8 @@ def check_batch(images: int, recipe: Recipe, context: DistributedContext) -> Non
 def recipe_in_epochs(data: DataSet, recipe: Recipe) -> Recipe:
     """The recipe with its length in epochs of `data`; a set smaller than a batch is one step."""
     images = len(data.train)
-    per_step = recipe.batch if recipe.per_class else min(recipe.batch, images)
-    return recipe.in_epochs(max(1, images // recipe.batch), per_step)
+    per_step = recipe.batch_size if recipe.per_class else min(recipe.batch_size, images)
+    return recipe.in_epochs(max(1, images // recipe.batch_size), per_step)
 
 
 def measurement_batches(
@@ -151,7 +151,7 @@ def measurement_batches(
     """
     recipe = replace(
         recipe,
-        batch=max(1, min(batch, recipe.batch, len(data.train))),
+        batch_size=max(1, min(batch, recipe.batch_size, len(data.train))),
         grad_accum_steps=1,
         triplet=0.0,
         per_class=0,
@@ -325,7 +325,7 @@ def batch_of_its_own(recipe: Recipe, images: int, context: DistributedContext) -
         )
     off = dict(per_class=0, balanced_sampling=0.0, repeated_augmentation=1, unlabelled="")
     # another seed: images of equal indices would have the same views
-    return replace(recipe, batch=size, seed=recipe.seed + 1, **off)
+    return replace(recipe, batch_size=size, seed=recipe.seed + 1, **off)
 
 
 # How are images and targets of a batch mixed? Mixup and CutMix, with draws from a generator.

@@ -202,14 +202,14 @@ def memory_advice(
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        own, passes = recipe.batch // context.world_size, recipe.grad_accum_steps
+        own, passes = recipe.batch_size // context.world_size, recipe.grad_accum_steps
         more = next((n for n in range(passes + 1, own + 1) if own % n == 0), None)
         by_itself = ", or 0 for as many as it needs" if device.type == "cuda" else ""
         advice = f"set recipe.grad_accum_steps {more}{by_itself}, or " if more else ""
         raise OutOfMemoryError(
             f"out of memory on {device} in a step of {own} images in {passes} "
-            f"{'pass' if passes == 1 else 'passes'}: {advice}lower recipe.batch "
-            f"({recipe.batch}) or recipe.resolution"
+            f"{'pass' if passes == 1 else 'passes'}: {advice}lower recipe.batch_size "
+            f"({recipe.batch_size}) or recipe.resolution"
         ) from None
 
 

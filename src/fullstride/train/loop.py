@@ -396,8 +396,8 @@ class Learner:
             raise FloatingPointError(
                 f"the loss diverges: {values[high]:.3g} in step {high + 1} of epoch {epoch + 1}, "
                 f"from {self.divergence.first:.3g} in the first step, at a learning rate of "
-                f"{lr:.3g} for {recipe.batch} images: lower recipe.lr ({recipe.lr:g}), such as "
-                f"--lr {recipe.lr / 10:.2g}, or set recipe.clip_norm"
+                f"{lr:.3g} for {recipe.batch_size} images: lower recipe.lr ({recipe.lr:g}), "
+                f"such as --lr {recipe.lr / 10:.2g}, or set recipe.clip_norm"
             )
 
     def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:

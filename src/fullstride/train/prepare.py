@@ -330,7 +330,7 @@ def prepare(
     start = initial_weights(model, weights, weights_kind)
     spec, net, pre = network_to_train(model, task, data, recipe, start, width, depth)
     if workers is None:
-        per_epoch = len(data.train) // recipe.batch
+        per_epoch = len(data.train) // recipe.batch_size
         workers = choose_workers(data.train, per_epoch, device)
     how = (device, workers, context)
     batches, in_steps, pseudo_labels = run_batches(data, task, pre, recipe, *how)

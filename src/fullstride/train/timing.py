@@ -183,7 +183,7 @@ def bench_data(
     whole = replace(recipe, freeze_epochs=0.0)  # also what does not train in the first epochs
     learner = Learner(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
     loading = measure_loading(batches, workers, device, seconds, data.train)
-    steps = measure_steps(learner, example, min(recipe.batch, len(data.train)), seconds)
+    steps = measure_steps(learner, example, min(recipe.batch_size, len(data.train)), seconds)
     return DataBench(
         loading=loading, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
     )

@@ -295,7 +295,7 @@ def test_workers_read_what_one_process_reads(tmp_path, form):
 
 def test_a_network_trains_on_it_from_the_first_epoch_to_the_bundle(tmp_path):
     data = open_data(str(as_parquet(tmp_path / "data", train=table())))
-    recipe = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch=8)
+    recipe = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch_size=8)
     (row,) = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
     assert row["skipped"] == {}
     assert (

@@ -666,7 +666,7 @@ def test_pack_tells_what_it_did_and_training_goes_on_from_its_folder(tmp_path, p
         "0",
         "--recipe.resolution",
         "32",
-        "--recipe.batch",
+        "--recipe.batch-size",
         "16",
     ]
     words = [

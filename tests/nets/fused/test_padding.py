@@ -55,15 +55,22 @@ RS = replace(RS, stem_width=13, stages=RS_STAGES, classes=5)
 SPECS = {"tresnet": TRESNET, "genet": GENET, "resnet_rs": RS}
 
 STEPS = {
-    "sgd": Recipe(epochs=1, batch=6, lr=0.01, weight_decay=0.01, decay_on="all", warmup_epochs=0),
+    "sgd": Recipe(
+        epochs=1, batch_size=6, lr=0.01, weight_decay=0.01, decay_on="all", warmup_epochs=0
+    ),
     "decoupled": Recipe(
-        epochs=1, batch=6, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True, warmup_epochs=0
+        epochs=1,
+        batch_size=6,
+        lr=0.01,
+        weight_decay=0.01,
+        decoupled_weight_decay=True,
+        warmup_epochs=0,
     ),
     "rmsprop": Recipe(
-        epochs=1, batch=6, lr=1e-3, weight_decay=0.01, optimizer="rmsprop", warmup_epochs=0
+        epochs=1, batch_size=6, lr=1e-3, weight_decay=0.01, optimizer="rmsprop", warmup_epochs=0
     ),
     "adamw": Recipe(
-        epochs=1, batch=6, lr=1e-3, weight_decay=0.01, optimizer="adamw", warmup_epochs=0
+        epochs=1, batch_size=6, lr=1e-3, weight_decay=0.01, optimizer="adamw", warmup_epochs=0
     ),
 }
 
@@ -292,7 +299,14 @@ def test_the_way_back_loses_nothing_without_a_word():
 
 
 SHORT = replace(
-    DIGITS, epochs=2, warmup_epochs=0, lr=0.02, resolution=16, batch=16, dropout=0.2, drop_path=0.2
+    DIGITS,
+    epochs=2,
+    warmup_epochs=0,
+    lr=0.02,
+    resolution=16,
+    batch_size=16,
+    dropout=0.2,
+    drop_path=0.2,
 )
 
 

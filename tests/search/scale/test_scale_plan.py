@@ -34,7 +34,7 @@ from fullstride.train.recipes.choice import RecipeChoice
 
 PAPER = ScaleSettings()
 SMALL = dict(models=("genet_tiny",), widths=(0.5, 1.0), depths=(1.0, 2.0), resolutions=(16, 24))
-DIGITS = RecipeChoice("digits", {"epochs": 2, "batch": 16})
+DIGITS = RecipeChoice("digits", {"epochs": 2, "batch_size": 16})
 
 
 def drain(steps):

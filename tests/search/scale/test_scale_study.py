@@ -16,7 +16,7 @@ from fullstride.search.scale.study import find_trainings, scale, scale_data
 from fullstride.search.settings import ScaleSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
-RECIPE = RecipeChoice("digits", {"epochs": 1, "batch": 16})
+RECIPE = RecipeChoice("digits", {"epochs": 1, "batch_size": 16})
 SMALL = dict(
     models=("genet_tiny",), widths=(0.5, 1.0), depths=(1.0,), resolutions=(8, 12, 16, 24),
     device="rtx3090", seeds=2, band=1,
@@ -126,7 +126,7 @@ def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
     with pytest.raises(ValueError, match="batch is 1 there and 2 now"):
         run_study(few_digits, folder, batch=2)
     with pytest.raises(ValueError, match="epochs"):
-        run_study(few_digits, folder, RecipeChoice("digits", {"epochs": 2, "batch": 16}))
+        run_study(few_digits, folder, RecipeChoice("digits", {"epochs": 2, "batch_size": 16}))
     with pytest.raises(ValueError, match="--resolutions"):
         run_study(few_digits, folder, RecipeChoice("digits", {"resolution": 8}))
 

@@ -75,7 +75,7 @@ def test_files_are_compared_by_pairs_of_boxes() -> None:
 
 
 def test_a_score_of_the_extra_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(epochs=1, batch=2, lr=0.1, score="ap")
+    recipe = Recipe(epochs=1, batch_size=2, lr=0.1, score="ap")
     if average_precision.has_coco():
         assert DETECT.with_options(recipe).find_metric("ap").name == "ap"
     monkeypatch.setattr(task, "has_coco", lambda: False)
@@ -85,7 +85,7 @@ def test_a_score_of_the_extra_is_refused_without_it(monkeypatch: pytest.MonkeyPa
 
 RECIPE = Recipe(
     epochs=6,
-    batch=8,
+    batch_size=8,
     lr=0.03,
     weight_decay=1e-4,
     warmup_epochs=1,
@@ -155,7 +155,7 @@ def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["tresnet_fcos", "dense"])
 def test_a_named_recipe_trains_a_step(name, rectangles, tmp_path):
-    small = dict(steps=1, resolution=64, batch=8, head_width=16, head_convs=1)
+    small = dict(steps=1, resolution=64, batch_size=8, head_width=16, head_convs=1)
     recipe = replace(RECIPES[name], **small)
     few = replace(rectangles, test=rectangles.test.subset(range(1, 3)))
     (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", few, recipe, task=DETECT)

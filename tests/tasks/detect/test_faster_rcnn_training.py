@@ -20,7 +20,7 @@ from fullstride.train.recipes.recipe import Recipe
 
 SHORT = Recipe(
     epochs=3,
-    batch=8,
+    batch_size=8,
     lr=2e-3,
     optimizer="adamw",
     warmup_epochs=0,
@@ -71,9 +71,9 @@ def test_a_run_resumes_bit_for_bit(trained, boxes, tmp_path):
 
 def test_the_recipe_of_the_paper_trains(boxes, tmp_path):
     recipe = RECIPES["resnet_rs_voc"]
-    assert (recipe.resolution, recipe.jitter, recipe.batch) == (896, (0.5, 2.0), 32)
+    assert (recipe.resolution, recipe.jitter, recipe.batch_size) == (896, (0.5, 2.0), 32)
     assert (recipe.weight_decay, recipe.schedule) == (1e-4, "cosine")
-    small = replace(recipe, steps=2, batch=4, resolution=64, head_width=8, warmup_epochs=0)
+    small = replace(recipe, steps=2, batch_size=4, resolution=64, head_width=8, warmup_epochs=0)
     (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, small, **HOW)
     assert np.isfinite(row["loss"])
 

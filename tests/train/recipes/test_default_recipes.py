@@ -18,19 +18,19 @@ BY_IMAGES = pytest.mark.parametrize("by_images", [finetune, scratch])
 
 
 def steps(recipe, images):
-    return round(recipe.epochs * max(1, images // recipe.batch))
+    return round(recipe.epochs * max(1, images // recipe.batch_size))
 
 
 @BY_IMAGES
 def test_with_more_images_the_batch_and_the_steps_grow_and_the_epochs_fall(by_images):
     recipes = [by_images(images) for images in COUNTS]
-    batches = [recipe.batch for recipe in recipes]
+    batches = [recipe.batch_size for recipe in recipes]
     assert batches == sorted(batches)
     last = {finetune: 256, scratch: 128}[by_images]
-    assert [by_images(images).batch for images in (60, 60_000)] == [16, last]
+    assert [by_images(images).batch_size for images in (60, 60_000)] == [16, last]
     for images, recipe in zip(COUNTS, recipes, strict=True):
         assert steps(recipe, images) >= (MIN_STEPS if by_images is scratch else 250)
-        assert images < 4 or images // recipe.batch >= 2  # no step takes all images
+        assert images < 4 or images // recipe.batch_size >= 2  # no step takes all images
     tens = [by_images(10**power).epochs for power in range(2, 8)]
     assert tens == sorted(tens, reverse=True)
     ten_steps = [steps(by_images(10**power), 10**power) for power in range(2, 8)]
@@ -41,7 +41,7 @@ def test_with_more_images_the_batch_and_the_steps_grow_and_the_epochs_fall(by_im
 @pytest.mark.parametrize("images", COUNTS[::4])
 def test_rate_warmup_and_average_are_within_bounds_for_every_number_of_images(by_images, images):
     recipe = by_images(images)
-    per_image = recipe.lr / recipe.batch
+    per_image = recipe.lr / recipe.batch_size
     assert 1e-5 < per_image < 0.02
     assert recipe.lr <= (0.1 if by_images is finetune else 0.5)
     assert recipe.warmup_epochs == pytest.approx(recipe.epochs / 10)

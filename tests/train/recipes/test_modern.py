@@ -91,7 +91,7 @@ def test_an_average_that_changes_every_step_forgets_as_fast_as_torchvisions():
     recipe, images = RECIPES["torchvision_600"], 1_281_167
     # references/classification/train.py: 8 processes of 128 images, an update in 32 steps
     per_update = 1 - (1 - 0.99998) * 8 * 128 * 32 / 600
-    steps = images // recipe.batch
+    steps = images // recipe.batch_size
     updates = per_update ** (steps / 32)
     assert recipe.ema_decay**steps == pytest.approx(updates, rel=1e-6)
     assert average_decay_per_step(0.9, 1, 1, 1) == pytest.approx(0.9)
@@ -102,14 +102,14 @@ def test_the_procedures_differ_in_what_the_papers_table_says():
     assert replace(a1, epochs=300, weight_decay=0.02, label_smoothing=0, mixup=0.1) == a2
     assert (a1.epochs, a1.weight_decay, a1.label_smoothing, a1.mixup) == (600, 0.01, 0.1, 0.2)
     assert (a3.epochs, a3.lr, a3.drop_path, a3.repeated_augmentation) == (100, 8e-3, 0, 1)
-    assert (a2.lr, a2.batch, a2.drop_path, a2.repeated_augmentation) == (5e-3, 2048, 0.05, 3)
+    assert (a2.lr, a2.batch_size, a2.drop_path, a2.repeated_augmentation) == (5e-3, 2048, 0.05, 3)
     assert {recipe.warmup_epochs for recipe in (a1, a2, a3)} == {5}
     assert {recipe.schedule for recipe in (a1, a2, a3)} == {"cosine"}
 
 
 @pytest.mark.parametrize("name", ["rsb_a1", "torchvision_600"])
 def test_a_run_that_stops_goes_on_to_the_same_weights(name, few_digits, tmp_path):
-    recipe = replace(RECIPES[name], epochs=2, batch=32, resolution=32, precision="fp32")
+    recipe = replace(RECIPES[name], epochs=2, batch_size=32, resolution=32, precision="fp32")
     whole = list(run.train(tmp_path / "whole", "genet_tiny", few_digits, recipe))
     stopped = run.train(tmp_path / "stopped", "genet_tiny", few_digits, recipe)
     next(stopped)

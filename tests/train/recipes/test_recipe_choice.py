@@ -27,22 +27,22 @@ def resolved(source="", case=CASE, **changes):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_rate_follows_the_batch_alone_and_a_given_rate_stays(optimizer):
-    base = replace(RECIPES["resnet_rs"], optimizer=optimizer, batch=4096, lr=1.6)
+    base = replace(RECIPES["resnet_rs"], optimizer=optimizer, batch_size=4096, lr=1.6)
     for batch in (32, 1024, 4096):
         factor = batch / 4096 if optimizer == "sgd" else (batch / 4096) ** 0.5
-        assert resolved(base, batch=batch).lr == pytest.approx(1.6 * factor)
-        assert resolved(base, batch=batch) == base.at_batch(batch)
-        assert resolved(base, batch=batch, lr=1.6).lr == 1.6
-    assert resolved("resnet_rs", batch=32, optimizer=optimizer).lr == pytest.approx(
+        assert resolved(base, batch_size=batch).lr == pytest.approx(1.6 * factor)
+        assert resolved(base, batch_size=batch) == base.at_batch(batch)
+        assert resolved(base, batch_size=batch, lr=1.6).lr == 1.6
+    assert resolved("resnet_rs", batch_size=32, optimizer=optimizer).lr == pytest.approx(
         RECIPES["resnet_rs"].lr * (1 / 128 if optimizer == "sgd" else (1 / 128) ** 0.5)
     )
 
 
 def test_the_rate_grows_with_a_batch_up_to_the_number_of_images():
-    base = replace(DIGITS, batch=64, lr=0.1)
-    assert resolved(base, batch=500).lr == pytest.approx(0.1 * 500 / 64)
-    assert resolved(base, batch=5000).lr == pytest.approx(0.1 * 2000 / 64)
-    assert resolved(base, Case(images=10), batch=128).lr == 0.1
+    base = replace(DIGITS, batch_size=64, lr=0.1)
+    assert resolved(base, batch_size=500).lr == pytest.approx(0.1 * 500 / 64)
+    assert resolved(base, batch_size=5000).lr == pytest.approx(0.1 * 2000 / 64)
+    assert resolved(base, Case(images=10), batch_size=128).lr == 0.1
 
 
 def test_the_default_is_by_weights_and_data():
@@ -62,7 +62,7 @@ def test_the_crops_of_training_from_scratch_follow_a_length_in_any_unit():
     case = Case(images=60_000)
     recipe = find_recipe("scratch", case)
     by_epochs = resolved("scratch", case, epochs=20.0)
-    steps = 20 * 60_000 // recipe.batch
+    steps = 20 * 60_000 // recipe.batch_size
     assert resolved("scratch", case, steps=steps).scale == by_epochs.scale != recipe.scale
     assert resolved("", case, images=20 * 60_000).scale == by_epochs.scale
 
@@ -72,8 +72,8 @@ def test_the_crops_of_training_from_scratch_follow_a_length_in_any_unit():
 def test_a_batch_keeps_the_images_and_the_span_of_the_average(name, images):
     case = Case(images=images)
     base = resolved(name, case)
-    assert resolved(name, case, batch=base.batch) == base
-    half = resolved(name, case, batch=base.batch // 2)
+    assert resolved(name, case, batch_size=base.batch_size) == base
+    half = resolved(name, case, batch_size=base.batch_size // 2)
     assert (half.epochs, half.warmup_epochs) == (base.epochs, base.warmup_epochs)
     if base.ema_decay:
         assert half.ema_decay == pytest.approx(base.ema_decay**0.5)
@@ -99,13 +99,13 @@ def test_a_shorter_training_has_a_shorter_warmup_and_a_length_replaces_another()
 
 @pytest.mark.parametrize("batch", [0, -3, 10**13])
 def test_a_value_out_of_bounds_is_refused_by_its_own_name(batch):
-    with pytest.raises(ValueError, match="recipe.batch"):
-        resolved(batch=batch)
+    with pytest.raises(ValueError, match="recipe.batch_size"):
+        resolved(batch_size=batch)
 
 
 def test_flags_and_changes_that_fit_only_together_are_one_recipe():
-    base = replace(DIGITS, batch=64, grad_accum_steps=4)
-    assert resolved(base, batch=6, grad_accum_steps=3).grad_accum_steps == 3
+    base = replace(DIGITS, batch_size=64, grad_accum_steps=4)
+    assert resolved(base, batch_size=6, grad_accum_steps=3).grad_accum_steps == 3
 
 
 def test_a_flag_is_set_also_where_its_value_is_the_default():
@@ -125,7 +125,7 @@ def test_a_run_keeps_its_numbers_and_refuses_others(few_digits, tmp_path):
     settings = dict(device="cpu", epochs=1, resolution=16)
     folder = tmp_path / "run"
     fullstride.train_network(
-        few_digits, "genet_tiny", folder, recipe="scratch", batch=8, **settings
+        few_digits, "genet_tiny", folder, recipe="scratch", batch_size=8, **settings
     )
     config = json.loads((folder / run_folder.RUN_CONFIG).read_text())
     images = len(few_digits.train)
@@ -140,7 +140,7 @@ def test_a_run_keeps_its_numbers_and_refuses_others(few_digits, tmp_path):
         (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))
         for recipe in ("scratch", ""):
             fullstride.train_network(few_digits, "genet_tiny", folder, recipe=recipe, **settings)
-        for change in (dict(lr=0.5), dict(batch=16), dict(seed=1)):
+        for change in (dict(lr=0.5), dict(batch_size=16), dict(seed=1)):
             with pytest.raises(ValueError, match=f"has another run: recipe.{next(iter(change))}"):
                 fullstride.train_network(few_digits, "genet_tiny", folder, **settings | change)
     config["recipe_name"] = "scratch"
@@ -162,38 +162,40 @@ def test_the_plan_says_the_recipe_its_numbers_and_what_followed(few_digits, tmp_
     images = len(few_digits.train)
     base = find_recipe("scratch", Case(images=images))
     settings = dict(epochs=1, resolution=16)
-    plan, lines = plan_of(tmp_path / "a", few_digits, "scratch", seed=3, batch=8, **settings)
+    plan, lines = plan_of(tmp_path / "a", few_digits, "scratch", seed=3, batch_size=8, **settings)
     assert f"scratch for {images} images with " in lines["recipe"]
     assert "seed 3" in lines["recipe"]
     assert (
         f"{images // 8} steps of 8 images; learning rate {plan.recipe.lr:.4g} after"
         in lines["recipe"]
     )
-    assert f"for batch 8; the recipe has {base.lr:.4g} for {base.batch}" in lines["rate"]
+    assert f"for batch 8; the recipe has {base.lr:.4g} for {base.batch_size}" in lines["rate"]
     assert "warmup" not in lines  # as the recipe follows the length
     assert f"{plan.steps} steps; scratch takes " in lines["length"]
-    _, lines = plan_of(tmp_path / "b", few_digits, "scratch", batch=2 * images, **settings)
+    _, lines = plan_of(tmp_path / "b", few_digits, "scratch", batch_size=2 * images, **settings)
     assert f"{2 * images} is above the {images} training images" in lines["batch"]
     for name, changes in (("e", {}), ("f", dict(lr=0.001))):
         _, lines = plan_of(
             tmp_path / name,
             few_digits,
             "scratch",
-            batch=8,
+            batch_size=8,
             optimizer="adamw",
             **changes,
             **settings,
         )
         assert ("of sgd, not of adamw" in lines.get("rate", "")) == (not changes)
-    _, lines = plan_of(tmp_path / "c", few_digits, "scratch", batch=images, **settings)
+    _, lines = plan_of(tmp_path / "c", few_digits, "scratch", batch_size=images, **settings)
     assert "one step is an epoch" in lines["batch"]
-    _, lines = plan_of(tmp_path / "d", few_digits, "genet_nas", epochs=1, batch=8, resolution=16)
+    _, lines = plan_of(
+        tmp_path / "d", few_digits, "genet_nas", epochs=1, batch_size=8, resolution=16
+    )
     assert "genet_nas" in lines["recipe"]
     assert "in place of 5" in lines["warmup"]
 
 
 def test_fine_tuning_begins_at_the_resolution_of_the_weights(few_digits, tmp_path):
-    settings = dict(epochs=1, batch=8)
+    settings = dict(epochs=1, batch_size=8)
     weights = str(tmp_path / "weights")
     fullstride.train_network(
         few_digits, "genet_tiny", weights, device="cpu", resolution=48, **settings
@@ -211,7 +213,7 @@ def test_a_network_is_trained_at_multiples_of_its_width_and_depth(few_digits, tm
     folder = tmp_path / "run"
     words = ["train", "digits", "--model", "resnet_rs_tiny", "--out", "o", "--width", "2"]
     assert cli.parse([*words, "--depth", "1.5"]).keywords["depth"] == 1.5
-    settings = dict(device="cpu", resolution=32, epochs=1, batch=16, recipe="scratch")
+    settings = dict(device="cpu", resolution=32, epochs=1, batch_size=16, recipe="scratch")
     scale = dict(width=2, depth=2)
     for _ in range(2):  # the second call finds the run that the first has left
         bundle = fullstride.train_network(few_digits, "resnet_rs_tiny", folder, **scale, **settings)
@@ -246,4 +248,4 @@ def test_the_help_of_a_recipe_that_follows_the_images_says_for_how_many(capsys):
         assert first.startswith(f"{name} for 1,000 images")
         values = {line.split()[0]: line.split()[1] for line in lines}
         assert float(values["--recipe.lr"]) == RECIPES[name].lr
-        assert int(values["--recipe.batch"]) == RECIPES[name].batch
+        assert int(values["--recipe.batch-size"]) == RECIPES[name].batch_size

@@ -37,7 +37,15 @@ SAMPLE += ("finetune", "resnet", "scratch", "rsb_a1", "torchvision_600", "tresne
 # These are trained by the tests of their tasks, and are no recipes for digits.
 OF_OTHER_TASKS = {"dense", "tresnet_fcos", "resnet_rs_voc"}
 OF_OTHER_TASKS |= {"resnet_rs_voc_seg", "resnet_rs_nyu_depth"}
-NUMBERS = {"epochs", "batch", "lr", "resolution", "weight_decay", "warmup_epochs", "teacher_share"}
+NUMBERS = {
+    "epochs",
+    "batch_size",
+    "lr",
+    "resolution",
+    "weight_decay",
+    "warmup_epochs",
+    "teacher_share",
+}
 PART_OF = {"rand_form": "rand_layers", "random_erasing_fill": "random_erasing_prob"}
 PART_OF |= {"drop_path_by": "drop_path"}
 PART_OF |= {f"unlabelled_{each}": "unlabelled" for each in ("ratio", "min_confidence", "per_class")}
@@ -71,7 +79,7 @@ def teacher(few_digits, tmp_path_factory):
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_named_recipe_trains_an_epoch(name, teacher, few_digits, tmp_path):
-    recipe = replace(RECIPES[name], epochs=1, warmup_epochs=0, batch=32, resolution=16)
+    recipe = replace(RECIPES[name], epochs=1, warmup_epochs=0, batch_size=32, resolution=16)
     if recipe.teacher:
         recipe = replace(recipe, teacher=teacher)
     data, task = few_digits, None
@@ -144,32 +152,38 @@ def test_the_help_of_a_field_has_the_bounds_of_its_type():
     [
         ("[1]", "mine.json has no recipe: give the JSON"),
         ('{"recipe": 3}', "mine.json has no recipe"),
-        ('{"epochs": 3, "batch": 8}', "mine.json lacks lr"),
+        ('{"epochs": 3, "batch_size": 8}', "mine.json lacks lr"),
         (
-            '{"epochs": 3, "batch": 8, "lr": 1, "lable_smoothing": 0}',
+            '{"epochs": 3, "batch_size": 8, "lr": 1, "lable_smoothing": 0}',
             "did you mean 'label_smoothing'",
         ),
-        ('{"epochs": 3, "batch": 8.5, "lr": 1}', "mine.json: batch is 8.5: use a whole number"),
-        ('{"epochs": 3, "batch": true, "lr": 1}', "mine.json: batch is True: use a whole number"),
-        ('{"epochs": 3, "batch": 8, "lr": "high"}', "mine.json: lr is 'high': use"),
         (
-            '{"epochs": 3, "batch": 8, "lr": 1, "optimizer": "lion"}',
+            '{"epochs": 3, "batch_size": 8.5, "lr": 1}',
+            "mine.json: batch_size is 8.5: use a whole number",
+        ),
+        (
+            '{"epochs": 3, "batch_size": true, "lr": 1}',
+            "mine.json: batch_size is True: use a whole number",
+        ),
+        ('{"epochs": 3, "batch_size": 8, "lr": "high"}', "mine.json: lr is 'high': use"),
+        (
+            '{"epochs": 3, "batch_size": 8, "lr": 1, "optimizer": "lion"}',
             "mine.json: optimizer is 'lion': use 'sgd' or",
         ),
         (
-            '{"epochs": 3, "batch": 8, "lr": 1, "scale": [1]}',
+            '{"epochs": 3, "batch_size": 8, "lr": 1, "scale": [1]}',
             r"mine.json: scale is \[1\]: use a list of 2",
         ),
         (
-            '{"epochs": 3, "batch": 0, "lr": 1}',
-            "mine.json: batch is 0: use a whole number, at least 1",
+            '{"epochs": 3, "batch_size": 0, "lr": 1}',
+            "mine.json: batch_size is 0: use a whole number, at least 1",
         ),
         (
-            '{"epochs": Infinity, "batch": 8, "lr": 1}',
+            '{"epochs": Infinity, "batch_size": 8, "lr": 1}',
             "mine.json: epochs is inf: use a finite number",
         ),
         (
-            '{"epochs": 3, "batch": 8, "lr": 1' + 400 * "0" + "}",
+            '{"epochs": 3, "batch_size": 8, "lr": 1' + 400 * "0" + "}",
             "mine.json: lr is 10000000.*: use a finite number",
         ),
         ('{"epochs": 3', "is not whole JSON"),
@@ -210,11 +224,13 @@ def test_the_help_of_a_recipe_names_every_field_with_its_value_and_meaning(capsy
     assert all(len(line.split("  ", 1)[1].split()) >= 3 for line in lines)
     assert [line.split()[1] for line in lines if "teacher " in line] == ["resnet152"]
     short = {line.split()[0]: flag for line in lines for flag in SHORT_FLAGS if f"({flag})" in line}
-    assert short == {f"--recipe.{field}": flag for flag, field in SHORT_FLAGS.items()}
+    assert short == {
+        f"--recipe.{field.replace('_', '-')}": flag for flag, field in SHORT_FLAGS.items()
+    }
 
 
 def test_a_duration_in_steps_or_images_is_one_in_epochs():
-    short = replace(FINETUNE, batch=64, warmup_epochs=0)
+    short = replace(FINETUNE, batch_size=64, warmup_epochs=0)
     assert replace(short, steps=150).in_epochs(60).epochs == 2.5
     assert replace(short, images=64 * 150).in_epochs(60) == replace(short, steps=150).in_epochs(60)
     assert replace(short, images=64 * 150 + 1).in_epochs(60).epochs == pytest.approx(151 / 60)
@@ -232,7 +248,7 @@ def test_a_duration_in_steps_or_images_is_one_in_epochs():
 @pytest.mark.parametrize("schedule", ["cosine", "steps", "exponential"])
 def test_a_warmup_as_long_as_training_becomes_a_tenth_of_it_and_a_shorter_one_stays(schedule):
     recipe = replace(FINETUNE, schedule=schedule, warmup_epochs=5)
-    for change in (dict(epochs=1), dict(steps=60), dict(images=60 * recipe.batch)):
+    for change in (dict(epochs=1), dict(steps=60), dict(images=60 * recipe.batch_size)):
         short = replace(recipe, **change)
         assert short.warmup_epochs == 5  # a longer training begins with the same recipe
         resolved = short.in_epochs(60)
@@ -326,7 +342,7 @@ def test_the_candidates_of_genets_search_train_without_the_regularisation_of_the
     [
         (dict(epochs=0), "recipe.epochs 0: use a finite number, above 0"),
         (dict(lr=-1), "recipe.lr -1: use a finite number, above 0"),
-        (dict(batch=0), "recipe.batch 0: use a whole number, at least 1"),
+        (dict(batch_size=0), "recipe.batch_size 0: use a whole number, at least 1"),
         (dict(steps=0), "recipe.steps 0: use a whole number, at least 1"),
         (dict(steps=5, images=5), "recipe.steps 5 and recipe.images 5 both set the length"),
         (dict(momentum=1.0), "recipe.momentum 1.0: use .* below 1"),
@@ -337,7 +353,7 @@ def test_the_candidates_of_genets_search_train_without_the_regularisation_of_the
         (dict(epochs=1e6), "recipe.epochs 1000000.0: use .* at most 100,000"),
         (dict(grow_share=1.5), "recipe.grow_share 1.5: use .* at most 1"),
         (dict(milestones=(0.5, 0.25)), "recipe.milestones .* use increasing"),
-        (dict(batch=10, grad_accum_steps=4), "recipe.batch 10 is not divisible by .* 4"),
+        (dict(batch_size=10, grad_accum_steps=4), "recipe.batch_size 10 is not divisible by .* 4"),
         (dict(int8_maps=True), "recipe.int8_maps is not available for recipe.efficiency plain"),
         (dict(triplet=1.0), "recipe.triplet 1 compares .* set recipe.per_class to 2 or more"),
         (dict(triplet=1.0, per_class=4, mixup=0.2), "recipe.mixup and recipe.cutmix to 0"),

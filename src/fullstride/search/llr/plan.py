@@ -353,7 +353,7 @@ def measure_steps(job: SearchJob) -> RunTimes:
 
 def seconds_of(job: SearchJob, run: RunTimes, measured: Recipe, recipe: Recipe) -> float:
     """Of a training by `recipe`, of a network whose steps by the recipe `measured` are known."""
-    per_epoch = len(job.data.train) / measured.batch  # steps of the measured batch
+    per_epoch = len(job.data.train) / measured.batch_size  # steps of the measured batch
     val_s = run.image_s * len(job.data.val)
     scored_s = (val_s + run.save_s) / run.score_every
     statistics_s = run.image_s * min(len(job.data.train), MAX_IMAGES)

@@ -97,7 +97,7 @@ def make_plan(
     is left of the hours is for the band. Raises ValueError if nothing fits.
     """
     left_out: dict[str, str] = {}
-    batch = recipe_of(costs[0].point, regimes[0], data, settings).batch
+    batch = recipe_of(costs[0].point, regimes[0], data, settings).batch_size
     images = min(batch, LEAST_PASS) if on_gpu else min(batch, len(data.train))
     for cost in costs:
         needed = cost.fixed_bytes + images * cost.image_bytes

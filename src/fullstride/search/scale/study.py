@@ -198,7 +198,7 @@ def scale_data(
     on_gpu = settings.device != HERE or device.startswith("cuda")
     identity = {name: getattr(settings, name) for name in IDENTITY}
     with open_study(KIND, folder, data, ScaleSettings(**identity), recipe):
-        cost: dict[str, Any] = dict(settings=settings, batch=recipes[0].batch, device=device)
+        cost: dict[str, Any] = dict(settings=settings, batch=recipes[0].batch_size, device=device)
         cost |= dict(classes=len(data.classes), channels=data.channels)
         costs = yield from stage_events("costs", costs_of(folder, points, cost))
         memory_bytes = None

@@ -110,7 +110,7 @@ def epochs_of(changes: Mapping[str, Any], images: int, source: str | Recipe) -> 
         return changes["images"] / images
     if changes.get("steps"):
         usual = batch_for(images) if source == "scratch" else FINETUNE_BATCH
-        return changes["steps"] * changes.get("batch", usual) / images
+        return changes["steps"] * changes.get("batch_size", usual) / images
     return changes.get("epochs")
 
 
@@ -125,24 +125,24 @@ def with_changes(
     images where the batch changes, as a share of training where the length does.
     """
     replace(RecipeFields(**vars(recipe)), **changes)
-    batch = changes.get("batch", recipe.batch)
+    batch = changes.get("batch_size", recipe.batch_size)
     values: dict[str, Any] = {"steps": recipe.steps, "images": recipe.images}
     if any(name in changes for name in LENGTHS):
         values = {"steps": None, "images": None}
     elif recipe.steps and follows_images:
-        values["steps"] = max(1, round(recipe.steps * recipe.batch / batch))
-    if batch != recipe.batch:
-        largest = max(recipe.batch, case.images)
+        values["steps"] = max(1, round(recipe.steps * recipe.batch_size / batch))
+    if batch != recipe.batch_size:
+        largest = max(recipe.batch_size, case.images)
         optimizer = changes.get("optimizer", recipe.optimizer)
         values["lr"] = recipe.lr_for(min(batch, largest), optimizer)
     values |= changes
     epochs = values.get("epochs", recipe.epochs)
     length = length_in_images(epochs, values["steps"], values["images"], batch, case)
-    before = length_in_images(recipe.epochs, recipe.steps, recipe.images, recipe.batch, case)
+    before = length_in_images(recipe.epochs, recipe.steps, recipe.images, recipe.batch_size, case)
     longer = length / before
     values.setdefault("warmup_epochs", recipe.warmup_epochs * min(1, longer))
     if follows_images:
-        span = batch / recipe.batch / longer
+        span = batch / recipe.batch_size / longer
         values.setdefault("ema_decay", recipe.ema_decay**span if recipe.ema_decay else 0.0)
     return replace(recipe, **values)
 

@@ -28,7 +28,7 @@ from fullstride.train.recipes.recipe import Recipe, saved_recipe
 # The shorter of the two at 224 pixels. Claim: ResNet-50 79.8 %.
 RSB_A2 = Recipe(
     epochs=300,
-    batch=2048,
+    batch_size=2048,
     lr=5e-3,
     optimizer="lamb",
     weight_decay=0.02,
@@ -89,7 +89,7 @@ def average_decay_per_step(decay: float, every: int, batch: int, epochs: float) 
 # starts after the warmup there, and here its decay warms up. Claim: ResNet-50 80.9 %.
 TORCHVISION_600 = Recipe(
     epochs=600,
-    batch=1024,
+    batch_size=1024,
     lr=0.5,
     nesterov=False,
     weight_decay=2e-5,
@@ -118,7 +118,7 @@ TORCHVISION_600 = Recipe(
 # What `DIGITS` and the fine-tuning of int8 files begin with.
 FINETUNE = Recipe(
     epochs=20,
-    batch=64,
+    batch_size=64,
     lr=0.02,
     weight_decay=1e-4,
     warmup_epochs=1,
@@ -216,8 +216,8 @@ def video(images: int, has_weights: bool = False) -> Recipe:
     A clip has as many pixels as many images.
     """
     recipe = (finetune if has_weights else scratch)(images)
-    batch = min(recipe.batch, MAX_CLIPS)
-    average = recipe.ema_decay ** (batch / recipe.batch)  # over as many images
+    batch = min(recipe.batch_size, MAX_CLIPS)
+    average = recipe.ema_decay ** (batch / recipe.batch_size)  # over as many images
     return replace(recipe.at_batch(batch), ema_decay=average)
 
 
@@ -246,7 +246,7 @@ def following(images: int, batch: int, steps: float, *, lr: float, weight_decay:
     epochs = math.ceil(epochs) if epochs > 10 else math.ceil(10 * epochs) / 10
     return Recipe(
         epochs=epochs,
-        batch=batch,
+        batch_size=batch,
         lr=float(f"{lr:.2g}"),
         weight_decay=float(f"{weight_decay:.2g}"),
         warmup_epochs=0.1 * epochs,

@@ -11,7 +11,7 @@ from fullstride.train.recipes.recipe import Recipe
 # batch, learning rate, weight decay, the side of Cutout and the average are ours.
 TRESNET = Recipe(
     epochs=300,
-    batch=1024,
+    batch_size=1024,
     lr=0.8,
     momentum=0.95,
     weight_decay=1e-4,
@@ -30,7 +30,7 @@ TRESNET = Recipe(
 # are ours.
 TRESNET_TIMM = Recipe(
     epochs=300,
-    batch=1520,
+    batch_size=1520,
     lr=0.6,
     weight_decay=2e-5,
     mixup=0.2,
@@ -49,14 +49,14 @@ TRESNET_TIMM = Recipe(
 # Fine-tuning at 448 pixels (arXiv:2003.13630): 10 epochs; images are squished to a square for
 # evaluation, as in the authors' code. Claim: TResNet-M 83.2 %. All other numbers are ours.
 TRESNET_448 = replace(
-    TRESNET, epochs=10, batch=256, lr=0.02, resolution=448, fit="squish", crop=1.0
+    TRESNET, epochs=10, batch_size=256, lr=0.02, resolution=448, fit="squish", crop=1.0
 )
 
 # Transfer to smaller data sets (arXiv:2003.13630 section 4, Table 7): 80 epochs, 1-cycle; CIFAR is
 # resized to 224 pixels. Claims, from ImageNet's weights: CIFAR-10 99.0 %, CIFAR-100 91.5 %. Batch,
 # learning rate, the average and the augmentation are not stated and are ours.
 TRESNET_TRANSFER = replace(
-    TRESNET, epochs=80, batch=128, lr=0.05, auto_augment=False, cutout=0.0, ema_decay=0.999
+    TRESNET, epochs=80, batch_size=128, lr=0.05, auto_augment=False, cutout=0.0, ema_decay=0.999
 )
 
 # Transfer to Stanford Cars and Oxford Flowers, in the same section: weighted triplet loss with soft
@@ -76,7 +76,7 @@ TRESNET_FINEGRAINED = replace(
 # decoupled; the form and the strength of RandAugment are ours.
 TRESNET_MULTILABEL = Recipe(
     epochs=80,
-    batch=128,
+    batch_size=128,
     lr=1e-4,
     optimizer="adamw",
     weight_decay=1e-4,
@@ -109,7 +109,7 @@ TRESNET_MULTILABEL = Recipe(
 # were used, and whether batch norms were frozen, is not stated either.
 TRESNET_FCOS = Recipe(
     epochs=70,
-    batch=24,
+    batch_size=24,
     lr=0.01,
     nesterov=False,
     weight_decay=1e-4,
@@ -127,7 +127,7 @@ TRESNET_FCOS = Recipe(
 # of batch norms are from its TPU code.
 RESNET = Recipe(
     epochs=90,
-    batch=4096,
+    batch_size=4096,
     lr=1.6,
     weight_decay=1e-4,
     decay_on="all_but_norms",
@@ -194,7 +194,7 @@ RESNET_RS_VOC_SEG = replace(
     RESNET,
     epochs=120,
     steps=20_000,
-    batch=64,
+    batch_size=64,
     lr=0.08,
     schedule="cosine",
     warmup_epochs=2,
@@ -207,7 +207,12 @@ RESNET_RS_VOC_SEG = replace(
 # convolutions and one fully connected layer. 5,000 to 20,000 steps and learning rates of 0.005 to
 # 0.32 were searched there, and the best are not stated; the limit of the gradients is ours.
 RESNET_RS_VOC = replace(
-    RESNET_RS_VOC_SEG, batch=32, lr=0.04, resolution=896, detector="faster_rcnn", clip_norm=10.0
+    RESNET_RS_VOC_SEG,
+    batch_size=32,
+    lr=0.04,
+    resolution=896,
+    detector="faster_rcnn",
+    clip_norm=10.0,
 )
 
 # Depth on NYUv2 (the same table): 640 pixels, scale jitter [0.5, 2], batches of 64, 10,000 to
@@ -224,7 +229,7 @@ RESNET_RS_NYU_DEPTH = replace(RESNET_RS_VOC_SEG, lr=0.04, resolution=640, max_de
 RESNET3D = replace(
     RESNET,
     epochs=200,
-    batch=1024,
+    batch_size=1024,
     lr=0.8,
     schedule="cosine",
     scale=(0.49, 1.0),
@@ -283,7 +288,7 @@ def scaling(epochs: Literal[10, 100, 350], width: float = 1.0, resolution: int =
 # random erasing, the batch and the average are ours.
 GENET = Recipe(
     epochs=480,
-    batch=1024,
+    batch_size=1024,
     lr=0.4,
     mixup=0.2,
     random_erasing_prob=0.2,

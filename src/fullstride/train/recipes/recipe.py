@@ -31,9 +31,9 @@ def check_size(recipe: Any) -> None:
 
 def check_batch(recipe: Any) -> None:
     """Raises ValueError for a batch that cannot be made of images as the fields ask for."""
-    if recipe.grad_accum_steps and recipe.batch % recipe.grad_accum_steps:
+    if recipe.grad_accum_steps and recipe.batch_size % recipe.grad_accum_steps:
         raise ValueError(
-            f"recipe.batch {recipe.batch} is not divisible by recipe.grad_accum_steps "
+            f"recipe.batch_size {recipe.batch_size} is not divisible by recipe.grad_accum_steps "
             f"{recipe.grad_accum_steps}: change one of them"
         )
     if recipe.triplet and (recipe.per_class < 2 or recipe.mixup or recipe.cutmix):
@@ -114,7 +114,7 @@ STEPS_PER_SCORE, MIN_SCORES = 50, 40
 # Short flags of fields, which are those of the parser too: flag -> field.
 SHORT_FLAGS = {
     "--epochs": "epochs",
-    "--batch-size": "batch",
+    "--batch-size": "batch_size",
     "--lr": "lr",
     "--resolution": "resolution",
     "--score": "score",
@@ -144,7 +144,7 @@ class Recipe:
     # passes over the training images; the last one may be partial
     epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS), short_flag("epochs")]
     # images per optimizer step, over all processes
-    batch: Annotated[PositiveInt, short_flag("batch")]
+    batch_size: Annotated[PositiveInt, short_flag("batch_size")]
     lr: Annotated[Positive, short_flag("lr")]  # peak learning rate for this batch size
 
     steps: PositiveInt | None = None  # length of training in optimizer steps, instead of epochs
@@ -370,12 +370,12 @@ class Recipe:
 
     @property
     def unlabelled_batch(self) -> int:
-        """Images without labels in a batch, beside `batch` images with labels."""
-        return max(1, round(self.unlabelled_ratio * self.batch)) if self.unlabelled else 0
+        """Images without labels in a batch, beside `batch_size` images with labels."""
+        return max(1, round(self.unlabelled_ratio * self.batch_size)) if self.unlabelled else 0
 
     def at_batch(self, batch: int) -> "Recipe":
         """The recipe for another batch size, with the learning rate for it."""
-        return replace(self, batch=batch, lr=self.lr_for(batch))
+        return replace(self, batch_size=batch, lr=self.lr_for(batch))
 
     def lr_for(self, batch: int, optimizer: str = "") -> float:
         """The peak learning rate for another batch size, and `optimizer` in place of its own.
@@ -383,7 +383,7 @@ class Recipe:
         In proportion to the batch for sgd (arXiv:1706.02677), and to its square root for optimizers
         that divide by the size of gradients (arXiv:2205.10287).
         """
-        ratio = batch / self.batch
+        ratio = batch / self.batch_size
         return self.lr * (ratio if (optimizer or self.optimizer) == "sgd" else math.sqrt(ratio))
 
     def with_efficiency(self, efficiency: str) -> "Recipe":
@@ -399,11 +399,11 @@ class Recipe:
 
         Args:
             steps_per_epoch: Batches in a pass over the training images.
-            images_per_step: Default: `batch`. Less for a data set that is smaller than a batch.
+            images_per_step: Default: `batch_size`. Less for fewer images than a batch.
         """
         steps = self.steps
         if self.images:
-            steps = math.ceil(self.images / (images_per_step or self.batch))
+            steps = math.ceil(self.images / (images_per_step or self.batch_size))
         steps = steps or max(1, round(self.epochs * steps_per_epoch))
         epochs, warmup = steps / steps_per_epoch, self.warmup_epochs
         if warmup >= epochs and self.schedule != "one_cycle":
