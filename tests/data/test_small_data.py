@@ -29,7 +29,7 @@ def run(tmp_path_factory):
 def test_without_a_test_the_score_is_of_the_val_and_says_what_makes_it_weak(run, words, capsys):
     assert cli.run([*words, str(run), "--device", "cpu"]) == 0
     captured = capsys.readouterr()
-    (line,) = (row for row in captured.out.splitlines() if row.startswith("validation top-1"))
+    (line,) = (row for row in captured.out.splitlines() if row.startswith("val top-1"))
     assert "on 6 images (fewer than 30" in line
     assert "no image of 1 classes: c" in line
     assert "not used: 1 .heic" in captured.err
@@ -42,7 +42,7 @@ def test_a_split_without_images_is_refused_and_a_page_says_which_images_scores_a
     assert "no images for the test" in capsys.readouterr().err
     assert cli.run(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert "on 6 validation images" in page
+    assert "on 6 val images" in page
     assert "No validation image is of the classes: c." in page
     assert "Test images were used once" not in page
 

@@ -113,4 +113,4 @@ def test_the_command_and_a_fit_end_with_it(run, shifted, tmp_path, capsys):
     choice = RecipeChoice(changes={"epochs": 12.0, "batch_size": 32, "lr": 0.1})
     events = list(fit_data(data, tmp_path / "fit", settings, choice, train_device="cpu", workers=0))
     notes = events[-1].result.shipment.notes
-    assert any(" points below the interval of the validation split" in note for note in notes)
+    assert any(" points below the interval of the validation" in note for note in notes)

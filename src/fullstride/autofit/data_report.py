@@ -300,8 +300,8 @@ def _warnings(report: DataReport) -> list[str]:
         if 0 < (count := report.images.get(split, 0)) < FEW:
             noun = "image" if count == 1 else "images"
             lines.append(
-                f"warning: the {split} has {count:,} {noun}, of which one is {100 / count:.0f} "
-                f"points: {what} is little more than chance"
+                f"warning: the {split} split has {count:,} {noun}, of which one is "
+                f"{100 / count:.0f} points: {what} is little more than chance"
             )
     if count := totals.get("across_classes", 0):
         pairs = (
@@ -333,7 +333,8 @@ def _notes(data: DataSet, pictures: Pictures) -> list[str]:
         missing = data.missing_classes(split) if len(getattr(data, split)) else ()
         if missing:
             notes.append(
-                f"the {split} has no image of {len(missing):,} classes: {quote_names([*missing])}"
+                f"the {split} split has no image of {len(missing):,} classes: "
+                f"{quote_names([*missing])}"
             )
     if flat := int((~pictures.contrasted).sum()):
         notes.append(f"{flat:,} images are of one colour: only those of the same pixels are equal")

@@ -436,7 +436,7 @@ def images_to_score(
     images = getattr(whole, part)
     if not images:
         raise ValueError(
-            f"{whole.name} has no images for the {split}"
+            f"{whole.name} has no images for the {split} split"
             + (": leave --split out" if whole.val or whole.test else _all_trained_on(where))
         )
     if config and not is_own:

@@ -283,7 +283,9 @@ def test_training_images_that_are_copies_of_test_images_are_left_out_and_named(t
     copies = [name for name in loose.train.names if pictures[name] in in_test]
     if kind == "shards":  # have the validation split that was taken before, with copies of its own
         assert {*data.train.names} == {*loose.train.names} - {*copies}
-        assert any("validation are copies of images of the test" in note for note in data.notes)
+        assert any(
+            "validation images are copies of images of the test" in note for note in data.notes
+        )
     else:
         assert len(data.train) + len(data.val) == 40 - 14
         assert not in_test & {pictures[name] for name in data.val.names}

@@ -297,8 +297,9 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
         ("test", rule.test, test),
     ):
         if samples is not None and share:
-            what = "val" if samples is val else "test"
-            raise ValueError(f"{what} {share}: {name!r} is the {what} already; leave the share out")
+            what = "validation split" if samples is val else "test"
+            flag = "val" if samples is val else "test"
+            raise ValueError(f"{flag} {share}: {name!r} is the {what} already; leave the share out")
     own = tuple(name for name, each in (("val", val), ("test", test)) if each is not None)
     if rule.all_for_training:
         return TakenSplits(Splits(listing.samples, [], []), rule, own, ())
@@ -391,7 +392,7 @@ def _without_copies(
             "copies, or use --keep-duplicates"
         )
     notes = [
-        f"{len(each):,} training images are copies of images of the {split} and left out: "
+        f"{len(each):,} training images are copies of images of the {split} split and left out: "
         f"{quote_names(list(each))}"
         for split, each in left_out.items()
         if each
@@ -437,8 +438,8 @@ def _forced_out(classes: Sequence[str], splits: Splits, derived: Iterable[str]) 
         absent = [t for t in sorted(images) if t not in present and images[t] >= ENOUGH + 2]
         if absent:
             notes.append(
-                f"the {split} has no image of {quote_names([classes[t] for t in absent])}, which "
-                "has too few groups"
+                f"the {split} split has no image of "
+                f"{quote_names([classes[t] for t in absent])}, which has too few groups"
             )
     return notes
 
