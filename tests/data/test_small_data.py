@@ -43,7 +43,7 @@ def test_a_split_without_images_is_refused_and_a_page_says_which_images_scores_a
     assert cli.run(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert "on 6 val images" in page
-    assert "No validation image is of the classes: c." in page
+    assert "No val image is of the classes: c." in page
     assert "Test images were used once" not in page
 
 

@@ -45,7 +45,7 @@ def test_a_run_says_what_it_will_do_before_its_first_step(plan, few_digits):
     assert list(lines) == ["device", "data", "network", "recipe", "warmup", "length"]
     counts = [len(getattr(few_digits, name)) for name in ("train", "val", "test")]
     assert counts == [64, 20, 20]
-    assert "10 classes; images: 64 train, 20 validation, 20 test" in lines["data"]
+    assert "10 classes; images: 64 train, 20 val, 20 test" in lines["data"]
     net = zoo.create("genet_tiny", classes=10, in_channels=1)
     parameters = sum(parameter.numel() for parameter in net.parameters())
     assert f"genet_tiny: {parameters / 1e3:.0f} k parameters" in lines["network"]
