@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +25,18 @@ import torch
 from torch import Tensor
 
 from fullstride.measure.environment import Environment
-from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.fused.reference import Affine, Slopes, Term
 
 # the interpreter has nothing to compile, and Triton reads this when the kernels are imported
 os.environ.pop("TRITON_INTERPRET", None)
 import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime import driver  # noqa: E402
 
 from fullstride.nets.fused.triton import passes as passes  # noqa: E402
-from fullstride.nets.fused.triton.tiles import OPTIONS  # noqa: E402
 
 ARCHITECTURE = 90
-TYPES = {
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.int8: "*i8",
-    torch.uint8: "*u8",
-    int: "i32",
-    float: "fp32",
-}
 N, C, SIDE = 2, 128, 32
 
 
@@ -68,69 +60,66 @@ def forms() -> dict[str, Callable[[], Any]]:
     x, half = maps(), maps(SIDE // 2)
     c, nc = torch.ones(C), torch.ones(N, C)
     affine, slopes, codes = Affine(c, nc, nc), Slopes(nc, nc, nc), x.to(torch.int8)
-    return {
-        "stats": lambda: passes.stats(x, c),
-        "bn_add_act: batch norm, act": lambda: passes.bn_add_act(x, affine, None, None, 0.01),
-        "bn_add_act: + other": lambda: passes.bn_add_act(x, affine, x, None, 0),
-        "bn_add_act: + normed other": lambda: passes.bn_add_act(x, affine, x, affine, 0),
-        "bn_add_act_int8: batch norm, act": lambda: passes.bn_add_act_int8(
-            x, affine, None, None, 0, c, None
-        ),
-        "bn_add_act_int8: + other": lambda: passes.bn_add_act_int8(x, affine, x, None, 0, c, None),
-        "bn_add_act_int8: + normed other": lambda: passes.bn_add_act_int8(
-            x, affine, x, affine, 0, c, c
-        ),
-        "bn_add_act: of codes + other": lambda: passes.bn_add_act(
-            codes, affine, x, None, 0, torch.bfloat16
-        ),
-        "bn_add_act: of codes + normed codes": lambda: passes.bn_add_act(
-            codes, affine, codes, affine, 0, torch.bfloat16
-        ),
-        "bn_add_act_sums: of y": lambda: passes.bn_add_act_sums(
-            x, x, None, affine, None, None, 0.01
-        ),
-        "bn_add_act_sums: of x": lambda: passes.bn_add_act_sums(x, x, x, affine, x, None, 0),
-        "bn_add_act_sums: normed other": lambda: passes.bn_add_act_sums(
-            x, x, x, affine, x, affine, 0
-        ),
-        "bn_add_act_sums: of codes": lambda: passes.bn_add_act_sums(
-            x, x, codes, affine, x, None, 0
-        ),
-        "bn_add_act_sums: normed codes": lambda: passes.bn_add_act_sums(
-            x, x, codes, affine, codes, affine, 0
-        ),
-        "bn_add_act_gradients: of y": lambda: passes.bn_add_act_gradients(
-            x, x, None, affine, slopes, None, None, None, 0.01
-        ),
-        "bn_add_act_gradients: other": lambda: passes.bn_add_act_gradients(
-            x, x, x, affine, slopes, x, None, None, 0
-        ),
-        "bn_add_act_gradients: normed other": lambda: passes.bn_add_act_gradients(
-            x, x, x, affine, slopes, x, affine, slopes, 0
-        ),
-        "bn_add_act_gradients: of codes": lambda: passes.bn_add_act_gradients(
-            x, x, codes, affine, slopes, x, None, None, 0
-        ),
-        "bn_add_act_gradients: normed codes": lambda: passes.bn_add_act_gradients(
-            x, x, codes, affine, slopes, codes, affine, slopes, 0
-        ),
-        "squeezed": lambda: passes.squeezed(x, affine, 0.01),
-        "gated": lambda: passes.gated(x, affine, nc, 0.01),
-        "gated_sums": lambda: passes.gated_sums(x, x, affine, nc, 0.01),
-        "gated_gradients": lambda: passes.gated_gradients(x, x, affine, nc, nc, slopes, 0.01),
-        "blurred": lambda: passes.blurred(x, affine, 0.01),
-        "blurred_sums": lambda: passes.blurred_sums(half, nc, x, affine, 0.01),
-        "blurred_gradients": lambda: passes.blurred_gradients(half, nc, x, affine, slopes, 0.01),
+    other, half_wide, none = Term(x), torch.bfloat16, None
+    norm, y_alone = Term(x, affine, slopes), Term(None, affine, slopes)
+    coded = Term(codes, affine, slopes)
+    rated = Term(x, affine, rate_c=c)
+    calls = {
+        "stats": (x, c),
+        "bn_add_act: batch norm, act": (norm, none, 0.01),
+        "bn_add_act: + other": (norm, other, 0),
+        "bn_add_act: + normed other": (norm, norm, 0),
+        "bn_add_act_int8: batch norm, act": (rated, none, 0),
+        "bn_add_act_int8: + other": (rated, other, 0),
+        "bn_add_act_int8: + normed other": (rated, rated, 0),
+        "bn_add_act: of codes + other": (coded, other, 0, half_wide),
+        "bn_add_act: of codes + normed codes": (coded, coded, 0, half_wide),
+        "bn_add_act_sums: of y": (x, x, y_alone, none, 0.01),
+        "bn_add_act_sums: of x": (x, x, norm, other, 0),
+        "bn_add_act_sums: normed other": (x, x, norm, norm, 0),
+        "bn_add_act_sums: of codes": (x, x, coded, other, 0),
+        "bn_add_act_sums: normed codes": (x, x, coded, coded, 0),
+        "bn_add_act_gradients: of y": (x, x, y_alone, none, 0.01),
+        "bn_add_act_gradients: other": (x, x, norm, other, 0),
+        "bn_add_act_gradients: normed other": (x, x, norm, norm, 0),
+        "bn_add_act_gradients: of codes": (x, x, coded, other, 0),
+        "bn_add_act_gradients: normed codes": (x, x, coded, coded, 0),
+        "squeezed": (x, affine, 0.01),
+        "gated": (x, affine, nc, 0.01),
+        "gated_sums": (x, x, affine, nc, 0.01),
+        "gated_gradients": (x, x, affine, nc, nc, slopes, 0.01),
+        "blurred": (x, affine, 0.01),
+        "blurred_sums": (half, nc, x, affine, 0.01),
+        "blurred_gradients": (half, nc, x, affine, slopes, 0.01),
     }
+    return {
+        form: partial(getattr(passes, form.partition(":")[0]), *arguments)
+        for form, arguments in calls.items()
+    }
+
+
+class Hopper:
+    """Stands in for Triton's driver, so that launches compile for a GPU that is not present."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", ARCHITECTURE, 32)
 
 
 def compile_all() -> list[Compiled]:
     made, calls = [], []
+    launch = triton.JITFunction.run
 
-    def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **sizes: Any) -> None:
-        calls.append((kernel, arguments, sizes))
+    def compile_only(kernel: Any, *arguments: Any, warmup: bool, **options: Any) -> None:
+        calls.append((kernel, launch(kernel, *arguments, warmup=True, **options)))
 
-    triton.JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]  # where every launch ends up
+    driver.set_active(Hopper())
+    triton.JITFunction.run = compile_only  # pyright: ignore[reportAttributeAccessIssue]  # where every launch ends up
     for form, call in forms().items():
         call()
         (one,) = calls
@@ -139,27 +128,8 @@ def compile_all() -> list[Compiled]:
     return made
 
 
-def compiled(form: str, kernel: Any, arguments: tuple[Any, ...], sizes: dict[str, Any]) -> Compiled:
-    given = dict(zip(kernel.arg_names, arguments, strict=False)) | sizes
-    options = {name: given.pop(name) for name in OPTIONS}
-    fixed = {
-        name: value for name, value in given.items() if value is None or name in sizes_fixed(kernel)
-    }
-    signature = {
-        name: "constexpr" if name in fixed else type_of(given[name]) for name in kernel.arg_names
-    }
-    pointers = [number for number, type_ in enumerate(signature.values()) if type_.startswith("*")]
-    source = ASTSource(
-        kernel,
-        signature,
-        constexprs={(kernel.arg_names.index(name),): value for name, value in fixed.items()},
-        attrs={
-            (number,): [["tt.divisibility", 16]] for number in pointers
-        },  # torch aligns every tensor so
-    )
-    ptx = triton.compile(source, target=GPUTarget("cuda", ARCHITECTURE, 32), options=options).asm[
-        "ptx"
-    ]
+def compiled(form: str, kernel: Any, binary: Any) -> Compiled:
+    ptx = binary.asm["ptx"]
     registers, spilled_bytes = assembled(ptx)
     return Compiled(
         form=form,
@@ -170,14 +140,6 @@ def compiled(form: str, kernel: Any, arguments: tuple[Any, ...], sizes: dict[str
         stores=widths("st", ptx),
         lines=kernel.src.count("\n"),
     )
-
-
-def sizes_fixed(kernel: Any) -> set[str]:
-    return {parameter.name for parameter in kernel.params if parameter.is_constexpr}
-
-
-def type_of(value: Any) -> str:
-    return TYPES[value.dtype if isinstance(value, Tensor) else type(value)]
 
 
 def assembled(ptx: str) -> tuple[int, int]:

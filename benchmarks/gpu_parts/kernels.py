@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fullstride.measure.workload import exact_float32
 from fullstride.nets import zoo
 from fullstride.nets.fused import reference
-from fullstride.nets.fused.dispatch import choose
 from fullstride.nets.fused.network import to_fused
+from fullstride.nets.fused.operators import choose
 from fullstride.nets.fused.reference import Affine, Slopes
 from fullstride.nets.network import Network
 from fullstride.papers.suite import reason

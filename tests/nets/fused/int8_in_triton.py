@@ -7,6 +7,7 @@ from kernels_in_triton import DEVICE, FIRST, LAST, NOISE, ROUNDING, Given, each,
 from torch import Tensor
 
 from fullstride.nets.fused import reference
+from fullstride.nets.fused.reference import Term
 from fullstride.nets.fused.triton import passes
 
 SHAPES = {
@@ -47,14 +48,16 @@ def test_codes_are_those_of_the_definition_and_the_result_is_that_without_codes(
     shape, dtype, format, which
 ):
     one = maps(shape, dtype, format)
-    other = None if which == "none" else one.other
-    normed, rates = which == "normed", torch.full((2, shape[1]), RATE, device=DEVICE) * 2
-    ours = one.affine, other, one.other_affine if normed else None
-    y, codes, other_int8 = passes.bn_add_act_int8(
-        one.x, *ours, 0.0, rates[0], rates[1] if normed else None
-    )
-    assert torch.equal(y, passes.bn_add_act(one.x, *ours, 0.0))
-    wanted = reference.bn_add_act_int8(one.x, *ours, 0.0, rates[0], rates[1] if normed else None)
+    rates = torch.full((2, shape[1]), RATE, device=DEVICE) * 2
+    other = {
+        "none": None,
+        "map": Term(one.other),
+        "normed": Term(one.other, one.other_affine, rate_c=rates[1]),
+    }[which]
+    x = Term(one.x, one.affine, rate_c=rates[0])
+    y, codes, other_int8 = passes.bn_add_act_int8(x, other, 0.0)
+    assert torch.equal(y, passes.bn_add_act(x, other, 0.0))
+    wanted = reference.bn_add_act_int8(x, other, 0.0)
     assert (other_int8 is None) == (wanted[2] is None)
     for found, true in ((codes, wanted[1]), (other_int8, wanted[2])):
         if found is not None and true is not None:
@@ -73,7 +76,8 @@ def test_codes_end_at_the_largest_ones():
     zero = one.affine._replace(pivot_c=torch.zeros(8, device=DEVICE))
     x = torch.linspace(-300, 300, 128, device=DEVICE).view(1, 8, 4, 4)
     ones = torch.ones(8, device=DEVICE)
-    _, codes, other_int8 = passes.bn_add_act_int8(x, zero, x, zero, None, ones, ones)
+    term = Term(x, zero, rate_c=ones)
+    _, codes, other_int8 = passes.bn_add_act_int8(term, term, None)
     assert other_int8 is not None
     assert torch.equal(other_int8.float(), (x + 0.5).floor().clamp(-127, 127))
     assert codes.min() <= -125
@@ -87,27 +91,28 @@ def test_gradients_are_made_of_codes_as_defined(shape, dtype, format):
     one = maps(shape, dtype, format)
     x, other = codes_of(one.x), codes_of(one.other)
     wide = each(one, Tensor.double)
-    for theirs, slopes in ((None, None), (one.other_affine, one.other_slopes)):
-        doubled = None if theirs is None else wide.other_affine
-        found = passes.bn_add_act_sums(one.grad, one.y, x, one.affine, other, theirs, 0.0)
-        wanted = reference.bn_add_act_sums(
-            wide.grad, wide.y, x.double(), wide.affine, other.double(), doubled, 0.0
-        )
-        for ours, true in zip(found, wanted, strict=True):
-            if ours is not None and true is not None:
-                near(ours, true, 0.0)
-        found = passes.bn_add_act_gradients(
-            one.grad, one.y, x, one.affine, one.slopes, other, theirs, slopes, 0.0
-        )
-        doubled_slopes = None if slopes is None else wide.other_slopes
-        given_wide = x.double(), wide.affine, wide.slopes, other.double(), doubled, doubled_slopes
-        for ours, true in zip(
-            found, reference.bn_add_act_gradients(wide.grad, wide.y, *given_wide, 0.0), strict=True
-        ):
-            assert ours is not None
+    ours = Term(x, one.affine, one.slopes)
+    ours_wide = Term(x.double(), wide.affine, wide.slopes)
+    for theirs, theirs_wide in (
+        (Term(other), Term(other.double())),
+        (
+            Term(other, one.other_affine, one.other_slopes),
+            Term(other.double(), wide.other_affine, wide.other_slopes),
+        ),
+    ):
+        given_wide = wide.grad, wide.y, ours_wide, theirs_wide, 0.0
+        found = passes.bn_add_act_sums(one.grad, one.y, ours, theirs, 0.0)
+        wanted = reference.bn_add_act_sums(*given_wide)
+        for result, true in zip(found, wanted, strict=True):
+            if result is not None and true is not None:
+                near(result, true, 0.0)
+        found = passes.bn_add_act_gradients(one.grad, one.y, ours, theirs, 0.0)
+        wanted = reference.bn_add_act_gradients(*given_wide)
+        for result, true in zip(found, wanted, strict=True):
+            assert result is not None
             assert true is not None
-            assert ours.dtype == dtype
-            near(ours, true, ROUNDING[dtype])
+            assert result.dtype == dtype
+            near(result, true, ROUNDING[dtype])
 
 
 @every_type
@@ -115,13 +120,12 @@ def test_gradients_are_made_of_codes_as_defined(shape, dtype, format):
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_result_is_made_again_of_codes_as_defined(shape, dtype, format, normed):
     one = maps(shape, dtype, format)
-    x = codes_of(one.x)
-    other, theirs = (codes_of(one.other), one.other_affine) if normed else (one.other, None)
-    found = passes.bn_add_act(x, one.affine, other, theirs, 0.0, dtype)
+    x, other = codes_of(one.x), codes_of(one.other) if normed else one.other
+    theirs = Term(other, one.other_affine if normed else None)
+    found = passes.bn_add_act(Term(x, one.affine), theirs, 0.0, dtype)
     wide = each(one, Tensor.double)
-    wanted = reference.bn_add_act(
-        x, wide.affine, other.double(), wide.other_affine if normed else None, 0.0, torch.float64
-    )
+    wide_theirs = Term(other.double(), wide.other_affine if normed else None)
+    wanted = reference.bn_add_act(Term(x, wide.affine), wide_theirs, 0.0, torch.float64)
     assert torch.equal(found > 0, x % 2 == 1)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=format) or not found.numel()

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fullstride.nets.fused import reference
-from fullstride.nets.fused.dispatch import choose
-from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.fused.operators import choose
+from fullstride.nets.fused.reference import Affine, Slopes, Term
 from fullstride.nets.fused.statistics import statistics
 from fullstride.nets.fused.triton import passes as on_triton
 from fullstride.nets.fused.triton import tiles
@@ -51,6 +51,18 @@ class Given:
     other_slopes: Slopes
     gate: Tensor
     squeeze: Tensor
+
+    @property
+    def normed_x(self) -> Term:
+        return Term(self.x, self.affine, self.slopes)
+
+    @property
+    def no_x(self) -> Term:
+        return Term(None, self.affine, self.slopes)
+
+    @property
+    def normed_other(self) -> Term:
+        return Term(self.other, self.other_affine, self.other_slopes)
 
 
 def given(
@@ -97,42 +109,20 @@ def each(one: Given, change: Callable[[Tensor], Tensor], maps_only: bool = False
 Form = tuple[str, Callable[[Given], tuple[Any, ...]]]  # a pass, and its arguments of what is given
 FORMS: list[Form] = [
     ("stats", lambda m: (m.x, m.affine.pivot_c)),
-    ("bn_add_act", lambda m: (m.x, m.affine, None, None, None)),
-    ("bn_add_act", lambda m: (m.x, m.affine, None, None, 0.01)),
-    ("bn_add_act", lambda m: (m.x, m.affine, m.other, None, 0)),
-    ("bn_add_act", lambda m: (m.x, m.affine, m.other, m.other_affine, None)),
-    ("bn_add_act", lambda m: (m.x, m.affine, m.other, m.other_affine, 0.0)),
-    ("bn_add_act_sums", lambda m: (m.grad, m.y, None, m.affine, None, None, 0.01)),
-    ("bn_add_act_sums", lambda m: (m.grad, m.y, None, m.affine, None, None, None)),
-    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.x, m.affine, None, None, None)),
-    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.x, m.affine, m.other, None, 0.0)),
-    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.x, m.affine, m.other, m.other_affine, 0.01)),
-    (
-        "bn_add_act_gradients",
-        lambda m: (m.grad, m.y, None, m.affine, m.slopes, None, None, None, 0.01),
-    ),
-    (
-        "bn_add_act_gradients",
-        lambda m: (m.grad, m.y, m.x, m.affine, m.slopes, None, None, None, None),
-    ),
-    (
-        "bn_add_act_gradients",
-        lambda m: (m.grad, m.y, m.x, m.affine, m.slopes, m.other, None, None, 0),
-    ),
-    (
-        "bn_add_act_gradients",
-        lambda m: (
-            m.grad,
-            m.y,
-            m.x,
-            m.affine,
-            m.slopes,
-            m.other,
-            m.other_affine,
-            m.other_slopes,
-            0.01,
-        ),
-    ),
+    ("bn_add_act", lambda m: (m.normed_x, None, None)),
+    ("bn_add_act", lambda m: (m.normed_x, None, 0.01)),
+    ("bn_add_act", lambda m: (m.normed_x, Term(m.other), 0)),
+    ("bn_add_act", lambda m: (m.normed_x, m.normed_other, None)),
+    ("bn_add_act", lambda m: (m.normed_x, m.normed_other, 0.0)),
+    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.no_x, None, 0.01)),
+    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.no_x, None, None)),
+    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.normed_x, None, None)),
+    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.normed_x, Term(m.other), 0.0)),
+    ("bn_add_act_sums", lambda m: (m.grad, m.y, m.normed_x, m.normed_other, 0.01)),
+    ("bn_add_act_gradients", lambda m: (m.grad, m.y, m.no_x, None, 0.01)),
+    ("bn_add_act_gradients", lambda m: (m.grad, m.y, m.normed_x, None, None)),
+    ("bn_add_act_gradients", lambda m: (m.grad, m.y, m.normed_x, Term(m.other), 0)),
+    ("bn_add_act_gradients", lambda m: (m.grad, m.y, m.normed_x, m.normed_other, 0.01)),
     ("squeezed", lambda m: (m.x, m.affine, 0.01)),
     ("squeezed", lambda m: (m.x, m.affine, None)),
     ("gated", lambda m: (m.x, m.affine, m.gate, 0.0)),
@@ -141,9 +131,8 @@ FORMS: list[Form] = [
     ("gated_gradients", lambda m: (m.grad, m.y, m.affine, m.gate, m.squeeze, m.slopes, 0.01)),
     ("blurred", lambda m: (m.x, m.affine, 0.01)),
     ("blurred", lambda m: (m.x, m.affine, None)),
-    ("blurred_sums", lambda m: (m.half, None, m.x, m.affine, 0.0)),
-    ("blurred_sums", lambda m: (m.half, m.squeeze, m.x, m.affine, 0.01)),
-    ("blurred_gradients", lambda m: (m.half, None, m.x, m.affine, m.slopes, None)),
+    ("blurred_sums", lambda m: (m.half, m.squeeze, m.x, m.affine, 0.0)),
+    ("blurred_gradients", lambda m: (m.half, m.squeeze, m.x, m.affine, m.slopes, None)),
     ("blurred_gradients", lambda m: (m.half, m.squeeze, m.x, m.affine, m.slopes, 0.01)),
 ]
 all_forms = pytest.mark.parametrize(
@@ -189,7 +178,8 @@ def test_a_pass_gives_the_numbers_of_its_definition_in_the_format_of_its_maps(fo
     )
     found = check(form, one, dtype)
     assert all(maps.is_contiguous(memory_format=format) for maps in found if maps.ndim == 4)
-    tensors = found + [given for given in form[1](one) if isinstance(given, Tensor)]
+    terms = (given if isinstance(given, Term) else (given,) for given in form[1](one))
+    tensors = found + [given for term in terms for given in term if isinstance(given, Tensor)]
     assert len({each.untyped_storage().data_ptr() for each in tensors}) == len(
         tensors
     )  # as custom operators ask
@@ -281,12 +271,12 @@ def test_programs_that_share_an_image_are_right_and_give_the_same_bits_whatever_
 
 
 @triton.jit
-def corner_kernel(corners, outer, units, nhwc: tl.constexpr, channels: tl.constexpr):
+def corner_kernel(corners, outer, units, cut: tl.constexpr):
     """Where each image's first value lies, in maps that are not there: one program an image."""
-    n, p, c, pixels, _ = place(outer, units, nhwc, 8, 1, channels, 1 << 20)  # pyright: ignore[reportArgumentType]
-    tl.store(
-        corners + n + 0 * c[None, :], offsets(n, p, c, pixels, channels, nhwc), mask=c[None, :] == 0
-    )
+    here = place(outer, units, cut)
+    n, p, c, pixels, _ = here
+    at = offsets(here, p, pixels, cut)
+    tl.store(corners + n + 0 * c[None, :], at, mask=c[None, :] == 0)
 
 
 @pytest.mark.parametrize("nhwc", [True, False])
@@ -294,12 +284,13 @@ def test_values_beyond_the_two_to_the_31st_are_found(nhwc):
     pixels, channels = 1 << 20, 1 << 12
     corners = torch.zeros(3, dtype=torch.int64, device=DEVICE)
     outer, inner = (pixels, channels) if nhwc else (channels, pixels)
-    corner_kernel[(3,)](corners, outer, inner // 8, nhwc, channels, **tiles.OPTIONS)  # pyright: ignore
+    cut = tiles.Cut(nhwc, 8, 1, channels, 1 << 20)
+    corner_kernel[(3,)](corners, outer, inner // 8, cut, **tiles.OPTIONS)  # pyright: ignore
     assert corners.tolist() == [0, pixels * channels, 2 * pixels * channels]
 
 
 def test_each_pass_takes_and_returns_what_its_definition_does():
-    for name in on_triton.__all__:
+    for name in on_triton.PASSES:
         assert inspect.signature(getattr(on_triton, name)) == inspect.signature(
             getattr(reference, name)
         )

@@ -65,8 +65,7 @@ def bn_add_relu(
         return batch_norm.bn_add_relu(
             x,
             m.norm,
-            None if shortcut == "none" else other,
-            m.shortcut_norm if shortcut == "normed" else None,
+            {"none": (), "map": (other,), "normed": (other, m.shortcut_norm)}[shortcut],
             se=se_weights(m.se) if gated else (),
             mask=mask if masked else None,
             slope=slope,
@@ -383,7 +382,7 @@ def test_maps_a_thousand_deviations_from_zero_have_the_statistics_of_float64(nam
             lambda m, x: batch_norm.bn_add_relu(x, nn.BatchNorm2d(C, momentum=None)),
             "without gain, running statistics or momentum",
         ),
-        (lambda m, x: batch_norm.bn_add_relu(x, m.norm, x[:, :, 1:]), "use maps of equal shape"),
+        (lambda m, x: batch_norm.bn_add_relu(x, m.norm, (x[:, :, 1:],)), "use maps of equal shape"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(call, message):

@@ -1,4 +1,4 @@
-"""How are a convolution's outputs normalised and activated with few tensors saved for backward?
+"""Normalises and activates a convolution's outputs with few tensors saved for backward.
 
 Batch norm in training, with all that lies between it and the next convolution, in few passes over
 the maps. The gains are merged with the squeeze-and-excitation gate and the stochastic-depth mask
@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fullstride.nets.fused import gate_ops, pointwise_ops, spatial_ops
+from fullstride.nets.fused import pointwise_ops, spatial_ops
 
 # An input is recomputed from its output if no |bias / gain| is above MAX_OFFSET: in bf16 within
 # 2^-6 of its standard deviation. Below MIN_INVERTIBLE_GAIN, float16
@@ -24,20 +24,21 @@ from fullstride.nets.fused import gate_ops, pointwise_ops, spatial_ops
 MAX_OFFSET, MIN_INVERTIBLE_GAIN = 8.0, 1e-3
 
 
+Shortcut = tuple[()] | tuple[Tensor] | tuple[Tensor, nn.BatchNorm2d]
+
+
 def bn_add_relu(
     x: Tensor,
     norm: nn.BatchNorm2d,
-    shortcut: Tensor | None = None,
-    shortcut_norm: nn.BatchNorm2d | None = None,
+    shortcut: Shortcut = (),
     *,
     se: Sequence[Tensor] = (),
     mask: Tensor | None = None,
     slope: float | None = 0.0,
-    saved: Literal["both", "input"] = "both",
+    saved: Literal["both", "input", "int8"] = "both",
     group: str = "",
-    int8: bool = False,
 ) -> Tensor:
-    """The end of a block: act(mask * gate * norm(x) + shortcut), or + shortcut_norm(shortcut).
+    """The end of a block: act(mask * gate * norm(x) + shortcut); the shortcut may have a norm.
 
     All maps are (N, C, H, W); `se` holds the weights and biases of the gate's two convolutions,
     `mask` is (N, 1, 1, 1). With `saved` "both", x, a shortcut that has a norm, and the result are
@@ -45,32 +46,30 @@ def bn_add_relu(
     follows: any shortcut is saved, and the backward pass recomputes the result. Exact at any gain,
     also at zero.
 
-    With `int8` and "both", the backward pass gets x, and a shortcut that has a norm, as int8: the
-    normalised value up to 6 standard deviations, in steps of 0.047. Of x only every second step is
-    used, odd where the result is positive. The result does not change; gradients of the norms do,
-    by the rounding.
+    With "int8", the backward pass gets x, and a shortcut that has a norm, as int8: the normalised
+    value up to 6 standard deviations, in steps of 0.047. Of x only every second step is used, odd
+    where the result is positive. The result does not change; gradients of the norms do, by the
+    rounding.
     """
     check(x, norm, group)
-    other = []
-    if shortcut is not None:
-        other.append(shortcut.to(x.dtype))
-    if shortcut is not None and shortcut.shape != x.shape:
-        raise ValueError(
-            f"a branch of {tuple(x.shape)} and a shortcut of {tuple(shortcut.shape)}: "
-            "use maps of equal shape"
-        )
-    if shortcut is not None and shortcut_norm is not None:
-        check(shortcut, shortcut_norm, group)
-        other += [shortcut_norm.weight, shortcut_norm.bias]
-    eps = [norm.eps] if shortcut_norm is None else [norm.eps, shortcut_norm.eps]
-    save = "int8" if int8 and saved == "both" else saved
-    gain, bias = norm.weight, norm.bias
+    norms, other = [norm], []
+    if shortcut:
+        if shortcut[0].shape != x.shape:
+            raise ValueError(
+                f"a branch of {tuple(x.shape)} and a shortcut of {tuple(shortcut[0].shape)}: "
+                "use maps of equal shape"
+            )
+        other.append(shortcut[0].to(x.dtype))
+    if len(shortcut) == 2:
+        check(*shortcut, group)
+        norms.append(shortcut[1])
+        other += [shortcut[1].weight, shortcut[1].bias]
+    eps, gain, bias = [each.eps for each in norms], norm.weight, norm.bias
     y, stats, *_ = pointwise_ops.bn_add_act(
-        x, gain, bias, list(se), mask, other, slope, eps, save, group
+        x, gain, bias, list(se), other, mask, slope, eps, saved, group
     )
-    update(norm, stats[0], x, group)
-    if shortcut_norm is not None:
-        update(shortcut_norm, stats[1], x, group)
+    for each, its_stats in zip(norms, stats, strict=True):
+        update(each, its_stats, x, group)
     return y
 
 
@@ -92,7 +91,7 @@ def bn_act(
     check(x, norm, group)
     gain, bias = norm.weight, norm.bias
     y, stats, *_ = pointwise_ops.bn_add_act(
-        x, gain, bias, [], None, [], slope, [norm.eps], saved, group
+        x, gain, bias, [], [], None, slope, [norm.eps], saved, group
     )
     update(norm, stats[0], x, group)
     return y
@@ -133,7 +132,7 @@ def bn_act_se(
         )
     check(x, norm, group)
     gain, bias = norm.weight, norm.bias
-    y, stats, _ = gate_ops.bn_act_se(x, gain, bias, list(se), slope, norm.eps, group)
+    y, stats, _ = pointwise_ops.bn_act_se(x, gain, bias, list(se), slope, norm.eps, group)
     update(norm, stats, x, group)
     return y
 

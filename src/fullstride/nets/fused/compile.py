@@ -1,8 +1,7 @@
-"""What must torch.compile know about the fused operators when a network trains with recomputation?
+"""Tells torch.compile what to recompute of the fused operators: which are cheap, where blocks end,
+and how int8 activations stand in for recomputed results.
 
-Their names are in the schemas that `torch.library` registers (`fullstride::join` ends a residual
-block). Which of them are cheap enough to be computed twice, where blocks end, and how int8
-activations stand in for recomputed results.
+Names are those of the schemas that `torch.library` has (`fullstride::join` ends a residual block).
 """
 
 import operator
@@ -31,7 +30,7 @@ def residual_blocks(graph: Graph) -> dict[Node, Node | None]:
     ends: dict[Node, Node | None] = {}
     for node in graph.nodes:
         if node.target is torch.ops.fullstride.join.default:
-            shortcut = node.args[5]
+            shortcut = node.args[4]
             identity = len(shortcut) == 1 and shortcut[0].target is operator.getitem
             source = shortcut[0].args[0] if identity else None
             ends[node] = source if source in ends else None
@@ -58,7 +57,7 @@ def recompute_from_int8(graph: Graph, checkpoints: Sequence[Node]) -> None:
             or node in checkpoints
         ):
             continue
-        _, gain, bias, se, keep, shortcut, slope, eps, *_ = node.args
+        _, gain, bias, se, shortcut, mask, slope, eps, *_ = node.args
         (y,) = (user for user in node.users if user.args[1] == 0)
         outputs = [node]
         for number, value in enumerate(node.meta["val"][1:], 1):
@@ -70,7 +69,7 @@ def recompute_from_int8(graph: Graph, checkpoints: Sequence[Node]) -> None:
             shortcuts = [shortcut_int8, *shortcut[1:]]
         else:
             shortcuts = [restored.get(each, each) for each in shortcut]
-        arguments = (int8, gain, bias, statistics, means, se, keep, shortcuts, slope, eps)
+        arguments = (int8, gain, bias, statistics, means, se, shortcuts, mask, slope, eps)
         with graph.inserting_after(outputs[-1]):
             restored[y] = graph.call_function(
                 torch.ops.fullstride.rejoin.default, (*arguments, y.meta["val"].dtype)

@@ -1,4 +1,4 @@
-"""How does a network train with memory-efficient operators? `to_fused` changes its classes.
+"""Lets a network train by memory-efficient operators: `to_fused` changes its classes.
 
 Parameters, state dicts, hooks, evaluation and export stay as they are: each fused class overrides
 the forward pass of its plain base class in training, and defers to it everywhere else.
@@ -84,13 +84,11 @@ class FusedBlock(Fused, Block):
         return batch_norm.bn_add_relu(
             chain(x, layers),
             last.norm,
-            other,
-            norm,
+            (other, norm) if norm else (other,),
             se=se_weights(se) if se else (),
             mask=mask,
-            saved="input" if last.saved == "input" else "both",
+            saved="input" if last.saved == "input" else "int8" if last.int8 else "both",
             group=last.group,
-            int8=last.int8,
         )
 
     def is_fusible(self) -> bool:

@@ -1,94 +1,84 @@
-"""What do the fused operators without a convolution compute, and what are their gradients?
+"""Computes the fused operators without a convolution, and their gradients.
 
-They are those of `batch_norm.bn_add_relu` and `bn_act`, registered with torch. Each is functional,
-has a fake implementation, and its gradient is an operator too, so that torch.compile keeps both as
-they are. A gradient is one pass over the maps for sums, arithmetic on numbers per image and channel
-(N, C) or per channel (C,), and one pass for results (see `reference`).
+They are those of `batch_norm.bn_add_relu`, `bn_act` and `bn_act_se`, registered with torch. Each is
+functional, has a fake implementation, and its gradient is an operator too, so that torch.compile
+keeps both as they are. A gradient is one pass over the maps for sums, arithmetic on numbers per
+image and channel (N, C) or per channel (C,), and one pass for results (see `reference`).
 
 Every operator computes batch statistics and returns them: `batch_stats`, (3, C), are the number of
 values, the mean and the biased variance.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from fullstride.nets.fused.dispatch import choose
-from fullstride.nets.fused.reference import INT8_MAX, Affine, Slopes
-from fullstride.nets.fused.statistics import (
-    Gate,
-    Norm,
+from fullstride.nets.fused.operators import (
+    choose,
     empty_map,
     empty_numbers,
+    empty_weights,
     in_format_of,
-    statistics,
-    without_autocast,
+    operator,
+    set_gradient,
 )
+from fullstride.nets.fused.reference import INT8_MAX, Affine, Slopes, Term
+from fullstride.nets.fused.statistics import MIN_GATE, Gate, Norm, statistics
 
 LIMIT = 6.0  # standard deviations that int8 reaches; values beyond are clamped
 STEP = LIMIT / INT8_MAX  # standard deviations of one step
 
 
-@custom_op("fullstride::join", mutates_args=())
-@without_autocast
-def bn_add_act(
-    x: Tensor,
-    gain: Tensor,
-    bias: Tensor,
-    se: Sequence[Tensor],
-    mask: Tensor | None,
-    other: Sequence[Tensor],
-    slope: float | None,
-    eps: Sequence[float],
-    save: str,
-    group: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@operator(
+    "join",
+    "(Tensor x, Tensor gain, Tensor bias, Tensor[] se, Tensor[] other, Tensor? mask, float? slope,"
+    " float[] eps, str save, str group)"
+    " -> (Tensor y, Tensor batch_stats, Tensor means_nc, Tensor x_int8, Tensor other_int8)",
+)
+def bn_add_act(x, gain, bias, se, other, mask, slope, eps, save, group):
     """act(mask * gate * norm(x) + other).
 
     `other` is empty, a map, or a map with the gain and bias of its norm. Returns the result, the
     batch statistics of one or two norms (norms, 3, C), for a gate the means of x - mean (N, C), and
     if `save` is "int8" the normalised x, and such an `other`, as int8.
     """
+    int8 = save == "int8"
     batch_stats, means_nc = statistics(x, group)
     both = [batch_stats]
-    shortcut, shortcut_affine, shortcut_rate = other[0] if other else None, None, None
+    theirs = Term(other[0]) if other else None
     if len(other) > 1:
         both.append(statistics(other[0], group)[0])
-        shortcut_norm = Norm.of(both[1], other[1], other[2], eps[1])
-        shortcut_affine, shortcut_rate = shortcut_norm.affine(), shortcut_norm.rstd / STEP
+        shortcut = Norm.of(both[1], other[1], other[2], eps[1])
+        theirs = Term(other[0], shortcut.affine(), rate_c=shortcut.rstd / STEP if int8 else None)
     norm = Norm.of(batch_stats, gain, bias, eps[0])
-    factor, gate = scaling(norm, means_nc, se, mask)
-    affine = norm.affine(factor * gate.out_nc if gate else factor)
-    arguments = x, affine, shortcut, shortcut_affine, slope
-    x_int8, shortcut_int8 = None, None
-    if save == "int8":
-        rates = norm.rstd / STEP, shortcut_rate
-        y, x_int8, shortcut_int8 = choose(x).bn_add_act_int8(*arguments, *rates)
+    _, _, factor = scaling(norm, means_nc, se, mask)
+    ours = Term(x, norm.affine(factor), rate_c=norm.rstd / STEP if int8 else None)
+    int8_maps = [None, None]
+    if int8:
+        y, *int8_maps = choose(x).bn_add_act_int8(ours, theirs, slope)
     else:
-        y = choose(x).bn_add_act(*arguments)
-    gate_input_nc = means_nc if se else empty_numbers(x, 0)
+        y = choose(x).bn_add_act(ours, theirs, slope)
+    empty = x.new_empty(0, dtype=torch.int8)  # operators return tensors: it stands for None
     return (
         in_format_of(y, x),
         torch.stack(both),
-        gate_input_nc,
-        map_or_empty(x_int8, x),
-        map_or_empty(shortcut_int8, x),
+        means_nc if se else empty_numbers(x, 0),
+        *(empty.clone() if each is None else in_format_of(each, x) for each in int8_maps),
     )
-
-
-def map_or_empty(x_int8: Tensor | None, x: Tensor) -> Tensor:
-    """In the memory format of x. Operators return tensors, so an empty one stands for None."""
-    return x.new_empty(0, dtype=torch.int8) if x_int8 is None else in_format_of(x_int8, x)
 
 
 def scaling(
     norm: Norm, means_nc: Tensor, se: Sequence[Tensor], mask: Tensor | None
-) -> tuple[Tensor | float, Gate | None]:
-    """The factors of a branch: the mask (N, 1), and the gate of the means of the norm's output."""
+) -> tuple[Any, Gate | None, Any]:
+    """The factors of a branch: the mask (N, 1), the gate of the means of the norm's output, and
+    their product."""
     factor = 1.0 if mask is None else mask.to(norm.mean.dtype).flatten(1)
-    return factor, Gate.of(norm.gain * norm.rstd * means_nc + norm.bias, se) if se else None
+    if not se:
+        return factor, None, factor
+    gate = Gate.of(norm.gain * norm.rstd * means_nc + norm.bias, se)
+    return factor, gate, factor * gate.out_nc
 
 
 def affine_for(saved: Tensor, norm: Norm, factor: Tensor | float = 1.0) -> Affine:
@@ -107,57 +97,40 @@ def per_step(numbers: Tensor, norm: Norm, saved: Tensor | None) -> Tensor:
 
 
 @bn_add_act.register_fake
-def _(x, gain, bias, se, mask, other, slope, eps, save, group):
+def _(x, gain, bias, se, other, mask, slope, eps, save, group):
     n, c = x.shape[:2]
     int8_maps = (
         empty_map(x, dtype=torch.int8) if each else x.new_empty(0, dtype=torch.int8)
         for each in (save == "int8", save == "int8" and len(other) > 1)
     )
-    return (
-        empty_map(x),
-        empty_numbers(x, len(eps), 3, c),
-        empty_numbers(x, n, c) if se else empty_numbers(x, 0),
-        *int8_maps,
-    )
+    means_nc = empty_numbers(x, n, c) if se else empty_numbers(x, 0)
+    return empty_map(x), empty_numbers(x, len(eps), 3, c), means_nc, *int8_maps
 
 
-@custom_op("fullstride::join_backward", mutates_args=())
-@without_autocast
+@operator(
+    "join_backward",
+    "(Tensor grad, Tensor? y, Tensor? x, Tensor gain, Tensor bias, Tensor batch_stats,"
+    " Tensor means_nc, Tensor[] se, Tensor[] other, Tensor? mask, float? slope, float[] eps,"
+    " str group) -> Tensor[]",
+)
 def bn_add_act_backward(
-    grad: Tensor,
-    y: Tensor | None,
-    x: Tensor | None,
-    gain: Tensor,
-    bias: Tensor,
-    batch_stats: Tensor,
-    means_nc: Tensor,
-    se: Sequence[Tensor],
-    mask: Tensor | None,
-    other: Sequence[Tensor],
-    slope: float | None,
-    eps: Sequence[float],
-    group: str,
-) -> list[Tensor]:
+    grad, y, x, gain, bias, batch_stats, means_nc, se, other, mask, slope, eps, group
+):
     """Gradients of x, gain, bias, `se` and `other`. Either y or x may be None.
 
     x, and an `other` that has a norm, may be int8.
     """
     kernels, saved = choose(grad), x if y is None else y
-    assert saved is not None
-    norm = Norm.of(batch_stats[0], gain, bias, eps[0])
-    affine = norm.inverse() if x is None else affine_for(x, norm)
-    shortcut = other[0] if other else None
-    shortcut_norm, shortcut_affine, shortcut_slopes = None, None, None
+    norm, shortcut = Norm.of(batch_stats[0], gain, bias, eps[0]), None
+    ours = Term(x, norm.inverse() if x is None else affine_for(x, norm))
+    theirs = Term(other[0]) if other else None
     if len(other) > 1:
-        shortcut_norm = Norm.of(batch_stats[1], other[1], other[2], eps[1])
-        shortcut_affine = affine_for(other[0], shortcut_norm)
-    factor, gate = scaling(norm, means_nc, se, mask)
+        shortcut = Norm.of(batch_stats[1], other[1], other[2], eps[1])
+        theirs = Term(other[0], affine_for(other[0], shortcut))
+    factor, gate, product = scaling(norm, means_nc, se, mask)
     if y is None:
-        y_affine = norm.affine(factor * gate.out_nc if gate else factor)
-        y = kernels.bn_add_act(saved, y_affine, shortcut, shortcut_affine, slope)
-    d_nc, d_x_nc, d_other_nc = kernels.bn_add_act_sums(
-        grad, y, x, affine, shortcut, shortcut_affine, slope
-    )
+        y = kernels.bn_add_act(Term(x, norm.affine(product)), theirs, slope)
+    d_nc, d_x_nc, d_other_nc = kernels.bn_add_act_sums(grad, y, ours, theirs, slope)
     d_x_nc = per_step(d_x_nc, norm, x)
 
     squeeze_nc, squeeze_x_nc, grad_se = 0.0, 0.0, []
@@ -165,107 +138,127 @@ def bn_add_act_backward(
         squeeze_nc, grad_se = gate.gradients(
             factor * (norm.gain * norm.rstd * d_x_nc + norm.bias * d_nc), se
         )
-        squeeze_x_nc, factor = squeeze_nc * means_nc, factor * gate.out_nc
+        squeeze_x_nc = squeeze_nc * means_nc
     grad_gain, grad_bias, (scale, constant, linear) = norm.gradients(
-        factor * d_nc + squeeze_nc, factor * d_x_nc + squeeze_x_nc, group
+        product * d_nc + squeeze_nc, product * d_x_nc + squeeze_x_nc, group
     )
     constant = constant + scale * squeeze_nc / (saved.shape[2] * saved.shape[3])
-    slopes = Slopes(scale * factor, constant, per_step(linear, norm, x))
+    ours = ours._replace(slopes=Slopes(scale * product, constant, per_step(linear, norm, x)))
     grad_other = []
-    if shortcut_norm and d_other_nc is not None:
-        d_other_nc = per_step(d_other_nc, shortcut_norm, other[0])
-        *grads, (scale, constant, linear) = shortcut_norm.gradients(d_nc, d_other_nc, group)
-        shortcut_slopes = Slopes(scale, constant, per_step(linear, shortcut_norm, other[0]))
+    if theirs and shortcut:
+        d_other_nc = per_step(d_other_nc, shortcut, other[0])
+        *grads, (scale, constant, linear) = shortcut.gradients(d_nc, d_other_nc, group)
+        slopes = Slopes(scale, constant, per_step(linear, shortcut, other[0]))
+        theirs = theirs._replace(slopes=slopes)
         grad_other = [grad.to(weight.dtype) for grad, weight in zip(grads, other[1:], strict=True)]
-    grad_x, grad_shortcut = kernels.bn_add_act_gradients(
-        grad, y, x, affine, slopes, shortcut, shortcut_affine, shortcut_slopes, slope
-    )
+    grad_x, grad_shortcut = kernels.bn_add_act_gradients(grad, y, ours, theirs, slope)
     if grad_shortcut is not None:
         grad_other.insert(0, in_format_of(grad_shortcut, other[0]))
-    return [
-        in_format_of(grad_x, saved),
-        grad_gain.to(gain.dtype),
-        grad_bias.to(bias.dtype),
-        *grad_se,
-        *grad_other,
-    ]
+    grad_norm = grad_gain.to(gain.dtype), grad_bias.to(bias.dtype)
+    return [in_format_of(grad_x, saved), *grad_norm, *grad_se, *grad_other]
 
 
 @bn_add_act_backward.register_fake
-def _(grad, y, x, gain, bias, batch_stats, means_nc, se, mask, other, slope, eps, group):
-    weights = [
-        torch.empty_like(weight, memory_format=torch.contiguous_format)
-        for weight in (gain, bias, *se)
-    ]
+def _(grad, y, x, gain, bias, batch_stats, means_nc, se, other, mask, slope, eps, group):
     saved = x if y is None else y
-    grad_other = [empty_map(other[0], dtype=saved.dtype)] if other else []
-    return [
-        empty_map(saved),
-        *weights,
-        *grad_other,
-        *(torch.empty_like(weight) for weight in other[1:]),
-    ]
+    grad_other = [empty_map(each, dtype=saved.dtype) for each in other[:1]]
+    grad_other += [torch.empty_like(weight) for weight in other[1:]]
+    return [empty_map(saved), *empty_weights(gain, bias, *se), *grad_other]
 
 
-def save_for_bn_add_act(ctx, inputs, output) -> None:
-    x, gain, bias, se, mask, other, ctx.slope, ctx.eps, save, ctx.group = inputs
-    y, batch_stats, means_nc, x_int8, other_int8 = output
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.sizes = len(se), len(other)
-    # The gradient of an `other` without a norm needs its shape alone, which is that of y.
-    others = other if len(other) > 1 or save == "input" else []
+def select_saved(given: dict[str, Any]) -> None:
+    """The maps that are saved by `save`.
+
+    The gradient of an `other` without a norm needs its shape alone, which is that of y.
+    """
+    y, save, other = given["y"], given["save"], given["other"]
     if save == "int8":
-        x, others = x_int8, [other_int8, *others[1:]] if others else []
-    maps = None if save == "input" else y, None if save == "output" else x
-    ctx.save_for_backward(*maps, gain, bias, batch_stats, means_nc, mask, *se, *others)
+        given["x"] = given["x_int8"]
+        other = [given["other_int8"], *other[1:]]
+    if len(given["other"]) < 2 and save != "input":
+        other = [y for _ in given["other"]]
+    given["y"], given["other"] = None if save == "input" else y, list(other)
+    given["x"] = None if save == "output" else given["x"]
 
 
-def differentiate_bn_add_act(ctx, grad, *_):
-    y, x, gain, bias, batch_stats, means_nc, mask, *rest = ctx.saved_tensors
-    se_size, other_size = ctx.sizes
-    se, other = rest[:se_size], rest[se_size:] or [y] * other_size
-    grad_x, grad_gain, grad_bias, *grads = bn_add_act_backward(
-        *(grad, y, x, gain, bias, batch_stats, means_nc, se, mask, other),
-        *(ctx.slope, ctx.eps, ctx.group),
-    )
-    grad_se, grad_other = grads[:se_size], grads[se_size:]
-    return grad_x, grad_gain, grad_bias, grad_se, None, grad_other, *[None] * 4
+set_gradient("join", select_saved)
 
 
-bn_add_act.register_autograd(differentiate_bn_add_act, setup_context=save_for_bn_add_act)
-
-
-@custom_op("fullstride::rejoin", mutates_args=())
-@without_autocast
+@operator(
+    "rejoin",
+    "(Tensor x_int8, Tensor gain, Tensor bias, Tensor batch_stats, Tensor means_nc, Tensor[] se,"
+    " Tensor[] other, Tensor? mask, float? slope, float[] eps, ScalarType dtype) -> Tensor",
+)
 def recompute_from_int8(
-    x_int8: Tensor,
-    gain: Tensor,
-    bias: Tensor,
-    batch_stats: Tensor,
-    means_nc: Tensor,
-    se: Sequence[Tensor],
-    mask: Tensor | None,
-    other: Sequence[Tensor],
-    slope: float | None,
-    eps: Sequence[float],
-    dtype: torch.dtype,
-) -> Tensor:
+    x_int8, gain, bias, batch_stats, means_nc, se, other, mask, slope, eps, dtype
+):
     """The result of `bn_add_act` from its int8 output, for `fused.compile`.
 
     `other` is as in the backward pass. Equal up to the rounding, and of the same sign.
     """
     norm = Norm.of(batch_stats[0], gain, bias, eps[0])
-    factor, gate = scaling(norm, means_nc, se, mask)
-    shortcut, shortcut_affine = other[0] if other else None, None
+    _, _, factor = scaling(norm, means_nc, se, mask)
+    theirs = Term(other[0]) if other else None
     if len(other) > 1:
-        shortcut_affine = affine_for(other[0], Norm.of(batch_stats[1], other[1], other[2], eps[1]))
-    affine = affine_for(x_int8, norm, factor * gate.out_nc if gate else factor)
+        shortcut = Norm.of(batch_stats[1], other[1], other[2], eps[1])
+        theirs = Term(other[0], affine_for(other[0], shortcut))
+    ours = Term(x_int8, affine_for(x_int8, norm, factor))
     kernels = choose(x_int8.new_empty(0, dtype=dtype))
-    return in_format_of(
-        kernels.bn_add_act(x_int8, affine, shortcut, shortcut_affine, slope, dtype), x_int8
-    )
+    return in_format_of(kernels.bn_add_act(ours, theirs, slope, dtype), x_int8)
 
 
 @recompute_from_int8.register_fake
-def _(x_int8, gain, bias, batch_stats, means_nc, se, mask, other, slope, eps, dtype):
+def _(x_int8, gain, bias, batch_stats, means_nc, se, other, mask, slope, eps, dtype):
     return empty_map(x_int8, dtype=dtype)
+
+
+@operator(
+    "gate",
+    "(Tensor x, Tensor gain, Tensor bias, Tensor[] se, float slope, float eps, str group)"
+    " -> (Tensor y, Tensor batch_stats, Tensor gate_input_nc)",
+)
+def bn_act_se(x, gain, bias, se, slope, eps, group):
+    """gate * act(norm(x)): the result, the batch statistics and the gate's input (N, C)."""
+    batch_stats, _ = statistics(x, group)
+    affine = Norm.of(batch_stats, gain, bias, eps).affine()
+    gate_input_nc = choose(x).squeezed(x, affine, slope)
+    gate_nc = Gate.of(gate_input_nc, se).out_nc.clamp(min=MIN_GATE)
+    return in_format_of(choose(x).gated(x, affine, gate_nc, slope), x), batch_stats, gate_input_nc
+
+
+@bn_act_se.register_fake
+def _(x, gain, bias, se, slope, eps, group):
+    n, c = x.shape[:2]
+    return empty_map(x), empty_numbers(x, 3, c), empty_numbers(x, n, c)
+
+
+@operator(
+    "gate_backward",
+    "(Tensor grad, Tensor y, Tensor gain, Tensor bias, Tensor batch_stats, Tensor gate_input_nc,"
+    " Tensor[] se, float slope, float eps, str group) -> Tensor[]",
+)
+def bn_act_se_backward(grad, y, gain, bias, batch_stats, gate_input_nc, se, slope, eps, group):
+    """Gradients of x, gain, bias and `se`."""
+    kernels = choose(y)
+    norm = Norm.of(batch_stats, gain, bias, eps)
+    affine = norm.inverse()
+    gate = Gate.of(gate_input_nc, se)
+    gate_nc = gate.out_nc.clamp(min=MIN_GATE)
+    grad_gate, d_nc, d_x_nc, steep_nc, steep_x_nc = kernels.gated_sums(
+        grad, y, affine, gate_nc, slope
+    )
+    grad_gate_input, grad_se = gate.gradients(grad_gate, se)
+    squeeze_nc = grad_gate_input / (y.shape[2] * y.shape[3])
+    first_nc = gate_nc * d_nc + squeeze_nc * steep_nc
+    second_nc = gate_nc * d_x_nc + squeeze_nc * steep_x_nc
+    grad_gain, grad_bias, slopes = norm.gradients(first_nc, second_nc, group)
+    grad_x = kernels.gated_gradients(grad, y, affine, gate_nc, squeeze_nc, slopes, slope)
+    return [in_format_of(grad_x, y), grad_gain.to(gain.dtype), grad_bias.to(bias.dtype), *grad_se]
+
+
+@bn_act_se_backward.register_fake
+def _(grad, y, gain, bias, batch_stats, gate_input_nc, se, slope, eps, group):
+    return [empty_map(y), *empty_weights(gain, bias, *se)]
+
+
+set_gradient("gate")

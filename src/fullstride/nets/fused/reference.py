@@ -1,4 +1,4 @@
-"""What are the passes over the maps between two convolutions? Their definitions, in PyTorch.
+"""Defines the passes over the maps between two convolutions, in PyTorch.
 
 The Triton kernels have the same names and arguments. A pass reads or writes whole maps;
 `pointwise_ops` does the arithmetic on (N, C) numbers between two passes.
@@ -6,6 +6,7 @@ The Triton kernels have the same names and arguments. A pass reads or writes who
 Maps are (N, C, H, W) of any floating type and memory format, and so are results. Numbers per image
 and channel are (N, C), or (1, C) where all images share them, in float32, or in float64 for maps of
 float64. Every sum is taken about a pivot near the channel's mean, which avoids cancellation.
+`slope` is that of the activation for negative values, None for no activation.
 """
 
 from typing import NamedTuple
@@ -38,6 +39,15 @@ class Slopes(NamedTuple):
     linear_nc: Tensor
 
 
+class Term(NamedTuple):
+    """A map of the sum at the end of a block, with the numbers of its batch norm if it has one."""
+
+    map: Tensor | None  # None: it is recovered from the result
+    affine: Affine | None = None
+    slopes: Slopes | None = None  # for gradients
+    rate_c: Tensor | None = None  # steps of int8 in a unit, (C,)
+
+
 def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
     """Means over the pixels of x - pivot and of its square: twice (N, C)."""
     centred = wide(x) - per_map(pivot_c)
@@ -45,106 +55,77 @@ def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bn_add_act(
-    x: Tensor,
-    affine: Affine,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    slope: float | None,
-    dtype: torch.dtype | None = None,
+    x: Term, other: Term | None, slope: float | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """y = act(affine(x) + other), or + other_affine(other): the end of a block, or a batch norm.
+    """y = act(affine(x) + other), or + other's affine: the end of a block, or a batch norm.
 
-    `slope` is that of the activation for negative values, None for no activation. `dtype` is that
-    of y, by default of x. If x is a result of `bn_add_act_int8`, y has the sign that it encodes.
+    `dtype` is that of y, by default of x. If x is a result of `bn_add_act_int8`, y has the sign
+    that it encodes.
     """
-    z = affine_sum(x, affine, other, other_affine)
-    if x.dtype == torch.int8:
-        z = torch.where(x % 2 == 1, z.clamp(min=MIN_POSITIVE), z.clamp(max=0))
-    return activated(z, slope).to(dtype or x.dtype)
+    assert x.map is not None
+    z = normed(x.map, x.affine)
+    if other is not None and other.map is not None:
+        z = z + normed(other.map, other.affine)
+    if x.map.dtype == torch.int8:
+        z = torch.where(x.map % 2 == 1, z.clamp(min=MIN_POSITIVE), z.clamp(max=0))
+    return activated(z, slope).to(dtype or x.map.dtype)
 
 
 def bn_add_act_int8(
-    x: Tensor,
-    affine: Affine,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    slope: float | None,
-    rate_c: Tensor,
-    other_rate_c: Tensor | None,
+    x: Term, other: Term | None, slope: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`bn_add_act`, and x as int8: the number from -127 to 127 nearest to (x - pivot) * rate.
 
     Only odd numbers are used where y > 0, and only even ones elsewhere, so that a recomputed result
-    has the same sign. With `other_affine`, also `other` as int8, odd or even.
+    has the same sign. If `other` has an affine, also `other` as int8, odd or even.
     """
-    y = bn_add_act(x, affine, other, other_affine, slope)
+    y = bn_add_act(x, other, slope)
     odd = (y > 0).to(torch.float32)
-    halves = (per_map(rate_c) * (wide(x) - per_map(affine.pivot_c))).clamp(
-        1 - INT8_MAX, INT8_MAX - 1
-    ) - odd
+    halves = scaled(x).clamp(1 - INT8_MAX, INT8_MAX - 1) - odd
     x_int8 = (2 * torch.floor(halves / 2 + 0.5) + odd).to(torch.int8)
-    if other is None or other_affine is None or other_rate_c is None:
+    if other is None or other.affine is None:
         return y, x_int8, None
-    others = torch.floor(
-        (wide(other) - per_map(other_affine.pivot_c)) * per_map(other_rate_c) + 0.5
-    )
+    others = torch.floor(scaled(other) + 0.5)
     return y, x_int8, others.clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
 
 
 def bn_add_act_sums(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor | None,
-    affine: Affine,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    slope: float | None,
+    grad: Tensor, y: Tensor, x: Term, other: Term | None, slope: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sums over the pixels of d, d * (x - pivot) and, with `other_affine`, d * (other - pivot).
+    """Sums over the pixels of d, d * (x - pivot), and d * (other - pivot) if `other` has an affine.
 
-    Each is (N, C). x and `other` may be int8, with a pivot of 0.
+    Each is (N, C). Maps of x and `other` may be int8, with a pivot of 0.
 
-    d = grad * act'(y) is the gradient before the activation. Without x, it is recomputed from y,
-    which needs a slope above 0 and no `other`.
+    d = grad * act'(y) is the gradient before the activation. Without a map of x, it is recomputed
+    from y, which needs a slope above 0 and no `other`.
     """
     d = before(grad, y, slope)
-    centred = recovered(y, affine, slope) if x is None else wide(x) - per_map(affine.pivot_c)
-    sums = d.sum((2, 3)), (d * centred).sum((2, 3))
-    if other is None or other_affine is None:
-        return *sums, None
-    return *sums, (d * (wide(other) - per_map(other_affine.pivot_c))).sum((2, 3))
+    third = None
+    if other is not None and other.affine is not None:
+        third = (d * centred(other)).sum((2, 3))
+    return d.sum((2, 3)), (d * centred(x, y, slope)).sum((2, 3)), third
 
 
 def bn_add_act_gradients(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor | None,
-    affine: Affine,
-    slopes: Slopes,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    other_slopes: Slopes | None,
-    slope: float | None,
+    grad: Tensor, y: Tensor, x: Term, other: Term | None, slope: float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of `other`, which is d without `other_affine`; see `bn_add_act_sums`."""
+    """Gradients of x and of `other`, which is d without an affine; see `bn_add_act_sums`."""
     d = before(grad, y, slope)
-    centred = recovered(y, affine, slope) if x is None else wide(x) - per_map(affine.pivot_c)
-    grad_x = sloped(d, centred, slopes).to(y.dtype)
+    grad_x = sloped(d, centred(x, y, slope), x.slopes).to(y.dtype)
     if other is None:
         return grad_x, None
-    if other_affine is None or other_slopes is None:
-        return grad_x, d.to(y.dtype)
-    return grad_x, sloped(d, wide(other) - per_map(other_affine.pivot_c), other_slopes).to(y.dtype)
+    grad_other = d if other.affine is None else sloped(d, centred(other), other.slopes)
+    return grad_x, grad_other.to(y.dtype)
 
 
 def squeezed(x: Tensor, affine: Affine, slope: float | None) -> Tensor:
     """Means over the pixels of act(affine(x)): (N, C)."""
-    return activated(affine_sum(x, affine, None, None), slope).mean((2, 3))
+    return activated(normed(x, affine), slope).mean((2, 3))
 
 
 def gated(x: Tensor, affine: Affine, gate_nc: Tensor, slope: float | None) -> Tensor:
     """y = gate * act(affine(x)): batch norm, activation and squeeze-and-excitation."""
-    return (per_map(gate_nc) * activated(affine_sum(x, affine, None, None), slope)).to(x.dtype)
+    return (per_map(gate_nc) * activated(normed(x, affine), slope)).to(x.dtype)
 
 
 def gated_sums(
@@ -182,12 +163,12 @@ def blurred(x: Tensor, affine: Affine, slope: float | None) -> tuple[Tensor, Ten
 
     (N, C, H, W) -> (N, C, H/2, W/2), rounded up, and (N, C) in the precision of sums.
     """
-    y = blur(activated(affine_sum(x, affine, None, None), slope))
+    y = blur(activated(normed(x, affine), slope))
     return y.to(x.dtype), y.mean((2, 3))
 
 
 def blurred_sums(
-    grad: Tensor, squeeze_nc: Tensor | None, x: Tensor, affine: Affine, slope: float | None
+    grad: Tensor, squeeze_nc: Tensor, x: Tensor, affine: Affine, slope: float | None
 ) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of d and d * (x - pivot), each (N, C).
 
@@ -199,7 +180,7 @@ def blurred_sums(
 
 def blurred_gradients(
     grad: Tensor,
-    squeeze_nc: Tensor | None,
+    squeeze_nc: Tensor,
     x: Tensor,
     affine: Affine,
     slopes: Slopes,
@@ -220,16 +201,12 @@ def per_map(numbers: Tensor) -> Tensor:
     return numbers[..., None, None]
 
 
-def affine_sum(
-    x: Tensor, affine: Affine, other: Tensor | None, other_affine: Affine | None
-) -> Tensor:
+def normed(x: Tensor, affine: Affine | None) -> Tensor:
+    """affine(x), or x without an affine."""
+    if affine is None:
+        return wide(x)
     pivot_c, scale_nc, shift_nc = affine
-    z = per_map(scale_nc) * (wide(x) - per_map(pivot_c)) + per_map(shift_nc)
-    if other is None:
-        return z
-    return z + (
-        wide(other) if other_affine is None else affine_sum(other, other_affine, None, None)
-    )
+    return per_map(scale_nc) * (wide(x) - per_map(pivot_c)) + per_map(shift_nc)
 
 
 def activated(z: Tensor, slope: float | None) -> Tensor:
@@ -252,12 +229,25 @@ def recovered(y: Tensor, affine: Affine, slope: float | None) -> Tensor:
     return (z - per_map(affine.shift_nc)) / per_map(affine.scale_nc)
 
 
-def sloped(d: Tensor, centred: Tensor, slopes: Slopes) -> Tensor:
-    return (
-        per_map(slopes.scale_nc) * d
-        + per_map(slopes.constant_nc)
-        + per_map(slopes.linear_nc) * centred
-    )
+def centred(term: Term, y: Tensor | None = None, slope: float | None = None) -> Tensor:
+    """map - pivot, recovered from y = act(affine(map)) where there is no map."""
+    assert term.affine is not None
+    if term.map is None:
+        assert y is not None
+        return recovered(y, term.affine, slope)
+    return wide(term.map) - per_map(term.affine.pivot_c)
+
+
+def scaled(term: Term) -> Tensor:
+    """(map - pivot) * rate, for int8."""
+    assert term.rate_c is not None
+    return centred(term) * per_map(term.rate_c)
+
+
+def sloped(d: Tensor, centred: Tensor, slopes: Slopes | None) -> Tensor:
+    assert slopes is not None
+    scale, constant, linear = map(per_map, slopes)
+    return scale * d + constant + linear * centred
 
 
 def blur(x: Tensor) -> Tensor:
@@ -291,7 +281,7 @@ def border(x: Tensor) -> str:
 
 
 def before_blur(
-    grad: Tensor, squeeze_nc: Tensor | None, x: Tensor, affine: Affine, slope: float | None
+    grad: Tensor, squeeze_nc: Tensor, x: Tensor, affine: Affine, slope: float | None
 ) -> Tensor:
-    g = wide(grad) if squeeze_nc is None else wide(grad) + per_map(squeeze_nc)
-    return unblur(g, x) * act_slope(affine_sum(x, affine, None, None), slope)
+    g = wide(grad) + per_map(squeeze_nc)
+    return unblur(g, x) * act_slope(normed(x, affine), slope)

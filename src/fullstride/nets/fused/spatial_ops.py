@@ -1,48 +1,40 @@
-"""What do the fused operators over several pixels compute, and what are their gradients?
+"""Computes the fused operators over several pixels, and their gradients.
 
 They are those of `batch_norm.bn_act_conv`, `pool_conv` and `bn_act_blur`. The conventions are those
 of `pointwise_ops`.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.library import custom_op
 
-from fullstride.nets.fused.dispatch import choose
-from fullstride.nets.fused.statistics import (
-    Norm,
+from fullstride.nets.fused.operators import (
+    choose,
     empty_map,
     empty_numbers,
+    empty_weights,
     in_format_of,
-    statistics,
-    without_autocast,
+    operator,
+    set_gradient,
 )
+from fullstride.nets.fused.reference import Term
+from fullstride.nets.fused.statistics import Norm, statistics
+
+# Of `layers.average_pool`: kernel, stride, padding, ceil_mode, count_include_pad
+POOL = ([2, 2], [2, 2], [0, 0], True, False)
 
 
-@custom_op("fullstride::conv", mutates_args=())
-@without_autocast
-def bn_act_conv(
-    x: Tensor,
-    gain: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    geometry: Sequence[int],
-    slope: float | None,
-    eps: float,
-    group: str,
-) -> tuple[Tensor, Tensor]:
+@operator(
+    "conv",
+    "(Tensor x, Tensor gain, Tensor bias, Tensor weight, int[] geometry, float? slope, float eps,"
+    " str group) -> (Tensor y, Tensor batch_stats)",
+)
+def bn_act_conv(x, gain, bias, weight, geometry, slope, eps, group):
     """conv(act(norm(x))) and the batch statistics of x. `geometry`: strides, paddings, groups."""
     batch_stats, _ = statistics(x, group)
-    inside = in_format_of(
-        choose(x).bn_add_act(x, Norm.of(batch_stats, gain, bias, eps).affine(), None, None, slope),
-        x,
-    )
-    return in_format_of(
-        F.conv2d(inside, weight, None, geometry[:2], geometry[2:4], 1, geometry[4]), x
-    ), batch_stats
+    affine = Norm.of(batch_stats, gain, bias, eps).affine()
+    inside = in_format_of(choose(x).bn_add_act(Term(x, affine), None, slope), x)
+    y = F.conv2d(inside, weight, None, geometry[:2], geometry[2:4], 1, geometry[4])
+    return in_format_of(y, x), batch_stats
 
 
 @bn_act_conv.register_fake
@@ -56,82 +48,43 @@ def _(x, gain, bias, weight, geometry, slope, eps, group):
     return empty_map(x, len(x), len(weight), *sides), empty_numbers(x, 3, x.shape[1])
 
 
-@custom_op("fullstride::conv_backward", mutates_args=())
-@without_autocast
-def bn_act_conv_backward(
-    grad: Tensor,
-    x: Tensor,
-    gain: Tensor,
-    bias: Tensor,
-    weight: Tensor,
-    batch_stats: Tensor,
-    geometry: Sequence[int],
-    slope: float | None,
-    eps: float,
-    group: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@operator(
+    "conv_backward",
+    "(Tensor grad, Tensor x, Tensor gain, Tensor bias, Tensor weight, Tensor batch_stats,"
+    " int[] geometry, float? slope, float eps, str group) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def bn_act_conv_backward(grad, x, gain, bias, weight, batch_stats, geometry, slope, eps, group):
     """Gradients of x, gain, bias and weight."""
     kernels = choose(x)
     norm = Norm.of(batch_stats, gain, bias, eps)
-    inside = in_format_of(kernels.bn_add_act(x, norm.affine(), None, None, slope), x)
-    strides, paddings, groups = geometry[:2], geometry[2:4], geometry[4]
-    grad_inside, grad_weight, _ = torch.ops.aten.convolution_backward(
-        grad,
-        inside,
-        weight,
-        None,
-        strides,
-        paddings,
-        [1, 1],
-        False,
-        [0, 0],
-        groups,
-        [True, True, False],
-    )
-    d_nc, d_x_nc, _ = kernels.bn_add_act_sums(
-        grad_inside, inside, x, norm.affine(), None, None, slope
-    )
+    term = Term(x, norm.affine())
+    inside = in_format_of(kernels.bn_add_act(term, None, slope), x)
+    grad_inside, grad_weight = conv_gradients(grad, inside, weight, geometry)
+    d_nc, d_x_nc, _ = kernels.bn_add_act_sums(grad_inside, inside, term, None, slope)
     grad_gain, grad_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
-    grad_x, _ = kernels.bn_add_act_gradients(
-        grad_inside, inside, x, norm.affine(), slopes, None, None, None, slope
-    )
-    return (
-        in_format_of(grad_x, x),
-        grad_gain.to(gain.dtype),
-        grad_bias.to(bias.dtype),
-        in_format_of(grad_weight, weight),
-    )
+    term = term._replace(slopes=slopes)
+    grad_x, _ = kernels.bn_add_act_gradients(grad_inside, inside, term, None, slope)
+    grad_norm = grad_gain.to(gain.dtype), grad_bias.to(bias.dtype)
+    return in_format_of(grad_x, x), *grad_norm, in_format_of(grad_weight, weight)
+
+
+def conv_gradients(grad, x, weight, geometry):
+    """Gradients of a convolution's input and weight."""
+    strides, paddings, groups = geometry[:2], geometry[2:4], geometry[4]
+    rest = [1, 1], False, [0, 0], groups, [True, True, False]
+    return torch.ops.aten.convolution_backward(grad, x, weight, None, strides, paddings, *rest)[:2]
 
 
 @bn_act_conv_backward.register_fake
 def _(grad, x, gain, bias, weight, batch_stats, geometry, slope, eps, group):
-    return empty_map(x), torch.empty_like(gain), torch.empty_like(bias), empty_map(weight)
+    return empty_map(x), *empty_weights(gain, bias), empty_map(weight)
 
 
-def save_for_bn_act_conv(ctx, inputs, output) -> None:
-    x, gain, bias, weight, ctx.geometry, ctx.slope, ctx.eps, ctx.group = inputs
-    batch_stats = output[1]
-    ctx.mark_non_differentiable(batch_stats)
-    ctx.save_for_backward(x, gain, bias, weight, batch_stats)
+set_gradient("conv")
 
 
-def differentiate_bn_act_conv(ctx, grad, _):
-    grad_x, grad_gain, grad_bias, grad_weight = bn_act_conv_backward(
-        grad, *ctx.saved_tensors, ctx.geometry, ctx.slope, ctx.eps, ctx.group
-    )
-    return grad_x, grad_gain, grad_bias, grad_weight, *[None] * 4
-
-
-bn_act_conv.register_autograd(differentiate_bn_act_conv, setup_context=save_for_bn_act_conv)
-
-
-# Of `layers.average_pool`: kernel, stride, padding, ceil_mode, count_include_pad
-POOL = ([2, 2], [2, 2], [0, 0], True, False)
-
-
-@custom_op("fullstride::pool", mutates_args=())
-@without_autocast
-def pool_conv(x: Tensor, weight: Tensor) -> Tensor:
+@operator("pool", "(Tensor x, Tensor weight) -> Tensor")
+def pool_conv(x, weight):
     return in_format_of(F.conv2d(F.avg_pool2d(x, *POOL), weight), x)
 
 
@@ -140,26 +93,13 @@ def _(x, weight):
     return empty_map(x, len(x), len(weight), *((side + 1) // 2 for side in x.shape[2:]))
 
 
-@custom_op("fullstride::pool_backward", mutates_args=())
-@without_autocast
-def pool_conv_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+@operator("pool_backward", "(Tensor grad, Tensor x, Tensor weight) -> (Tensor, Tensor)")
+def pool_conv_backward(grad, x, weight):
     """Gradients of x and weight."""
-    grad_pooled, grad_weight, _ = torch.ops.aten.convolution_backward(
-        grad,
-        F.avg_pool2d(x, *POOL),
-        weight,
-        None,
-        [1, 1],
-        [0, 0],
-        [1, 1],
-        False,
-        [0, 0],
-        1,
-        [True, True, False],
-    )
-    return in_format_of(
-        torch.ops.aten.avg_pool2d_backward(grad_pooled, x, *POOL, None), x
-    ), in_format_of(grad_weight, weight)
+    pooled = F.avg_pool2d(x, *POOL)
+    grad_pooled, grad_weight = conv_gradients(grad, pooled, weight, [1, 1, 0, 0, 1])
+    grad_x = torch.ops.aten.avg_pool2d_backward(grad_pooled, x, *POOL, None)
+    return in_format_of(grad_x, x), in_format_of(grad_weight, weight)
 
 
 @pool_conv_backward.register_fake
@@ -167,27 +107,15 @@ def _(grad, x, weight):
     return empty_map(x), empty_map(weight)
 
 
-def save_for_pool_conv(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
+set_gradient("pool")
 
 
-def differentiate_pool_conv(ctx, grad):
-    return pool_conv_backward(grad, *ctx.saved_tensors)
-
-
-pool_conv.register_autograd(differentiate_pool_conv, setup_context=save_for_pool_conv)
-
-
-@custom_op("fullstride::blur", mutates_args=())
-@without_autocast
-def bn_act_blur(
-    x: Tensor,
-    gain: Tensor,
-    bias: Tensor,
-    slope: float | None,
-    eps: float,
-    group: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+@operator(
+    "blur",
+    "(Tensor x, Tensor gain, Tensor bias, float? slope, float eps, str group)"
+    " -> (Tensor y, Tensor means_nc, Tensor batch_stats)",
+)
+def bn_act_blur(x, gain, bias, slope, eps, group):
     """blur(act(norm(x))), its means over the pixels (N, C), and the batch statistics."""
     batch_stats, _ = statistics(x, group)
     y, means_nc = choose(x).blurred(x, Norm.of(batch_stats, gain, bias, eps).affine(), slope)
@@ -197,26 +125,16 @@ def bn_act_blur(
 @bn_act_blur.register_fake
 def _(x, gain, bias, slope, eps, group):
     n, c, h, w = x.shape
-    return (
-        empty_map(x, n, c, (h + 1) // 2, (w + 1) // 2),
-        empty_numbers(x, n, c),
-        empty_numbers(x, 3, c),
-    )
+    y = empty_map(x, n, c, (h + 1) // 2, (w + 1) // 2)
+    return y, empty_numbers(x, n, c), empty_numbers(x, 3, c)
 
 
-@custom_op("fullstride::blur_backward", mutates_args=())
-@without_autocast
-def bn_act_blur_backward(
-    grad: Tensor,
-    grad_means: Tensor,
-    x: Tensor,
-    gain: Tensor,
-    bias: Tensor,
-    batch_stats: Tensor,
-    slope: float | None,
-    eps: float,
-    group: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+@operator(
+    "blur_backward",
+    "(Tensor grad, Tensor grad_means, Tensor x, Tensor gain, Tensor bias, Tensor batch_stats,"
+    " float? slope, float eps, str group) -> (Tensor, Tensor, Tensor)",
+)
+def bn_act_blur_backward(grad, grad_means, x, gain, bias, batch_stats, slope, eps, group):
     """Gradients of x, gain and bias."""
     kernels = choose(x)
     norm = Norm.of(batch_stats, gain, bias, eps)
@@ -229,21 +147,7 @@ def bn_act_blur_backward(
 
 @bn_act_blur_backward.register_fake
 def _(grad, grad_means, x, gain, bias, batch_stats, slope, eps, group):
-    return empty_map(x), torch.empty_like(gain), torch.empty_like(bias)
+    return empty_map(x), *empty_weights(gain, bias)
 
 
-def save_for_bn_act_blur(ctx, inputs, output) -> None:
-    x, gain, bias, ctx.slope, ctx.eps, ctx.group = inputs
-    batch_stats = output[2]
-    ctx.mark_non_differentiable(batch_stats)
-    ctx.save_for_backward(x, gain, bias, batch_stats)
-
-
-def differentiate_bn_act_blur(ctx, grad, grad_means, _):
-    grad_x, grad_gain, grad_bias = bn_act_blur_backward(
-        grad, grad_means, *ctx.saved_tensors, ctx.slope, ctx.eps, ctx.group
-    )
-    return grad_x, grad_gain, grad_bias, *[None] * 3
-
-
-bn_act_blur.register_autograd(differentiate_bn_act_blur, setup_context=save_for_bn_act_blur)
+set_gradient("blur")

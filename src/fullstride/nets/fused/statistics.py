@@ -1,7 +1,6 @@
-"""What is computed between two passes over the maps? Statistics, gates and their gradients."""
+"""Computes what lies between two passes over the maps: statistics, gates and their gradients."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,49 +8,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.nets.fused.dispatch import choose
+from fullstride.nets.fused.operators import choose, precision
 from fullstride.nets.fused.reference import Affine, Slopes
 
 # Smallest |gain| to divide by: an input recomputed below it is finite, but not exact.
 MIN_DIVISOR = 1e-5
 MIN_GATE = 1e-30  # a product with the gate is divided by it
-
-
-def without_autocast(op: Callable) -> Callable:
-    """Disable autocast, which would round the statistics between the passes."""
-
-    @wraps(op)
-    def run(x: Tensor, *rest):
-        with torch.autocast(x.device.type, enabled=False):
-            return op(x, *rest)
-
-    return run
-
-
-def memory_format(x: Tensor) -> torch.memory_format:
-    last = x.stride(1) == 1 and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def in_format_of(y: Tensor, x: Tensor) -> Tensor:
-    """y, in the memory format of x."""
-    return y.contiguous(memory_format=memory_format(x))
-
-
-def empty_map(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty map in the memory format of x, by default of its shape and dtype."""
-    return torch.empty(
-        shape or x.shape, dtype=dtype or x.dtype, device=x.device, memory_format=memory_format(x)
-    )
-
-
-def empty_numbers(x: Tensor, *shape: int) -> Tensor:
-    """An empty tensor in the precision of sums over x."""
-    return x.new_empty(shape, dtype=precision(x))
-
-
-def precision(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 class Norm(NamedTuple):

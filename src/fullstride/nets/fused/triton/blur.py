@@ -1,10 +1,10 @@
-"""How is `BlurPool` computed in Triton? The passes of `reference`, as gathers in both directions.
+"""Computes the passes of `BlurPool` by Triton, as gathers in both directions.
 
 `border` is the index of the pixel that pads the first one, and the distance from the end of the one
 that pads the last: 1 for reflection, 0 for replication where a side has one pixel.
 """
 
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # (kernels are Triton, which only looks like Python)
 
 from dataclasses import replace
@@ -18,51 +18,44 @@ from fullstride.nets.fused.triton.tiles import (
     GATHERED_BLOCK,
     SIZES,
     activated,
-    affine_at,
-    affine_of,
-    inside,
+    before,
     number,
+    numbers_of,
     offsets,
     place,
-    rows,
     save,
     slope_of,
-    slopes_at,
+    three,
+    tile,
     tiles_of,
     values,
+    zeros,
 )
 
 
 def blurred(x: Tensor, affine: Affine, slope: float | None) -> tuple[Tensor, Tensor]:
     n, c, h, w = x.shape
-    grad_x = tiles_of(x)
-    y = empty(
-        (n, c, (h + 1) // 2, (w + 1) // 2),
-        dtype=x.dtype,
-        device=x.device,
-        memory_format=grad_x.format,
-    )
-    tiles = replace(grad_x, pixels=y.shape[2] * y.shape[3], block=GATHERED_BLOCK)
-    (total,) = tiles.sums(
-        blurred_kernel, 1, y, tiles.lay(x), *affine_of(affine), slope_of(slope), *sides(x)
-    )
+    of_x = tiles_of(x)
+    shape, format = (n, c, (h + 1) // 2, (w + 1) // 2), of_x.format
+    y = empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
+    tiles = replace(of_x, pixels=y.shape[2] * y.shape[3], block=GATHERED_BLOCK)
+    arguments = y, tiles.lay(x), numbers_of(affine), slope_of(slope), *sides(x)
+    (total,) = tiles.sums(blurred_kernel, 1, *arguments)
     return y, total / tiles.pixels
 
 
 def blurred_sums(
-    grad: Tensor, squeeze_nc: Tensor | None, x: Tensor, affine: Affine, slope: float | None
+    grad: Tensor, squeeze_nc: Tensor, x: Tensor, affine: Affine, slope: float | None
 ) -> tuple[Tensor, Tensor]:
     tiles = tiles_of(x, GATHERED_BLOCK)
-    maps = tiles.lay(grad), *squeeze_of(squeeze_nc), tiles.lay(x)
-    first, second = tiles.sums(
-        blurred_sums_kernel, 2, *maps, *affine_of(affine), slope_of(slope), *sides(x)
-    )
+    arguments = tiles.lay(grad), numbers_of(squeeze_nc), tiles.lay(x), numbers_of(affine)
+    first, second = tiles.sums(blurred_sums_kernel, 2, *arguments, slope_of(slope), *sides(x))
     return first, second
 
 
 def blurred_gradients(
     grad: Tensor,
-    squeeze_nc: Tensor | None,
+    squeeze_nc: Tensor,
     x: Tensor,
     affine: Affine,
     slopes: Slopes,
@@ -71,14 +64,10 @@ def blurred_gradients(
     tiles = tiles_of(x, GATHERED_BLOCK)
     x = tiles.lay(x)
     grad_x = empty_like(x)
-    maps = grad_x, tiles.lay(grad), *squeeze_of(squeeze_nc), x
-    numbers = *affine_of(affine), *rows(*slopes), slope_of(slope), *sides(x)
-    tiles.launch(blurred_gradients_kernel, *maps, *numbers)
+    arguments = grad_x, tiles.lay(grad), numbers_of(squeeze_nc), x, numbers_of(affine)
+    rest = numbers_of(slopes), slope_of(slope), *sides(x)
+    tiles.launch(blurred_gradients_kernel, *arguments, *rest)
     return grad_x
-
-
-def squeeze_of(squeeze_nc: Tensor | None) -> tuple[Tensor | None, int]:
-    return (None, 0) if squeeze_nc is None else rows(squeeze_nc)
 
 
 def sides(x: Tensor) -> tuple[int, int, int]:
@@ -88,85 +77,44 @@ def sides(x: Tensor) -> tuple[int, int, int]:
 
 @triton.jit(do_not_specialize=SIZES)
 def blurred_kernel(
-    sums,
-    y,
-    x,
-    pivot,
-    scale,
-    shift,
-    row,
-    slope,
-    height,
-    width,
-    border,
-    outer,
-    units,
-    nhwc: tl.constexpr,
-    unit: tl.constexpr,
-    block_p: tl.constexpr,
-    block_c: tl.constexpr,
-    steps: tl.constexpr,
+    sums, y, x, affine, slope, height, width, border, outer, units, cut: tl.constexpr
 ):
-    n, first, c, pixels, channels = place(outer, units, nhwc, unit, block_p, block_c, steps)
-    pivot, scale, shift = affine_at(pivot, scale, shift, n, row, c, channels)
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(affine, here)
     columns = (width + 1) // 2
-    total = tl.zeros([block_p, block_c], tl.float32)
-    for step in range(steps):
-        p = first + step * block_p
-        at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
-        blurred_values = tl.zeros([block_p, block_c], tl.float32)
+    total = zeros(cut)
+    for step in range(cut.steps):
+        p, at, mask = tile(here, step, cut)
+        blurred_values = zeros(cut)
         for dy in tl.static_range(-1, 2):
             i = reflected(p // columns * 2 + dy, height, border)
             for dx in tl.static_range(-1, 2):
                 j = reflected(p % columns * 2 + dx, width, border)
-                from_x = offsets(n, i * width + j, c, height * width, channels, nhwc)
+                from_x = offsets(here, i * width + j, height * width, cut)
                 z = scale * (values(x, from_x, mask) - pivot) + shift
                 blurred_values += ((2 - dy * dy) * (2 - dx * dx) / 16) * activated(z, slope)
         tl.store(y + at, blurred_values, mask=mask)
         total += tl.where(mask, blurred_values, 0.0)
-    save(sums, total, c, channels, block_c)
+    save(sums[0], total, here, cut)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def blurred_sums_kernel(
-    first_sums,
-    second_sums,
-    grad,
-    squeeze,
-    squeeze_row,
-    x,
-    pivot,
-    scale,
-    shift,
-    row,
-    slope,
-    height,
-    width,
-    border,
-    outer,
-    units,
-    nhwc: tl.constexpr,
-    unit: tl.constexpr,
-    block_p: tl.constexpr,
-    block_c: tl.constexpr,
-    steps: tl.constexpr,
+    sums, grad, squeeze, x, affine, slope, height, width, border, outer, units, cut: tl.constexpr
 ):
-    n, first, c, pixels, channels = place(outer, units, nhwc, unit, block_p, block_c, steps)
-    pivot, scale, shift = affine_at(pivot, scale, shift, n, row, c, channels)
-    if squeeze is not None:
-        squeeze = number(squeeze, n, squeeze_row, c, channels)
-    first_sum = tl.zeros([block_p, block_c], tl.float32)
-    second_sum = tl.zeros([block_p, block_c], tl.float32)
-    for step in range(steps):
-        p = first + step * block_p
-        at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(affine, here)
+    squeeze = number(squeeze, here)
+    first_sum, second_sum = zeros(cut), zeros(cut)
+    for step in range(cut.steps):
+        p, at, mask = tile(here, step, cut)
         centred = values(x, at, mask) - pivot
-        d = unblurred(grad, squeeze, n, p, c, mask, height, width, border, channels, nhwc)
+        d = unblurred(grad, squeeze, here, p, mask, (height, width, border), cut)
         d = tl.where(mask, before(d, scale * centred + shift, slope), 0.0)
         first_sum += d
         second_sum += d * centred
-    save(first_sums, first_sum, c, channels, block_c)
-    save(second_sums, second_sum, c, channels, block_c)
+    save(sums[0], first_sum, here, cut)
+    save(sums[1], second_sum, here, cut)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -174,40 +122,25 @@ def blurred_gradients_kernel(
     grad_x,
     grad,
     squeeze,
-    squeeze_row,
     x,
-    pivot,
-    scale,
-    shift,
-    row,
-    slopes_scale,
-    slopes_constant,
-    slopes_linear,
-    slopes_row,
+    affine,
+    slopes,
     slope,
     height,
     width,
     border,
     outer,
     units,
-    nhwc: tl.constexpr,
-    unit: tl.constexpr,
-    block_p: tl.constexpr,
-    block_c: tl.constexpr,
-    steps: tl.constexpr,
+    cut: tl.constexpr,
 ):
-    n, first, c, pixels, channels = place(outer, units, nhwc, unit, block_p, block_c, steps)
-    pivot, scale, shift = affine_at(pivot, scale, shift, n, row, c, channels)
-    if squeeze is not None:
-        squeeze = number(squeeze, n, squeeze_row, c, channels)
-    steep, constant, linear = slopes_at(
-        slopes_scale, slopes_constant, slopes_linear, n, slopes_row, c, channels
-    )
-    for step in range(steps):
-        p = first + step * block_p
-        at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(affine, here)
+    squeeze = number(squeeze, here)
+    steep, constant, linear = three(slopes, here)
+    for step in range(cut.steps):
+        p, at, mask = tile(here, step, cut)
         centred = values(x, at, mask) - pivot
-        d = unblurred(grad, squeeze, n, p, c, mask, height, width, border, channels, nhwc)
+        d = unblurred(grad, squeeze, here, p, mask, (height, width, border), cut)
         d = before(d, scale * centred + shift, slope)
         tl.store(grad_x + at, steep * d + constant + linear * centred, mask=mask)
 
@@ -220,11 +153,11 @@ def reflected(i, size, border):
 
 
 @triton.jit
-def unblurred(grad, squeeze, n, p, c, mask, height, width, border, channels, nhwc: tl.constexpr):
+def unblurred(grad, squeeze, here, p, mask, sides, cut: tl.constexpr):
     """The gradient of pixels p: of one output in an even row or column, of two in an odd one."""
-    lines = (height + 1) // 2
-    columns = (width + 1) // 2
-    d = tl.zeros(mask.shape, tl.float32)
+    height, width, border = sides
+    lines, columns = (height + 1) // 2, (width + 1) // 2
+    d = zeros(cut)
     for second_line in tl.static_range(2):
         i = (p // width + second_line) // 2
         for second_column in tl.static_range(2):
@@ -232,10 +165,8 @@ def unblurred(grad, squeeze, n, p, c, mask, height, width, border, channels, nhw
             weight = share(i, p // width, height, border, second_line) * share(
                 j, p % width, width, border, second_column
             )
-            at = offsets(n, i * columns + j, c, lines * columns, channels, nhwc)
-            g = values(grad, at, mask & (weight > 0)[:, None])
-            if squeeze is not None:
-                g += squeeze
+            at = offsets(here, i * columns + j, lines * columns, cut)
+            g = values(grad, at, mask & (weight > 0)[:, None]) + squeeze
             d += weight[:, None] * g
     return d
 
@@ -249,11 +180,3 @@ def share(output, pixel, size, border, second: tl.constexpr):
     if second:  # for an even pixel it equals the first
         weight = tl.where(pixel % 2 == 0, 0.0, weight)
     return tl.where(output * 2 < size, weight, 0.0)
-
-
-@triton.jit
-def before(d, z, slope):
-    """The gradient before the activation."""
-    if slope is not None:
-        d = tl.where(z > 0, d, d * slope)
-    return d

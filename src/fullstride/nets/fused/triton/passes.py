@@ -1,11 +1,12 @@
-"""How are the passes over maps computed in Triton? Each pass of `reference`, on a GPU.
+"""Computes each pass of `reference` by Triton on a GPU, with the same names, arguments and numbers.
 
-Names, arguments and numbers are the same. Maps with strides other than NHWC or NCHW, and those in
-another format than the first, are copied. Sums are in float32, in two stages without atomics, so
-results are deterministic and do not depend on the batch.
+Maps with strides other than NHWC or NCHW, and those in another format than the first, are copied.
+Sums are in float32, in two stages without atomics, so results are deterministic and do not depend
+on the batch.
 """
 
-# pyright: reportPossiblyUnboundVariable=false
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false
 # (kernels are Triton, which only looks like Python)
 
 import torch
@@ -13,346 +14,285 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
-from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.fused.reference import Affine, Slopes, Term
 from fullstride.nets.fused.triton.blur import blurred, blurred_gradients, blurred_sums
-from fullstride.nets.fused.triton.gate import (
-    gated,
-    gated_gradients,
-    gated_sums,
-    squeezed,
-)
 from fullstride.nets.fused.triton.tiles import (
     SIZES,
     activated,
-    affine_at,
-    affine_of,
-    inside,
+    before,
     number,
     numbers_of,
-    offsets,
     place,
     recovered,
-    rows,
     save,
     slope_of,
-    slopes_at,
+    three,
+    tile,
     tiles_of,
     to_int8,
     to_int8_with_sign,
     values,
     with_sign_of,
+    zeros,
 )
 
-__all__ = [
-    "blurred",
-    "blurred_gradients",
-    "blurred_sums",
-    "gated",
-    "gated_gradients",
-    "gated_sums",
-]
-__all__ += [
-    "bn_add_act",
-    "bn_add_act_int8",
-    "bn_add_act_gradients",
-    "bn_add_act_sums",
-    "squeezed",
-    "stats",
-]
+PASSES = ["stats", "bn_add_act", "bn_add_act_int8", "bn_add_act_sums", "bn_add_act_gradients"]
+PASSES += ["squeezed", "gated", "gated_sums", "gated_gradients"]
+PASSES += [each.__name__ for each in (blurred, blurred_sums, blurred_gradients)]
 
 
 def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
     tiles = tiles_of(x)
-    first, second = tiles.sums(stats_kernel, 2, tiles.lay(x), pivot_c.float().contiguous())
+    first, second = tiles.sums(stats_kernel, 2, tiles.lay(x), numbers_of(pivot_c))
     return first / tiles.pixels, second / tiles.pixels
 
 
 def bn_add_act(
-    x: Tensor,
-    affine: Affine,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    slope: float | None,
-    dtype: torch.dtype | None = None,
+    x: Term, other: Term | None, slope: float | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    tiles = tiles_of(x)
-    x = tiles.lay(x)
-    y = empty_like(x, dtype=dtype or x.dtype)
-    theirs = tiles.lay(other), *affine_of(other_affine), None
-    tiles.launch(
-        bn_add_act_kernel, y, None, None, x, *affine_of(affine), None, *theirs, slope_of(slope)
-    )
+    assert x.map is not None
+    tiles = tiles_of(x.map)
+    ours, theirs = tiles.term(x), tiles.term(other)
+    y = empty_like(ours.map, dtype=dtype or x.map.dtype)
+    tiles.launch(bn_add_act_kernel, y, None, None, ours, theirs, slope_of(slope))
     return y
 
 
 def bn_add_act_int8(
-    x: Tensor,
-    affine: Affine,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    slope: float | None,
-    rate_c: Tensor,
-    other_rate_c: Tensor | None,
+    x: Term, other: Term | None, slope: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    tiles = tiles_of(x)
-    x = tiles.lay(x)
-    y, x_int8 = empty_like(x), empty_like(x, dtype=torch.int8)
-    other_int8 = None if other_rate_c is None else empty_like(x_int8)
-    ours = x, *affine_of(affine), numbers_of(rate_c)
-    theirs = tiles.lay(other), *affine_of(other_affine), numbers_of(other_rate_c)
-    tiles.launch(bn_add_act_kernel, y, x_int8, other_int8, *ours, *theirs, slope_of(slope))
+    assert x.map is not None
+    tiles = tiles_of(x.map)
+    ours, theirs = tiles.term(x), tiles.term(other)
+    y, x_int8 = empty_like(ours.map), empty_like(ours.map, dtype=torch.int8)
+    other_int8 = empty_like(x_int8) if other and other.affine else None
+    tiles.launch(bn_add_act_kernel, y, x_int8, other_int8, ours, theirs, slope_of(slope))
     return y, x_int8, other_int8
 
 
 def bn_add_act_sums(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor | None,
-    affine: Affine,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    slope: float | None,
+    grad: Tensor, y: Tensor, x: Term, other: Term | None, slope: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     tiles = tiles_of(y)
-    ours = *(tiles.lay(each) for each in (grad, y, x)), *affine_of(affine)
-    if other is None or other_affine is None:
-        first, second = tiles.sums(
-            bn_add_act_sums_kernel, 2, None, *ours, None, None, slope_of(slope)
-        )
-        return first, second, None
-    theirs = tiles.lay(other), other_affine.pivot_c.float().contiguous()
-    first, second, third = tiles.sums(bn_add_act_sums_kernel, 3, *ours, *theirs, slope_of(slope))
-    return first, second, third
+    if other and not other.affine:
+        other = None
+    arguments = tiles.lay(grad), tiles.lay(y), tiles.term(x), tiles.term(other), slope_of(slope)
+    first, second, *third = tiles.sums(bn_add_act_sums_kernel, 3 if other else 2, *arguments)
+    return first, second, third[0] if third else None
 
 
 def bn_add_act_gradients(
-    grad: Tensor,
-    y: Tensor,
-    x: Tensor | None,
-    affine: Affine,
-    slopes: Slopes,
-    other: Tensor | None,
-    other_affine: Affine | None,
-    other_slopes: Slopes | None,
-    slope: float | None,
+    grad: Tensor, y: Tensor, x: Term, other: Term | None, slope: float | None
 ) -> tuple[Tensor, Tensor | None]:
     tiles = tiles_of(y)
-    grad, y, x = (tiles.lay(each) for each in (grad, y, x))
-    grad_x = empty_like(y)
-    grad_other = None if other is None else empty_like(y)
-    theirs = None, None, None, None, None, 0
-    if other is not None and other_affine is not None and other_slopes is not None:
-        theirs = tiles.lay(other), other_affine.pivot_c.float().contiguous(), *rows(*other_slopes)
-    ours = grad, y, x, *affine_of(affine), *rows(*slopes)
-    tiles.launch(bn_add_act_gradients_kernel, grad_x, grad_other, *ours, *theirs, slope_of(slope))
+    y = tiles.lay(y)
+    grad_x, grad_other = empty_like(y), empty_like(y) if other else None
+    theirs = tiles.term(other if other and other.affine else None)
+    arguments = tiles.lay(grad), y, tiles.term(x), theirs, slope_of(slope)
+    tiles.launch(bn_add_act_gradients_kernel, grad_x, grad_other, *arguments)
     return grad_x, grad_other
 
 
+def squeezed(x: Tensor, affine: Affine, slope: float | None) -> Tensor:
+    tiles = tiles_of(x)
+    arguments = tiles.lay(x), numbers_of(affine), slope_of(slope)
+    return tiles.sums(squeezed_kernel, 1, *arguments)[0] / tiles.pixels
+
+
+def gated(x: Tensor, affine: Affine, gate_nc: Tensor, slope: float | None) -> Tensor:
+    tiles = tiles_of(x)
+    x = tiles.lay(x)
+    y = empty_like(x)
+    tiles.launch(gated_kernel, y, x, numbers_of(affine), numbers_of(gate_nc), slope_of(slope))
+    return y
+
+
+def gated_sums(
+    grad: Tensor, y: Tensor, affine: Affine, gate_nc: Tensor, slope: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    tiles = tiles_of(y)
+    maps = tiles.lay(grad), tiles.lay(y)
+    numbers = numbers_of(affine), numbers_of(gate_nc), slope_of(slope)
+    first, second, third, fourth, fifth = tiles.sums(gated_sums_kernel, 5, *maps, *numbers)
+    return first, second, third, fourth, fifth
+
+
+def gated_gradients(
+    grad: Tensor,
+    y: Tensor,
+    affine: Affine,
+    gate_nc: Tensor,
+    squeeze_nc: Tensor,
+    slopes: Slopes,
+    slope: float,
+) -> Tensor:
+    tiles = tiles_of(y)
+    y = tiles.lay(y)
+    grad_x = empty_like(y)
+    numbers = map(numbers_of, (affine, gate_nc, squeeze_nc, slopes))
+    tiles.launch(gated_gradients_kernel, grad_x, tiles.lay(grad), y, *numbers, slope_of(slope))
+    return grad_x
+
+
 @triton.jit(do_not_specialize=SIZES)
-def stats_kernel(
-    first_sums,
-    second_sums,
-    x,
-    pivot,
-    outer,
-    units,
-    nhwc: tl.constexpr,
-    unit: tl.constexpr,
-    block_p: tl.constexpr,
-    block_c: tl.constexpr,
-    steps: tl.constexpr,
-):
-    n, first, c, pixels, channels = place(outer, units, nhwc, unit, block_p, block_c, steps)
-    pivot = number(pivot, n, 0, c, channels)
-    first_sum = tl.zeros([block_p, block_c], tl.float32)
-    second_sum = tl.zeros([block_p, block_c], tl.float32)
-    for step in range(steps):
-        p = first + step * block_p
-        at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
+def stats_kernel(sums, x, pivot, outer, units, cut: tl.constexpr):
+    here = place(outer, units, cut)
+    pivot = number(pivot, here)
+    first_sum, second_sum = zeros(cut), zeros(cut)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
         centred = tl.where(mask, values(x, at, mask) - pivot, 0.0)
         first_sum += centred
         second_sum += centred * centred
-    save(first_sums, first_sum, c, channels, block_c)
-    save(second_sums, second_sum, c, channels, block_c)
+    save(sums[0], first_sum, here, cut)
+    save(sums[1], second_sum, here, cut)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def bn_add_act_kernel(
-    y,
-    x_int8,
-    other_int8,
-    x,
-    pivot,
-    scale,
-    shift,
-    row,
-    rate,
-    other,
-    other_pivot,
-    other_scale,
-    other_shift,
-    other_row,
-    other_rate,
-    slope,
-    outer,
-    units,
-    nhwc: tl.constexpr,
-    unit: tl.constexpr,
-    block_p: tl.constexpr,
-    block_c: tl.constexpr,
-    steps: tl.constexpr,
-):
-    n, first, c, pixels, channels = place(outer, units, nhwc, unit, block_p, block_c, steps)
-    pivot, scale, shift = affine_at(pivot, scale, shift, n, row, c, channels)
-    if other_pivot is not None:
-        other_pivot, other_scale, other_shift = affine_at(
-            other_pivot, other_scale, other_shift, n, other_row, c, channels
-        )
+def bn_add_act_kernel(y, x_int8, other_int8, x, other, slope, outer, units, cut: tl.constexpr):
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(x.affine, here)
     if x_int8 is not None:
-        rate = number(rate, n, 0, c, channels)
+        rate = number(x.rate_c, here)
+    if other is not None and other.affine is not None:
+        other_pivot, other_scale, other_shift = three(other.affine, here)
     if other_int8 is not None:
-        other_rate = number(other_rate, n, 0, c, channels)
-    for step in range(steps):
-        p = first + step * block_p
-        at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
-        value = values(x, at, mask)
+        other_rate = number(other.rate_c, here)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
+        value = values(x.map, at, mask)
         centred = value - pivot
         z = scale * centred + shift
         if other is not None:
-            more = values(other, at, mask)
-            if other_pivot is not None:
+            more = values(other.map, at, mask)
+            if other.affine is not None:
                 more -= other_pivot
                 if other_int8 is not None:
                     tl.store(other_int8 + at, to_int8(more, other_rate), mask=mask)
                 more = other_scale * more + other_shift
             z += more
-        if x.dtype.element_ty == tl.int8:
+        if x.map.dtype.element_ty == tl.int8:
             z = with_sign_of(z, value)
         tl.store(y + at, activated(z, slope), mask=mask)
         if x_int8 is not None:
             tl.store(x_int8 + at, to_int8_with_sign(centred, rate, z), mask=mask)
 
 
+@triton.jit
+def d_and_centred(grad, y, x, numbers, slope, at, mask):
+    """The gradient before the activation, and x - pivot, recovered from y if there is no x."""
+    pivot, inverse_scale, shift = numbers
+    out = values(y, at, mask)
+    d = before(values(grad, at, mask), out, slope)
+    if x is None:
+        centred = recovered(out, inverse_scale, shift, slope)
+    else:
+        centred = values(x, at, mask) - pivot
+    return d, centred
+
+
 @triton.jit(do_not_specialize=SIZES)
-def bn_add_act_sums_kernel(
-    first_sums,
-    second_sums,
-    third_sums,
-    grad,
-    y,
-    x,
-    pivot,
-    scale,
-    shift,
-    row,
-    other,
-    other_pivot,
-    slope,
-    outer,
-    units,
-    nhwc: tl.constexpr,
-    unit: tl.constexpr,
-    block_p: tl.constexpr,
-    block_c: tl.constexpr,
-    steps: tl.constexpr,
-):
-    n, first, c, pixels, channels = place(outer, units, nhwc, unit, block_p, block_c, steps)
-    pivot, scale, shift = affine_at(pivot, scale, shift, n, row, c, channels)
-    inverse_scale = 1.0 / scale
-    first_sum = tl.zeros([block_p, block_c], tl.float32)
-    second_sum = tl.zeros([block_p, block_c], tl.float32)
-    third_sum = tl.zeros([block_p, block_c], tl.float32)
+def bn_add_act_sums_kernel(sums, grad, y, x, other, slope, outer, units, cut: tl.constexpr):
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(x.affine, here)
+    numbers = pivot, 1.0 / scale, shift
+    first_sum, second_sum, third_sum = zeros(cut), zeros(cut), zeros(cut)
     if other is not None:
-        other_pivot = number(other_pivot, n, 0, c, channels)
-    for step in range(steps):
-        p = first + step * block_p
-        at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
-        out = values(y, at, mask)
-        d = before(grad, out, slope, at, mask)
-        centred = (
-            recovered(out, inverse_scale, shift, slope)
-            if x is None
-            else values(x, at, mask) - pivot
-        )
+        other_pivot = number(other.affine.pivot_c, here)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
+        d, centred = d_and_centred(grad, y, x.map, numbers, slope, at, mask)
         first_sum += d
         second_sum += d * centred
         if other is not None:
-            third_sum += d * (values(other, at, mask) - other_pivot)
-    save(first_sums, first_sum, c, channels, block_c)
-    save(second_sums, second_sum, c, channels, block_c)
+            third_sum += d * (values(other.map, at, mask) - other_pivot)
+    save(sums[0], first_sum, here, cut)
+    save(sums[1], second_sum, here, cut)
     if other is not None:
-        save(third_sums, third_sum, c, channels, block_c)
+        save(sums[2], third_sum, here, cut)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def bn_add_act_gradients_kernel(
-    grad_x,
-    grad_other,
-    grad,
-    y,
-    x,
-    pivot,
-    scale,
-    shift,
-    row,
-    slopes_scale,
-    slopes_constant,
-    slopes_linear,
-    slopes_row,
-    other,
-    other_pivot,
-    other_slopes_scale,
-    other_slopes_constant,
-    other_slopes_linear,
-    other_slopes_row,
-    slope,
-    outer,
-    units,
-    nhwc: tl.constexpr,
-    unit: tl.constexpr,
-    block_p: tl.constexpr,
-    block_c: tl.constexpr,
-    steps: tl.constexpr,
+    grad_x, grad_other, grad, y, x, other, slope, outer, units, cut: tl.constexpr
 ):
-    n, first, c, pixels, channels = place(outer, units, nhwc, unit, block_p, block_c, steps)
-    pivot, scale, shift = affine_at(pivot, scale, shift, n, row, c, channels)
-    inverse_scale = 1.0 / scale
-    steep, constant, linear = slopes_at(
-        slopes_scale, slopes_constant, slopes_linear, n, slopes_row, c, channels
-    )
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(x.affine, here)
+    numbers = pivot, 1.0 / scale, shift
+    steep, constant, linear = three(x.slopes, here)
     if other is not None:
-        other_pivot = number(other_pivot, n, 0, c, channels)
-        other_steep, other_constant, other_linear = slopes_at(
-            other_slopes_scale,
-            other_slopes_constant,
-            other_slopes_linear,
-            n,
-            other_slopes_row,
-            c,
-            channels,
-        )
-    for step in range(steps):
-        p = first + step * block_p
-        at, mask = offsets(n, p, c, pixels, channels, nhwc), inside(p, c, pixels, channels)
-        out = values(y, at, mask)
-        d = before(grad, out, slope, at, mask)
-        centred = (
-            recovered(out, inverse_scale, shift, slope)
-            if x is None
-            else values(x, at, mask) - pivot
-        )
+        other_pivot = number(other.affine.pivot_c, here)
+        other_steep, other_constant, other_linear = three(other.slopes, here)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
+        d, centred = d_and_centred(grad, y, x.map, numbers, slope, at, mask)
         tl.store(grad_x + at, steep * d + constant + linear * centred, mask=mask)
         if other is not None:
-            more = other_linear * (values(other, at, mask) - other_pivot)
+            more = other_linear * (values(other.map, at, mask) - other_pivot)
             tl.store(grad_other + at, other_steep * d + other_constant + more, mask=mask)
         elif grad_other is not None:
             tl.store(grad_other + at, d, mask=mask)
 
 
-@triton.jit
-def before(grad, y, slope, at, mask):
-    """The gradient before the activation."""
-    g = values(grad, at, mask)
-    if slope is not None:
-        g = tl.where(y > 0, g, g * slope)
-    return g
+@triton.jit(do_not_specialize=SIZES)
+def squeezed_kernel(sums, x, affine, slope, outer, units, cut: tl.constexpr):
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(affine, here)
+    total = zeros(cut)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
+        z = scale * (values(x, at, mask) - pivot) + shift
+        total += tl.where(mask, activated(z, slope), 0.0)
+    save(sums[0], total, here, cut)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def gated_kernel(y, x, affine, gate, slope, outer, units, cut: tl.constexpr):
+    here = place(outer, units, cut)
+    pivot, scale, shift = three(affine, here)
+    gate = number(gate, here)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
+        z = scale * (values(x, at, mask) - pivot) + shift
+        tl.store(y + at, gate * activated(z, slope), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def gated_sums_kernel(sums, grad, y, affine, gate, slope, outer, units, cut: tl.constexpr):
+    here = place(outer, units, cut)
+    scale, shift = number(affine.scale_nc, here), number(affine.shift_nc, here)
+    inverse_scale, gate = 1.0 / scale, number(gate, here)
+    first_sum, second_sum, third_sum = zeros(cut), zeros(cut), zeros(cut)
+    fourth_sum, fifth_sum = zeros(cut), zeros(cut)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
+        s = values(y, at, mask) / gate
+        g = values(grad, at, mask)
+        steep = tl.where(mask, tl.where(s > 0, 1.0, slope), 0.0)
+        centred = recovered(s, inverse_scale, shift, slope)
+        first_sum += g * s
+        second_sum += g * steep
+        third_sum += g * steep * centred
+        fourth_sum += steep
+        fifth_sum += steep * centred
+    save(sums[0], first_sum, here, cut)
+    save(sums[1], second_sum, here, cut)
+    save(sums[2], third_sum, here, cut)
+    save(sums[3], fourth_sum, here, cut)
+    save(sums[4], fifth_sum, here, cut)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def gated_gradients_kernel(
+    grad_x, grad, y, affine, gate, squeeze, slopes, slope, outer, units, cut: tl.constexpr
+):
+    here = place(outer, units, cut)
+    scale, shift = number(affine.scale_nc, here), number(affine.shift_nc, here)
+    inverse_scale, gate, squeeze = 1.0 / scale, number(gate, here), number(squeeze, here)
+    steep, constant, linear = three(slopes, here)
+    for step in range(cut.steps):
+        _, at, mask = tile(here, step, cut)
+        s = values(y, at, mask) / gate
+        d = before(gate * values(grad, at, mask) + squeeze, s, slope)
+        gradient = steep * d + constant + linear * recovered(s, inverse_scale, shift, slope)
+        tl.store(grad_x + at, gradient, mask=mask)

@@ -1,0 +1,124 @@
+"""Registers the fused operators with torch, and chooses what computes their passes over maps."""
+
+import os
+from collections.abc import Callable
+from functools import cache, wraps
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+from torch.library import custom_op, register_autograd
+
+from fullstride.nets.fused import reference
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def choose(x: Tensor) -> ModuleType:
+    """`triton.passes` for maps like x on a GPU, if Triton is installed, else `reference`."""
+    device = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return in_triton() or reference if device and x.dtype in DTYPES else reference
+
+
+@cache
+def in_triton() -> ModuleType | None:
+    if not find_spec("triton"):
+        return None
+    from fullstride.nets.fused.triton import passes
+
+    return passes
+
+
+def operator(name: str, schema: str) -> Callable[[Callable], CustomOpDef]:
+    """Register a function as `fullstride::NAME`. Its schema stands in place of annotations.
+
+    Autocast is disabled in it: it would round the statistics between the passes.
+    """
+
+    def register(function: Callable) -> CustomOpDef:
+        @wraps(function)
+        def run(x: Tensor, *rest: Any) -> Any:
+            with torch.autocast(x.device.type, enabled=False):
+                return function(x, *rest)
+
+        return custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema)
+
+    return register
+
+
+def set_gradient(name: str, select: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+    """Let `fullstride::NAME_backward` compute the gradient of `fullstride::NAME`.
+
+    Its arguments are told by the names in both schemas: gradients of the first results, whose names
+    begin with "grad", then arguments and results of the operator, which are saved. It returns the
+    gradients of the first arguments, those of lists of tensors in a row. `select` may replace what
+    is saved, by name.
+    """
+    schema, backward = (
+        getattr(torch.ops.fullstride, each).default._schema for each in (name, f"{name}_backward")
+    )
+    names = [each.name for each in (*schema.arguments, *schema.returns)]
+    kinds = {each.name: str(each.type) for each in (*backward.arguments, *schema.arguments)}
+    saved = [each.name for each in backward.arguments if not each.name.startswith("grad")]
+    count = len(backward.arguments) - len(saved)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        results = output if isinstance(output, tuple) else (output,)
+        ctx.mark_non_differentiable(*results[count:])
+        given = dict(zip(names, (*inputs, *results), strict=True))
+        ctx.sizes = {key: len(given[key]) for key in given if kinds.get(key) == "List[Tensor]"}
+        select(given)
+        ctx.constants = {key: given[key] for key in saved if "Tensor" not in kinds[key]}
+        tensors = (given[key] for key in saved if key not in ctx.constants)
+        ctx.save_for_backward(
+            *(each for value in tensors for each in (value if isinstance(value, list) else [value]))
+        )
+
+    def differentiate(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        def take(values: Any, key: str) -> Any:
+            """The value of an argument: as many as it has, if it is a list of tensors."""
+            size = ctx.sizes.get(key)
+            return next(values, None) if size is None else [next(values) for _ in range(size)]
+
+        tensors = iter(ctx.saved_tensors)
+        rest = [ctx.constants[key] if key in ctx.constants else take(tensors, key) for key in saved]
+        operator = getattr(torch.ops.fullstride, f"{name}_backward")
+        found = operator(*gradients[:count], *rest)
+        found = iter([found] if isinstance(found, Tensor) else found)
+        return tuple(take(found, each.name) for each in schema.arguments)
+
+    register_autograd(f"fullstride::{name}", differentiate, setup_context=save)
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    last = x.stride(1) == 1 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def in_format_of(y: Tensor, x: Tensor) -> Tensor:
+    """y, in the memory format of x."""
+    return y.contiguous(memory_format=memory_format(x))
+
+
+def empty_map(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty map in the memory format of x, by default of its shape and dtype."""
+    return torch.empty(
+        shape or x.shape, dtype=dtype or x.dtype, device=x.device, memory_format=memory_format(x)
+    )
+
+
+def empty_numbers(x: Tensor, *shape: int) -> Tensor:
+    """An empty tensor in the precision of sums over x."""
+    return x.new_empty(shape, dtype=precision(x))
+
+
+def empty_weights(*weights: Tensor) -> list[Tensor]:
+    """Empty gradients of weights."""
+    return [torch.empty_like(each, memory_format=torch.contiguous_format) for each in weights]
+
+
+def precision(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
