@@ -41,13 +41,6 @@ def test_the_zoo_lists_its_networks_and_those_of_timm_by_a_pattern():
     assert zoo.list("nothing*") == ()
 
 
-def test_classes_have_the_name_of_timm_too():
-    assert zoo.create("genet_tiny", num_classes=7).spec.classes == 7
-    assert zoo.create("genet_tiny", num_classes=7, classes=7).spec.classes == 7
-    with pytest.raises(ValueError, match="classes 5 and num_classes 7"):
-        zoo.create("genet_tiny", num_classes=7, classes=5)
-
-
 def test_one_call_trains_and_returns_the_bundle_that_the_run_left(few_digits, bundle, tmp_path):
     rows = []
     again = fullstride.train_network(
@@ -99,7 +92,7 @@ def test_a_bundle_predicts_a_path_a_picture_and_a_list(few_digits, bundle, tmp_p
 
 
 def reprs(few_digits, bundle):
-    net = zoo.create("genet_tiny", num_classes=1000)
+    net = zoo.create("genet_tiny", classes=1000)
     many = replace(bundle, classes=tuple(f"a class with a long name {i}" for i in range(1000)))
     metadata = Metadata(
         name="x", classes=many.classes, preprocessing=bundle.preprocessing, scores=bundle.scores

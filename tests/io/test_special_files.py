@@ -35,13 +35,13 @@ READERS = {
     "shards/train-000000.tar": [f"train shards --out new {SETTINGS}"],
     "table.csv": [f"train table.csv --out new {SETTINGS}", "data pack table.csv again"],
     "data": [f"train data --out new {SETTINGS}", "data pack data again"],
-    "accuracies.csv": ["choose --device rtx3090 --budget-ms 5 --from accuracies.csv"],
+    "accuracies.csv": ["choose --target rtx3090 --budget-ms 5 --from accuracies.csv"],
     "weights.pth": [
         "measure cost weights.pth",
         "validate weights.pth --data data",
         "bench weights.pth",
     ],
-    "profile.json": ["measure estimate resnet18 --device profile.json"],
+    "profile.json": ["measure estimate resnet18 --target profile.json"],
     "recipe.json": ["train data --out new --model genet_tiny --recipe recipe.json"],
     "bench.json": [
         "report run --out p.html --bench bench.json",

@@ -319,7 +319,9 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
         "--out",
         str(out),
     ]
-    assert cli.run(["measure", "calibrate", *words, "--times", str(tmp_path / "times.json")]) == 0
+    assert (
+        cli.run(["measure", "calibrate", *words, "--times-out", str(tmp_path / "times.json")]) == 0
+    )
     said = capsys.readouterr().out
     assert "% off for microbenchmarks of a family left out" in said
     profile = load_profile(out)
@@ -338,7 +340,7 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
     assert clocks is not None
     assert clocks.wall + clocks.cpu == len(rows)
     assert estimate(zoo.create("resnet18"), profile, 1).ms_per_image > 0
-    assert cli.run(["measure", "estimate", "resnet18", "--device", str(out)]) == 0
+    assert cli.run(["measure", "estimate", "resnet18", "--target", str(out)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -351,9 +353,9 @@ def test_the_command_writes_a_profile_that_estimates_read(tmp_path, monkeypatch,
         (("--resolution", "32"), "use 64 or more"),
         (("--name", "rtx3090"), "rtx3090 is a profile that comes with fullstride"),
         (("--name", "my\ngpu"), "use one line of text"),
-        (("--out", "a.json", "--times", "a.json"), "a.json is the file of a profile"),
+        (("--out", "a.json", "--times-out", "a.json"), "a.json is the file of a profile"),
         (("--out", "."), ". is a folder"),
-        (("--times", "/dev/null/times.json"), "/dev/null"),
+        (("--times-out", "/dev/null/times.json"), "/dev/null"),
     ],
 )
 def test_what_cannot_be_calibrated_or_kept_is_one_line_before_anything_is_measured(

@@ -236,7 +236,7 @@ def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_bu
         *rows,
     )
     assert (
-        cli.run(["choose", "--device", "rtx3090", "--budget-ms", "100", "--from", path, "--json"])
+        cli.run(["choose", "--target", "rtx3090", "--budget-ms", "100", "--from", path, "--json"])
         == 0
     )
     out, err = capsys.readouterr()
@@ -267,11 +267,11 @@ def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_bu
 )
 def test_a_table_that_says_no_accuracies_is_named_with_its_line(tmp_path, capsys, lines, said):
     path = table(tmp_path / "mine.csv", *lines)
-    assert cli.run(["choose", "--device", "rtx3090", "--budget-ms", "1", "--from", path]) == 2
+    assert cli.run(["choose", "--target", "rtx3090", "--budget-ms", "1", "--from", path]) == 2
     assert said in capsys.readouterr().err
 
 
-GENET = ("--device", "v100-fp16", "--from", "genet_paper", "--batch", "64")
+GENET = ("--target", "v100-fp16", "--from", "genet_paper", "--call-batch", "64")
 
 
 def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_path, capsys):
@@ -284,7 +284,9 @@ def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_pat
         in told
     )
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    data = json.loads(ask(capsys, *GENET, "--budget-ms", "0.2", "--times", "estimated", "--json"))
+    data = json.loads(
+        ask(capsys, *GENET, "--budget-ms", "0.2", "--times-from", "estimated", "--json")
+    )
     assert {row["time"] for row in data["options"]} == {"estimated"}
     assert 0.5 < data["best"]["probability"] < 0.9
     assert [row["name"] for row in data["measure"]] == ["genet_normal", "genet_light"]
@@ -299,14 +301,24 @@ def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_pat
     [
         (("rtx4090", "--budget-ms", "6"), {"--protocol online", "--layout nhwc"}),
         (
-            ("rtx4090-compiled", "--budget-ms", "0.15", "--batch", "64"),
+            ("rtx4090-compiled", "--budget-ms", "0.15", "--call-batch", "64"),
             {"--compiled", "--batch 64"},
         ),
-        (("v100-fp16", "--budget-ms", "0.2", "--batch", "64", *("--times", "estimated")), set()),
+        (
+            (
+                "v100-fp16",
+                "--budget-ms",
+                "0.2",
+                "--call-batch",
+                "64",
+                *("--times-from", "estimated"),
+            ),
+            set(),
+        ),
     ],
 )
 def test_the_networks_that_are_worth_measuring_stand_in_commands_of_bench(words, flags, capsys):
-    answer = ("--device", *words, "--from", "ours")
+    answer = ("--target", *words, "--from", "ours")
     named = json.loads(ask(capsys, *answer, "--json"))["measure"]
     lines = [
         line.removeprefix("measure these: ").split()
@@ -328,7 +340,7 @@ def test_the_networks_that_are_worth_measuring_stand_in_commands_of_bench(words,
 
 
 def test_networks_for_tensorrt_are_measured_as_exported(capsys):
-    out = ask(capsys, "--device", "t4-int8", "--budget-ms", "1.5", "--times", "estimated")
+    out = ask(capsys, "--target", "t4-int8", "--budget-ms", "1.5", "--times-from", "estimated")
     assert any(
         line.startswith("measure these, exported to TensorRT: ") for line in out.splitlines()
     )
@@ -353,8 +365,8 @@ def test_the_picture_names_the_front_and_marks_the_budget_and_the_best(known):
         (("--budget-ms", "0"), "give a time above 0"),
         (("--budget-ms", "inf"), "give a time above 0"),
         (("--budget-ms", "0.001"), "the fastest is genet_light at 192 x 192 with 0.09 ms"),
-        (("--budget-ms", "1", "--batch", "0"), "batch 0"),
-        (("--budget-ms", "1", "--device", "v100"), "no profile named 'v100'"),
+        (("--budget-ms", "1", "--call-batch", "0"), "batch 0"),
+        (("--budget-ms", "1", "--target", "v100"), "no profile named 'v100'"),
         (("--budget-ms", "1", "--from", "paper"), "choose from ours, timm, genet_paper"),
     ],
 )

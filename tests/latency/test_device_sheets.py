@@ -259,7 +259,7 @@ def test_times_that_the_host_bounds_correct_the_host_alone():
 def test_measured_times_of_inference_do_not_correct_training_steps(tmp_path, capsys):
     measured = ["--measured", str(times_csv(tmp_path / "times.csv", 1.5))]
     assert (
-        run(["measure", "estimate", "resnet50", "--device", "rtx3090", "--train", *measured]) == 2
+        run(["measure", "estimate", "resnet50", "--target", "rtx3090", "--train", *measured]) == 2
     )
     assert "--measured has times of inference" in capsys.readouterr().err
 
@@ -302,11 +302,22 @@ def test_the_command_estimates_and_chooses_by_a_sheet(tmp_path, capsys):
     sheet = str(written(tmp_path / "mine.json"))
     measured = str(times_csv(tmp_path / "times.csv", 1.5))
     assert (
-        run(["measure", "estimate", "resnet50", "--device-sheet", sheet, "--batch", "64", "--json"])
+        run(
+            [
+                "measure",
+                "estimate",
+                "resnet50",
+                "--device-sheet",
+                sheet,
+                "--call-batch",
+                "64",
+                "--json",
+            ]
+        )
         == 0
     )
     plain = json.loads(capsys.readouterr().out)["estimates"][0]
-    words = ["--device-sheet", sheet, "--measured", measured, "--batch", "64", "--json"]
+    words = ["--device-sheet", sheet, "--measured", measured, "--call-batch", "64", "--json"]
     assert run(["measure", "estimate", "resnet50", *words]) == 0
     better = json.loads(capsys.readouterr().out)["estimates"][0]
     assert better["ms_per_image"] > plain["ms_per_image"]
@@ -316,7 +327,7 @@ def test_the_command_estimates_and_chooses_by_a_sheet(tmp_path, capsys):
     assert chosen["best"]["ms_per_image"] <= 1
 
 
-@pytest.mark.parametrize("words", [[], ["--device", "a100", "--device-sheet", "x.json"]])
+@pytest.mark.parametrize("words", [[], ["--target", "a100", "--device-sheet", "x.json"]])
 def test_one_device_is_named(words, capsys):
     assert run(["measure", "estimate", "resnet50", *words]) == 2
     assert "--device-sheet" in capsys.readouterr().err

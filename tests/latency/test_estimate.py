@@ -29,9 +29,9 @@ def refuse(capsys, *words: str) -> str:
 
 @pytest.mark.parametrize(("name", "side"), [("genet_large", 256), ("timm/mobilenetv2_050", 224)])
 def test_the_command_says_what_the_model_says_of_the_real_module(name, side, capsys):
-    (told,) = json.loads(ask(capsys, name, "--device", "v100-fp16", "--batch", "16", "--json"))[
-        "estimates"
-    ]
+    (told,) = json.loads(
+        ask(capsys, name, "--target", "v100-fp16", "--call-batch", "16", "--json")
+    )["estimates"]
     there = estimate(zoo.create(name), load_profile("v100-fp16"), 16, side)
     assert told["resolution"] == side
     for key in ("ms_per_image", "low", "high", "device_ms", "host_ms", "images_per_s"):
@@ -40,7 +40,7 @@ def test_the_command_says_what_the_model_says_of_the_real_module(name, side, cap
 
 
 def test_one_network_is_told_with_its_interval_its_bound_and_the_profile_behind_it(capsys):
-    told = ask(capsys, "genet_light", "--device", "v100-fp16", "--batch", "1")
+    told = ask(capsys, "genet_light", "--target", "v100-fp16", "--call-batch", "1")
     profile = load_profile("v100-fp16")
     there = estimate(zoo.create("genet_light"), profile, 1, 192)
     assert f"{three_digits(there.ms_per_image)} ms/image" in told
@@ -52,7 +52,7 @@ def test_one_network_is_told_with_its_interval_its_bound_and_the_profile_behind_
 
 def test_several_networks_stand_fastest_first_and_those_too_close_to_tell_apart_are_ties(capsys):
     asked = ("resnet152", "genet_light", "resnet50", "resnet50d")
-    told = json.loads(ask(capsys, *asked, "--device", "rtx3090", "--json"))
+    told = json.loads(ask(capsys, *asked, "--target", "rtx3090", "--json"))
     rows, apart = told["estimates"], told["profile"]["inference"]["resolvable_ratio"]
     times = {row["network"]: row["ms_per_image"] for row in rows}
     assert list(times) == sorted(asked, key=times.get)
@@ -64,13 +64,13 @@ def test_several_networks_stand_fastest_first_and_those_too_close_to_tell_apart_
         }
         assert set(row["ties"]) == near - {row["network"]}
     assert {"resnet50", "resnet50d"} <= {name for row in rows for name in row["ties"]}
-    table = ask(capsys, *asked, "--device", "rtx3090").splitlines()
+    table = ask(capsys, *asked, "--target", "rtx3090").splitlines()
     ties = {words[1]: words[-3:] for words in map(str.split, table[1:5])}
     assert ties["resnet50"] == ties["resnet50d"] == ["2", "to", "3"]
 
 
 def test_a_training_step_takes_longer_and_is_refused_where_the_profile_has_none(capsys):
-    asked = ("resnet50", "--device", "rtx3090")
+    asked = ("resnet50", "--target", "rtx3090")
     one, step = (
         json.loads(ask(capsys, *asked, "--json", *more))["estimates"][0]
         for more in ((), ("--train",))
@@ -82,7 +82,7 @@ def test_a_training_step_takes_longer_and_is_refused_where_the_profile_has_none(
     assert "channels-last" in text
     assert "25 %" in text
     assert "channels-last" not in ask(capsys, *asked)
-    assert "no training steps" in refuse(capsys, "resnet50", "--device", "v100-fp16", "--train")
+    assert "no training steps" in refuse(capsys, "resnet50", "--target", "v100-fp16", "--train")
 
 
 def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
@@ -91,7 +91,7 @@ def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
         known, machine=replace(known.machine, peak_tflops=known.machine.peak_tflops / 1e3)
     )
     save_profile(slow, tmp_path / "slow.json")
-    asked = ("resnet18", "--device", str(tmp_path / "slow.json"), "--batch", "64")
+    asked = ("resnet18", "--target", str(tmp_path / "slow.json"), "--call-batch", "64")
     told = json.loads(ask(capsys, *asked, "--json"))["estimates"][0]
     here = estimate(zoo.create("resnet18"), known, 64, 224)
     assert told["ms_per_image"] > 50 * here.ms_per_image
@@ -99,7 +99,7 @@ def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
     net = zoo.create("genet_tiny", in_channels=1, resolution=48)
     labels, pixels = tuple(map(str, range(10))), zoo.family_preprocessing(net.spec)
     Bundle(net=net, name="gray", classes=labels, preprocessing=pixels).save(tmp_path / "gray")
-    told = json.loads(ask(capsys, str(tmp_path / "gray"), "--device", "v100-fp16", "--json"))[
+    told = json.loads(ask(capsys, str(tmp_path / "gray"), "--target", "v100-fp16", "--json"))[
         "estimates"
     ][0]
     assert told["resolution"] == 48
@@ -110,29 +110,29 @@ def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", profile_names())
 def test_every_profile_of_the_package_estimates_and_says_where_it_is_from(name, capsys):
-    told = ask(capsys, "resnet18", "--device", name)
+    told = ask(capsys, "resnet18", "--target", name)
     assert load_profile(name).inference.source in told
     assert ("not measured" in told) != load_profile(name).measured
 
 
 def test_what_cannot_be_estimated_is_one_line_that_says_what_would_work(capsys):
-    assert "did you mean" in refuse(capsys, "resnet50", "--device", "v100")
-    assert all(name in refuse(capsys, "resnet50", "--device", "!!") for name in profile_names())
-    assert "did you mean resnet50" in refuse(capsys, "resnet5", "--device", "h100")
-    assert "batch 0" in refuse(capsys, "resnet50", "--device", "h100", "--batch", "0")
-    assert "resolution 0" in refuse(capsys, "resnet50", "--device", "h100", "--resolution", "0")
+    assert "did you mean" in refuse(capsys, "resnet50", "--target", "v100")
+    assert all(name in refuse(capsys, "resnet50", "--target", "!!") for name in profile_names())
+    assert "did you mean resnet50" in refuse(capsys, "resnet5", "--target", "h100")
+    assert "batch 0" in refuse(capsys, "resnet50", "--target", "h100", "--call-batch", "0")
+    assert "resolution 0" in refuse(capsys, "resnet50", "--target", "h100", "--resolution", "0")
     assert "resolution 100000000000: use" in refuse(
-        capsys, "timm/resnet18", "--device", "h100", "--resolution", "100000000000"
+        capsys, "timm/resnet18", "--target", "h100", "--resolution", "100000000000"
     )
-    assert "to 65536" in refuse(capsys, "resnet50", "--device", "h100", "--batch", "10" * 20)
-    assert "name one or more" in refuse(capsys, "--device", "h100")
+    assert "to 65536" in refuse(capsys, "resnet50", "--target", "h100", "--call-batch", "10" * 20)
+    assert "name one or more" in refuse(capsys, "--target", "h100")
 
 
 @pytest.mark.parametrize("more", [(), ("--train", "--json"), ("--resolution", "288")])
 def test_names_that_the_package_knows_the_operators_of_need_no_pytorch(more):
     names = ["timm/resnet50", "timm/resnet50.a1_in1k"]
     names += [] if "--resolution" in more else ["genet_large", "resnet50"]
-    words = ["measure", "estimate", *names, "--device", "rtx3090", *more]
+    words = ["measure", "estimate", *names, "--target", "rtx3090", *more]
     program = f"""
 import resource, sys
 from fullstride import cli
@@ -151,7 +151,7 @@ def test_a_name_that_is_a_folder_too_is_the_folder(tmp_path, monkeypatch, capsys
     bundle = Bundle(net, "mine", tuple("0123456789"), zoo.family_preprocessing(net.spec))
     bundle.save(tmp_path / "resnet50")
     monkeypatch.chdir(tmp_path)
-    (told,) = json.loads(ask(capsys, "resnet50", "--device", "rtx3090", "--json"))["estimates"]
+    (told,) = json.loads(ask(capsys, "resnet50", "--target", "rtx3090", "--json"))["estimates"]
     assert told["resolution"] == net.spec.resolution
     there = estimate(net, load_profile("rtx3090"), 1, net.spec.resolution, in_channels=1)
     assert told["ms_per_image"] == pytest.approx(there.ms_per_image)

@@ -78,7 +78,7 @@ def test_a_choice_among_all_networks_of_timm_builds_none_and_takes_seconds(tmp_p
     program = f"""
 import resource, sys
 from fullstride import cli
-assert cli.run(["choose", "--device", "rtx4090", "--budget-ms", "5", "--from", {str(path)!r}]) == 0
+assert cli.run(["choose", "--target", "rtx4090", "--budget-ms", "5", "--from", {str(path)!r}]) == 0
 used = resource.getrusage(resource.RUSAGE_SELF)
 assert not {{"torch", "timm"}} & set(sys.modules)
 assert used.ru_utime + used.ru_stime < 20

@@ -82,7 +82,7 @@ def test_the_estimate_of_a_transformer_by_a_profile_of_convnets_comes_with_a_war
                 "estimate",
                 "timm/vit_tiny_patch16_224",
                 "tresnet_m",
-                "--device",
+                "--target",
                 "v100-fp16",
             ]
         )

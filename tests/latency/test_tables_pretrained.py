@@ -92,7 +92,7 @@ def test_a_choice_has_all_of_the_table_and_the_rows_of_the_papers_and_builds_non
     program = """
 import json, resource, sys
 from fullstride import cli
-words = "choose --device rtx4090 --budget-ms 0.1 --batch 256 --json"
+words = "choose --target rtx4090 --budget-ms 0.1 --call-batch 256 --json"
 assert cli.run(words.split()) == 0
 assert not {"torch", "timm"} & set(sys.modules)
 used = resource.getrusage(resource.RUSAGE_SELF)

@@ -33,19 +33,19 @@ def test_a_budget_is_a_time_or_a_rate_above_0(number):
 
 @pytest.mark.parametrize(
     ("words", "batch", "least_ms"),
-    [(("6",), 1, 6), (("0.5", "--batch", "64"), 64, 0.5)],
+    [(("6",), 1, 6), (("0.5", "--call-batch", "64"), 64, 0.5)],
 )
 def test_no_network_is_chosen_that_takes_more_than_the_budget_at_the_batch_of_the_budget(
     words, batch, least_ms, capsys
 ):
     choice = answer(
-        capsys, "choose", "--device", "rtx4090", "--from", "ours", "--budget-ms", *words
+        capsys, "choose", "--target", "rtx4090", "--from", "ours", "--budget-ms", *words
     )
     assert (choice["batch"], choice["budget_ms"]) == (batch, least_ms)
     best = choice["best"]
     times = answer(
-        capsys, "measure", "estimate", best["name"], "--device", "rtx4090", "--batch", str(batch),
-        "--resolution", str(best["resolution"]),
+        capsys, "measure", "estimate", best["name"], "--target", "rtx4090",
+        "--call-batch", str(batch), "--resolution", str(best["resolution"]),
     )  # fmt: skip
     (time,) = times["estimates"]
     assert time["batch"] == batch
@@ -54,15 +54,15 @@ def test_no_network_is_chosen_that_takes_more_than_the_budget_at_the_batch_of_th
 
 
 def test_a_budget_that_one_image_never_fits_names_nothing_and_says_at_which_batch(capsys):
-    words = ("--device", "rtx4090", "--from", "ours", "--budget-ms", "0.5")
+    words = ("--target", "rtx4090", "--from", "ours", "--budget-ms", "0.5")
     assert cli.run(["choose", *words]) == 2
     line = capsys.readouterr().err
     assert "batch 1" in line
-    assert "--batch" in line
+    assert "--call-batch" in line
 
 
 def test_a_rate_is_a_budget_and_every_answer_repeats_its_conditions(capsys):
-    words = ("choose", "--device", "v100-fp16", "--from", "genet_paper", "--batch", "64")
+    words = ("choose", "--target", "v100-fp16", "--from", "genet_paper", "--call-batch", "64")
     one, other = (
         answer(capsys, *words, *budget)
         for budget in (("--budget-ms", "0.2"), ("--images-per-s", "5000"))
@@ -71,8 +71,17 @@ def test_a_rate_is_a_budget_and_every_answer_repeats_its_conditions(capsys):
     assert (one["device"], one["precision"], one["batch"]) == ("NVIDIA V100", "fp16", 64)
     for command in (
         [*words, "--images-per-s", "5000"],
-        ["measure", "estimate", "resnet18", "--device", "v100-fp16", "--batch", "64"],
-        ["measure", "estimate", "resnet18", "resnet34", "--device", "v100-fp16", "--batch", "64"],
+        ["measure", "estimate", "resnet18", "--target", "v100-fp16", "--call-batch", "64"],
+        [
+            "measure",
+            "estimate",
+            "resnet18",
+            "resnet34",
+            "--target",
+            "v100-fp16",
+            "--call-batch",
+            "64",
+        ],
     ):
         assert cli.run(command) == 0
         assert "batch 64, NVIDIA V100, fp16" in capsys.readouterr().out
@@ -80,14 +89,14 @@ def test_a_rate_is_a_budget_and_every_answer_repeats_its_conditions(capsys):
 
 def test_choose_and_estimate_time_one_image_unless_a_batch_is_given(capsys):
     choice = answer(
-        capsys, "choose", "--device", "v100-fp16", "--from", "genet_paper", "--budget-ms", "9"
+        capsys, "choose", "--target", "v100-fp16", "--from", "genet_paper", "--budget-ms", "9"
     )
-    times = answer(capsys, "measure", "estimate", "resnet18", "--device", "v100-fp16")
+    times = answer(capsys, "measure", "estimate", "resnet18", "--target", "v100-fp16")
     assert (choice["batch"], times["estimates"][0]["batch"]) == (1, 1)
 
 
 def test_a_choice_without_a_budget_is_one_line(capsys):
-    assert cli.run(["choose", "--device", "rtx4090"]) == 2
+    assert cli.run(["choose", "--target", "rtx4090"]) == 2
     line = capsys.readouterr().err
     assert "--budget-ms" in line
     assert line.count("\n") == 1

@@ -145,7 +145,7 @@ def test_the_pages_block_goes_everywhere_with_no_other_change(ghost, tmp_path, f
     )
     assert cli.run(["measure", "cost", "ghost"]) == 0
     capsys.readouterr()
-    assert cli.run(["measure", "estimate", "ghost", "--device", "a100", "--json"]) == 0
+    assert cli.run(["measure", "estimate", "ghost", "--target", "a100", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["estimates"]
     estimator = Estimator(load_profile("a100"), row["batch"])
     assert estimator(spec) == pytest.approx(row["ms_per_image"])

@@ -262,7 +262,7 @@ def test_options_for_files_of_weights_are_refused_for_a_bundle(bundle, tmp_path)
         ["predict", "missing.onnx", "x.png"],
         ["bench", "./runs/x"],
         ["bench", "~/net"],
-        ["measure", "estimate", "runs/x", "--device", "v100-fp16"],
+        ["measure", "estimate", "runs/x", "--target", "v100-fp16"],
         ["measure", "cost", "../net.safetensors"],
         ["export", "runs/x", "--out", "x.onnx"],
         ["train", "digits", "--model", "genet_tiny", "--out", "o", "--weights", "runs/x"],

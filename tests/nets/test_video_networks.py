@@ -27,6 +27,12 @@ def base(spec: NetSpec) -> NetSpec:
 
 RESNET, RESNET_RS = base(resnet.SPECS["resnet50"]), base(resnet_rs.SPECS["resnet_rs_50"])
 STYLE = SPECS["resnet3d_50"].style
+
+
+def video_of(spec: NetSpec, *, stem=PoolStem, se_ratio: float = 0.0, **style: bool) -> NetSpec:
+    return video(spec, stem=stem, se_ratio=se_ratio, style=replace(STYLE, **style))
+
+
 # All pairs of the switches.
 SWITCHES = (
     dict(stem=PoolStem, se_ratio=0.0, self_gate=False, average_shortcut=False),
@@ -108,7 +114,7 @@ class Plain:
 def test_logits_are_those_of_plain_functions_with_the_same_weights(switches):
     generator = torch.Generator().manual_seed(0)
     image_net = RESNET if switches["stem"] is PoolStem else RESNET_RS
-    spec = small(video(image_net, **switches))
+    spec = small(video_of(image_net, **switches))
     net = randomise(Network(spec), generator, 32, frames=8).double()
     plain = Plain(net.state_dict(), spec, switches)
     for size in ((8, 32, 32), (7, 33, 41), (1, 48, 32)):
@@ -147,7 +153,7 @@ def test_a_still_clip_is_answered_as_its_image_by_weights_at_the_centre(source):
     spec = small(RESNET if source == "resnet" else RESNET_RS)
     images = randomise(Network(spec), generator, 32).double()
     how = dict(stem=DeepConvStem, se_ratio=0.25, average_shortcut=True)
-    clips = video(spec, **(how if source == "resnet_rs" else {}))
+    clips = video_of(spec, **(how if source == "resnet_rs" else {}))
     net = Network(replace(clips, classes=5)).double().eval()
     assert copy_weights(images, net) == []
     image = torch.randn(2, 3, 40, 32, generator=generator, dtype=torch.float64)

@@ -54,7 +54,7 @@ USUAL = {
     "export": "format precision with_preprocessing with_resize any_size budget_ms data max_drop "
     "force",
     "bench": "batch resolution device precision layout compiled rounds out suite",
-    "choose": "device budget_ms images_per_s batch source times out json task",
+    "choose": "target budget_ms images_per_s call_batch source times_from out json task",
     "study search": "master budget_ms images_per_s device preset recipe_name epochs executor "
     "dry_run",
     "study scale": "models widths depths resolutions budget_ms hours device recipe_name "
@@ -62,6 +62,6 @@ USUAL = {
     "study blocks": "kinds width ratio resolution batch device precision out",
     "data label": "top min_confidence per_class batch device workers",
     "data bench": "recipe_name epochs batch_size resolution workers seconds device out",
-    "measure estimate": "device batch resolution train json task",
+    "measure estimate": "target call_batch resolution train json task",
     "measure calibrate": "device out name runtimes batches precision minutes",
 }

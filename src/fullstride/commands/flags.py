@@ -43,10 +43,10 @@ Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of it
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileFlags:
-    """The device that times are estimated for."""
+    """What the network must run on: the device that times are estimated for."""
 
     # A profile such as v100-fp16, or a file that `measure calibrate` wrote.
-    device: str = ""
+    target: str = ""
     # In its place: a JSON file of its data sheet, as docs/latency.md describes.
     device_sheet: str = ""
     # A CSV file of times that were measured there, which correct those of the profile: columns
@@ -56,12 +56,12 @@ class ProfileFlags:
     def load(self) -> "LatencyProfile":
         from fullstride.latency.devices import correct, load_profile, profile_names
 
-        if bool(self.device) == bool(self.device_sheet):
+        if bool(self.target) == bool(self.device_sheet):
             raise ValueError(
-                "name one device: --device with one of "
+                "name one device: --target with one of "
                 f"{', '.join(profile_names())} or a file, or --device-sheet with a file"
             )
-        profile = load_profile(self.device or self.device_sheet)
+        profile = load_profile(self.target or self.device_sheet)
         return correct(profile, self.measured) if self.measured else profile
 
 

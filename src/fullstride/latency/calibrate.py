@@ -1,4 +1,4 @@
-"""Which numbers describe the device at hand? A profile is fitted to timed microbenchmarks."""
+"""Fits a profile of the device at hand to timed microbenchmarks."""
 
 import json
 import math
@@ -198,11 +198,17 @@ def prepare_step(
     network: Microbenchmark, plan: Plan, runtime: Runtime, batch: int
 ) -> Callable[[], object] | None:
     """A function that runs one batch; None if that takes too long or does not fit in memory."""
-    options: dict[str, Any] = dict(
-        precision=plan.precision, layout=plan.layout, compiled=runtime == "compiled"
-    )
     try:
-        step = Step(network.build(), "inference", batch, plan.resolution, plan.device, **options)
+        step = Step(
+            network.build(),
+            "inference",
+            batch,
+            plan.resolution,
+            plan.device,
+            precision=plan.precision,
+            layout=plan.layout,
+            compiled=runtime == "compiled",
+        )
         timed_calls(step, 1, plan.device)  # compiles, picks algorithms
         (seconds,), _ = timed_calls(step, 1, plan.device)
         if seconds > MAX_CALL_S:
@@ -263,45 +269,59 @@ def fit_profile(
     noise = median_spread(timings)
     low, high = widen(*interval(estimated[tested], seconds[tested], families[tested]), noise)
     batch = work.batch[tested]
-    per_image = estimated[tested] / batch, seconds[tested] / batch
-    here = Environment.here(plan.device)
-    cpu, clocks = plan.device.type == "cpu", clocks_of(timings)
-    batches = ", ".join(str(batch) for batch in sorted({timing.batch for timing in timings}))
-    versions = f"torch {here.torch}" + ("" if cpu else f", CUDA {here.cuda}, driver {here.driver}")
+
+    def error_of(mask: np.ndarray) -> float:
+        return round(error(estimated[mask], seconds[mask]), 1)
+
+    ratio = resolvable_ratio(estimated[tested] / batch, seconds[tested] / batch, batch)
     inference = Fit(
         numbers={key: float(f"{value:.4g}") for key, value in numbers.items()},
-        error=round(error(estimated[tested], seconds[tested]), 1),
+        error=error_of(tested),
         low=round(low, 3),
         high=round(high, 3),
-        resolvable_ratio=round(resolvable_ratio(*per_image, batch), 2),
-        networks=len({timing.network for timing in timings if timing.family != WHOLE}),
-        source=f"{CALIBRATED}, batch {batches}, {plan.resolution} pixels a side",
-        software=versions,
-        date=here.date[:10],
+        resolvable_ratio=round(ratio, 2),
         spread=round(noise, 3),
-        clocks=clocks,
+        **origin(timings, plan),
     )
-    profile = Profile(
+    return Calibration(
+        profile=calibrated_profile(inference, plan, machine, sheet, name, tests),
+        times=int(fitted.sum()),
+        left_out=error_of(fitted),
+        by_family={str(key): error_of(families == key) for key in np.unique(families[fitted])},
+        whole={str(key): float((estimated / seconds)[families == key].mean()) for key in whole},
+    )
+
+
+def origin(timings: Sequence[Timing], plan: Plan) -> dict[str, Any]:
+    """Where the numbers of a calibration come from, as fields of `Fit`."""
+    here = Environment.here(plan.device)
+    batches = ", ".join(str(batch) for batch in sorted({timing.batch for timing in timings}))
+    gpu = "" if plan.device.type == "cpu" else f", CUDA {here.cuda}, driver {here.driver}"
+    return {
+        "networks": len({timing.network for timing in timings if timing.family != WHOLE}),
+        "source": f"{CALIBRATED}, batch {batches}, {plan.resolution} pixels a side",
+        "software": f"torch {here.torch}{gpu}",
+        "date": here.date[:10],
+        "clocks": clocks_of(timings),
+    }
+
+
+def calibrated_profile(
+    inference: Fit, plan: Plan, machine: Machine, sheet: str, name: str, tests: str
+) -> Profile:
+    """The profile of this device with a fit, whose error is that of `tests`."""
+    assert inference.clocks
+    here = Environment.here(plan.device)
+    return Profile(
         name=name,
-        device=here.device + (f", {here.threads} threads" if cpu else ""),
+        device=here.device + (f", {here.threads} threads" if plan.device.type == "cpu" else ""),
         layout=plan.layout,
         precision=plan.precision,
         machine=machine,
         sheet=sheet,
         inference=inference,
-        note=f"the error is that of {tests}; {clock_line(clocks)}; calls are queued, as if a next "
-        "batch always waited",
-    )
-
-    def error_of(mask: np.ndarray) -> float:
-        return round(error(estimated[mask], seconds[mask]), 1)
-
-    return Calibration(
-        profile=profile,
-        times=int(fitted.sum()),
-        left_out=error_of(fitted),
-        by_family={str(key): error_of(families == key) for key in np.unique(families[fitted])},
-        whole={str(key): float((estimated / seconds)[families == key].mean()) for key in whole},
+        note=f"the error is that of {tests}; {clock_line(inference.clocks)}; calls are queued, as "
+        "if a next batch always waited",
     )
 
 
@@ -342,8 +362,7 @@ def names_for(runtime: Runtime, device: torch.device) -> tuple[str, ...]:
     return tuple(name for name in NUMBERS if name != "image_us" and (host or name != "host_us"))
 
 
-# Which files does a calibration write, and what are its defaults? Times and profiles as JSON.
-
+# ---- files and defaults
 
 TIMES = json_output("the times of a calibration", "environment", "times")
 MAX_BIAS = 1.1  # between a profile's estimates and the nearer end of their interval
@@ -411,7 +430,7 @@ def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
     for path in paths:
         check_output(path, OUTPUT)
     if times in paths:
-        raise ValueError(f"--times {times} is the file of a profile: give another name")
+        raise ValueError(f"--times-out {times} is the file of a profile: give another name")
     check_output(times, TIMES)
 
 

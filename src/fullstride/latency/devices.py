@@ -51,7 +51,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
         close = get_close_matches(name, names, n=3, cutoff=0.4)
         if name in THIS_MACHINE:
             advice = (
-                "fullstride measure calibrate writes that of this machine, and without --device "
+                "fullstride measure calibrate writes that of this machine, and without --target "
                 "fit and study search measure here"
             )
         elif close:

@@ -239,7 +239,7 @@ def choose(options: Sequence[Option], budget: Budget) -> Choice:
     if not inside:
         raise ValueError(
             f"nothing fits {budget}: the fastest is {line[0].label} with {line[0].ms:.3g} ms an "
-            "image; with a larger --batch an image takes less"
+            "image; with a larger --call-batch an image takes less"
         )
     likely = [o for o in inside if o.probability_within(MARGIN * budget_ms) >= LIKELY]
     inside = sorted(likely or inside, key=lambda option: (-option.network.top1, option.ms))

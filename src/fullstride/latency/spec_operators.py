@@ -1,4 +1,4 @@
-"""Which operators does a network run? From its spec, without building it, for many at once.
+"""Lists the operators of a network from its spec, without building it, for many at once.
 
 Stems, blocks and heads are walked as their modules in `nets` run. Every size may be one number or
 an array of numbers, so that all blocks that run the same operators, at whatever sizes and of
@@ -8,7 +8,7 @@ and traced on the meta device instead.
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -209,53 +209,59 @@ def squeeze_excite(channels: Size, reduced: Size, side: Size) -> list[OperatorRo
     ]
 
 
-def basic(
-    se_at, stride, blur, c_in, c_out, inner, kernel, groups, reduced, side
-) -> list[OperatorRow]:
-    rows = conv_norm(c_in, inner, kernel, side, stride, groups, blur=blur)
-    return rows + conv_norm(inner, c_out, kernel, halved(side, stride), groups=groups, active=False)
+class BlockForm(NamedTuple):
+    """What decides which operators a block runs."""
+
+    branch: str
+    se_at: str | None
+    stride: int
+    projected: bool
+    blur: bool
+    average: bool
 
 
-def bottleneck(
-    se_at, stride, blur, c_in, c_out, inner, kernel, groups, reduced, side
-) -> list[OperatorRow]:
-    out = halved(side, stride)
-    rows = conv_norm(c_in, inner, 1, side)
-    rows += conv_norm(inner, inner, kernel, side, stride, groups, blur=blur)
-    if se_at == "inner":
-        rows += squeeze_excite(inner, reduced, out)
-    return rows + conv_norm(inner, c_out, 1, out, active=False)
+class BlockSizes(NamedTuple):
+    c_in: Size
+    c_out: Size
+    inner: Size
+    kernel: Size
+    groups: Size
+    reduced: Size  # channels inside of squeeze-and-excitation
+    side: Size
 
 
-def block(
-    branch,
-    se_at,
-    stride,
-    projected,
-    blur,
-    average,
-    c_in,
-    c_out,
-    inner,
-    kernel,
-    groups,
-    reduced,
-    side,
-) -> list[OperatorRow]:
-    """`blocks.Block`, with the layers of its branch."""
-    out = halved(side, stride)
-    size = c_out * out**2
-    rows = BRANCHES[branch](se_at, stride, blur, c_in, c_out, inner, kernel, groups, reduced, side)
+def basic(form: BlockForm, n: BlockSizes) -> list[OperatorRow]:
+    out = halved(n.side, form.stride)
+    rows = conv_norm(n.c_in, n.inner, n.kernel, n.side, form.stride, n.groups, blur=form.blur)
+    return rows + conv_norm(n.inner, n.c_out, n.kernel, out, groups=n.groups, active=False)
+
+
+def bottleneck(form: BlockForm, n: BlockSizes) -> list[OperatorRow]:
+    out = halved(n.side, form.stride)
+    rows = conv_norm(n.c_in, n.inner, 1, n.side)
+    rows += conv_norm(n.inner, n.inner, n.kernel, n.side, form.stride, n.groups, blur=form.blur)
+    if form.se_at == "inner":
+        rows += squeeze_excite(n.inner, n.reduced, out)
+    return rows + conv_norm(n.inner, n.c_out, 1, out, active=False)
+
+
+def block(*options_and_sizes: Any) -> list[OperatorRow]:
+    """`blocks.Block`, with the layers of its branch: a `BlockForm`, then `BlockSizes`."""
+    count = len(BlockForm._fields)
+    form, n = BlockForm(*options_and_sizes[:count]), BlockSizes(*options_and_sizes[count:])
+    out = halved(n.side, form.stride)
+    size = n.c_out * out**2
+    rows = BRANCHES[form.branch](form, n)
     add = relu = IN_CHAIN
-    if se_at == "out":
-        rows += squeeze_excite(c_out, reduced, out)
+    if form.se_at == "out":
+        rows += squeeze_excite(n.c_out, n.reduced, out)
         add = relu = where(out == 1, IN_CHAIN, IN_OTHER_CHAIN)
-    if projected:
-        if average:
-            rows.append(elementwise("pool", c_in * side**2, c_in * out**2))
-        rows += conv_norm(
-            c_in, c_out, 1, out if average else side, 1 if average else stride, active=False
-        )
+    if form.projected:
+        side, stride = n.side, form.stride
+        if form.average:
+            rows.append(elementwise("pool", n.c_in * side**2, n.c_in * out**2))
+            side, stride = out, 1
+        rows += conv_norm(n.c_in, n.c_out, 1, side, stride, active=False)
         add, relu = JOINING, IN_CHAIN
     rows.append(elementwise("add", 2 * size, size, chain=add))
     return [*rows, elementwise("activation", size, size, chain=relu)]

@@ -167,14 +167,9 @@ class Stem(nn.Module):
 
 def first_convolution(in_channels: int, width: int, kernel: int, style: Style) -> ConvNorm:
     """Of stride 2 in H and W."""
+    stride, frames = (style.time_stride, 2), style.time_kernel
     return ConvNorm(
-        in_channels,
-        width,
-        kernel,
-        stride=2,
-        slope=style.stem_slope,
-        time_kernel=style.time_kernel,
-        time_stride=style.time_stride,
+        in_channels, width, kernel, stride=stride, slope=style.stem_slope, time_kernel=frames
     )
 
 

@@ -1,4 +1,4 @@
-"""What are the networks made of? Convolution with batch norm, squeeze-and-excitation, downsampling.
+"""Layers of the networks: convolution with batch norm, squeeze-and-excitation, downsampling.
 
 Letters of the shapes, here and in every docstring: N images, C channels, H x W pixels, K classes,
 and N clips of T frames. Layers of networks of clips have the paths and the shapes of those of
@@ -6,7 +6,6 @@ images, with T before H and W.
 """
 
 from collections import OrderedDict
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ class ConvNorm(nn.Module):
     (arXiv:2003.13630), after arXiv:1904.11486.
 
     With `time_kernel`, clips: (N, C_in, T, H, W) -> (N, C_out, T/time_stride, H/stride, W/stride),
-    by kernels of so many frames.
+    by kernels of so many frames; `stride` may be (time_stride, stride).
     """
 
     # of three dimensions for clips, which fused operators do not take
@@ -41,31 +40,22 @@ class ConvNorm(nn.Module):
         c_out: int,
         kernel: int,
         *,
-        stride: int = 1,
+        stride: int | tuple[int, int] = 1,
         groups: int = 1,
         slope: float | None = None,
         blur: bool = False,
         time_kernel: int = 0,
-        time_stride: int = 1,
     ):
         super().__init__()
-        conv_stride = 1 if blur else stride
+        time_stride, stride = stride if isinstance(stride, tuple) else (1, stride)
+        step = 1 if blur else stride
+        conv, norm, kernels, strides = nn.Conv2d, nn.BatchNorm2d, (kernel, kernel), (step, step)
         if time_kernel:
-            self.conv = nn.Conv3d(  # pyright: ignore[reportAttributeAccessIssue]
-                c_in,
-                c_out,
-                (time_kernel, kernel, kernel),
-                (time_stride, conv_stride, conv_stride),
-                (time_kernel // 2, kernel // 2, kernel // 2),
-                groups=groups,
-                bias=False,
-            )
-            self.norm = nn.BatchNorm3d(c_out)  # pyright: ignore[reportAttributeAccessIssue]
-        else:
-            self.conv = nn.Conv2d(
-                c_in, c_out, kernel, conv_stride, kernel // 2, groups=groups, bias=False
-            )
-            self.norm = nn.BatchNorm2d(c_out)
+            conv, norm = nn.Conv3d, nn.BatchNorm3d
+            kernels, strides = (time_kernel, *kernels), (time_stride, *strides)
+        padding = tuple(size // 2 for size in kernels)
+        self.conv = conv(c_in, c_out, kernels, strides, padding, groups=groups, bias=False)  # pyright: ignore
+        self.norm = norm(c_out)  # pyright: ignore[reportAttributeAccessIssue]
         self.act = activation(slope)
         self.slope = slope
         self.blur = BlurPool(c_out) if blur and stride == 2 else nn.Identity()
@@ -171,10 +161,9 @@ def average_pool(stride: int, *, clips: bool = False) -> nn.Module:
     """
     if stride == 1:
         return nn.Identity()
-    how: Any = dict(ceil_mode=True, count_include_pad=False)
     if clips:
-        return nn.AvgPool3d((1, 2, 2), (1, stride, stride), **how)
-    return nn.AvgPool2d(2, stride, **how)
+        return nn.AvgPool3d((1, 2, 2), (1, stride, stride), ceil_mode=True, count_include_pad=False)
+    return nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False)
 
 
 def max_pool(*, clips: bool) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Where does a network come from? From a name, `timm/NAME`, a folder, or a file of weights."""
+"""Builds and loads networks by name, `timm/NAME`, folder, or file of weights."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,38 +73,27 @@ def create(
     name: str,
     *,
     classes: int | None = None,
-    num_classes: int | None = None,
     in_channels: int | None = None,
     width: float = 1.0,
     depth: float = 1.0,
     resolution: int | None = None,
     frames: int | None = None,
     efficiency: Literal["plain", "fused"] = "plain",
-    padded: bool = False,
-    int8: bool = False,
 ) -> Backbone:
     """A network with fresh weights: a name of the zoo, or any of timm's as `timm/NAME`.
 
     The name may also be the path of a JSON file with a spec, as `to_json` of a spec writes it.
-    `num_classes` is timm's name of `classes`, and is read too.
     `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
     `resolution` is the intended one, in pixels per side, and `frames` that of a network of clips;
-    other sizes work too. With `efficiency` fused, a training step saves fewer tensors, and with
-    `int8` smaller ones (see `nets.fused.network.to_fused`); training sets both as its recipe says.
-    `padded`: with channels padded to multiples of 8 by zeros. These are for networks that
-    `fullstride zoo` lists.
+    other sizes work too. With `efficiency` fused, a training step saves fewer tensors (see
+    `nets.fused_form`, also for int8 activations and padded channels); training sets it as its
+    recipe says.
     """
     if efficiency not in ("plain", "fused"):
         raise ValueError(
             f"efficiency {efficiency!r} of a network: use plain or fused; "
             "a recipe compiles it or chooses"
         )
-    if int8 and efficiency == "plain":
-        raise ValueError(f"int8 activations are for fused networks, {name} is plain: use fused")
-    if num_classes is not None:
-        if classes not in (None, num_classes):
-            raise ValueError(f"classes {classes} and num_classes {num_classes}: give one of them")
-        classes = num_classes
     base = spec(name)
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):
@@ -113,16 +102,11 @@ def create(
                 "lists"
             )
         base = base.scaled(width=width, depth=depth)
-    changes = dict(classes=classes, in_channels=in_channels)
-    changes |= dict(resolution=resolution, frames=frames)
-    net = build(
-        replace(base, **{key: value for key, value in changes.items() if value is not None})
-    )
-    if padded:
-        net = fused_form.padded(net, name)
-    if efficiency == "plain":
-        return net
-    return fused_form.fused(net, name, int8=int8)
+    changes = {"classes": classes, "in_channels": in_channels}
+    changes |= {"resolution": resolution, "frames": frames}
+    given = {key: value for key, value in changes.items() if value is not None}
+    net = build(replace(base, **given))
+    return net if efficiency == "plain" else fused_form.fused(net, name)
 
 
 def load(

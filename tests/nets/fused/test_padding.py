@@ -12,7 +12,7 @@ from networks import randomise
 from fullstride import cli
 from fullstride.measure import bench_by_name
 from fullstride.measure.tracer import cost, layer_costs
-from fullstride.nets import init, zoo
+from fullstride.nets import fused_form, init, zoo
 from fullstride.nets.blocks import SE, Basic, Bottleneck, SpaceToDepthStem, Style
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families.genet import genet
@@ -199,15 +199,14 @@ def test_where_no_channel_is_missing_the_network_itself_comes_back():
 
 @pytest.mark.parametrize("name", ["tresnet_l", "tresnet_xl", "genet_light"])
 def test_every_convolution_of_a_padded_network_has_channels_in_eights(name):
-    for row in layer_costs(lambda: zoo.create(name, padded=True), 64):
+    for row in layer_costs(lambda: padded(zoo.create(name)), 64):
         assert row.shape_out[0] % 8 == 0, row
         assert row.shape_in[0] % 8 == 0 or row.name == "stem.conv.conv", row
 
 
 def test_tresnet_l_pays_for_the_channels_of_its_stem_and_first_stage():
-    plain, wide = (
-        cost(lambda p=p: zoo.create("tresnet_l", padded=p), 224).macs for p in (False, True)
-    )
+    plain = cost(lambda: zoo.create("tresnet_l"), 224).macs
+    wide = cost(lambda: padded(zoo.create("tresnet_l")), 224).macs
     basic, se = 2 * 9 * (80**2 - 76**2), 2 * 64 * 4
     first = (
         56**2 * (9 * 48 * 4 + 4 * basic + 9 * 4 * 152) + 4 * se + 28**2 * 4 * 152
@@ -219,9 +218,8 @@ def test_tresnet_l_pays_for_the_channels_of_its_stem_and_first_stage():
 def test_what_the_docs_say_of_the_price_is_counted():
     shares = []
     for name in ("tresnet_l", "tresnet_xl", "genet_light"):
-        plain, wide = (
-            cost(lambda p=p, n=name: zoo.create(n, padded=p), 64).macs for p in (False, True)
-        )
+        plain = cost(lambda n=name: zoo.create(n), 64).macs
+        wide = cost(lambda n=name: padded(zoo.create(n)), 64).macs
         shares.append(f"{100 * (wide / plain - 1):.1f} %")
     docs = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
     assert f"{shares[0]}, {shares[1]} and {shares[2]} multiply-adds" in " ".join(docs.split())
@@ -396,7 +394,7 @@ def test_a_network_of_timm_has_no_padded_form(few_digits, tmp_path):
         ValueError,
         match="timm/test_resnet has no padded form",
     ):
-        zoo.create("timm/test_resnet", padded=True)
+        fused_form.padded(zoo.create("timm/test_resnet"), "timm/test_resnet")
     with pytest.raises(
         ValueError,
         match="timm/test_resnet has no padded form",

@@ -7,7 +7,6 @@ official/vision (resnet_3d and resnet_3d_rs), with the recipe k400_resnet3drs_50
 """
 
 from dataclasses import replace
-from typing import Literal
 
 from fullstride.nets import init
 from fullstride.nets.blocks import SE, DeepStem, PoolStem, Stem, Style
@@ -16,6 +15,7 @@ from fullstride.nets.spec import NetSpec, Stage
 
 CODE = "arXiv:2103.07579 Table 6 and tensorflow/models, official/vision resnet_3d"
 TIME_KERNELS = (1, 1, 3, 3)  # of the stages
+STYLE = Style(time_kernel=5, time_stride=2)
 FRAMES, RESOLUTION, CLASSES = 32, 224, 400  # of Kinetics-400
 
 
@@ -25,11 +25,8 @@ def video(
     source: str = CODE,
     stem: type[Stem] = PoolStem,
     se_ratio: float = 0.0,
-    self_gate: bool = False,
-    average_shortcut: bool = False,
+    style: Style = STYLE,
     time_kernels: tuple[int, ...] = TIME_KERNELS,
-    stem_time_kernel: int = 5,
-    stem_time_stride: Literal[1, 2] = 2,
 ) -> NetSpec:
     """The network of clips with the depths and widths of `base`, a network of images.
 
@@ -39,27 +36,15 @@ def video(
         stem: `PoolStem` (7 x 7) or `DeepStem` (ResNet-D's); both end in a max-pool.
         se_ratio: Of squeeze-and-excitation at the end of each branch; 0: none. 1/4 in the recipe's
             file, 1/5 in the code without one.
-        self_gate: A gate without a narrower layer in the last block of each stage, before the
-            squeeze-and-excitation: the code's default for ResNet-RS. The paper has no word of it.
-        average_shortcut: ResNet-D's average pool in shortcuts. Table 6 names ResNet-D, but the code
-            has its stem only.
+        style: Frames of the stem's first convolution and its stride in time. `self_gate` is the
+            code's default for ResNet-RS, of which the paper has no word. Table 6 names ResNet-D,
+            but the code has its stem only, and no `average_shortcut`.
         time_kernels: Frames of the first convolution of each block, by stage.
-        stem_time_kernel: Frames of the first convolution.
-        stem_time_stride: Its stride in time.
     """
+    se = SE(at="out", ratio=se_ratio) if se_ratio else None
     stages = tuple(
-        replace(
-            stage,
-            time_kernel=time_kernel,
-            se=SE(at="out", ratio=se_ratio) if se_ratio else None,
-        )
+        replace(stage, time_kernel=time_kernel, se=se)
         for stage, time_kernel in zip(base.stages, time_kernels, strict=True)
-    )
-    style = Style(
-        average_shortcut=average_shortcut,
-        time_kernel=stem_time_kernel,
-        time_stride=stem_time_stride,
-        self_gate=self_gate,
     )
     return replace(
         base,
@@ -76,7 +61,7 @@ def video(
 
 def video_rs(base: NetSpec) -> NetSpec:
     """ResNet-RS of clips, as in the recipe's file: 78.2 % on Kinetics-400 with 50 layers."""
-    return video(base, stem=DeepStem, se_ratio=1 / 4, self_gate=True)
+    return video(base, stem=DeepStem, se_ratio=1 / 4, style=replace(STYLE, self_gate=True))
 
 
 def without_time(spec: NetSpec) -> NetSpec:
@@ -101,8 +86,7 @@ SPECS = {
             source="ours: 3D ResNet-RS made small, for tests and the demo",
             stem=DeepStem,
             se_ratio=1 / 4,
-            stem_time_kernel=3,
-            stem_time_stride=1,
+            style=Style(time_kernel=3),
         ),
         classes=10,
         resolution=32,
