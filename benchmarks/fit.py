@@ -32,8 +32,9 @@ from typing import Any
 from fit_cases import CASES, Case, lite_weights, open_case
 from fit_regret import FitRow, Reference, ReferenceFile, budgets, table
 
+from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.finalists import read_record
-from fullstride.autofit.fit import INPUT, WhatFits, fit_data
+from fullstride.autofit.fit import FIT
 from fullstride.autofit.halving import Outcome, run_halving
 from fullstride.autofit.plan import FitPlan, rungs_of
 from fullstride.autofit.results import FitResults
@@ -47,7 +48,8 @@ from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.bench import call_time
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE
-from fullstride.study.folder import read_seconds, run_stage
+from fullstride.study.driver import read_seconds, run_stage, run_study
+from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -88,8 +90,9 @@ class Job:
         )
 
     def events(self, folder: Path, budget_ms: float, **how: Any) -> Iterator[Any]:
-        how |= dict(train_device=self.device, workers=self.workers)
-        yield from fit_data(self.data, folder, self.settings(budget_ms), self.recipe, **how)
+        options = StudyOptions(device=self.device, workers=self.workers, **how)
+        settings = self.settings(budget_ms)
+        yield from run_study(FIT, self.data, folder, settings, self.recipe, options)
 
 
 def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
@@ -99,49 +102,34 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
         results[event.stage] = event.result
         if event.line:
             yield event.line
-    bought: WhatFits = results["budget"]
-    candidates, times = bought.candidates, bought.times
+    found: CandidateTimes = results["budget"]
     plan: FitPlan = results["plan"]
     count = len(plan.candidates)
     # with linear probes where the fits have them: trainings may end with those
     ends = (0, plan.epochs) if plan.rungs[0].epochs == 0 else (plan.epochs,)
     rungs = rungs_of(ends, [count] * len(ends))
-    unseen = replace(job.data, test=job.data.test.subset([]))
-    ms = {each.candidate: each.ms for each in times if each.ms is not None}
+    fit_job = FitJob(
+        folder=folder,
+        data=job.data,
+        settings=job.settings(UNLIMITED_MS),
+        recipe=job.recipe,
+        options=StudyOptions(device=job.device, workers=job.workers),
+        devices=(job.device,),
+    )
     outcome: Outcome = yield from run_stage(
         folder,
         "training",
         Outcome,
-        run_halving(
-            folder,
-            replace(plan, rungs=rungs),
-            candidates,
-            ms,
-            unseen,
-            recipe=job.recipe,
-            devices=(job.device,),
-            workers=job.workers,
-        ),
+        run_halving(fit_job, replace(plan, rungs=rungs), found),
     )
     trained = tuple(dict.fromkeys(each.candidate for each in outcome.scores))
     shipment: Shipment = yield from run_stage(
         folder,
         "shipping",
         Shipment,
-        ship(
-            folder,
-            replace(outcome, finalists=trained),
-            candidates,
-            times,
-            bought.budget,
-            job.data,
-            formats=job.formats,
-            precisions=job.precisions,
-            input_kind=INPUT,
-            device=job.device,
-        ),
+        ship(fit_job, replace(outcome, finalists=trained), found),
     )
-    params = {each.name: each.params or 0 for each in candidates}
+    params = {each.name: each.params or 0 for each in found.candidates}
 
     def scored() -> Generator[str, None, Reference]:
         files = []
@@ -253,7 +241,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--formats", nargs="*", default=[], help="default: all that run here")
     parser.add_argument("--precisions", nargs="*", default=[])
     parser.add_argument("--workers", type=int, help="processes that decode images")
-    parser.add_argument("--train-device", default="cpu")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args(words)
     weights = NO_WEIGHTS
     if args.case == "elpv":
@@ -269,7 +257,7 @@ def main(words: Sequence[str] | None = None) -> None:
         formats=tuple(args.formats),
         precisions=tuple(args.precisions),
         workers=args.workers,
-        device=args.train_device,
+        device=args.device,
     )
     head = {
         "case": args.case,

@@ -35,7 +35,7 @@ from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 
 OUTPUT = json_output("results of a benchmark", "environment", "kills", "same")
-FIT = ["fit", "digits", "--weights", "none", "--formats", "onnx", "--train-device", "cpu"]
+FIT = ["fit", "digits", "--weights", "none", "--formats", "onnx", "--device", "cpu"]
 COMMAND = [*FIT, "--budget-ms", "50", "--epochs", "6", "--precisions", "fp32", "int8"]
 COMMAND += ["--candidates", "genet_tiny", "resnet_rs_tiny", "--resolutions", "16", "24"]
 # Of a network of 0.06 ms here and one of 1 ms.

@@ -21,9 +21,10 @@ from fullstride.io.writing import atomic_write, check_output, json_output
 from fullstride.measure.environment import Environment
 from fullstride.search.scale.analysis import RegimeAnalysis, analyse
 from fullstride.search.scale.finished import table_7
-from fullstride.search.scale.study import scale_data, shown
+from fullstride.search.scale.study import SCALE
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.folder import plain
+from fullstride.study.driver import render_event, run_study, to_jsonable
+from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
 OUTPUT = json_output("results of a benchmark", "environment", "digits", "table_7")
@@ -38,19 +39,21 @@ def main() -> None:
     arguments = parser.parse_args()
     check_output(arguments.out, OUTPUT)
     data, recipe = open_data("digits"), RecipeChoice("digits")
+    options = StudyOptions(device="cpu")
     parts = {}
     for name, changes in (("part", {}), ("whole", dict(full_grid=True))):
         settings = ScaleSettings(**GRID, **changes)
-        for event in scale_data(data, arguments.work, settings, recipe, train_device="cpu"):
-            for part in shown(event, arguments.work):
+        for event in run_study(SCALE, data, arguments.work, settings, recipe, options):
+            for part in render_event(SCALE, event, arguments.work):
                 print(part) if isinstance(part, str) else console().print(part)
         parts[name] = event.result
     results = dict(
         environment=asdict(Environment.here("cpu")),
-        digits={name: plain(part) for name, part in parts.items()},
+        digits={name: to_jsonable(part) for name, part in parts.items()},
         steps=list(steps(parts["part"].regimes, parts["whole"].regimes)),
         table_7={
-            family: plain(analyse(table_7(family))) for family in ("resnet_rs", "efficientnet")
+            family: to_jsonable(analyse(table_7(family)))
+            for family in ("resnet_rs", "efficientnet")
         },
     )
     with atomic_write(arguments.out, OUTPUT) as temporary:
@@ -67,7 +70,7 @@ def steps(
         errors = {point.name: point.error for point in after.points}
         yield dict(
             epochs=before.epochs,
-            step=plain(before.next),
+            step=to_jsonable(before.next),
             measured_gain=errors[before.best] - errors[before.next.name],
         )
 

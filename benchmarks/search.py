@@ -42,6 +42,7 @@ from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.budget import HERE
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
@@ -50,17 +51,23 @@ from fullstride.search.llr.plan import (
     SearchJob,
     describe,
     find_master,
-    find_space,
-    find_variants,
     master_choice,
 )
-from fullstride.search.llr.search_folder import HERE, DeviceTimes, Tuning
-from fullstride.search.llr.study import search_events, shown
+from fullstride.search.llr.results import DeviceTimes, Tuning
+from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.times import find_label, measure_specs
 from fullstride.search.llr.tunings import model_of
 from fullstride.search.settings import SearchSettings
-from fullstride.study.folder import plain, read_seconds, run_stage, saved_stage
-from fullstride.study.trials import local_devices, run_trials
+from fullstride.study.driver import (
+    read_seconds,
+    render_event,
+    run_stage,
+    run_study,
+    saved_stage,
+    to_jsonable,
+)
+from fullstride.study.settings import StudyOptions
+from fullstride.study.trials import local_devices
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
 
@@ -133,7 +140,7 @@ def time_all(
 ) -> Generator[str, None, list[float]]:
     """ms per image of each: measured here, or by the profile."""
     if not settings.is_here:
-        return Estimator(load_profile(settings.device), 1).many(specs).tolist()
+        return Estimator(load_profile(settings.target), 1).many(specs).tolist()
     label = find_label(settings.format)
     times = yield from measure_specs(specs, 1, label, work / "scratch")
     return [time.ms for time in times]
@@ -230,7 +237,7 @@ def train_all(job: SearchJob, networks: Mapping[str, tuple[NetSpec, int]]) -> di
         )
         for name, (spec, seed) in networks.items()
     ]
-    return dict(zip(networks, run(run_trials(TRAINING, trials, job.devices)), strict=True))
+    return dict(zip(networks, run(job.run(TRAINING, trials)), strict=True))
 
 
 def compare(job: SearchJob, data: DataSet, best: NetSpec, ms: float, seeds: int) -> list[Row]:
@@ -311,7 +318,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--format", default="", help="what is measured, as for `search`")
-    parser.add_argument("--device", default=HERE, help="estimate by a profile: for a busy machine")
+    parser.add_argument("--target", default=HERE, help="estimate by a profile: for a busy machine")
     parser.add_argument("--whole", type=int, default=24, help="as for `search`; default: 24")
     parser.add_argument("--quick", action="store_true")
     words = parser.parse_args()
@@ -322,7 +329,7 @@ def main() -> None:
         master="genet_tiny",
         budget_ms=1.0,
         format=words.format,
-        device=words.device,
+        target=words.target,
         resolutions=(case.side,),
         kernel_sizes=(),
         most_widths=12,
@@ -336,20 +343,18 @@ def main() -> None:
     own_ms = master_ms(data, settings, words.work)
     settings = replace(settings, budget_ms=SHARE * own_ms)
     folder = words.work / "search"
-    how: dict[str, Any] = dict(train_device="cpu", workers=0)
+    options = StudyOptions(device="cpu", workers=0)
     last = None
-    for last in search_events(data, folder, settings, recipe, **how):
-        print_parts(shown(last, folder))
+    for last in run_study(SEARCH, data, folder, settings, recipe, options):
+        print_parts(render_event(SEARCH, last, folder))
     assert last is not None
     job = SearchJob(
         folder=words.work / "search",
-        data=replace(data, test=data.test.subset([])),
+        data=data,
         settings=settings,
         recipe=recipe,
-        space=find_space(find_master(settings, data), settings),
-        variants=find_variants(find_master(settings, data), settings),
+        options=options,
         devices=local_devices("cpu"),
-        workers=0,
     )
     best = last.result.best.finalist
     master = saved_stage(folder, "master", TunedScore)
@@ -364,12 +369,12 @@ def main() -> None:
         environment=asdict(Environment.here()),
         data=words.case,
         quick=words.quick,
-        device=words.device,
+        device=words.target,
         case=asdict(case),
         master_ms=own_ms,
         master_val=master.score,
         budget_ms=SHARE * own_ms,
-        networks=plain(networks),
+        networks=to_jsonable(networks),
         spearman=spearman,
         random=random,
         seconds=read_seconds(folder),

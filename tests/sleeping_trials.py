@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullstride.study.executors import ClusterExecutor, SlurmEngine, find_executor
-from fullstride.study.settings import ExecutorSettings
-from fullstride.study.trials import Executor, LocalExecutor, Study, Trial, run_trials
+from fullstride.study.settings import StudyOptions
+from fullstride.study.trials import Executor, LocalExecutor, Trial, TrialKind, run_trials
 
 STEPS = 6
 TRIALS = 4
@@ -44,7 +44,7 @@ def sleep(
     return Slept(number=number, begin=begin, process=process)
 
 
-STUDY = Study(work=sleep, kind=Slept, noun="a sleep", keys=("number", "begin"))
+SLEEP = TrialKind(work=sleep, result_type=Slept, noun="a sleep", keys=("number", "begin"))
 
 
 def trials_in(
@@ -65,15 +65,15 @@ def executor(name: str, folder: Path) -> Executor:
     if name == "local":
         return LocalExecutor(("cpu", "cpu"))
     if name == "ray":
-        return find_executor(ExecutorSettings(executor="ray", trial_cores=1), folder, "cpu")
-    settings = dict(gpus=0, cores=1, hours=0.1, options={}, cluster="local")
-    return ClusterExecutor(SlurmEngine(folder, **settings), "cpu", 1)
+        options = StudyOptions(executor="ray", trial_cores=1, device="cpu")
+        return find_executor(options, folder)
+    options = StudyOptions(executor="slurm", trial_cores=1, slurm_hours=0.1)
+    return ClusterExecutor(SlurmEngine(folder, options, gpus=0, cluster="local"), "cpu", 1)
 
 
 def main() -> None:
     name, folder, killed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    study = run_trials(STUDY, trials_in(folder, killed=killed), executor=executor(name, folder))
-    for line in study:
+    for line in run_trials(SLEEP, trials_in(folder, killed=killed), executor(name, folder)):
         print(line, flush=True)
     print("all have ended", flush=True)
 

@@ -13,26 +13,22 @@ import torch
 from rich.console import Console
 
 from fullstride.autofit import times as candidate_times
-from fullstride.autofit import times as untrained_times
-from fullstride.autofit.candidates import (
-    Candidate,
-    CandidateTime,
-    affordable,
-    fastest_of,
-    list_candidates,
-    within_budget,
-)
-from fullstride.autofit.fit import (
+from fullstride.autofit.budget import (
     MOST_ROWS,
-    WhatFits,
+    CandidateTime,
+    CandidateTimes,
     budget_figure,
     budget_note,
     budget_table,
+    fastest_of,
     timed_candidates,
+    within_budget,
 )
+from fullstride.autofit.candidates import Candidate, list_candidates
 from fullstride.autofit.times import (
     MOST_OF_FAMILY,
     MOST_TRIED,
+    Conditions,
     corrected,
     estimate_candidates,
     read_times,
@@ -79,6 +75,11 @@ def candidates(*sides, model="genet_tiny"):
     return [Candidate(model=model, resolution=side, family="genet") for side in sides]
 
 
+def times_of(candidates, folder, budget=MS, **conditions):
+    """The stage that times the candidates."""
+    return time_candidates(candidates, Conditions(budget=budget, **SMALL | conditions), folder)
+
+
 @pytest.fixture
 def fake_times(monkeypatch):
     """Lets each candidate take `ms(candidate)` without measuring, and counts the measurements."""
@@ -97,17 +98,17 @@ def fake_times(monkeypatch):
 
 def test_a_stopped_measurement_goes_on_after_the_stored_candidates(tmp_path, fake_times):
     names = fake_times(lambda candidate: candidate.resolution / 64)
-    stage = time_candidates(candidates(32, 64, 128), MS, folder=tmp_path, **SMALL, **ONE)
+    stage = times_of(candidates(32, 64, 128), tmp_path, **ONE)
     next(stage)
     next(stage)
     stage.close()
     assert names == ["genet_tiny-32", "genet_tiny-64"]
-    _, times = result(time_candidates(candidates(32, 64, 128), MS, folder=tmp_path, **SMALL, **ONE))
+    _, times = result(times_of(candidates(32, 64, 128), tmp_path, **ONE))
     assert names == ["genet_tiny-32", "genet_tiny-64", "genet_tiny-128"]
     assert [each.ms for each in times] == [0.5, 1.0, 2.0]
     left = tmp_path / "times" / ".files.scratch.999999999.new"  # by a process that was killed
     left.mkdir()
-    _, again = result(time_candidates(candidates(32, 64, 128), MS, folder=tmp_path, **SMALL, **ONE))
+    _, again = result(times_of(candidates(32, 64, 128), tmp_path, **ONE))
     assert again == times
     assert not left.exists()
 
@@ -117,7 +118,7 @@ def test_what_noise_may_have_put_beyond_the_budget_is_measured_once_more(tmp_pat
     names = fake_times(lambda candidate: next(slow))
     three = candidates(32, 48, 64)
     for _ in range(2):
-        _, times = result(time_candidates(three, MS, folder=tmp_path, **SMALL, **ONE))
+        _, times = result(times_of(three, tmp_path, **ONE))
         assert names == [each.name for each in (*three, *three[:2])]
         assert [each.ms for each in times] == [0.9, 1.4, 1.6]
         assert [each.measurements for each in times] == [2, 2, 1]
@@ -125,17 +126,17 @@ def test_what_noise_may_have_put_beyond_the_budget_is_measured_once_more(tmp_pat
 
 def test_a_larger_budget_measures_again_only_where_it_asks_for_other_formats(tmp_path, fake_times):
     names = fake_times(lambda candidate: candidate.resolution / 64)
-    both, how = candidates(32, 640), SMALL | dict(precisions=("fp32", "int8"), formats=("onnx",))
+    both, how = candidates(32, 640), dict(precisions=("fp32", "int8"), formats=("onnx",))
     for ms, expected in ((0.1, both), (0.05, []), (1.0, both[:1])):
         names.clear()
-        result(time_candidates(both, Budget(ms_per_image=ms), folder=tmp_path, **how))
+        result(times_of(both, tmp_path, Budget(ms_per_image=ms), **how))
         assert names == [each.name for each in expected]
 
 
 def test_a_resize_policy_before_the_network_does_not_change_its_time(tmp_path, fake_times):
     names = fake_times(lambda candidate: 1.0 + len(names))
     both = [*candidates(32), *(replace(each, fit="squish") for each in candidates(32))]
-    _, times = result(time_candidates(both, MS, folder=tmp_path, **SMALL))
+    _, times = result(times_of(both, tmp_path))
     assert len(names) == 1
     assert [each.candidate for each in times] == [each.name for each in both]
     assert len({each.ms for each in times}) == 1
@@ -143,8 +144,8 @@ def test_a_resize_policy_before_the_network_does_not_change_its_time(tmp_path, f
 
 def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_line(tmp_path):
     both = [Candidate(model="genet_tinny", resolution=32), *candidates(32)]
-    how = dict(formats=("onnx",), precisions=("fp32",), threads=1)
-    _, (failure, time) = result(time_candidates(both, MS, folder=tmp_path, **SMALL, **how))
+    how = ONE
+    _, (failure, time) = result(times_of(both, tmp_path, **how))
     assert (time.candidate, time.format, time.precision) == ("genet_tiny-32", "onnx", "fp32")
     assert 0 < time.low <= time.high
     assert failure.ms is None
@@ -153,20 +154,20 @@ def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_l
     stored = {each.stem: read_times(each) for each in (tmp_path / "times").iterdir()}
     assert stored == {"genet_tiny-32": (time,), "genet_tinny-32": (failure,)}
     with pytest.raises(ValueError, match="genet_tinny"):
-        result(time_candidates(both[:1], MS, folder=tmp_path, **SMALL, **how))
+        result(times_of(both[:1], tmp_path, **how))
 
 
 @pytest.mark.parametrize(("quick_ms", "labels"), [(3.9, len(runnable())), (4.1, 1)])
 def test_only_candidates_near_the_budget_are_timed_in_all_formats(
     tmp_path, monkeypatch, quick_ms, labels
 ):
-    monkeypatch.setattr(UntrainedFiles, "open", lambda *_: None)
+    monkeypatch.setattr(UntrainedFiles, "open", lambda *_, **__: None)
 
     def timed(candidate, models, *_):
         return {label: fixed(quick_ms, candidate.name, *label) for label in models}
 
-    monkeypatch.setattr(untrained_times, "timed", timed)
-    _, times = result(time_candidates(candidates(32), MS, folder=tmp_path, **SMALL))
+    monkeypatch.setattr(candidate_times, "timed", timed)
+    _, times = result(times_of(candidates(32), tmp_path))
     assert len(times) == labels
 
 
@@ -191,7 +192,7 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
         for model, side in itertools.product(("genet_tiny", "resnet_rs_tiny"), range(32, 384, 16))
     ]
     names = fake_times(lambda candidate: (candidate.resolution / 128) ** 2)
-    lines, times = result(time_candidates(many, MS, folder=tmp_path, **SMALL, **ONE))
+    lines, times = result(times_of(many, tmp_path, **ONE))
     counts = Counter(names)
     assert len(counts) <= MOST_TRIED + 3
     near = {name for name in counts if name.endswith("-144")}  # 1.27 ms, which noise may be
@@ -203,7 +204,7 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
     left_out = {each.candidate for each in times if each.left_out}
     assert left_out == {each.name for each in many} - set(names)
     assert f"{len(counts)} of {len(many)}" in " ".join(lines)
-    again, same = result(time_candidates(many, MS, folder=tmp_path, **SMALL, **ONE))
+    again, same = result(times_of(many, tmp_path, **ONE))
     assert Counter(names) == counts
     assert same == times
 
@@ -258,7 +259,9 @@ def test_of_released_networks_the_best_known_are_tried_and_no_family_displaces_o
     """Within the budget is the most accurate network that the table and the estimates know."""
     device = CPU if profile == "cpu" else load_profile(profile)
     budget = Budget(ms_per_image=ms_per_image)
-    rows = estimate_candidates(released, device, 1 if profile == "cpu" else 64, 10, 3)
+    batch = Budget(ms_per_image=ms_per_image, batch=1 if profile == "cpu" else 64)
+    conditions = Conditions(budget=batch, classes=10, channels=3)
+    rows = estimate_candidates(released, device, conditions)
     ms = {name: row.ms_per_image for name, row in rows.items()}
     chosen = shortlist(released, ms, budget)
     families = Counter(each.family for each in chosen)
@@ -278,16 +281,16 @@ def test_of_released_networks_the_best_known_are_tried_and_no_family_displaces_o
 
 def test_of_hundreds_that_fit_elsewhere_some_dozens_reach_the_plan(released, tmp_path):
     profile, budget = load_profile("rtx4090-compiled"), Budget(ms_per_image=1.0, batch=64)
-    how = dict(classes=10, channels=3, folder=tmp_path, profile=profile)
-    lines, times = result(time_candidates(released, budget, **how))
+    how = dict(budget=budget, channels=3, profile=profile)
+    lines, times = result(times_of(released, tmp_path, **how))
     inside = {each.candidate for each in within_budget(times, budget)}
-    chosen = affordable(released, times, budget)
+    chosen = fits(released, times, budget).affordable
     assert len(inside) > 300
     assert len(chosen) == MOST_TRIED
     assert {each.candidate for each in times if each.left_out} == inside - {c.name for c in chosen}
     assert f"{MOST_TRIED} of the {len(inside)}" in " ".join(lines)
     few = [each for each in released if each.name in inside][:MOST_TRIED]
-    assert not any(each.left_out for each in result(time_candidates(few, budget, **how))[1])
+    assert not any(each.left_out for each in result(times_of(few, tmp_path, **how))[1])
 
 
 def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
@@ -295,9 +298,7 @@ def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
     each = Candidate(model="genet_tiny", resolution=64, width=2.0)
     unknown = Candidate(model="genet_tinny", resolution=64)
     budget = Budget(ms_per_image=1.0, batch=batch)
-    _, (time, failure) = result(
-        time_candidates([each, unknown], budget, folder=tmp_path, profile=profile, **SMALL)
-    )
+    _, (time, failure) = result(times_of([each, unknown], tmp_path, budget, profile=profile))
     net = zoo.create("genet_tiny", classes=10, in_channels=1, width=2.0)
     expected = estimate(net, profile, batch, 64, in_channels=1)
     assert time.ms == pytest.approx(expected.ms_per_image)
@@ -305,11 +306,7 @@ def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
     assert (time.format, time.precision, time.measured) == ("", "fp16", False)
     assert failure.failure
     with pytest.raises(ValueError, match="rtx4090"):
-        result(
-            time_candidates(
-                [each], budget, folder=tmp_path, profile=profile, precisions=("int8",), **SMALL
-            )
-        )
+        result(times_of([each], tmp_path, budget, profile=profile, precisions=("int8",)))
 
 
 def test_a_measured_time_fits_itself_and_an_estimate_by_its_upper_end_or_its_middle():
@@ -330,13 +327,15 @@ def test_where_nothing_fits_the_fastest_and_its_budget_are_named():
     both = candidates(32, 64)
     times = [fixed(1.234, "genet_tiny-32"), fixed(2.0, "genet_tiny-64")]
     with pytest.raises(ValueError, match=r"32 x 32.*1\.23 ms.*--budget-ms 1\.4") as error:
-        affordable(both, times, MS)
+        assert fits(both, times).affordable
     assert "\n" not in str(error.value)
-    assert affordable(both, times, Budget(ms_per_image=1.4)) == (both[0],)
+    assert fits(both, times, Budget(ms_per_image=1.4)).affordable == (both[0],)
 
 
 def fits(candidates, times, budget=MS, *, maybe=False):
-    return WhatFits(candidates=tuple(candidates), times=tuple(times), budget=budget, maybe=maybe)
+    return CandidateTimes(
+        candidates=tuple(candidates), times=tuple(times), budget=budget, maybe=maybe
+    )
 
 
 def test_half_and_twice_the_budget_are_counted_and_a_loose_budget_does_not_bind():
@@ -446,8 +445,8 @@ def test_a_file_with_the_graph_of_another_resolution_computes_what_pytorch_does(
 
 @pytest.mark.slow
 def test_a_stored_median_is_that_of_a_fresh_measurement_of_the_same_file(tmp_path):
-    how = dict(formats=("onnx",), precisions=("fp32",), threads=1)
-    _, (time,) = result(time_candidates(candidates(64), MS, folder=tmp_path, **SMALL, **how))
+    how = ONE
+    _, (time,) = result(times_of(candidates(64), tmp_path, **how))
     (files,) = files_at("genet_tiny", 64)
     path = files.open("onnx", "fp32", tmp_path, 1).path
     pre = files.job.metadata.preprocessing

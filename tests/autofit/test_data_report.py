@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 from scipy.fft import dctn
 
-from fullstride.autofit.data_report import DataReport, look_at, report_lines, without_duplicates
+from fullstride.autofit.data_report import DataReport, inspect, report_lines, without_duplicates
 from fullstride.data.dataset import DataSet, Images, open_data
 from fullstride.io.records import from_json, to_json
 from fullstride.nets import zoo
@@ -22,7 +22,7 @@ from fullstride.train.scoring import matching_data
 
 
 def report_of(data: DataSet, workers: int = 0) -> DataReport:
-    return result_of(look_at(data, workers))
+    return result_of(inspect(data, workers))
 
 
 def result_of(stage: Generator[str, None, DataReport]) -> DataReport:

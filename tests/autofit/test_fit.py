@@ -13,15 +13,18 @@ from functools import partial
 import pytest
 
 from fullstride import cli
-from fullstride.autofit.fit import fit, fit_data, shown
+from fullstride.autofit.fit import FIT, fit
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict
 from fullstride.report.console_tables import table
-from fullstride.study.folder import Event
+from fullstride.study.driver import Event, render_event, run_study
+from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
+HOW = StudyOptions(device="cpu", workers=0)
+DRY = StudyOptions(device="cpu", workers=0, dry_run=True)
 SHORT = RecipeChoice(changes={"epochs": 1.0, "batch_size": 32})
 SETTINGS = FitSettings(
     budget_ms=1000,
@@ -56,7 +59,7 @@ def whole(digits, tmp_path_factory):
     folder, events, notes, stages = tmp_path_factory.mktemp("fit") / "mine", [], [], []
     recorded = partial(read_and_note, digits.test.read, notes)
     data = replace(digits, test=replace(digits.test, read=recorded))
-    for event in fit_data(data, folder, SETTINGS, SHORT, train_device="cpu", workers=0):
+    for event in run_study(FIT, data, folder, SETTINGS, SHORT, HOW):
         stages += [event.stage] * len(notes)
         notes.clear()
         events.append(event)
@@ -95,7 +98,7 @@ def test_the_test_images_are_read_for_duplicates_and_then_not_before_the_choice(
 def test_the_same_fit_again_runs_nothing_and_ends_in_the_same_results(whole, digits):
     folder, events, _ = whole
     before = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/*")}
-    again = [*fit_data(digits, folder, SETTINGS, SHORT, train_device="cpu", workers=0)]
+    again = [*run_study(FIT, digits, folder, SETTINGS, SHORT, HOW)]
     assert [event for event in again if event.line] == []
     assert again[-1].result == events[-1].result
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/*")}
@@ -113,7 +116,7 @@ def test_what_is_left_of_the_training_of_losers_is_deleted_once_a_file_ships(
     (folder / "training.json").write_text(json.dumps(training))
 
     def lines() -> list[str]:
-        events = fit_data(digits, folder, SETTINGS, SHORT, train_device="cpu", workers=0)
+        events = run_study(FIT, digits, folder, SETTINGS, SHORT, HOW)
         return [event.line for event in events if event.stage == "results" and event.line]
 
     (line,) = lines()
@@ -127,21 +130,20 @@ def test_what_is_left_of_the_training_of_losers_is_deleted_once_a_file_ships(
 
 def test_every_result_of_a_stage_is_shown_as_lines_and_tables(whole):
     folder, events, _ = whole
-    parts = {event.stage: shown(event, folder) for event in events if not event.line}
+    parts = {event.stage: [*render_event(FIT, event, folder)] for event in events if not event.line}
     for stage in ("data", "candidates", "plan", "results"):
         assert parts[stage]
         assert all(isinstance(line, str) and "\n" not in line for line in parts[stage])
     assert isinstance(parts["budget"][0], type(table([], [])))
     assert "genet_tiny-16" in str([*parts["budget"][0].columns[0].cells])
     assert str(folder / "model.onnx") in parts["results"][-1]
-    assert shown(Event("times", "one of two"), folder) == ["one of two"]
+    assert render_event(FIT, Event("times", "one of two"), folder) == ["one of two"]
 
 
 def test_a_dry_run_ends_with_the_plan_before_anything_is_trained(digits, tmp_path):
-    settings = replace(SETTINGS, device="rtx4090", formats=(), precisions=())
+    settings = replace(SETTINGS, target="rtx4090", formats=(), precisions=())
     folder = tmp_path / "fit"
-    how = dict(train_device="cpu", workers=0, dry_run=True)
-    *_, last = fit_data(digits, folder, settings, SHORT, **how)
+    *_, last = run_study(FIT, digits, folder, settings, SHORT, DRY)
     assert last.stage == "plan"
     assert set(last.result.candidates) == {"genet_tiny-16", "resnet_rs_tiny-16"}
     assert last.result.epochs == 1
@@ -151,11 +153,10 @@ def test_a_dry_run_ends_with_the_plan_before_anything_is_trained(digits, tmp_pat
 @pytest.mark.slow
 def test_a_fit_of_40000_classes_is_planned_without_a_matrix_of_them(digits, tmp_path):
     many = digits.with_targets(tuple(map(str, range(40_000))), lambda target: 4_000 * target)
-    settings = replace(SETTINGS, device="rtx4090", formats=(), precisions=())
+    settings = replace(SETTINGS, target="rtx4090", formats=(), precisions=())
     settings = replace(settings, candidates=("genet_tiny",))
-    how = dict(train_device="cpu", workers=0, dry_run=True)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    *_, last = fit_data(many, tmp_path / "fit", settings, SHORT, **how)
+    *_, last = run_study(FIT, many, tmp_path / "fit", settings, SHORT, DRY)
     assert last.result.candidates == ("genet_tiny-16",)
     used_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
     assert used_kib < 40_000**2 / 2**10  # a byte for each pair of classes
@@ -165,7 +166,7 @@ def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeyp
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fullstride.autofit.fit.fit_data", interrupted)
+    monkeypatch.setattr("fullstride.study.driver.run_study", interrupted)
     assert cli.run(["fit", "digits", "--budget-ms", "5", "--out", str(tmp_path / "fit")]) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -173,8 +174,8 @@ def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "recipe", "hint"),
     [
-        ({"budget_ms": 1e-6, "device": "rtx4090"}, {}, "genet_tiny-16|resnet_rs_tiny-16"),
-        ({"device": "rtx9999"}, {}, "rtx9999"),
+        ({"budget_ms": 1e-6, "target": "rtx4090"}, {}, "genet_tiny-16|resnet_rs_tiny-16"),
+        ({"target": "rtx9999"}, {}, "rtx9999"),
         ({"candidates": ("genet_tinny",)}, {}, "genet_tiny"),
         ({"weights": "nowhere"}, {}, "nowhere"),
         ({"formats": ("onxx",)}, {}, "onnx"),
@@ -185,10 +186,10 @@ def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeyp
 )
 def test_what_cannot_be_fitted_is_one_line(digits, tmp_path, changes, recipe, hint):
     settings = replace(SETTINGS, **changes)
-    if settings.device != "here":
+    if settings.target != "here":
         settings = replace(settings, formats=(), precisions=())
     with pytest.raises(ValueError, match=hint) as error:
-        [*fit_data(digits, tmp_path / "fit", settings, RecipeChoice(changes=recipe))]
+        [*run_study(FIT, digits, tmp_path / "fit", settings, RecipeChoice(changes=recipe))]
     assert "\n" not in str(error.value)
 
 
@@ -212,14 +213,14 @@ def test_one_class_and_no_val_are_refused_before_anything_is_written(digits, tmp
     without = replace(digits, val=digits.val.subset([]))
     for data, hint in ((one, "two or more"), (without, "val")):
         with pytest.raises(ValueError, match=hint):
-            [*fit_data(data, tmp_path / "fit", SETTINGS, SHORT)]
+            [*run_study(FIT, data, tmp_path / "fit", SETTINGS, SHORT)]
     assert not (tmp_path / "fit").exists()
 
 
 def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
-    words = ["fit", "digits", "--budget-ms", "12", "--device", "rtx4090", "--weights", "none"]
+    words = ["fit", "digits", "--budget-ms", "12", "--target", "rtx4090", "--weights", "none"]
     words += ["--candidates", "genet_tiny", "resnet_rs_tiny", "--resolutions", "16", "--epochs"]
-    words += ["1", "--dry-run", "--train-device", "cpu", "--workers", "0"]
+    words += ["1", "--dry-run", "--device", "cpu", "--workers", "0"]
     assert cli.run([*words, "--out", str(tmp_path / "a")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("2 candidates") for line in lines)
@@ -228,12 +229,12 @@ def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
             "digits",
             tmp_path / "b",
             budget_ms=12,
-            device="rtx4090",
+            target="rtx4090",
             weights="none",
             candidates=("genet_tiny", "resnet_rs_tiny"),
             resolutions=(16,),
             dry_run=True,
-            train_device="cpu",
+            device="cpu",
             workers=0,
         )
     ]

@@ -5,20 +5,31 @@ from dataclasses import replace
 
 import pytest
 
+from fullstride.autofit.budget import FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.fit import FIT, fit
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
-from fullstride.study.folder import create_or_resume, read_seconds, run_stage, saved_stage
+from fullstride.study.driver import (
+    create_or_resume,
+    read_seconds,
+    run_stage,
+    saved_stage,
+    to_jsonable,
+)
 from fullstride.study.locks import LockedError
 
-SETTINGS = FitSettings(budget_ms=5, batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
+SETTINGS = FitSettings(budget_ms=5, call_batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
 CANDIDATES = tuple(Candidate(model="genet_tiny", resolution=side, top1=70.5) for side in (32, 48))
 
 
 @pytest.fixture(scope="module")
 def digits():
     return open_data("digits")
+
+
+def create(folder, data, settings=SETTINGS):
+    return create_or_resume(FIT, FitJob(folder=folder, data=data, settings=settings))
 
 
 def listing(calls):
@@ -58,13 +69,15 @@ def test_a_stage_that_was_stopped_has_no_result_but_its_seconds(tmp_path):
 
 def test_a_fit_that_trains_goes_on_with_the_same_data_and_settings_only(tmp_path, digits):
     folder = tmp_path / "fit"
-    first, note = create_or_resume(FIT, folder, digits, SETTINGS)
+    assert create(folder, digits) == ""
+    config = (folder / "fit_config.json").read_bytes()
     (folder / "trials").mkdir()
-    assert create_or_resume(FIT, folder, replace(digits, where="moved"), SETTINGS) == (first, note)
-    with pytest.raises(ValueError, match=r"another fit: batch is 2 there and 4 now"):
-        create_or_resume(FIT, folder, digits, replace(SETTINGS, batch=4))
+    assert create(folder, replace(digits, where="moved")) == ""
+    assert (folder / "fit_config.json").read_bytes() == config
+    with pytest.raises(ValueError, match=r"another fit: call_batch is 2 there and 4 now"):
+        create(folder, digits, replace(SETTINGS, call_batch=4))
     with pytest.raises(ValueError, match="images or labels"):
-        create_or_resume(FIT, folder, replace(digits, fingerprint="0"), SETTINGS)
+        create(folder, replace(digits, fingerprint="0"))
 
 
 RESULTS = {f"{name}.json" for name in ("data", "candidates", "times", "plan")}
@@ -76,7 +89,7 @@ MEASURED = {"times/a.json", "training_times/a.json"}
     [
         (dict(hours=2.0), {"plan.json"}),
         (dict(budget_ms=6.0), {"plan.json", "times.json"}),
-        (dict(batch=4), RESULTS - {"data.json"} | MEASURED),
+        (dict(call_batch=4), RESULTS - {"data.json"} | MEASURED),
         (dict(budget_ms=6.0, candidates=("tresnet_m",)), RESULTS - {"data.json"} | MEASURED),
         (dict(fingerprint="0"), RESULTS | MEASURED),
     ],
@@ -85,19 +98,20 @@ def test_before_training_other_arguments_delete_what_they_change(
     tmp_path, digits, changes, deleted
 ):
     folder = tmp_path / "fit"
-    create_or_resume(FIT, folder, digits, SETTINGS)
+    create(folder, digits)
     for name in RESULTS | MEASURED:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
     other = "fingerprint" in changes
     data = replace(digits, **changes) if other else digits
     settings = SETTINGS if other else replace(SETTINGS, **changes)
-    config, note = create_or_resume(FIT, folder, data, settings)
-    assert (config.settings, config.fingerprint) == (settings, data.fingerprint)
+    note = create(folder, data, settings)
+    config = json.loads((folder / "fit_config.json").read_text())
+    assert (config["settings"], config["fingerprint"]) == (to_jsonable(settings), data.fingerprint)
     assert all(("images" if other else name) in note for name in changes)
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
     assert there == (RESULTS | MEASURED) - deleted | {"fit_config.json"}
-    assert create_or_resume(FIT, folder, data, settings) == (config, "")
+    assert create(folder, data, settings) == ""
 
 
 def test_one_process_works_in_a_folder_and_a_second_one_is_told_in_a_line(tmp_path, digits):
@@ -135,7 +149,7 @@ def test_a_stage_that_cannot_be_read_is_one_line(tmp_path, text):
         ({"budget_ms": 1, "images_per_s": 5}, "give one"),
         ({"budget_ms": 1, "hours": 0}, "hours"),
         ({"budget_ms": 1, "resolutions": (4,)}, "resolutions"),
-        ({"budget_ms": 1, "batch": 0}, "batch"),
+        ({"budget_ms": 1, "call_batch": 0}, "batch"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(settings, hint):
@@ -145,5 +159,5 @@ def test_settings_that_cannot_be_met_are_refused(settings, hint):
 
 
 def test_a_budget_as_a_rate_is_the_same_budget():
-    assert FitSettings(images_per_s=2000, batch=64).budget().ms_per_image == 0.5
+    assert FitSettings(images_per_s=2000, call_batch=64).budget().ms_per_image == 0.5
     assert json.loads(json.dumps(FitSettings(budget_ms=0.5).budget().to_dict()))["batch"] == 1

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.budget import CandidateTime
+from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport, Pair
 from fullstride.autofit.finalists import ShippedFile
 from fullstride.autofit.halving import Outcome, RungScore

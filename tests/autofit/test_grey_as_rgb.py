@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fullstride import zoo
-from fullstride.autofit.fit import fit_data
+from fullstride.autofit.fit import FIT
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.deploy.formats import open_file
@@ -21,6 +21,8 @@ from fullstride.deploy.predict import predict
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.study.driver import run_study
+from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.distill import matching_teacher
@@ -168,7 +170,8 @@ def test_a_fit_of_idx_files_begins_with_weights_for_rgb(gray, rgb, weights, tmp_
         precisions=("fp32",),
     )
     recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 16})
-    *_, last = fit_data(gray, tmp_path / "fit", settings, recipe, train_device="cpu", workers=0)
+    options = StudyOptions(device="cpu", workers=0)
+    *_, last = run_study(FIT, gray, tmp_path / "fit", settings, recipe, options)
     (candidate,) = last.result.candidates
     assert (candidate.channels, candidate.weights) == (3, str(weights))
     file = open_file(tmp_path / "fit" / last.result.shipment.model)

@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
+from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.halving import (
     TIE_POINTS,
     Outcome,
     RungScore,
     Teaching,
     delete_losers,
-    going_on,
     rank,
     run_halving,
+    survivors,
     teach,
     with_student,
 )
@@ -40,6 +41,7 @@ from fullstride.autofit.plan import (
     plan_within,
     stored_time,
 )
+from fullstride.autofit.settings import FitSettings
 from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
 from fullstride.study.scores import mcnemar
@@ -156,16 +158,16 @@ def test_a_ranking_does_not_depend_on_the_order_of_the_candidates():
 def test_two_families_and_a_network_for_floats_go_on():
     families = dict(a="x", b="x", c="x", d="y")
     every = {*families}
-    assert going_on("abcd", 2, families, every) == ["a", "d"]
-    assert going_on("abcd", 3, families, every) == ["a", "b", "d"]
-    assert going_on("dabc", 2, families, every) == ["d", "a"]
-    assert going_on("abc", 2, families, every) == ["a", "b"]
-    assert going_on("abcd", 1, families, every) == ["a"]
-    assert going_on("abcd", 2, families, {"c"}) == ["a", "d"]
-    assert going_on("abcd", 3, families, {"c"}) == ["a", "c", "d"]
-    assert going_on("abce", 2, dict(families, e="x"), {"e"}) == ["a", "e"]
-    assert going_on("abde", 2, dict(families, e="z"), {"e"}) == ["a", "e"]
-    assert going_on("abcd", 2, families, set()) == ["a", "d"]
+    assert survivors("abcd", 2, families, every) == ["a", "d"]
+    assert survivors("abcd", 3, families, every) == ["a", "b", "d"]
+    assert survivors("dabc", 2, families, every) == ["d", "a"]
+    assert survivors("abc", 2, families, every) == ["a", "b"]
+    assert survivors("abcd", 1, families, every) == ["a"]
+    assert survivors("abcd", 2, families, {"c"}) == ["a", "d"]
+    assert survivors("abcd", 3, families, {"c"}) == ["a", "c", "d"]
+    assert survivors("abce", 2, dict(families, e="x"), {"e"}) == ["a", "e"]
+    assert survivors("abde", 2, dict(families, e="z"), {"e"}) == ["a", "e"]
+    assert survivors("abcd", 2, families, set()) == ["a", "d"]
 
 
 # ---- plans
@@ -269,8 +271,26 @@ def data(few_digits):
     )
 
 
+def job_of(folder: Path, data, **values) -> FitJob:
+    values = {"recipe": CHOICE} | values
+    return FitJob(folder=folder, data=data, settings=FitSettings(budget_ms=5), **values)
+
+
+def times_of(candidates, ms) -> CandidateTimes:
+    """In the order of the candidates; more than 5 ms are beyond the budget."""
+    times = tuple(
+        CandidateTime(candidate=each.name, format="onnx", precision="fp32", ms=ms[each.name])
+        for each in candidates
+    )
+    budget = FitSettings(budget_ms=5).budget()
+    return CandidateTimes(candidates=tuple(candidates), times=times, budget=budget)
+
+
+FOUND = times_of(CANDIDATES, MS)
+
+
 def fit(folder: Path, data, **values) -> Outcome:
-    return drain(run_halving(folder, PLAN, CANDIDATES, MS, data, recipe=CHOICE, **values))[1]
+    return drain(run_halving(job_of(folder, data, **values), PLAN, FOUND))[1]
 
 
 def bits(folder: Path) -> dict[str, bytes]:
@@ -336,10 +356,9 @@ def probed(whole, data, tmp_path_factory):
     plan = replace(PLAN, rungs=rungs, epochs=2, **changes)
     choice = RecipeChoice("scratch", {"epochs": 2, "batch_size": 16, "lr": 1e-9})
     folder = tmp_path_factory.mktemp("probed") / "whole"
-    how = dict(recipe=choice)
-    arguments = plan, candidates, dict(zip(names, (1.0, 2.0), strict=True)), data
-    outcome = drain(run_halving(folder, *arguments, **how))[1]
-    return folder, arguments, how, outcome
+    arguments = plan, times_of(candidates, dict(zip(names, (1.0, 2.0), strict=True)))
+    outcome = drain(run_halving(job_of(folder, data, recipe=choice), *arguments))[1]
+    return folder, arguments, choice, outcome
 
 
 def test_a_linear_probe_chooses_who_trains_and_ships_where_training_is_no_better(probed):
@@ -357,16 +376,17 @@ def test_a_linear_probe_chooses_who_trains_and_ships_where_training_is_no_better
     assert all(torch.equal(value, bundle[name]) for name, value in probe.items())
 
 
-def test_a_fit_that_was_stopped_in_its_probes_makes_none_again(probed, tmp_path, monkeypatch):
-    folder, arguments, how, outcome = probed
+def test_a_fit_that_was_stopped_in_its_probes_makes_none_again(probed, data, tmp_path):
+    folder, arguments, choice, outcome = probed
     begun = tmp_path / "fit"
-    steps = run_halving(begun, *arguments, **how)
+    job = job_of(begun, data, recipe=choice)
+    steps = run_halving(job, *arguments)
     assert "linear probe" in next(steps)
     assert arguments[0].candidates[0] in next(steps)
     steps.close()
     (first,) = begun.glob("trials/*/probe/*.safetensors")
     time_ns = first.stat().st_mtime_ns
-    again = drain(run_halving(begun, *arguments, **how))[1]
+    again = drain(run_halving(job, *arguments))[1]
     assert first.stat().st_mtime_ns == time_ns
     assert without_seconds(again) == without_seconds(outcome)
     assert bits(begun) == bits(folder)
@@ -426,7 +446,7 @@ def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(whole, data, t
         "from fullstride.data.dataset import open_data\n"
         "from test_halving import fit\n"
         "data = open_data('digits')\n"
-        "parts = dict(train=48, validation=20, test=0)\n"
+        "parts = dict(train=48, val=20, test=0)\n"
         "parts = {k: getattr(data, k).subset(range(n)) for k, n in parts.items()}\n"
         "from fullstride.train.loop import Learner\n"
         "step = Learner.step\n"
@@ -467,16 +487,17 @@ def test_a_candidate_that_fails_is_said_and_others_go_on(data, tmp_path, monkeyp
     monkeypatch.setattr(Learner, "step", diverges)
     plan = replace(PLAN, rungs=(Rung(number=1, epochs=4, candidates=2, keep=2),))
     plan = replace(plan, candidates=PLAN.candidates[::2])
-    lines, outcome = drain(run_halving(tmp_path, plan, CANDIDATES, MS, data, recipe=CHOICE))
+    job = job_of(tmp_path, data)
+    lines, outcome = drain(run_halving(job, plan, FOUND))
     assert outcome.finalists == PLAN.candidates[:1]
     assert [*outcome.failures] == [PLAN.candidates[2]]
     assert "nan" in outcome.failures[PLAN.candidates[2]]
     assert sum("has failed" in line for line in lines) == 1
-    again = drain(run_halving(tmp_path, plan, CANDIDATES, MS, data, recipe=CHOICE))[1]
+    again = drain(run_halving(job, plan, FOUND))[1]
     assert again == outcome
     only = replace(plan, candidates=PLAN.candidates[2:])
     with pytest.raises(ValueError, match="no candidate could be trained"):
-        drain(run_halving(tmp_path, only, CANDIDATES, MS, data, recipe=CHOICE))
+        drain(run_halving(job, only, FOUND))
     path = tmp_path / "rungs" / "1" / f"{PLAN.candidates[2]}.json"
     assert not path.exists()  # the next call tries again
 
@@ -499,12 +520,13 @@ def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tm
 def test_a_plan_measures_each_candidate_once(data, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "MEASURE_S", 0.05)
     both = CANDIDATES[1:]
-    lines, plan = drain(make_plan(tmp_path, both, MS, data, recipe=CHOICE))
+    job, found = job_of(tmp_path, data), times_of(both, MS)
+    lines, plan = drain(make_plan(job, found))
     assert {*plan.candidates} == {each.name for each in both}
     assert plan.epochs == 4
     assert sum("measuring" in line for line in lines) == 2
     assert plan.train_s > 0
-    again, same = drain(make_plan(tmp_path, both, MS, data, recipe=CHOICE))
+    again, same = drain(make_plan(job, found))
     assert same == plan
     assert not any("measuring" in line for line in again)
     assert [path.name for path in tmp_path.iterdir()] == ["training_times"]
@@ -515,30 +537,25 @@ def test_a_candidate_that_cannot_train_is_left_out_with_its_reason(data, tmp_pat
     monkeypatch.setattr(timing, "MEASURE_S", 0.05)
     bad = Candidate(model="no_such_network", resolution=16)
     ms = {CANDIDATES[0].name: 1.0, bad.name: 2.0}
-    plan = drain(make_plan(tmp_path, (CANDIDATES[0], bad), ms, data, recipe=CHOICE))[1]
+    job = job_of(tmp_path, data)
+    plan = drain(make_plan(job, times_of((CANDIDATES[0], bad), ms)))[1]
     assert plan.candidates == (CANDIDATES[0].name,)
     assert "no_such_network" in plan.left_out[bad.name]
     with pytest.raises(ValueError, match="no_such_network"):
-        drain(make_plan(tmp_path, (bad,), ms, data, recipe=CHOICE))
+        drain(make_plan(job, times_of((bad,), ms)))
     assert stored_time(tmp_path, bad) is None  # the next call tries again
-
-
-def test_data_without_a_val_are_refused(data, tmp_path):
-    none = replace(data, val=data.val.subset([]))
-    with pytest.raises(ValueError, match="val"):
-        drain(make_plan(tmp_path, CANDIDATES, MS, none, recipe=CHOICE))
 
 
 @pytest.mark.slow
 def test_a_measured_epoch_takes_what_training_takes(data, tmp_path):
-    measured = measure_training(tmp_path, CANDIDATES[0], data, CHOICE, "cpu", 0)
+    measured = measure_training(job_of(tmp_path, data), CANDIDATES[0])
     plan = replace(
         PLAN,
         candidates=PLAN.candidates[:1],
         rungs=(Rung(number=1, epochs=4, candidates=1, keep=1),),
     )
     begin = time.perf_counter()
-    drain(run_halving(tmp_path, plan, CANDIDATES, MS, data, recipe=CHOICE))
+    drain(run_halving(job_of(tmp_path, data), plan, FOUND))
     taken = time.perf_counter() - begin
     assert asdict(measured)["failure"] == ""
     assert taken / 3 < measured.seconds(4) < 3 * taken
@@ -553,10 +570,8 @@ def test_failures_have_the_form_of_a_file():
 
 def teach_with(folder: Path, data, outcome: Outcome, left_s: float):
     teacher = Candidate(model="resnet_rs_tiny", resolution=16, family="resnet_rs")
-    every = (*CANDIDATES, teacher)
-    beyond = {teacher.name: 10.0}
-    steps = teach(folder, PLAN, outcome, every, beyond, data, left_s=left_s, recipe=CHOICE)
-    return teacher, drain(steps)[1]
+    found = times_of((*CANDIDATES, teacher), MS | {teacher.name: 10.0})
+    return teacher, drain(teach(job_of(folder, data), PLAN, outcome, found, left_s))[1]
 
 
 def score_file(folder: Path, number: int, name: str, like: RungScore, correct: str):
@@ -590,14 +605,12 @@ def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, mon
     assert [each.rung for each in teaching.scores] == [number, number + 1]
     saved = json.loads((folder / "trials" / teaching.student.name / "run.json").read_text())
     assert Path(saved["recipe"]["teacher"]) == folder / "trials" / teacher.name / "bundle"
-    times = [
-        CandidateTime(candidate=each.name, format="onnx", precision="fp32", ms=MS[each.name])
-        for each in CANDIDATES
-    ]
-    after, candidates, own = with_student(teaching, outcome, CANDIDATES, times)
+    after, found = with_student(teaching, outcome, FOUND)
     assert after.finalists[:2] == (teaching.student.name, best)
-    assert teaching.student in candidates
-    assert [each.ms for each in own if each.candidate == teaching.student.name] == [MS[best]]
+    assert teaching.student in found.candidates
+    assert [each.ms for each in found.times if each.candidate == teaching.student.name] == [
+        MS[best]
+    ]
     assert from_json(Teaching, to_json(teaching), "teaching") == teaching
     # trials that have ended are read; a student that is not told apart does not stay
     score_file(folder, number + 1, teaching.student.name, bad, "1" + 19 * "0")
@@ -605,9 +618,9 @@ def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, mon
     outcome = replace(outcome, scores=(*outcome.scores[:last], like, *outcome.scores[last + 1 :]))
     teaching = teach_with(folder, data, outcome, 1e6)[1]
     assert not teaching.is_better
-    assert with_student(teaching, outcome, CANDIDATES, times)[0].finalists == outcome.finalists
+    assert with_student(teaching, outcome, FOUND)[0].finalists == outcome.finalists
 
 
 def test_without_a_candidate_beyond_the_budget_there_is_no_teacher(whole, data, tmp_path):
-    steps = teach(tmp_path, PLAN, whole[1], CANDIDATES, {}, data, left_s=1e6, recipe=CHOICE)
+    steps = teach(job_of(tmp_path, data), PLAN, whole[1], FOUND, 1e6)
     assert drain(steps) == ([], Teaching(reason="no candidate is beyond the budget"))

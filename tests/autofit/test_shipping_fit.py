@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from fullstride.autofit import finalists as file_times
-from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
+from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, ShippedFile, forms
 from fullstride.autofit.halving import Outcome
+from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import Shipment, choose, ship
 from fullstride.deploy.predict import open_model
 from fullstride.io import writing
 from fullstride.io.records import from_json, to_json
-from fullstride.latency.devices import load_profile
-from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
 from fullstride.tasks import find_task
 from fullstride.train import run
@@ -30,7 +30,7 @@ CANDIDATES = tuple(
     Candidate(model="genet_tiny", resolution=side, licence="apache-2.0") for side in (16, 24)
 )
 NAMES = tuple(each.name for each in CANDIDATES)
-LOOSE = Budget(ms_per_image=1e3)
+LOOSE = 1e3  # ms per image
 FEW = dict(formats=("onnx",), precisions=("fp32", "int8"))
 
 
@@ -40,6 +40,15 @@ def time_of(name: str, precision="fp32", ms: float = 0.1, **more) -> CandidateTi
 
 TIMES = tuple(time_of(name, precision) for name in NAMES for precision in ("fp32", "int8"))
 OUTCOME = Outcome(scores=(), finalists=NAMES, ties=())
+
+
+def shipping(folder, data, budget_ms=LOOSE, times=TIMES, **settings):
+    """The stage that ships."""
+    job = FitJob(
+        folder=folder, data=data, settings=FitSettings(budget_ms=budget_ms, **FEW | settings)
+    )
+    found = CandidateTimes(candidates=CANDIDATES, times=tuple(times), budget=job.budget)
+    return ship(job, OUTCOME, found)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +87,7 @@ def ended(trained, tmp_path_factory, few_digits) -> Shipped:
     data = replace(few_digits, test=replace(few_digits.test, read=recorded))
     folder = tmp_path_factory.mktemp("shipped") / "fit"
     shutil.copytree(trained, folder)
-    stage = ship(folder, OUTCOME, CANDIDATES, TIMES, LOOSE, data, **FEW)
+    stage = shipping(folder, data)
     while True:
         try:
             next(stage)
@@ -95,8 +104,8 @@ def copied(ended, tmp_path) -> Path:
     return tmp_path / "fit"
 
 
-def shipped(folder, data, budget=LOOSE, times=TIMES, **how) -> tuple[list[str], Shipment]:
-    stage, lines = ship(folder, OUTCOME, CANDIDATES, times, budget, data, **{**FEW, **how}), []
+def shipped(*arguments, **settings) -> tuple[list[str], Shipment]:
+    stage, lines = shipping(*arguments, **settings), []
     while True:
         try:
             lines.append(next(stage))
@@ -153,7 +162,7 @@ def test_no_test_image_is_read_before_the_choice_and_each_only_once(ended, copie
 def test_a_later_call_goes_on_where_an_earlier_one_was_stopped(trained, tmp_path, few_digits):
     folder, floats = tmp_path / "fit", dict(precisions=("fp32",))
     shutil.copytree(trained, folder)
-    stage = ship(folder, OUTCOME, CANDIDATES, TIMES, LOOSE, few_digits, **{**FEW, **floats})
+    stage = shipping(folder, few_digits, **floats)
     assert NAMES[0] in next(stage)
     stage.close()
     first = folder / "ship" / f"{NAMES[0]}_onnx_fp32.onnx"
@@ -167,9 +176,8 @@ def test_a_later_call_goes_on_where_an_earlier_one_was_stopped(trained, tmp_path
 
 
 def test_where_no_file_is_within_the_budget_the_fastest_ships_with_a_note(copied, few_digits):
-    budget = Budget(ms_per_image=1e-4)
     slow = [replace(each, ms=1e-4) for each in TIMES]
-    lines, shipment = shipped(copied, few_digits, budget, slow, precisions=("fp32",))
+    lines, shipment = shipped(copied, few_digits, 1e-4, slow, precisions=("fp32",))
     assert sum("measuring 2 files" in line for line in lines) == 1  # far beyond it: no noise
     assert not shipment.file.within
     assert shipment.file.ms == min(each.ms for each in shipment.files)
@@ -201,8 +209,7 @@ def test_a_file_that_noise_made_slow_is_measured_again(
 
     monkeypatch.setattr(file_times, "measure_files", fake)
     monkeypatch.setattr(file_times, "PAUSE_S", 0)
-    budget = Budget(ms_per_image=1.0)
-    _, shipment = shipped(copied, few_digits, budget, precisions=("fp32",))
+    _, shipment = shipped(copied, few_digits, 1.0, precisions=("fp32",))
     assert {each.candidate: each.within for each in shipment.files}[NAMES[1]] is within
     assert [len(paths) for paths in measured] == [2] + [1] * (calls - 1), "only the one in doubt"
 
@@ -212,8 +219,8 @@ def test_files_for_a_device_that_is_not_here_have_estimates(copied, few_digits):
         time_of(name, "fp16", ms, low=0.8 * ms, high=high, measured=False, format="")
         for name, ms, high in zip(NAMES, (0.2, 0.4), (0.4, 0.9), strict=True)
     ]
-    how = dict(profile=load_profile("t4"), formats=(), precisions=())
-    _, shipment = shipped(copied, few_digits, Budget(ms_per_image=0.5), times, **how)
+    how = dict(target="t4", formats=(), precisions=())
+    _, shipment = shipped(copied, few_digits, 0.5, times, **how)
     assert {(each.format, each.precision) for each in shipment.files} == {
         ("onnx", precision) for precision in ("fp16", "fp32", "int8")
     }
@@ -221,7 +228,7 @@ def test_files_for_a_device_that_is_not_here_have_estimates(copied, few_digits):
     assert {each.ms for each in shipment.files if each.precision == "fp16"} == {0.2, 0.4}
     assert (shipment.file.candidate, shipment.file.precision) == (NAMES[0], "fp16")
     assert shipment.environment["profile"] == "t4"
-    _, shipment = shipped(copied, few_digits, Budget(ms_per_image=0.5), times, maybe=True, **how)
+    _, shipment = shipped(copied, few_digits, 0.5, times, maybe=True, **how)
     assert {each.candidate for each in shipment.files if each.within} == set(NAMES)
 
 
@@ -288,15 +295,16 @@ def test_the_most_accurate_file_within_the_budget_ships_and_of_ties_the_faster(f
 
 def test_programs_ship_only_if_they_are_named():
     times = [time_of("a", format=name) for name in ("onnx", "openvino", "aoti")]
-    usual = forms(times, 1.0, (), (), remote=False)
+    usual = forms(FitSettings(budget_ms=1.0), times)
     assert ("onnx", "fp32") in usual
     assert not any(format == "aoti" for format, _ in usual)
-    assert forms(times, 1.0, ("aoti",), (), remote=False) == [("aoti", "fp32")]
+    assert forms(FitSettings(budget_ms=1.0, formats=("aoti",)), times) == [("aoti", "fp32")]
 
 
 def test_forms_that_were_too_slow_are_not_exported():
     times = [time_of("a", ms=1.2), time_of("a", "int8", 0.6), time_of("a", "fp16", 0.5)]
     times += [time_of("a", "int8", 0.9, format="openvino")]
-    assert forms(times, 1.0, (), (), remote=False) == [("onnx", "int8")], "no fp16 without a GPU"
-    halves = forms(times, 1.0, ("onnx",), ("fp16", "fp32"), remote=False)
+    assert forms(FitSettings(budget_ms=1.0), times) == [("onnx", "int8")], "no fp16 without a GPU"
+    settings = FitSettings(budget_ms=1.0, formats=("onnx",), precisions=("fp16", "fp32"))
+    halves = forms(settings, times)
     assert halves == [("onnx", "fp16")]

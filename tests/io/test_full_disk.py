@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.autofit.fit import fit_data
+from fullstride.autofit.fit import FIT
 from fullstride.autofit.settings import FitSettings
 from fullstride.io import writing
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.study.folder import Event
+from fullstride.study.driver import Event, run_study
+from fullstride.study.settings import StudyOptions
 from fullstride.train import run, run_folder
 from fullstride.train.distill import CachedTeacher, Teacher, allocate
 from fullstride.train.recipes.choice import RecipeChoice
@@ -112,6 +113,7 @@ def test_wherever_the_disk_is_full_the_same_fit_goes_on(few_digits, tmp_path, mo
         precisions=("fp32",),
     )
     recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 32})
+    options = StudyOptions(device="cpu", workers=0)
     folder, sync, full_at = tmp_path / "fit", writing._sync, list[str]()
 
     def full(path: Path) -> None:
@@ -121,7 +123,7 @@ def test_wherever_the_disk_is_full_the_same_fit_goes_on(few_digits, tmp_path, mo
         sync(path)
 
     def events() -> list[Event]:
-        return [*fit_data(few_digits, folder, settings, recipe, train_device="cpu", workers=0)]
+        return [*run_study(FIT, few_digits, folder, settings, recipe, options)]
 
     monkeypatch.setattr(writing, "_sync", full)
     for name in OF_FIT:

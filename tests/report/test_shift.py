@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 from PIL import ImageOps
 
-from fullstride.autofit.fit import fit_data
+from fullstride.autofit.fit import FIT
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 from fullstride.io.console import Bar
 from fullstride.nets.bundle import Bundle
 from fullstride.report.shift import shift_lines
 from fullstride.report.training_progress import TrainingProgress
+from fullstride.study.driver import run_study
+from fullstride.study.settings import StudyOptions
 from fullstride.tasks.classify import Classify
 from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
@@ -21,6 +23,7 @@ from fullstride.train.run import train
 from fullstride.train.scoring import load_scores
 
 RECIPE = Recipe(epochs=8, batch_size=32, lr=0.1, resolution=16, hflip_prob=0.0, scale=(0.8, 1.2))
+HOW = StudyOptions(device="cpu", workers=0)
 OTHERS = 5  # classes of which the test has negatives
 
 
@@ -111,6 +114,6 @@ def test_the_command_and_a_fit_end_with_it(run, shifted, tmp_path, capsys):
         precisions=("fp32",),
     )
     choice = RecipeChoice(changes={"epochs": 12.0, "batch_size": 32, "lr": 0.1})
-    events = list(fit_data(data, tmp_path / "fit", settings, choice, train_device="cpu", workers=0))
+    events = list(run_study(FIT, data, tmp_path / "fit", settings, choice, HOW))
     notes = events[-1].result.shipment.notes
     assert any(" points below the interval of the validation" in note for note in notes)

@@ -26,7 +26,7 @@ from fullstride.search.block_tuning import (
     tuning_recipe,
 )
 from fullstride.search.feature_matching import exchanged, maps_at, matched
-from fullstride.study.trials import Failure, run_trials
+from fullstride.study.trials import Failure, LocalExecutor, run_trials
 from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.named import DIGITS, Case
@@ -40,7 +40,7 @@ TRAINED = ("stages.1.", "stages.2.0.branch.conv1.", "stages.2.0.shortcut.")
 
 
 def finished(study, trial) -> TunedScore:
-    steps = run_trials(study, [trial])
+    steps = run_trials(study, [trial], LocalExecutor(("cpu",)))
     while True:
         try:
             next(steps)
@@ -167,7 +167,7 @@ def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, 
 KILLED = """
 import os, pickle, signal, sys
 from fullstride.search.block_tuning import TUNING
-from fullstride.study.trials import run_trials
+from fullstride.study.trials import LocalExecutor, run_trials
 from fullstride.train import run_folder
 
 save, left = run_folder.save_checkpoint, [int(sys.argv[2])]
@@ -180,7 +180,7 @@ def save_and_kill(folder, state):
 
 run_folder.save_checkpoint = save_and_kill
 trial = pickle.load(open(sys.argv[1], "rb"))
-list(run_trials(TUNING, [trial]))
+list(run_trials(TUNING, [trial], LocalExecutor(("cpu",))))
 """
 
 

@@ -21,22 +21,22 @@ from fullstride.search.llr.plan import (
     SearchJob,
     design_of,
     find_master,
-    find_space,
-    find_variants,
     random_structures,
 )
-from fullstride.search.llr.search_folder import WHOLE, Tuning, Variant
-from fullstride.search.llr.study import search_events, shown
+from fullstride.search.llr.results import WHOLE, Tuning, Variant
+from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.tunings import model_of
 from fullstride.search.settings import PAPER, SearchSettings
 from fullstride.search.structures.space import net_space
+from fullstride.study.driver import render_event, run_study
+from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
 PROFILE = "rtx4090-compiled"
 SETTINGS = SearchSettings(
     master="genet_tiny",
     budget_ms=0.47,
-    device=PROFILE,
+    target=PROFILE,
     resolutions=(16,),
     kernel_sizes=(3,),
     samples=2,
@@ -50,7 +50,7 @@ SETTINGS = SearchSettings(
     tune_epochs=1.0,
 )
 SHORT = RecipeChoice(changes={"epochs": 1.0, "batch_size": 16})
-HOW = dict(train_device="cpu", workers=0)
+HOW = StudyOptions(device="cpu", workers=0)
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +66,7 @@ def data():
 
 
 def job_of(data, settings=SETTINGS, folder=Path("unused")):
-    master = find_master(settings, data)
-    return SearchJob(
-        folder=folder,
-        data=data,
-        settings=settings,
-        recipe=SHORT,
-        space=find_space(master, settings),
-        variants=find_variants(master, settings),
-        devices=("cpu",),
-        workers=0,
-    )
+    return SearchJob(folder=folder, data=data, settings=settings, recipe=SHORT, options=HOW)
 
 
 def master_score(score):
@@ -124,7 +114,7 @@ def test_what_training_a_block_again_costs_is_no_gain_of_its_changes(data):
 
 
 def test_the_paper_is_one_shot_with_one_winner_and_no_control(data):
-    settings = SearchSettings(preset="paper", master="masternet_1", budget_ms=1.0, device="t4-fp16")
+    settings = SearchSettings(preset="paper", master="masternet_1", budget_ms=1.0, target="t4-fp16")
     assert settings.method == PAPER
     assert replace(settings, winners=3).method == replace(PAPER, winners=3)
     job = job_of(data, settings)
@@ -193,7 +183,7 @@ def test_resolutions_and_kernels_are_chosen_outside_of_the_structures(
 def whole(data, tmp_path_factory):
     """The folder of a search, and its events."""
     folder = tmp_path_factory.mktemp("search") / "mine"
-    return folder, [*search_events(data, folder, SETTINGS, SHORT, **HOW)]
+    return folder, [*run_study(SEARCH, data, folder, SETTINGS, SHORT, HOW)]
 
 
 @pytest.mark.slow
@@ -232,18 +222,18 @@ def test_every_training_is_a_folder_with_its_spec_its_log_and_its_result(whole):
 def test_the_same_search_again_trains_nothing_and_ends_the_same(whole, data):
     folder, events = whole
     before = {path: path.stat().st_mtime_ns for path in folder.glob("trials/**/*")}
-    again = [*search_events(data, folder, SETTINGS, SHORT, **HOW)]
+    again = [*run_study(SEARCH, data, folder, SETTINGS, SHORT, HOW)]
     assert not [each for each in again if each.line]
     assert again[-1].result == events[-1].result
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("trials/**/*")}
     with pytest.raises(ValueError, match="budget_ms is 0.47 there and 0.5 now"):
-        [*search_events(data, folder, replace(SETTINGS, budget_ms=0.5), SHORT, **HOW)]
+        [*run_study(SEARCH, data, folder, replace(SETTINGS, budget_ms=0.5), SHORT, HOW)]
 
 
 @pytest.mark.slow
 def test_every_result_is_shown_as_lines_and_tables(whole):
     folder, events = whole
-    parts = {each.stage: shown(each, folder) for each in events if not each.line}
+    parts = {each.stage: render_event(SEARCH, each, folder) for each in events if not each.line}
     for stage in ("times", "plan", "regression", "selection", "winners", "results"):
         assert parts[stage]
     lines = [line for rows in parts.values() for line in rows if isinstance(line, str)]
@@ -260,12 +250,13 @@ sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from test_llr import HOW, SETTINGS, SHORT
 from fullstride.data.dataset import open_data
-from fullstride.search.llr.study import search_events
+from fullstride.search.llr.study import SEARCH
+from fullstride.study.driver import run_study
 if __name__ == "__main__":
     digits = open_data("digits")
     data = replace(digits, train=digits.train.subset(range(32)),
-        validation=digits.validation.subset(range(20)), test=digits.test.subset(range(20)))
-    for event in search_events(data, Path({folder!r}), SETTINGS, SHORT, **HOW):
+        val=digits.val.subset(range(20)), test=digits.test.subset(range(20)))
+    for event in run_study(SEARCH, data, Path({folder!r}), SETTINGS, SHORT, HOW):
         print(event.stage, event.line, flush=True)
 """
 
@@ -290,7 +281,7 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(whole, data, tmp_path)
         now = {path: path.stat().st_mtime_ns for path in results}
         assert finished.items() <= now.items(), "a finished trial has run twice"
         finished = now
-    last = [*search_events(data, folder, SETTINGS, SHORT, **HOW)][-1].result
+    last = [*run_study(SEARCH, data, folder, SETTINGS, SHORT, HOW)][-1].result
     expected = events[-1].result
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
     assert last.best.finalist == expected.best.finalist
@@ -311,7 +302,7 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
         "0.5",
         "--dry-run",
     ]
-    words += ["--device", PROFILE, "--resolutions", "16", "--train-device", "cpu", "--workers", "0"]
+    words += ["--target", PROFILE, "--resolutions", "16", "--device", "cpu", "--workers", "0"]
     words += ["--kernel-sizes", "3", "--most-widths", "3", "--out", str(tmp_path / "s")]
     words += ["--whole", "5"]
     assert cli.run(words) == 0
@@ -331,13 +322,13 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
     [
         ({"budget_ms": None}, {}, "--budget-ms"),
         ({"budget_ms": 1e-6}, {}, "the fastest structure takes"),
-        ({"device": "rtx9999"}, {}, "rtx9999"),
+        ({"target": "rtx9999"}, {}, "rtx9999"),
         ({"master": "genet_tinny"}, {}, "genet_tiny"),
         ({"master": "resnet_rs_nowhere.json"}, {}, "resnet_rs_nowhere"),
         ({"master": "timm/resnet18"}, {}, "super-blocks"),
         ({"format": "onnx"}, {}, "--format"),
         ({"regression": "paper", "whole": 3}, {}, "--whole 3"),
-        ({"device": "here", "format": "onxx"}, {}, "onnx"),
+        ({"target": "here", "format": "onxx"}, {}, "onnx"),
         ({}, {"resolution": 32}, "--resolutions"),
         ({}, {"seed": 3}, "--seed"),
         ({"width_range": (1.5, 2.0)}, {}, "range that has 1"),
@@ -346,6 +337,6 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
 def test_what_cannot_be_searched_is_one_line(data, tmp_path, changes, recipe, hint):
     settings = replace(SETTINGS, **changes)
     with pytest.raises((ValueError, FileNotFoundError), match=hint) as error:
-        [*search_events(data, tmp_path / "s", settings, RecipeChoice("", recipe), **HOW)]
+        [*run_study(SEARCH, data, tmp_path / "s", settings, RecipeChoice("", recipe), HOW)]
     assert "\n" not in str(error.value)
     assert not (tmp_path / "s" / "trials").exists()

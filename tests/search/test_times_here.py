@@ -12,12 +12,11 @@ from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
 from fullstride.search.block_tuning import TunedScore
 from fullstride.search.llr import tunings
-from fullstride.search.llr.plan import SearchJob, find_master, find_space, find_variants
-from fullstride.search.llr.search_folder import DeviceTimes, MeasuredStructure
+from fullstride.search.llr.plan import SearchJob
+from fullstride.search.llr.results import DeviceTimes, MeasuredStructure
 from fullstride.search.llr.times import MODULE, find_label, fit_profile, measure_specs
 from fullstride.search.settings import SearchSettings
 from fullstride.search.structures.space import net_space
-from fullstride.train.recipes.choice import RecipeChoice
 
 FILE = ("onnx", "fp32")
 # A machine that differs from the rough profile: slow depthwise convolutions, quick launches.
@@ -71,17 +70,7 @@ def job():
         top=3,
         format="onnx",
     )
-    master = find_master(settings, data)
-    return SearchJob(
-        folder=Path("unused"),
-        data=data,
-        settings=settings,
-        recipe=RecipeChoice(),
-        space=find_space(master, settings),
-        variants=find_variants(master, settings),
-        devices=("cpu",),
-        workers=0,
-    )
+    return SearchJob(folder=Path("unused"), data=data, settings=settings)
 
 
 def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sleeping_trials import STEPS, STUDY, TRIALS, trials_in
+from sleeping_trials import SLEEP, STEPS, TRIALS, trials_in
 
 from fullstride.study.trials import Trial
 
@@ -137,7 +137,7 @@ def test_a_worker_that_is_killed_goes_on_from_its_checkpoint(name, request, tmp_
         lines = read(log).splitlines()
     trials = trials_in(folder, killed=1)
     assert starts(trials[0]) == [0, 3]
-    assert [STUDY.read(trial).begin for trial in trials] == [3, 0, 0, 0]
+    assert [SLEEP.read(trial).begin for trial in trials] == [3, 0, 0, 0]
     assert {f"trial {number} from step 0" for number in range(TRIALS)} <= {*lines}
     assert "trial 0 from step 3" in lines
     for trial in trials:

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sleeping_trials import STEPS, STUDY, Slept, trials_in
+from sleeping_trials import SLEEP, STEPS, Slept, trials_in
 
 from fullstride.study import executors
 from fullstride.study import trials as trials_module
 from fullstride.study.executors import ClusterExecutor, Crash, Report, Task, find_executor, log_path
 from fullstride.study.locks import find_holder, hold
-from fullstride.study.settings import ExecutorSettings
+from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import Failure, LocalExecutor, Trial, local_devices, run_trials
 
 
@@ -61,7 +61,7 @@ def trial(tmp_path) -> Trial:
 
 def run_on(engine: FakeEngine, trials: Sequence[Trial]):
     """The lines of a study on an engine, and its results."""
-    lines, steps = [], run_trials(STUDY, trials, executor=ClusterExecutor(engine, "cpu", 1))
+    lines, steps = [], run_trials(SLEEP, trials, ClusterExecutor(engine, "cpu", 1))
     while True:
         try:
             lines.append(next(steps))
@@ -84,7 +84,7 @@ def test_a_line_is_read_when_it_is_whole(trial):
     executor = ClusterExecutor(FakeEngine(runs=False), "cpu", 1)
     log_path(trial).parent.mkdir(parents=True)
     log_path(trial).write_text("of an earlier start\n")
-    executor.submit(STUDY, [trial])
+    executor.submit(SLEEP, [trial])
     texts = ["", "half", " a line\nand", " another\r\n\xe4", "\xe4\n"]
     lines = []
     for text in texts:
@@ -144,7 +144,7 @@ def test_a_result_that_the_driver_cannot_see_is_an_error_after_a_while(trial, mo
 
 def test_a_worker_without_the_folder_of_the_driver_says_so(trial, monkeypatch, tmp_path):
     folder = tmp_path / "elsewhere"
-    task = Task(study=STUDY, trial=trial, device="cpu", cores=1, folder=folder)
+    task = Task(kind=SLEEP, trial=trial, device="cpu", cores=1, folder=folder)
     report = task()
     assert not report.has_result
     assert "elsewhere" in report.error
@@ -152,19 +152,19 @@ def test_a_worker_without_the_folder_of_the_driver_says_so(trial, monkeypatch, t
 
 def test_a_trial_that_another_process_runs_is_waited_for(tmp_path):
     trials = trials_in(tmp_path, 2, step_s=0)
-    steps = run_trials(STUDY, trials, executor=ClusterExecutor(FakeEngine(), "cpu", 1))
+    steps = run_trials(SLEEP, trials, ClusterExecutor(FakeEngine(), "cpu", 1))
     with hold(trials[0].lock):
         lines = [next(steps) for _ in range(2)]
         assert any(line.startswith("0: process ") for line in lines)
         assert "trial 1 from step 0" in lines
         assert not trials[0].folder.exists()
     assert list(steps) == ["trial 0 from step 0"]
-    assert STUDY.read(trials[0]).begin == 0
+    assert SLEEP.read(trials[0]).begin == 0
 
 
 def test_a_trial_that_loses_its_lock_ends_and_stores_nothing(tmp_path, monkeypatch):
     (trial,) = trials_in(tmp_path, 1, step_s=0)
-    steps = trials_module.run_trial(STUDY, trial, "cpu")
+    steps = trials_module.run_trial(SLEEP, trial, "cpu")
     assert next(steps) == "trial 0 from step 0"
     for each in trial.result.parent.iterdir():
         each.unlink()
@@ -180,7 +180,7 @@ def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tm
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_devices() == ("cpu",) * 4
-    executor = find_executor(ExecutorSettings(), tmp_path, "cpu")
+    executor = find_executor(StudyOptions(device="cpu"), tmp_path)
     assert isinstance(executor, LocalExecutor)
     assert executor.devices == ("cpu",) * 4
     with pytest.raises(ValueError, match="cuda:1 is not here"):
@@ -205,7 +205,7 @@ def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tm
 )
 def test_settings_that_do_not_fit_are_one_line(fields, words):
     with pytest.raises(ValueError, match=words) as caught:
-        ExecutorSettings(**fields)
+        StudyOptions(**fields)
     assert "\n" not in str(caught.value)
 
 
@@ -218,27 +218,27 @@ def test_an_executor_whose_package_is_missing_names_its_extra(
 ):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=words):
-        find_executor(ExecutorSettings(executor=executor), tmp_path, "cpu")
+        find_executor(StudyOptions(executor=executor, device="cpu"), tmp_path)
 
 
 def test_a_ray_cluster_that_does_not_answer_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # the port that discards, where nobody listens
     with pytest.raises(ValueError, match="ray start --head.*refused") as caught:
-        find_executor(ExecutorSettings(executor="ray"), tmp_path, "cpu")
+        find_executor(StudyOptions(executor="ray", device="cpu"), tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_cluster_chooses_the_gpu(tmp_path):
     with pytest.raises(ValueError, match="cuda or cpu"):
-        find_executor(ExecutorSettings(executor="ray"), tmp_path, "cuda:1")
+        find_executor(StudyOptions(executor="ray", device="cuda:1"), tmp_path)
 
 
 def test_without_slurm_its_executor_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="no srun") as caught:
-        find_executor(ExecutorSettings(executor="slurm"), tmp_path / "study")
+        find_executor(StudyOptions(executor="slurm"), tmp_path / "study")
     assert "\n" not in str(caught.value)
 
 
@@ -251,12 +251,12 @@ def test_options_of_slurm_reach_its_script(tmp_path, monkeypatch):
         program.write_text('#!/bin/sh\nfor last; do :; done\ncp "$last" "$0.sh"\necho job 77\n')
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    settings = ExecutorSettings(
+    settings = StudyOptions(
         executor="slurm", trial_cores=3, slurm_hours=1.5, slurm_options=("partition=gpu", "qos=low")
     )
-    executor = find_executor(settings, tmp_path / "study", "auto")
+    executor = find_executor(settings, tmp_path / "study")
     assert not (tmp_path / "study").exists(), "the study creates its folder"
-    executor.submit(STUDY, trials_in(tmp_path / "study", 3))
+    executor.submit(SLEEP, trials_in(tmp_path / "study", 3))
     script = (tmp_path / "bin" / "sbatch.sh").read_text()
     lines = {line.removeprefix("#SBATCH ") for line in script.splitlines() if "#SBATCH" in line}
     assert lines >= {

@@ -17,7 +17,6 @@ from fullstride.study.locks import (
     LostLockError,
     find_holder,
     hold,
-    lock_study,
     machine,
     this_process,
 )
@@ -68,9 +67,9 @@ def test_a_lock_has_one_holder_and_leaves_no_file(path):
 
 
 def test_the_lock_of_a_study_is_free_again_after_an_error(tmp_path):
-    with pytest.raises(KeyboardInterrupt), lock_study(tmp_path):
+    with pytest.raises(KeyboardInterrupt), hold(tmp_path / ".lock"):
         raise KeyboardInterrupt
-    with lock_study(tmp_path), pytest.raises(LockedError), lock_study(tmp_path):
+    with hold(tmp_path / ".lock"), pytest.raises(LockedError), hold(tmp_path / ".lock"):
         pass
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.study.trials import Failure, Study, Trial, run_trials
+from fullstride.study.trials import Failure, LocalExecutor, Trial, TrialKind, run_trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def work(folder: Path, device: str, *, number: int, how: str = "") -> Generator[
     return Number(number=number, device=device, process=os.getpid())
 
 
-STUDY = Study(work=work, kind=Number, noun="a number", keys=("number", "device"))
+KIND = TrialKind(work=work, result_type=Number, noun="a number", keys=("number", "device"))
 
 
 def trials_in(folder: Path, *hows: str) -> list[Trial]:
@@ -70,6 +70,10 @@ def drain(steps):
             return lines, stop.value
 
 
+def run_on(trials, devices=("cpu",)):
+    return run_trials(KIND, trials, LocalExecutor(devices))
+
+
 def starts(trial: Trial) -> int:
     path = trial.folder / "starts"
     return len(path.read_text()) if path.exists() else 0
@@ -77,9 +81,9 @@ def starts(trial: Trial) -> int:
 
 def test_a_trial_with_a_result_does_not_run_again(tmp_path):
     trials = trials_in(tmp_path, "", "")
-    lines, results = drain(run_trials(STUDY, trials))
+    lines, results = drain(run_on(trials))
     assert lines == ["trial 0", "trial 1"]
-    assert drain(run_trials(STUDY, trials)) == ([], results)
+    assert drain(run_on(trials)) == ([], results)
     assert [result.number for result in results] == [0, 1]
     assert [starts(trial) for trial in trials] == [1, 1]
 
@@ -87,15 +91,15 @@ def test_a_trial_with_a_result_does_not_run_again(tmp_path):
 @pytest.mark.parametrize("how", ["value", "loss", "memory"])
 def test_a_trial_that_fails_is_one_line_and_others_go_on(tmp_path, how):
     trials = trials_in(tmp_path, how, "")
-    results = drain(run_trials(STUDY, trials))[1]
+    results = drain(run_on(trials))[1]
     assert isinstance(results[0], Failure)
     assert "\n" not in results[0].failure
     assert ("memory" in results[0].failure) == (how == "memory")
     assert results[1].number == 1
-    assert drain(run_trials(STUDY, trials))[1] == results
+    assert drain(run_on(trials))[1] == results
     assert starts(trials[0]) == 1
     trials[0].result.unlink()
-    drain(run_trials(STUDY, trials))
+    drain(run_on(trials))
     assert starts(trials[0]) == 2
     assert starts(trials[1]) == 1
 
@@ -107,11 +111,11 @@ def test_a_trial_that_fails_is_one_line_and_others_go_on(tmp_path, how):
 def test_what_the_machine_does_is_no_failure_of_a_trial(tmp_path, how, kind):
     trials = trials_in(tmp_path, "", how)
     with pytest.raises(kind):
-        drain(run_trials(STUDY, trials))
+        drain(run_on(trials))
     assert trials[0].result.exists()
     assert not trials[1].result.exists()
     if how != "disk":
-        results = drain(run_trials(STUDY, trials))[1]
+        results = drain(run_on(trials))[1]
         assert results[1].number == 1
         assert starts(trials[0]) == 1
 
@@ -121,7 +125,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path):
     trials[0].result.parent.mkdir()
     trials[0].result.write_text('{"mine": 1}')
     with pytest.raises(ValueError, match="not a number"):
-        drain(run_trials(STUDY, trials))
+        drain(run_on(trials))
     assert starts(trials[0]) == 0
 
 
@@ -129,7 +133,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path):
 def test_each_device_runs_one_trial_at_a_time_in_a_process_of_its_own(tmp_path):
     trials = trials_in(tmp_path, "", "value", "killed once", "always killed", "")
     devices = ("cpu", "cpu:0")
-    lines, results = drain(run_trials(STUDY, trials, devices))
+    lines, results = drain(run_on(trials, devices))
     assert {*lines} == {f"trial {number}" for number in range(5)}
     numbers = [results[index] for index in (0, 2, 4)]
     assert [each.number for each in numbers] == [0, 2, 4]
@@ -144,10 +148,10 @@ def test_each_device_runs_one_trial_at_a_time_in_a_process_of_its_own(tmp_path):
 def test_processes_end_with_a_driver_that_is_killed(tmp_path):
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-        "from test_trials import STUDY, drain, trials_in, run_trials\n"
+        "from test_trials import run_on, trials_in\n"
         "if __name__ == '__main__':\n"
         "    trials = trials_in(Path(sys.argv[2]), 'sleep', 'sleep')\n"
-        "    for line in run_trials(STUDY, trials, ('cpu', 'cpu')):\n"
+        "    for line in run_on(trials, ('cpu', 'cpu')):\n"
         "        print(line, flush=True)\n"
     )
     script = tmp_path / "driver.py"

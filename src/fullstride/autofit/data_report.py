@@ -161,7 +161,7 @@ MAX_LISTED = 1000  # unreadable images, and pairs of each kind
 FEW = 50  # images of a split: one is 2 points
 MAX_SHOWN = 5  # names in a line for a terminal
 
-__all__ = ["DataReport", "Pair", "look_at", "report_lines", "without_duplicates"]
+__all__ = ["DataReport", "Pair", "inspect", "report_lines", "without_duplicates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class DataReport:
     duplicates: tuple[str, ...] = ()  # all images that `without_duplicates` leaves out
 
 
-def look_at(data: DataSet, workers: int | None = None) -> Generator[str, None, DataReport]:
+def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, DataReport]:
     """Decode all images, and compare them with each other.
 
     Images with the same pixels, and those that show the same (`perceptual_hash`), are reported

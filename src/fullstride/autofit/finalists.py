@@ -1,4 +1,4 @@
-"""How good is a finalist as a file? It is exported in several forms, and each is scored."""
+"""Exports the finalists in several forms, scores each file, and measures all of them in turn."""
 
 import shutil
 import time
@@ -9,14 +9,15 @@ from time import perf_counter
 from typing import Any
 
 from fullstride import tasks
-from fullstride.autofit.candidates import NOISE, Candidate, CandidateTime, within_budget
+from fullstride.autofit.budget import INPUT, NOISE, CandidateTime, FitJob, within_budget
+from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.halving import TRIALS
-from fullstride.data.dataset import DataSet
+from fullstride.autofit.settings import FitSettings
 from fullstride.deploy import choose_form
 from fullstride.deploy.comparison import load_views, score_model
 from fullstride.deploy.export import export, find_format, make_reference
 from fullstride.deploy.export_runs import images_for_ranges, images_to_compare
-from fullstride.deploy.exported import InputKind, Precision
+from fullstride.deploy.exported import Precision
 from fullstride.deploy.formats import FORMATS, open_file, output
 from fullstride.io.records import from_json, read_json, to_json
 from fullstride.io.writing import atomic_write, bytes_of, json_output, remove
@@ -70,24 +71,17 @@ class FileRecord:
     seconds: float  # of exporting and scoring
 
 
-def forms(
-    times: Sequence[CandidateTime],
-    budget_ms: float,
-    formats: Sequence[str],
-    precisions: Sequence[Precision],
-    *,
-    remote: bool,
-) -> list[tuple[str, Precision]]:
+def forms(settings: FitSettings, times: Sequence[CandidateTime]) -> list[tuple[str, Precision]]:
     """The formats and precisions in which a candidate is exported.
 
     Here they are those that run here, and of these the ones that may be the best by `times`, those
     of the candidate: within `SLACK` of the budget, and within `NEAR` of the fastest format in the
-    same precision. For a device that is not here they are ONNX files. `formats` and `precisions`
-    restrict both as in `runnable`, so that programs are taken only if they are named.
+    same precision. For a device that is not here they are ONNX files. The formats and precisions of
+    the settings restrict both as in `runnable`, so that programs are taken only if they are named.
     """
-    if remote:
-        rates = {remote_precision(each.precision) for each in times if each.ms is not None}
-        own = sorted(rates)
+    formats, precisions = settings.formats, settings.precisions
+    if not settings.is_here:
+        own = sorted({remote_precision(each.precision) for each in times if each.ms is not None})
         wanted = own + [each for each in REMOTE_PRECISIONS if each not in own]
         return [
             (name, precision)
@@ -98,6 +92,8 @@ def forms(
         ]
     ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
 
+    limit = SLACK * settings.budget().ms_per_image
+
     def fastest(precision: Precision) -> float:
         return min(value for (_, other), value in ms.items() if other == precision)
 
@@ -105,7 +101,7 @@ def forms(
         (format, precision)
         for format, precision in choose_form.runnable(formats, precisions)
         if (value := ms.get((format, precision))) is not None
-        and value <= SLACK * budget_ms
+        and value <= limit
         and (value <= NEAR * fastest(precision) or format in formats)
     ]
 
@@ -116,47 +112,32 @@ def remote_precision(precision: Precision) -> Precision:
 
 
 def export_finalist(
-    folder: Path,
-    candidate: Candidate,
-    wanted: Sequence[tuple[str, Precision]],
-    data: DataSet,
-    *,
-    input_kind: InputKind = "pixels",
-    threads: int | None = None,
-    device: str = "cpu",
+    job: FitJob, candidate: Candidate, wanted: Sequence[tuple[str, Precision]]
 ) -> Generator[str, None, list[FileRecord]]:
     """Export the bundle of a finalist in each of `wanted`, and score each file in validation.
 
     A file that is in the folder with its record is not written again. One that cannot be written
     has the reason in its record. Yields a line for each new file.
     """
-    records = {form: read_record(folder, candidate.name, *form) for form in wanted}
-    if any(record is None for record in records.values()):
-        new = new_records(folder, candidate, records, data, input_kind, threads, device)
-        for record in new:
-            records[record.file.format, record.file.precision] = record
-            yield line_of(record)
+    records = {form: read_record(job.folder, candidate.name, *form) for form in wanted}
+    missing = [form for form, record in records.items() if record is None]
+    for record in new_records(job, candidate, missing) if missing else ():
+        records[record.file.format, record.file.precision] = record
+        yield line_of(record)
     return [record for record in records.values() if record is not None]
 
 
 def new_records(
-    folder: Path,
-    candidate: Candidate,
-    records: Mapping[tuple[str, Precision], FileRecord | None],
-    data: DataSet,
-    input_kind: InputKind,
-    threads: int | None,
-    device: str,
+    job: FitJob, candidate: Candidate, missing: Sequence[tuple[str, Precision]]
 ) -> Iterator[FileRecord]:
     """Write the files of `candidate` that have no record yet, and their records."""
+    folder, data = job.folder, job.data
     bundle = tasks.load(str(folder / TRIALS / candidate.name / "bundle"))
     bundle = replace(bundle, licence=bundle.licence or candidate.licence)
     images = images_to_compare(data, bundle.task, COMPARISON_IMAGES)
-    reference = make_reference(bundle, images, input_kind)
+    reference = make_reference(bundle, images, INPUT)
     views = load_views(bundle, data.val)
-    for (format, precision), record in records.items():
-        if record is not None:
-            continue
+    for format, precision in missing:
         start, path = perf_counter(), place(folder, candidate.name, format, precision)
         written = ShippedFile(
             candidate=candidate.name,
@@ -176,23 +157,17 @@ def new_records(
                 images,
                 format=format,
                 precision=precision,
-                input_kind=input_kind,
+                input_kind=INPUT,
                 calibration=images_for_ranges(data) if precision == "int8" else (),
                 max_drop=MAX_DROP,
-                device=device if find_format(format, precision).runs_code else "cpu",
-                threads=threads,
+                device=job.devices[0] if find_format(format, precision).runs_code else "cpu",
                 force=True,
                 reference=reference,
             )
-            model = open_file(path, threads=threads, trust=True)
+            model = open_file(path, trust=True)
             result = score_model(model, data.val, views=views)
-            written = replace(
-                written,
-                val=result.scores,
-                size_mib=bytes_of(path) / 2**20,
-                runtime=model.runtime,
-            )
-            correct = result.correct
+            size_mib, correct = bytes_of(path) / 2**20, result.correct
+            written = replace(written, val=result.scores, size_mib=size_mib, runtime=model.runtime)
         except (ValueError, FloatingPointError, MemoryError) as error:
             remove(path)
             why = " ".join(str(error).removeprefix(f"{path} ").split())
@@ -267,7 +242,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copyfile(source, target)
 
 
-# How fast are the files of the finalists? They are measured in turn, or estimated.
+# The files of the finalists are measured in turn, or estimated.
 
 
 MEASUREMENTS = 5  # of a file at most
@@ -286,20 +261,16 @@ class FileTimes:
 
 
 def measured(
-    folder: Path,
-    records: Sequence[FileRecord],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    percentile: float,
-    threads: int | None,
+    job: FitJob, records: Sequence[FileRecord], times: Sequence[CandidateTime]
 ) -> Generator[str, None, tuple[list[FileRecord], Mapping[str, Any]]]:
     """The records with the times of their files, and where these were measured.
 
-    Files of which noise may decide that they are not within the budget, see `in_doubt`, are
-    measured again, up to `MEASUREMENTS` times, and each keeps its shortest time. `times` are those
-    of the candidates, untrained.
+    Files close enough to the budget that noise could flip the verdict, see `in_doubt`, are measured
+    again, up to `MEASUREMENTS` times, and each keeps its shortest time. `times` are those of the
+    candidates, untrained.
     """
-    path, paths = folder / SHIP / TIMES, [each.file.path for each in records]
+    budget, percentile = job.budget, job.settings.percentile
+    path, paths = job.folder / SHIP / TIMES, [each.file.path for each in records]
     stored = from_json(FileTimes, read_json(path), str(path)) if path.exists() else None
     if stored is not None and set(stored.times) != set(paths):
         stored = None
@@ -309,7 +280,7 @@ def measured(
             yield "once more, as the budget may have been missed by noise:"
             time.sleep(PAUSE_S)
         yield f"measuring {len(again)} files in turn, batch {budget.batch}"
-        stored = combine(stored, measure_files(folder, again, budget, percentile, threads))
+        stored = combine(stored, measure_files(job.folder, again, budget, percentile))
         with atomic_write(path, TIMES_OUTPUT) as beside:
             beside.write_text(to_json(stored))
         again = in_doubt(stored, records, times, budget)
@@ -352,11 +323,10 @@ def measure_files(
     paths: Sequence[str],
     budget: Budget,
     percentile: float,
-    threads: int | None,
 ) -> FileTimes:
     """Files of the folder in turn, by the online protocol at the batch of the budget."""
-    models = {path: open_file(folder / path, threads=threads, trust=True) for path in paths}
-    rows = choose_form.measure_files(models, replace(ONLINE, batch=budget.batch), threads)
+    models = {path: open_file(folder / path, trust=True) for path in paths}
+    rows = choose_form.measure_files(models, replace(ONLINE, batch=budget.batch))
     return FileTimes(
         times={row.name: astuple(call_time(row, percentile)) for row in rows},
         measurements=1,
@@ -399,9 +369,9 @@ def estimated(
 
 def device_of(profile: Profile) -> Mapping[str, Any]:
     """The conditions that estimates are for."""
-    return dict(
-        device=profile.device,
-        runtime=profile.machine.runtime,
-        precision=profile.precision,
-        profile=profile.name,
-    )
+    return {
+        "device": profile.device,
+        "runtime": profile.machine.runtime,
+        "precision": profile.precision,
+        "profile": profile.name,
+    }

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.budget import CandidateTimes, FitJob
+from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.plan import (
-    BY_CASE,
     FINALISTS,
     FitPlan,
+    Rung,
     TrainingTime,
     by_promise,
     candidate_recipe,
@@ -20,7 +21,7 @@ from fullstride.autofit.plan import (
 from fullstride.data.dataset import DataSet
 from fullstride.io.writing import bytes_of, remove
 from fullstride.study.scores import mcnemar, score_run, train_to
-from fullstride.study.trials import Failure, Study, Trial, run_trials
+from fullstride.study.trials import Failure, Trial, TrialKind
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
@@ -31,9 +32,6 @@ from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.run import train
 from fullstride.train.run_folder import BUNDLE
 from fullstride.train.scoring import quality
-
-# How does a candidate train in a rung, and how good is it then? One trial for each of both.
-
 
 TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
 CHECKPOINT_S = 60.0  # of an epoch that is longer, between two checkpoints
@@ -51,67 +49,62 @@ class RungScore:
     seconds: float  # of training in this rung, since the last start
 
 
+@dataclass(frozen=True, kw_only=True)
+class RungTraining:
+    """The training of a candidate in a rung, as a worker gets it."""
+
+    candidate: Candidate
+    data: DataSet  # without its test split
+    choice: RecipeChoice
+    rung: int
+    stop: int | None  # the epoch at the end of the rung; None: the end of the training
+    epochs: int  # of the whole training
+    workers: int | None
+    every_steps: int  # between two checkpoints; 0: at the ends of epochs
+
+
 def rung_trial(
-    folder: Path,
-    candidate: Candidate,
-    data: DataSet,
-    choice: RecipeChoice,
-    rung: int,
-    stop: int | None,
-    epochs: int,
-    workers: int | None,
-    *,
-    epoch_s: float,
-    steps: int,
+    job: FitJob, plan: FitPlan, candidate: Candidate, rung: Rung, time: TrainingTime | None = None
 ) -> Trial:
-    """The trial of a candidate in a rung, see `train_rung`; it takes so long for an epoch."""
+    """The trial of a candidate in a rung, see `train_rung`; its time is that of the plan."""
+    epoch_s = time.epoch_s if time else plan.epoch_s[candidate.name]
+    steps = time.steps if time else plan.steps.get(candidate.name, 0)
     is_long = epoch_s > 2 * CHECKPOINT_S and steps
+    training = RungTraining(
+        candidate=candidate,
+        data=job.unseen,
+        choice=plan.recipe(job.recipe),
+        rung=rung.number,
+        stop=None if rung.epochs == plan.epochs else rung.epochs,
+        epochs=plan.epochs,
+        workers=job.workers,
+        every_steps=max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0,
+    )
     return Trial(
-        folder=folder / TRIALS / candidate.name,
-        result=folder / "rungs" / str(rung) / f"{candidate.name}.json",
-        arguments=dict(
-            candidate=candidate,
-            data=data,
-            choice=choice,
-            rung=rung,
-            stop=stop,
-            epochs=epochs,
-            workers=workers,
-            every_steps=max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0,
-        ),
+        folder=job.folder / TRIALS / candidate.name,
+        result=job.folder / "rungs" / str(rung.number) / f"{candidate.name}.json",
+        arguments={"training": training},
     )
 
 
 def train_rung(
-    folder: Path,
-    device: str,
-    *,
-    candidate: Candidate,
-    data: DataSet,
-    choice: RecipeChoice,
-    rung: int,
-    stop: int | None,
-    epochs: int,
-    workers: int | None,
-    every_steps: int,
+    folder: Path, device: str, *, training: RungTraining
 ) -> Generator[str, None, RungScore]:
-    """Train the run in `folder` until the epoch `stop`, or to its end for None, and score it.
+    """Train the run in `folder` until the end of the rung, and score it.
 
-    Until 0, it is the linear probe of the recipe that is scored.
+    Until epoch 0, it is the linear probe of the recipe that is scored.
     """
-    begin = time.perf_counter()
-    named = candidate_recipe(candidate, data, choice, device, epochs, folder)
+    begin, candidate, data = time.perf_counter(), training.candidate, training.data
+    named = candidate_recipe(candidate, data, training.choice, device, training.epochs, folder)
     settings: dict[str, Any] = dict(weights=candidate.weights, width=candidate.width)
-    settings |= dict(depth=candidate.depth, device=device, workers=workers)
-    reached = 0
-    if stop != 0:
-        rows = train(
-            folder, candidate.model, data, named, **settings, checkpoint_every_steps=every_steps
-        )
-        reached = yield from train_to(candidate.name, rows, stop)
+    settings |= dict(depth=candidate.depth, device=device, workers=training.workers)
+    reached, every = 0, training.every_steps
+    if training.stop != 0:
+        rows = train(folder, candidate.model, data, named, **settings, checkpoint_every_steps=every)
+        reached = yield from train_to(candidate.name, rows, training.stop)
     run = prepare(folder, candidate.model, data, named, **settings)
     try:
-        if stop == 0:
+        if training.stop == 0:
             save_probe(run)
         scores, correct = score_run(run)
     finally:
@@ -121,7 +114,7 @@ def train_rung(
     yield f"{candidate.name}: validation {metric} {after}"
     return RungScore(
         candidate=candidate.name,
-        rung=rung,
+        rung=training.rung,
         epochs=reached,
         scores=scores,
         correct=correct,
@@ -129,17 +122,17 @@ def train_rung(
     )
 
 
-STUDY = Study(
+RUNG = TrialKind(
     work=train_rung,
-    kind=RungScore,
+    result_type=RungScore,
     noun="the score of a rung",
     keys=("candidate", "rung", "scores"),
 )
 
 
-def metric_of(candidate: Candidate, data: DataSet, choice: RecipeChoice, device: str) -> Metric:
-    named = candidate_recipe(candidate, data, choice, device)
-    return find_task().find_metric(named.recipe.score, len(data.classes))
+def metric_of(job: FitJob, candidate: Candidate) -> Metric:
+    named = candidate_recipe(candidate, job.data, job.recipe, job.devices[0])
+    return find_task().find_metric(named.recipe.score, len(job.data.classes))
 
 
 # Two networks are tied where the test does not tell them apart at P_TIE, and the validation scores
@@ -158,18 +151,7 @@ class Outcome:
     failures: Mapping[str, str] = field(default_factory=dict)  # name -> why, in one line
 
 
-def run_halving(
-    folder: Path,
-    plan: FitPlan,
-    candidates: Sequence[Candidate],
-    ms: Mapping[str, float],
-    data: DataSet,
-    *,
-    recipe: RecipeChoice = BY_CASE,
-    devices: Sequence[str] = ("cpu",),
-    workers: int | None = None,
-    in_float: Collection[str] | None = None,
-) -> Generator[str, None, Outcome]:
+def run_halving(job: FitJob, plan: FitPlan, found: CandidateTimes) -> Generator[str, None, Outcome]:
     """Train the candidates of `plan`, rung by rung; yields lines for people.
 
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
@@ -179,7 +161,7 @@ def run_halving(
     better so; at the end those of the run's bundle. Scores that choose are too good for the winner:
     they are the validation split's, and no test.
 
-    Who goes on is a function of the stored scores and of `ms` alone:
+    Who goes on is a function of the stored scores and of the candidates' times alone:
 
     1. Candidates are ranked. The next place goes to the fastest of the best of the rest and those
        tied with it. Two are tied if their scores differ by at most `TIE_POINTS` and McNemar's
@@ -193,68 +175,46 @@ def run_halving(
     After a stop, the same call goes on: scores of `rungs/K/NAME.json` are read, no step that has a
     checkpoint is repeated, and the outcome has the same bits.
 
-    Args:
-        folder: Of the fit.
-        plan: From `make_plan`.
-        candidates: Those of the plan, and others.
-        ms: The fastest time per image of each, by name.
-        data: Without its test split.
-        recipe: As for `make_plan`.
-        devices: Where trials run at the same time, each in a process if there are several.
-        workers: Processes that decode images, of each trial; None: chosen.
-        in_float: Those within the budget in a float precision; None: all.
-
     Raises ValueError if all candidates of a rung fail.
     """
-    by_name = {each.name: each for each in candidates}
-    families = {name: by_name[name].family for name in plan.candidates}
-    in_float = {*plan.candidates} if in_float is None else in_float
+    families = {name: found.by_name[name].family for name in plan.candidates}
     names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
-    ranked, ties = list[str](), list[tuple[str, str, float]]()
-    metric = metric_of(by_name[names[0]], data, recipe, devices[0])
-    recipe = plan.recipe(recipe)
+    ties = list[tuple[str, str, float]]()
+    metric = metric_of(job, found.by_name[names[0]])
     for rung in plan.rungs:
         yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} {rung.end}"
-        stop = None if rung is plan.rungs[-1] else rung.epochs
-        trials = [
-            rung_trial(
-                folder,
-                by_name[name],
-                data,
-                recipe,
-                rung.number,
-                stop,
-                plan.epochs,
-                workers,
-                epoch_s=plan.epoch_s[name],
-                steps=plan.steps.get(name, 0),
-            )
-            for name in names
-        ]
-        results = yield from run_trials(STUDY, trials, devices)
-        failed = {
-            name: result.failure
-            for name, result in zip(names, results, strict=True)
-            if isinstance(result, Failure)
-        }
-        if len(failed) == len(names):
-            for trial in trials:  # so that the next call tries again
-                trial.result.unlink()
-            name, reason = next(iter(failed.items()))
-            raise ValueError(f"no candidate could be trained; {name}: {reason}")
-        for name, reason in failed.items():
-            yield f"{name} has failed: {reason}"
+        here, failed = yield from run_rung(job, plan, rung, [found.by_name[each] for each in names])
         failures |= failed
-        here = [result for result in results if isinstance(result, RungScore)]
         scores += here
-        ranked, by_time = rank(here, ms, metric)
+        ranked, by_time = rank(here, found.ms, metric)
         ties += by_time
         keep = rung.keep if rung is not plan.rungs[-1] else FINALISTS
-        names = tuple(going_on(ranked, keep, families, in_float))
+        names = tuple(survivors(ranked, keep, families, found.in_float))
         yield f"rung {rung.number}: {', '.join(names)}"
     return Outcome(
         scores=tuple(scores), finalists=names, ties=tuple(dict.fromkeys(ties)), failures=failures
     )
+
+
+def run_rung(
+    job: FitJob, plan: FitPlan, rung: Rung, candidates: Sequence[Candidate]
+) -> Generator[str, None, tuple[list[RungScore], dict[str, str]]]:
+    """The scores of the candidates, and why others have none. Raises ValueError if all fail."""
+    trials = [rung_trial(job, plan, each, rung) for each in candidates]
+    results = yield from job.run(RUNG, trials)
+    failed = {
+        each.name: result.failure
+        for each, result in zip(candidates, results, strict=True)
+        if isinstance(result, Failure)
+    }
+    if len(failed) == len(candidates):
+        for trial in trials:  # so that the next call tries again
+            trial.result.unlink()
+        name, reason = next(iter(failed.items()))
+        raise ValueError(f"no candidate could be trained; {name}: {reason}")
+    for name, reason in failed.items():
+        yield f"{name} has failed: {reason}"
+    return [result for result in results if isinstance(result, RungScore)], failed
 
 
 def rank(
@@ -292,7 +252,7 @@ def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
     return p if p > P_TIE else None
 
 
-def going_on(
+def survivors(
     ranked: Sequence[str], keep: int, families: Mapping[str, str], in_float: Collection[str]
 ) -> list[str]:
     """The names that go on, the best first: see `run_halving`."""
@@ -319,7 +279,7 @@ def delete_losers(folder: Path, outcome: Outcome) -> int:
     return size
 
 
-# Does the best network get better by learning from one that the budget does not allow?
+# The best finalist may get better by learning from a network that the budget does not allow.
 
 
 MOST_MEASURED = 3  # teachers whose training is measured
@@ -338,17 +298,7 @@ class Teaching:
 
 
 def teach(
-    folder: Path,
-    plan: FitPlan,
-    outcome: Outcome,
-    candidates: Sequence[Candidate],
-    ms: Mapping[str, float],
-    data: DataSet,
-    *,
-    left_s: float,
-    recipe: RecipeChoice = BY_CASE,
-    devices: Sequence[str] = ("cpu",),
-    workers: int | None = None,
+    job: FitJob, plan: FitPlan, outcome: Outcome, found: CandidateTimes, left_s: float
 ) -> Generator[str, None, Teaching]:
     """Train a teacher, and the best finalist once more with it, if both fit into `left_s` seconds.
 
@@ -357,106 +307,81 @@ def teach(
     plan, as trials of further rungs, so that the same call goes on after a stop. The student takes
     the finalist's place if it is better on the validation split and not tied, by the rule of
     `run_halving`: the student is as fast, so that a tie is no reason for a second network.
-
-    Args:
-        folder: Of the fit.
-        plan: From `make_plan`.
-        outcome: From `run_halving`.
-        candidates: All of them.
-        ms: The fastest time per image of those beyond the budget, by name.
-        data: Without its test split.
-        left_s: Seconds that are left for training.
-        recipe: As for `make_plan`.
-        devices: As for `make_plan`; one trial runs at a time.
-        workers: Processes that decode images, of each trial; None: chosen.
     """
-    by_name = {each.name: each for each in candidates}
-    best = by_name[outcome.finalists[0]]
-    others = [each for each in candidates if each.name in ms]
-    if not others:
+    best = found.by_name[outcome.finalists[0]]
+    if not found.beyond:
         return Teaching(reason="no candidate is beyond the budget")
-    order = sorted(by_promise(others, ms), key=lambda each: each.resolution != best.resolution)
-    own = stored_time(folder, best) or measure_training(
-        folder, best, data, recipe, devices[0], workers
-    )
-    times: dict[str, TrainingTime] = {}
-    for each in order[:MOST_MEASURED]:
-        time = stored_time(folder, each)
-        if time is None:
-            yield f"measuring the training of the teacher {each.name}"
-            time = measure_training(folder, each, data, recipe, devices[0], workers)
-        answers_s = plan.epochs * own.steps * time.step_s * SCORING_SHARE
-        both_s = time.seconds(plan.epochs) + own.seconds(plan.epochs) + answers_s
-        if not time.failure and both_s <= left_s:
-            times[each.name] = time
-            break
-    if not times:
+    own = stored_time(job.folder, best) or measure_training(job, best)
+    chosen = yield from find_teacher(job, plan, found, own, left_s)
+    if chosen is None:
         return Teaching(reason="there is no time to train a teacher")
-    teacher = by_name[next(iter(times))]
-    path = (folder / TRIALS / teacher.name / BUNDLE).resolve()
+    teacher, time = chosen
+    path = (job.folder / TRIALS / teacher.name / BUNDLE).resolve()
     student = replace(best, teacher=str(path))
+    own = replace(own, step_s=own.step_s + SCORING_SHARE * time.step_s)
     scores: list[RungScore] = []
-    metric = metric_of(best, data, recipe, devices[0])
-    recipe = plan.recipe(recipe)
+    metric = metric_of(job, best)
     before = next(each for each in reversed(outcome.scores) if each.candidate == best.name)
-    times[student.name] = replace(
-        own, step_s=own.step_s + SCORING_SHARE * times[teacher.name].step_s
-    )
-    for number, each in enumerate((teacher, student), len(plan.rungs) + 1):
-        yield f"{'student' if each is student else 'teacher'}: {each.name}"
-        time = times[each.name]
-        trial = rung_trial(
-            folder,
-            each,
-            data,
-            recipe,
-            number,
-            None,
-            plan.epochs,
-            workers,
-            epoch_s=time.epoch_s,
-            steps=time.steps,
-        )
-        (result,) = yield from run_trials(STUDY, [trial], devices[:1])
+    for number, (role, each, taken) in enumerate(
+        (("teacher", teacher, time), ("student", student, own)), len(plan.rungs) + 1
+    ):
+        yield f"{role}: {each.name}"
+        rung = Rung(number=number, epochs=plan.epochs, candidates=1, keep=1)
+        (result,) = yield from job.run(RUNG, [rung_trial(job, plan, each, rung, taken)])
+        reason = ""
         if isinstance(result, Failure):
             reason = f"{each.name} has failed: {result.failure}"
-            return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
-        scores.append(result)
-        if quality(result.scores, metric) <= quality(before.scores, metric):
-            reason = f"{each.name} is not better on the validation split than {best.name}"
+        else:
+            scores.append(result)
+            if quality(result.scores, metric) <= quality(before.scores, metric):
+                reason = f"{each.name} is not better on the validation split than {best.name}"
+        if reason:
             return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
     p = tie(scores[-1], before, metric)
-    reason = (
-        f"{student.name} and {best.name} are tied on the validation split" if p is not None else ""
-    )
+    tied = f"{student.name} and {best.name} are tied on the validation split"
     return Teaching(
         teacher=teacher.name,
         student=student,
         is_better=p is None,
         p=p,
         scores=tuple(scores),
-        reason=reason,
+        reason="" if p is None else tied,
     )
 
 
+def find_teacher(
+    job: FitJob, plan: FitPlan, found: CandidateTimes, own: TrainingTime, left_s: float
+) -> Generator[str, None, tuple[Candidate, TrainingTime] | None]:
+    """The first teacher that fits into `left_s` seconds with a student whose time is `own`."""
+    side = found.by_name[own.candidate].resolution
+    others = [each for each in found.candidates if each.name in found.beyond]
+    order = sorted(by_promise(others, found.beyond), key=lambda each: each.resolution != side)
+    for each in order[:MOST_MEASURED]:
+        time = stored_time(job.folder, each)
+        if time is None:
+            yield f"measuring the training of the teacher {each.name}"
+            time = measure_training(job, each)
+        answers_s = plan.epochs * own.steps * time.step_s * SCORING_SHARE
+        both_s = time.seconds(plan.epochs) + own.seconds(plan.epochs) + answers_s
+        if not time.failure and both_s <= left_s:
+            return each, time
+    return None
+
+
 def with_student(
-    teaching: Teaching,
-    outcome: Outcome,
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-) -> tuple[Outcome, tuple[Candidate, ...], tuple[CandidateTime, ...]]:
-    """The outcome, candidates and times with the student as the best finalist, if it is better.
+    teaching: Teaching, outcome: Outcome, found: CandidateTimes
+) -> tuple[Outcome, CandidateTimes]:
+    """The outcome and the times with the student as the best finalist, if it is better.
 
     It has the times of the finalist, which stays as the second one.
     """
-    student = teaching.student
+    student, scores = teaching.student, outcome.scores + teaching.scores
     if student is None or not teaching.is_better:
-        scores = outcome.scores + teaching.scores
-        return replace(outcome, scores=scores), tuple(candidates), tuple(times)
-    finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))[:3]
-    own = (each for each in times if each.candidate == outcome.finalists[0])
+        return replace(outcome, scores=scores), found
+    finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))[:FINALISTS]
+    own = (each for each in found.times if each.candidate == outcome.finalists[0])
+    times = (*found.times, *(replace(each, candidate=student.name) for each in own))
     return (
-        replace(outcome, scores=outcome.scores + teaching.scores, finalists=finalists),
-        (*candidates, student),
-        (*times, *(replace(each, candidate=student.name) for each in own)),
+        replace(outcome, scores=scores, finalists=finalists),
+        replace(found, candidates=(*found.candidates, student), times=times),
     )

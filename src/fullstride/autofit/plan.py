@@ -1,13 +1,14 @@
-"""How long will it take? Rungs of successive halving within the hours that a user has."""
+"""Plans the rungs of successive halving within the hours that a user has."""
 
 import math
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.times import expected_top1
 from fullstride.data.dataset import DataSet
@@ -15,7 +16,6 @@ from fullstride.data.readers.listing import quote_names
 from fullstride.io.records import from_json, read_json, to_json
 from fullstride.io.writing import atomic_write, json_output, scratch_folder
 from fullstride.report.training_progress import duration
-from fullstride.study.folder import check_images
 from fullstride.study.trials import FAILURES, reason
 from fullstride.train import run_folder
 from fullstride.train.averages import MAX_IMAGES
@@ -25,10 +25,6 @@ from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
 from fullstride.train.timing import time_run
 
-# How long does each candidate train here? A few of its steps are measured.
-
-
-BY_CASE = RecipeChoice()  # the default recipe, by weights and number of images
 TRAINING_TIME = json_output("the time of a training", "candidate", "step_s")
 
 
@@ -98,24 +94,17 @@ def stored_time(folder: Path, candidate: Candidate) -> TrainingTime | None:
     return from_json(TrainingTime, read_json(path), str(path)) if path.exists() else None
 
 
-def measure_training(
-    folder: Path,
-    candidate: Candidate,
-    data: DataSet,
-    choice: RecipeChoice,
-    device: str,
-    workers: int | None,
-) -> TrainingTime:
+def measure_training(job: FitJob, candidate: Candidate) -> TrainingTime:
     """Time a few steps of the real recipe on real batches, and some validation images; about 4 s.
 
-    The result is stored in `folder`, but for a candidate that cannot train, which has a `failure`:
-    it is tried again by the next call.
+    The result is stored in the folder of the fit, but for a candidate that cannot train, which has
+    a `failure`: it is tried again by the next call.
     """
     begin = time.perf_counter()
-    path = _path(folder, candidate)
+    path, device = _path(job.folder, candidate), job.devices[0]
     with scratch_folder(path.with_name(candidate.name)) as scratch:
         try:
-            times = _measure(scratch / candidate.name, candidate, data, choice, device, workers)
+            times = _measure(scratch / candidate.name, job, candidate)
         except FAILURES as error:
             times = TrainingTime(candidate=candidate.name, failure=reason(error, device))
     if device.startswith("cuda"):
@@ -131,16 +120,10 @@ def _path(folder: Path, candidate: Candidate) -> Path:
     return folder / "training_times" / f"{candidate.name}.json"
 
 
-def _measure(
-    folder: Path,
-    candidate: Candidate,
-    data: DataSet,
-    choice: RecipeChoice,
-    device: str,
-    workers: int | None,
-) -> TrainingTime:
+def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
     begin = time.perf_counter()
-    named = candidate_recipe(candidate, data, choice, device)
+    data, device = job.unseen, job.devices[0]
+    named = candidate_recipe(candidate, data, job.recipe, device)
     run = prepare(
         folder,
         candidate.model,
@@ -150,7 +133,7 @@ def _measure(
         width=candidate.width,
         depth=candidate.depth,
         device=device,
-        workers=workers,
+        workers=job.workers,
     )
     times = time_run(run, time.perf_counter() - begin)
     for_statistics = min(len(data.train), MAX_IMAGES)
@@ -171,6 +154,7 @@ ETA = 3  # one of so many candidates goes on, and trains for so many times the e
 FEW = 3  # candidates that all train to the end, or after linear probes all but one
 MOST_COST = 1 / 3  # of training all candidates to the end
 FINALISTS = 3  # networks that are exported, at most
+FILES = 4  # that are exported of a finalist
 FILE_S = 10.0  # of an export, with its comparison and its measurement
 # With few hours, training is shortened to the first share before candidates are left out, and to
 # the second one when a single candidate is left. Ours.
@@ -218,20 +202,9 @@ class FitPlan:
 
 
 def make_plan(
-    folder: Path,
-    candidates: Sequence[Candidate],
-    ms: Mapping[str, float],
-    data: DataSet,
-    *,
-    hours: float | None = None,
-    spent_s: float = 0.0,
-    recipe: RecipeChoice = BY_CASE,
-    devices: Sequence[str] = ("cpu",),
-    workers: int | None = None,
-    in_float: Collection[str] | None = None,
-    files: int = 4,
+    job: FitJob, found: CandidateTimes, spent_s: float = 0.0
 ) -> Generator[str, None, FitPlan]:
-    """Measure how long candidates train, and plan the rungs; yields lines for people.
+    """Measure how long candidates within the budget train, and plan the rungs.
 
     Each candidate trains by its whole recipe, one schedule from the first to the last step, in
     rungs that end at about 1/9, 1/3 and all of the epochs; of each rung about a third goes on, and
@@ -243,66 +216,58 @@ def make_plan(
     of the epochs: it takes the time of a third of an epoch, and on photographs its order was that
     of whole trainings where the order after one epoch was not (docs/log.md).
 
-    With `hours`, epochs become fewer, to a third, then candidates, and epochs once more for the
-    last candidate. The most promising stay: by published top-1, else the slowest within the budget,
-    with two families while there are two.
+    With hours, of which earlier stages took `spent_s`, epochs become fewer, to a third, then
+    candidates, and epochs once more for the last candidate. The most promising stay: by published
+    top-1, else the slowest within the budget, with two families while there are two.
 
-    Args:
-        folder: Of the fit. Measurements are stored there, and not made again.
-        candidates: Those to choose from.
-        ms: The fastest time per image of those within the budget, by name; others are not planned.
-        data: Without its test split.
-        hours: For all of the fit; None: without a limit.
-        spent_s: Seconds that earlier stages took, of these hours.
-        recipe: By default the recipe of the case, by the number of images.
-        devices: Where trials run at the same time; the first one is measured.
-        workers: Processes that decode images, of each trial; None: chosen.
-        in_float: Those within the budget in a float precision; None: all.
-        files: Files that are exported of a finalist.
-
-    Raises ValueError, in one line, if there is no validation split, nothing that can train, or too
-    little time for even one candidate.
+    Measurements are stored in the folder of the fit, and not made again. Yields lines for people.
+    Raises ValueError, in one line, if nothing can train, or there is too little time for even one
+    candidate.
     """
-    check_images(data)
-    if hours is not None and not 0 < hours < math.inf:
-        raise ValueError(f"--hours {hours:g}: give a number of hours above 0")
-    order = by_promise([each for each in candidates if each.name in ms], ms)
+    hours = job.settings.limit_hours
     left_s = math.inf if hours is None else 3600 * hours - spent_s
-    times: dict[str, TrainingTime] = {}
-    left_out: dict[str, str] = {}
-    most_s, measured_s = MEASURING_SHARE * left_s, 0.0
+    order = by_promise(found.affordable, found.ms)
+    times, left_out, measured_s = yield from measure_all(job, order, left_s)
+    if not times:
+        name, why = next(iter(left_out.items()))
+        raise ValueError(f"no candidate can be trained; {name}: {why}")
+    costs = [
+        TrialCost(
+            candidate=each,
+            time=times[each.name],
+            is_float=each.name in found.in_float,
+            ship_s=FILES * (FILE_S + len(job.data.val) * found.ms[each.name] / 1e3),
+        )
+        for each in order
+        if each.name in times
+    ]
+    few_classes = len(job.data.classes) <= MAX_PROBE_CLASSES
+    can_probe = few_classes and all(each.candidate.weights for each in costs)
+    plan = plan_within(costs, left_s - measured_s, hours, len(job.devices), can_probe)
+    return replace(plan, left_out={**left_out, **plan.left_out})
+
+
+def measure_all(
+    job: FitJob, order: Sequence[Candidate], left_s: float
+) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
+    """The times of trainings by candidate, why others have none, and the seconds of measuring."""
+    times, left_out, measured_s = dict[str, TrainingTime](), dict[str, str](), 0.0
     for number, candidate in enumerate(order, 1):
-        if measured_s > most_s and len(times) >= FEW:
+        if measured_s > MEASURING_SHARE * left_s and len(times) >= FEW:
+            hours = job.settings.limit_hours
             left_out[candidate.name] = f"too little time to measure more within {hours:g} hours"
             continue
-        each = stored_time(folder, candidate)
+        each = stored_time(job.folder, candidate)
         if each is None:
             yield f"measuring the training of {candidate.name} ({number} of {len(order)})"
-            each = measure_training(folder, candidate, data, recipe, devices[0], workers)
+            each = measure_training(job, candidate)
         measured_s += each.measure_s
         if each.failure:
             yield f"{candidate.name} cannot be trained: {each.failure}"
             left_out[candidate.name] = each.failure
         else:
             times[candidate.name] = each
-    if not times:
-        first = next(iter(left_out.items()), None)
-        what = f"{first[0]}: {first[1]}" if first else "none is within the budget"
-        raise ValueError(f"no candidate can be trained; {what}")
-    costs = [
-        TrialCost(
-            candidate=each,
-            time=times[each.name],
-            is_float=in_float is None or each.name in in_float,
-            ship_s=files * (FILE_S + len(data.val) * ms[each.name] / 1e3),
-        )
-        for each in order
-        if each.name in times
-    ]
-    few_classes = len(data.classes) <= MAX_PROBE_CLASSES
-    can_probe = few_classes and all(each.candidate.weights for each in costs)
-    plan = plan_within(costs, left_s - measured_s, hours, len(devices), can_probe)
-    return replace(plan, left_out={**left_out, **plan.left_out})
+    return times, left_out, measured_s
 
 
 def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
@@ -341,21 +306,22 @@ def plan_within(
 ) -> FitPlan:
     """The plan of the first candidates of `costs`, the most promising ones, in `left_s` seconds."""
     whole = max(each.time.epochs for each in costs)
+    reason = f"there is no time for it within {hours or 0:g} hours"
+
+    def within(chosen: Sequence[TrialCost], epochs: int) -> FitPlan:
+        plan = plan_of(chosen, epochs, devices, can_probe)
+        others = (each.candidate.name for each in costs if each not in chosen)
+        return replace(plan, left_out=dict.fromkeys(others, reason))
+
     for count in range(len(costs), 0, -1):
         share = SHORT if count > 1 else SHORTEST
         for epochs in range(whole, math.ceil(share * whole) - 1, -1):
-            plan = plan_of(costs[:count], epochs, devices, can_probe)
+            plan = within(costs[:count], epochs)
             if plan.total_s <= left_s:
-                names = (each.candidate.name for each in costs[count:])
-                reason = f"there is no time for it within {hours or 0:g} hours"
-                return replace(plan, left_out=dict.fromkeys(names, reason))
-    least_epochs = math.ceil(SHORTEST * whole)
-    single = [plan_of([each], least_epochs, devices, can_probe) for each in costs]
-    fits = next((plan for plan in single if plan.total_s <= left_s), None)
-    if fits is not None:
-        names = {each.candidate.name for each in costs} - {*fits.candidates}
-        reason = f"there is no time for it within {hours or 0:g} hours"
-        return replace(fits, left_out=dict.fromkeys(sorted(names), reason))
+                return plan
+    single = [within([each], math.ceil(SHORTEST * whole)) for each in costs]
+    if fits := next((plan for plan in single if plan.total_s <= left_s), None):
+        return fits
     least = min(single, key=lambda plan: plan.total_s)
     more_s = least.total_s - left_s
     enough = math.ceil(100 * ((hours or 0) + more_s / 3600)) / 100

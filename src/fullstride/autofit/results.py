@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.autofit.candidates import Candidate, CandidateTime, fastest_of, within_budget
+from fullstride.autofit.budget import CandidateTime, fastest_of, within_budget
+from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport
 from fullstride.autofit.halving import Outcome, RungScore
 from fullstride.autofit.plan import FitPlan

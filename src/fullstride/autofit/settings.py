@@ -1,4 +1,4 @@
-"""What does a user ask of a fit? The budget, where it holds, and what may be tried."""
+"""The settings of a fit: the budget, where it holds, and what may be tried."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -23,12 +23,12 @@ class FitSettings:
     # The budget as a rate instead.
     images_per_s: float | None = None
     # Images of a call.
-    batch: int = 1
+    call_batch: int = 1
     # Which of the measured times of a call the budget bounds: 50 is the median.
     percentile: Percentile = 50
     # Where the network will run: here, where it is measured, or a profile such as rtx4090, or a
     # file that `measure calibrate` wrote, by which times are estimated.
-    device: str = HERE
+    target: str = HERE
     # On a device that is not here, accept networks whose estimate fits, though the upper end of
     # its interval does not.
     maybe: bool = False
@@ -59,7 +59,7 @@ class FitSettings:
 
     def budget(self) -> Budget:
         """The limit of the time of a call. Raises ValueError if there is none."""
-        return required_budget(self.budget_ms, self.images_per_s, self.batch)
+        return required_budget(self.budget_ms, self.images_per_s, self.call_batch)
 
     @property
     def limit_hours(self) -> float | None:
@@ -75,4 +75,4 @@ class FitSettings:
     @property
     def is_here(self) -> bool:
         """Whether times are measured on this machine."""
-        return self.device == HERE
+        return self.target == HERE

@@ -1,12 +1,11 @@
-"""Which file ships? The finalists in every format and precision, measured last."""
+"""Chooses the file that ships among those of the finalists, and scores it on the test images."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fullstride import tasks
-from fullstride.autofit.candidates import Candidate, CandidateTime
+from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.finalists import (
     SHIP,
     FileRecord,
@@ -19,13 +18,10 @@ from fullstride.autofit.finalists import (
     measured,
 )
 from fullstride.autofit.halving import TRIALS, Outcome, RungScore, tie
-from fullstride.data.dataset import DataSet
 from fullstride.deploy.comparison import Mistake, score_model
-from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.io.records import from_json, read_json, to_json
 from fullstride.io.writing import atomic_write, json_output
-from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.timing import BUSY
 from fullstride.report.shift import shift_lines
@@ -75,89 +71,53 @@ class FinalScores:
     mistakes: tuple[Mistake, ...]
 
 
-def ship(
-    folder: Path,
-    outcome: Outcome,
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    data: DataSet,
-    *,
-    formats: Sequence[str] = (),
-    precisions: Sequence[Precision] = (),
-    percentile: float = 50,
-    profile: Profile | None = None,
-    maybe: bool = False,
-    input_kind: InputKind = "pixels",
-    threads: int | None = None,
-    device: str = "cpu",
-) -> Generator[str, None, Shipment]:
+def ship(job: FitJob, outcome: Outcome, found: CandidateTimes) -> Generator[str, None, Shipment]:
     """Export and score the finalists, measure all files in turn, and choose the one that ships.
 
     That is the file with the highest validation score among those that are within the budget when
     measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
     budget, files are measured again. If none is then, the fastest ships, and a note says so. Only
-    the file that ships is scored on the test images of `data`, after the choice. Its copy in
-    `folder` is called model.
+    the file that ships is scored on the test images, after the choice. Its copy in the folder is
+    called model. Forms that were too slow before training, by the times in `found`, are not
+    exported. For a device that is not here the times are these estimates.
 
-    Files, their scores and their times are stored in `folder` at once and read by a later call.
-
-    Args:
-        folder: That of the fit, with the bundle of each finalist in trials/NAME/bundle.
-        times: Of all candidates, before training: forms that were too slow are not exported.
-        data: With its test part.
-        formats: Restrict the formats; those that are programs are taken only if named.
-        precisions: Restrict the precisions.
-        percentile: Of the times of calls, which the budget bounds.
-        profile: Of a device that is not here: times are then the estimates among `times`.
-        maybe: Accept estimates that fit, though the upper end of their interval does not.
-        input_kind: What files take, see `Metadata`.
-        threads: CPU threads of the files; None: PyTorch's number.
-        device: Where files compute that are programs.
+    Files, their scores and their times are stored in the folder at once and read by a later call.
 
     Raises ValueError, in one line, for a format that cannot be written here and if no file could be
     written, and OSError where the disk is full.
     """
-    by_name = {each.name: each for each in candidates}
+    folder, device = job.folder, job.devices[0]
     records: list[FileRecord] = []
     for name in outcome.finalists:
-        own = [each for each in times if each.candidate == name]
-        wanted = forms(own, budget.ms_per_image, formats, precisions, remote=profile is not None)
-        records += yield from export_finalist(
-            folder,
-            by_name[name],
-            wanted,
-            data,
-            input_kind=input_kind,
-            threads=threads,
-            device=device,
-        )
+        own = [each for each in found.times if each.candidate == name]
+        records += yield from export_finalist(job, found.by_name[name], forms(job.settings, own))
     ready = [each for each in records if not each.file.failure]
     if not ready:
         raise ValueError(no_file(records, outcome.finalists))
-    if profile is None:
-        timed, environment = yield from measured(folder, ready, times, budget, percentile, threads)
+    if job.profile is None:
+        timed, environment = yield from measured(job, ready, found.times)
     else:
-        timed, environment = estimated(ready, times, budget, maybe), device_of(profile)
+        timed = estimated(ready, found.times, job.budget, job.settings.maybe)
+        environment = device_of(job.profile)
     metric = tasks.common_metric([tasks.load(str(folder / bundle_of(outcome.finalists[0])))])
-    best = timed[choose(timed, metric)]
-    notes = [*doubts(best.file, budget)]
+    best = timed[choose(timed, metric)].file
+    notes = doubts(best, job.budget)
     yield from notes
-    test = final_scores(folder, best.file, data, threads)
+    test = final_scores(job, best)
     if test.split == "test" and test.confusion:
-        run = (folder / bundle_of(best.file.candidate)).parent
-        by_class = tuple(test.confusion.by_class(data.classes))
+        by_class = tuple(test.confusion.by_class(job.data.classes))
         scores = SplitScores(test.scores, test.skipped, by_class, test.confusion)
-        notes += shift_lines(run, data, scores, device)
-    model = MODEL + FORMATS[best.file.format].suffix
-    copy_export(folder / best.file.path, folder / model, best.file.format)
+        run = (folder / bundle_of(best.candidate)).parent
+        notes += shift_lines(run, job.data, scores, device)
+    model = MODEL + FORMATS[best.format].suffix
+    copy_export(folder / best.path, folder / model, best.format)
     files = [each.file for each in timed] + [each.file for each in records if each.file.failure]
     return Shipment(
         files=tuple(files),
-        best=files.index(best.file),
+        best=files.index(best),
         test=test.scores if test.split == "test" else {},
         test_split="test" if test.split == "test" else "",
-        bundle=bundle_of(best.file.candidate),
+        bundle=bundle_of(best.candidate),
         environment=environment,
         model=model,
         metric=metric.name,
@@ -247,21 +207,19 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
     return notes
 
 
-def final_scores(
-    folder: Path, file: ShippedFile, data: DataSet, threads: int | None
-) -> FinalScores:
+def final_scores(job: FitJob, file: ShippedFile) -> FinalScores:
     """The scores of the file that ships on the test images, or the validation images without any.
 
     They are stored at once, as the test images are read only once.
     """
-    path = folder / SHIP / TEST
+    path = job.folder / SHIP / TEST
     if path.exists():
         stored = from_json(FinalScores, read_json(path), str(path))
         if stored.path == file.path:
             return stored
-    split = data.score_split
-    model = open_file(folder / file.path, threads=threads, trust=True)
-    result = score_model(model, getattr(data, split), mistakes=MISTAKES)
+    split = job.data.score_split
+    model = open_file(job.folder / file.path, trust=True)
+    result = score_model(model, getattr(job.data, split), mistakes=MISTAKES)
     scores = FinalScores(
         path=file.path,
         split=split,

@@ -1,4 +1,4 @@
-"""How long does each candidate take, as the file that would ship?"""
+"""Measures or estimates how long each candidate takes as the file that would ship."""
 
 import json
 import math
@@ -6,13 +6,21 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast, get_args
 
 import numpy as np
 
-from fullstride.autofit.candidates import NOISE, Candidate, CandidateTime, limit_ms, within_budget
+from fullstride.autofit.budget import (
+    INPUT,
+    NOISE,
+    CandidateTime,
+    FitJob,
+    limit_ms,
+    within_budget,
+)
+from fullstride.autofit.candidates import Candidate
 from fullstride.deploy.choose_form import (
     Label,
     UntrainedFiles,
@@ -21,7 +29,7 @@ from fullstride.deploy.choose_form import (
     runnable,
     untrained_files,
 )
-from fullstride.deploy.exported import ExportedModel, InputKind, Precision
+from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.formats.base import last_line
 from fullstride.io.records import from_json, read_json
 from fullstride.io.writing import atomic_write, json_output, remove, scratch_folder
@@ -40,7 +48,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.report.console_tables import three_digits
 
-# How long do a candidate's files take here? They are written untrained, timed, and removed.
+# The files of a candidate are written untrained, timed, and removed.
 
 
 # The largest ratio of the first format's time to the budget at which others are tried: int8 is up
@@ -54,12 +62,32 @@ class Conditions:
     """What is the same for the times of all candidates."""
 
     budget: Budget
-    classes: int
+    classes: int  # of the data, as the channels
     channels: int
-    labels: tuple[Label, ...]
+    profile: Profile | None = None  # of a device that is not here, for which times are estimates
+    maybe: bool = False  # of estimates the middle must fit, not the upper end
+    formats: tuple[str, ...] = ()  # of the files; by default all that run here and are no programs
+    precisions: tuple[str, ...] = ()  # of the files; by default all that may be the fastest
     percentile: float = 50  # of the times of a call
-    threads: int | None = None  # of the CPU; None: PyTorch's number
-    input_kind: InputKind = "normalised"
+
+    @classmethod
+    def of(cls, job: FitJob) -> "Conditions":
+        settings = job.settings
+        return cls(
+            budget=job.budget,
+            classes=len(job.data.classes),
+            channels=job.data.channels,
+            profile=job.profile,
+            maybe=settings.maybe,
+            formats=settings.formats,
+            precisions=settings.precisions,
+            percentile=settings.percentile,
+        )
+
+    @cached_property
+    def labels(self) -> tuple[Label, ...]:
+        """Raises ValueError, in one line, for formats and precisions that do not run here."""
+        return runnable(self.formats, self.precisions)
 
     @property
     def quick(self) -> Label:
@@ -97,7 +125,7 @@ def time_one(
     def write(files: UntrainedFiles, labels: Sequence[Label]) -> None:
         for label in labels:
             try:
-                models[label] = files.open(*label, scratch, conditions.threads, batch)
+                models[label] = files.open(*label, scratch, batch=batch)
             except (ValueError, MemoryError) as error:
                 failures[label] = last_line(error).replace(f"{scratch}/", "")
 
@@ -139,7 +167,7 @@ def files_of(
         resolution=candidate.resolution,
     )
     pre = at_candidate(zoo.family_preprocessing(net.spec), candidate)
-    return untrained_files(net, candidate.name, pre, conditions.classes, conditions.input_kind)
+    return untrained_files(net, candidate.name, pre, conditions.classes, INPUT)
 
 
 def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
@@ -158,7 +186,7 @@ def timed(
     side, batch = candidate.resolution, conditions.budget.batch
     protocol = replace(protocol, resolution=side, batch=batch)
     by_name = {" ".join(label): model for label, model in models.items()}
-    measure = partial(measure_files, by_name, protocol, conditions.threads)
+    measure = partial(measure_files, by_name, protocol)
     times = quiet_times(measure, conditions.percentile)
     return {
         (format, precision): CandidateTime(
@@ -171,7 +199,7 @@ def timed(
     }
 
 
-# Which of many candidates are tried? The most promising ones at each share of the budget.
+# Of many candidates the most promising ones at each share of the budget are tried.
 
 
 MOST_TRIED = 20  # candidates that are measured here, or whose training is planned
@@ -244,7 +272,7 @@ def shortlist(
     return tuple(each for each in candidates if each.name in names)
 
 
-# How long does each candidate take by the latency model, corrected by a few measured times?
+# Rough times by the latency model, which a few measured ones correct.
 
 
 def operators_of_candidate(candidate: Candidate, classes: int, channels: int) -> Operators:
@@ -261,18 +289,21 @@ def operators_of_candidate(candidate: Candidate, classes: int, channels: int) ->
 
 
 def estimate_candidates(
-    candidates: Sequence[Candidate], profile: Profile, batch: int, classes: int, channels: int
+    candidates: Sequence[Candidate], profile: Profile, conditions: Conditions
 ) -> dict[str, Estimate | str]:
     """By name the estimate, or the reason why there is none."""
     networks: dict[str, Operators] = {}
     results: dict[str, Estimate | str] = {}
-    for candidate in candidates:
+    for each in candidates:
         try:
-            networks[candidate.name] = operators_of_candidate(candidate, classes, channels)
+            networks[each.name] = operators_of_candidate(
+                each, conditions.classes, conditions.channels
+            )
         except (ValueError, RuntimeError) as error:  # of layers that do not fit the image
-            results[candidate.name] = str(error).strip().split("\n")[0]
+            results[each.name] = str(error).strip().split("\n")[0]
     if networks:
-        rows = estimates([*networks.values()], profile, [batch] * len(networks))
+        batches = [conditions.budget.batch] * len(networks)
+        rows = estimates([*networks.values()], profile, batches)
         results |= dict(zip(networks, rows, strict=True))
     return results
 
@@ -310,91 +341,48 @@ CANDIDATE_TIMES = json_output(
 
 
 def time_candidates(
-    candidates: Sequence[Candidate],
-    budget: Budget,
-    *,
-    classes: int,
-    folder: Path,
-    channels: int = 3,
-    profile: Profile | None = None,
-    maybe: bool = False,
-    formats: Sequence[str] = (),
-    precisions: Sequence[str] = (),
-    percentile: float = 50,
-    threads: int | None = None,
-    input_kind: InputKind = "normalised",
+    candidates: Sequence[Candidate], conditions: Conditions, folder: Path
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
-    """The times of candidates at the batch size of `budget`; yields lines about the progress.
+    """The times of candidates at the batch size of the budget; yields lines about the progress.
 
-    Without `profile` they are measured here: each candidate is exported untrained, timed by the
+    Without a profile they are measured here: each candidate is exported untrained, timed by the
     online protocol, its files in turn, and removed. A first format is timed alone, and the others
-    only where it takes at most `QUICK_RATIO` times the budget. The times of each
-    are stored in `folder`/times at once, and read from there by a later call.
+    only where it takes at most `QUICK_RATIO` times the budget. The times of each are stored in
+    times of `folder`, that of the fit, at once, and read from there by a later call.
 
-    With `profile`, of a device that is not here, they are estimates.
+    With a profile, of a device that is not here, they are estimates.
 
     Of more than `MOST_TRIED` candidates those of a `shortlist` are tried, as measuring, and
     measuring the training, takes long: here by rough estimates, elsewhere of those that fit. The
     others have a `left_out`.
 
-    Args:
-        candidates: With distinct names.
-        budget: Its batch size is that of the times.
-        classes: Of the data, as `channels`.
-        folder: That of the fit.
-        profile: Of a device that is not here.
-        maybe: Of estimates the middle must fit, not the upper end.
-        formats: Of the files. By default all that run here and are no programs.
-        precisions: Of the files. By default all that may be the fastest.
-        percentile: Of the times of a call that stands for them.
-        threads: CPU threads; None: PyTorch's number.
-        input_kind: Inputs of the files, see `deploy.exported.Metadata`.
-
     Raises ValueError, in one line, for formats and precisions that do not run here, and where there
     is no time at all.
     """
-    if profile is not None:
-        times = estimated(candidates, profile, budget.batch, classes, channels, precisions)
-        if failures := sum(not has_time(each) for each in times):
-            yield f"without a time for {profile.name}: {failures} of {len(times)} candidates"
-        times = yield from most_promising(candidates, times, budget, maybe)
-    else:
-        conditions = Conditions(
-            budget=budget,
-            classes=classes,
-            channels=channels,
-            labels=runnable(formats, precisions),
-            percentile=percentile,
-            threads=threads,
-            input_kind=input_kind,
-        )
+    if conditions.profile is None:
         times = yield from measured(candidates, conditions, folder / "times")
-    if not any(map(has_time, times)):
+    else:
+        times = estimated(candidates, conditions.profile, conditions)
+        if failures := sum(each.ms is None for each in times):
+            name = conditions.profile.name
+            yield f"without a time for {name}: {failures} of {len(times)} candidates"
+        times = yield from most_promising(candidates, times, conditions)
+    if all(each.ms is None for each in times):
         reason = next((f": {each.failure}" for each in times if each.failure), "")
         raise ValueError(f"none of {len(candidates)} candidates has a time{reason}")
     return times
 
 
-def has_time(each: CandidateTime) -> bool:
-    return each.ms is not None
-
-
 def estimated(
-    candidates: Sequence[Candidate],
-    profile: Profile,
-    batch: int,
-    classes: int,
-    channels: int,
-    precisions: Sequence[str] = (),
+    candidates: Sequence[Candidate], profile: Profile, conditions: Conditions
 ) -> tuple[CandidateTime, ...]:
     """Times on the device of `profile`, in its precision."""
-    precision = cast(Precision, profile.precision.split()[0])
-    if precision not in get_args(Precision) or (precisions and precision not in precisions):
+    precision, wanted = cast(Precision, profile.precision.split()[0]), conditions.precisions
+    if precision not in get_args(Precision) or (wanted and precision not in wanted):
         raise ValueError(
             f"{profile.name} has times in {profile.precision}: leave the precisions out, or choose "
             "another profile"
         )
-    rows = estimate_candidates(candidates, profile, batch, classes, channels)
 
     def row(name: str, result: Estimate | str) -> CandidateTime:
         time = CandidateTime(
@@ -404,16 +392,15 @@ def estimated(
             return replace(time, failure=result)
         return replace(time, ms=result.ms_per_image, low=result.low, high=result.high)
 
+    rows = estimate_candidates(candidates, profile, conditions)
     return tuple(row(each.name, rows[each.name]) for each in candidates)
 
 
 def most_promising(
-    candidates: Sequence[Candidate],
-    times: Sequence[CandidateTime],
-    budget: Budget,
-    maybe: bool,
+    candidates: Sequence[Candidate], times: Sequence[CandidateTime], conditions: Conditions
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
     """The estimates, of which those have a `left_out` that fit and are not on the shortlist."""
+    budget, maybe = conditions.budget, conditions.maybe
     ms = {
         each.candidate: cast(float, limit_ms(each, maybe=maybe))
         for each in within_budget(times, budget, maybe=maybe)
@@ -436,13 +423,7 @@ def measured(
     times: dict[str, tuple[CandidateTime, ...]] = {}
     chosen = candidates
     if len(candidates) > MOST_TRIED:
-        results = estimate_candidates(
-            candidates,
-            profile_here(),
-            conditions.budget.batch,
-            conditions.classes,
-            conditions.channels,
-        )
+        results = estimate_candidates(candidates, profile_here(), conditions)
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
@@ -506,7 +487,7 @@ def measured_in_turn(
             start = time.perf_counter()
             if earlier[0] != network(candidate):
                 earlier = network(candidate), None
-            if place in same and conditions.input_kind != "pictures":  # another resize policy
+            if place in same:  # with another resize policy
                 rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
             else:
                 rows, files = time_one(candidate, conditions, scratch, earlier[1])

@@ -47,7 +47,8 @@ GROUPS = {
 # The flags that `--help` describes beside the required ones, by parameters and fields;
 # `--help-all` describes all. Commands that are not named have few.
 USUAL = {
-    "fit": "budget_ms images_per_s device hours weights licence recipe_name epochs dry_run",
+    "fit": "budget_ms images_per_s target hours weights licence recipe_name epochs "
+    "executor dry_run",
     "train": "recipe_name epochs batch_size lr resolution weights device task val",
     "validate": "data split device per_class tta out resolution",
     "predict": "top json batch device tta out draw nearest",
@@ -55,9 +56,9 @@ USUAL = {
     "force",
     "bench": "batch resolution device precision layout compiled rounds out suite",
     "choose": "target budget_ms images_per_s call_batch source times_from out json task",
-    "study search": "master budget_ms images_per_s device preset recipe_name epochs executor "
+    "study search": "master budget_ms images_per_s target preset recipe_name epochs executor "
     "dry_run",
-    "study scale": "models widths depths resolutions budget_ms hours device recipe_name "
+    "study scale": "models widths depths resolutions budget_ms hours target recipe_name "
     "executor dry_run",
     "study blocks": "kinds width ratio resolution batch device precision out",
     "data label": "top min_confidence per_class batch device workers",

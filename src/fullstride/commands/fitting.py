@@ -1,12 +1,12 @@
-"""Which command is the whole way, from images and a budget to a file that ships?"""
+"""The command that goes the whole way, from images and a budget to a file that ships."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import arg
 
 from fullstride.autofit.settings import FitSettings
-from fullstride.commands.flags import SPLITS, Data, Splits
+from fullstride.commands.flags import RUN_HERE, SPLITS, Data, Options, Splits
 from fullstride.io.console import print_parts
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -19,10 +19,8 @@ def fit(
     out: Path,
     recipe: RecipeChoice,
     settings: Settings = DEFAULTS,
+    options: Options = RUN_HERE,
     splits: Splits = SPLITS,
-    train_device: str = "auto",
-    workers: int | None = None,
-    dry_run: bool = False,
 ) -> None:
     """Find, train and ship the most accurate network that takes a given time per image.
 
@@ -32,14 +30,10 @@ def fit(
 
     Args:
         out: The folder of the fit: its trials, the file that ships, fit.json and report.html.
-        train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
-        workers: Processes that decode images beside this one; None: by the cores and the images.
-        dry_run: End with the plan, before anything is trained.
     """
-    from fullstride.autofit.fit import fit_data, shown
+    from fullstride.autofit.fit import FIT
+    from fullstride.study.driver import render_event, run_study
 
     settings.budget()  # before the data are read
-    images = splits.open(data)
-    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
-    for event in fit_data(images, out, settings, recipe, **how):
-        print_parts(shown(event, out))
+    for event in run_study(FIT, splits.open(data), out, settings, recipe, options):
+        print_parts(render_event(FIT, event, out))

@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 
 from fullstride.io.console import report_ignored
 from fullstride.nets.preprocessing import LoadOptions
+from fullstride.study.settings import StudyOptions
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -93,6 +94,8 @@ class SplitFlags:
 
 Splits = Annotated[SplitFlags, arg(name="")]  # the flags have the names of its fields
 SPLITS = SplitFlags()
+Options = Annotated[StudyOptions, arg(name="")]
+RUN_HERE = StudyOptions()
 
 
 def refuse_flags(values: Mapping[str, Any], reason: str) -> None:

@@ -1,20 +1,18 @@
-"""Which commands study how networks scale? Trainings over a grid, and their analysis."""
+"""The commands that study how networks scale: trainings over a grid, and their analysis."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import SPLITS, Data, Splits
+from fullstride.commands.flags import RUN_HERE, SPLITS, Data, Options, Splits
 from fullstride.io.console import print_parts
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.settings import ExecutorSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[ScaleSettings, arg(name="")]  # the flags have the names of its fields
-Where = Annotated[ExecutorSettings, arg(name="")]
 Source = Annotated[Positional[str], arg(metavar="SOURCE")]
-DEFAULTS, LOCAL = ScaleSettings(), ExecutorSettings()
+DEFAULTS = ScaleSettings()
 
 
 def scale(
@@ -22,11 +20,8 @@ def scale(
     out: Path,
     recipe: RecipeChoice,
     settings: Settings = DEFAULTS,
-    executor: Where = LOCAL,
+    options: Options = RUN_HERE,
     splits: Splits = SPLITS,
-    train_device: str = "auto",
-    workers: int | None = None,
-    dry_run: bool = False,
 ) -> None:
     """Train a network at several widths, depths and resolutions, and say what to scale next.
 
@@ -36,16 +31,12 @@ def scale(
 
     Args:
         out: The folder of the study: its trainings, scale.json, trainings.csv and report.html.
-        train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
-        workers: Processes that decode images beside this one; None: by the cores and the images.
-        dry_run: End with the plan and its total, before anything is trained.
     """
-    from fullstride.search.scale.study import scale_data, shown
+    from fullstride.search.scale.study import SCALE
+    from fullstride.study.driver import render_event, run_study
 
-    images = splits.open(data)
-    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
-    for event in scale_data(images, out, settings, recipe, executor, **how):
-        print_parts(shown(event, out))
+    for event in run_study(SCALE, splits.open(data), out, settings, recipe, options):
+        print_parts(render_event(SCALE, event, out))
 
 
 def analyse_scale(
@@ -71,10 +62,11 @@ def analyse_scale(
     from fullstride.search.scale import results as of_scale
     from fullstride.search.scale.study import find_trainings
 
-    limits: dict[str, Any] = dict(budget_ms=budget_ms, target_epochs=target_epochs)
     if out:
         of_scale.check_outputs(out)
-    results = of_scale.analyse_trainings(source, *find_trainings(source), **limits)
+    results = of_scale.analyse_trainings(
+        find_trainings(source), budget_ms=budget_ms, target_epochs=target_epochs
+    )
     if out:
         of_scale.write_results(out, results)
     if json:

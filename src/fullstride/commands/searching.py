@@ -1,19 +1,17 @@
-"""Which command searches a network for images and a budget?"""
+"""The command that searches a network for images and a budget."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import arg
 
-from fullstride.commands.flags import SPLITS, Data, Splits
+from fullstride.commands.flags import RUN_HERE, SPLITS, Data, Options, Splits
 from fullstride.io.console import print_parts
 from fullstride.search.settings import SearchSettings
-from fullstride.study.settings import ExecutorSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
 Settings = Annotated[SearchSettings, arg(name="")]  # the flags have the names of its fields
-Executor = Annotated[ExecutorSettings, arg(name="")]
-DEFAULTS, LOCAL = SearchSettings(), ExecutorSettings()
+DEFAULTS = SearchSettings()
 
 
 def search(
@@ -21,11 +19,8 @@ def search(
     out: Path,
     recipe: RecipeChoice,
     settings: Settings = DEFAULTS,
-    executor: Executor = LOCAL,
+    options: Options = RUN_HERE,
     splits: Splits = SPLITS,
-    train_device: str = "auto",
-    workers: int | None = None,
-    dry_run: bool = False,
 ) -> None:
     """Search the most accurate network around a MasterNet that takes a given time per image.
 
@@ -35,15 +30,10 @@ def search(
 
     Args:
         out: The folder of the search: its trials, the results of its stages, and search.json.
-        train_device: Where networks are trained: cpu, cuda, cuda:1, or auto.
-        workers: Processes that decode images beside this one; None: by the cores and the images.
-        dry_run: End with the plan and its total cost, before anything is trained.
     """
-    from fullstride.search.llr.study import search_events, shown
+    from fullstride.search.llr.study import SEARCH
+    from fullstride.study.driver import render_event, run_study
 
     settings.budget()  # before the data are read
-    images = splits.open(data)
-    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
-    how |= dict(executor=executor)
-    for event in search_events(images, out, settings, recipe, **how):
-        print_parts(shown(event, out))
+    for event in run_study(SEARCH, splits.open(data), out, settings, recipe, options):
+        print_parts(render_event(SEARCH, event, out))

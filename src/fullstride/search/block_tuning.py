@@ -19,7 +19,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.search.feature_matching import exchanged, matched
 from fullstride.study.scores import score_run, train_to
-from fullstride.study.trials import Study, Trial
+from fullstride.study.trials import Trial, TrialKind
 from fullstride.train import run_folder
 from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import RecipeChoice, case_of
@@ -261,8 +261,12 @@ def _trained(
 
 
 KEYS = ("spec", "seed", "score", "correct")
-TUNING = Study(work=tune, kind=TunedScore, noun="the score of a tuned network", keys=KEYS)
-TRAINING = Study(work=train_network, kind=TunedScore, noun="the score of a network", keys=KEYS)
+TUNING = TrialKind(
+    work=tune, result_type=TunedScore, noun="the score of a tuned network", keys=KEYS
+)
+TRAINING = TrialKind(
+    work=train_network, result_type=TunedScore, noun="the score of a network", keys=KEYS
+)
 
 
 def tuning_recipe(images: int, like: Recipe | None = None) -> Recipe:

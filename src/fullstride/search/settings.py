@@ -82,10 +82,10 @@ class SearchSettings:
     # The budget as a rate instead.
     images_per_s: float | None = None
     # Images of a call.
-    batch: int = 1
+    call_batch: int = 1
     # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
     # or a file that `measure calibrate` wrote, by which times are estimated.
-    device: str = HERE
+    target: str = HERE
     # What the budget bounds on a profile's device: both device and host as they run beside each
     # other, or one alone. A CUDA graph has no host time to speak of.
     clock: Clock = "both"
@@ -150,7 +150,7 @@ class SearchSettings:
 
     def budget(self) -> Budget:
         """The limit of the time of a call. Raises ValueError if there is none."""
-        return required_budget(self.budget_ms, self.images_per_s, self.batch)
+        return required_budget(self.budget_ms, self.images_per_s, self.call_batch)
 
     @property
     def method(self) -> Method:
@@ -163,15 +163,13 @@ class SearchSettings:
     @property
     def is_here(self) -> bool:
         """Whether times are measured on this machine."""
-        return self.device == HERE
+        return self.target == HERE
 
     def sides(self, own: int) -> tuple[int, ...]:
         """The resolutions to choose from, for a MasterNet of so many pixels a side."""
         default = (own,) if own < SMALL_SIDE else PAPER_SIDES
         return tuple(sorted(set(self.resolutions))) or default
 
-
-# What is asked of a study of scaling?
 
 Multiplier = Annotated[float, Bounds(gt=0, le=64)]
 Depth = Annotated[float, Bounds(gt=0, le=1_024)]
@@ -206,9 +204,9 @@ class ScaleSettings:
     seeds: Annotated[int, Bounds(ge=1, le=100)] = 2
     # Where networks will run: here, where they are measured, or a profile such as rtx4090, or a
     # file that `measure calibrate` wrote, by which times are estimated.
-    device: str = HERE
+    target: str = HERE
     # Images of a call.
-    batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
+    call_batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
     # The longest time that an image may take, in ms; slower points are left out.
     budget_ms: Annotated[float, Bounds(gt=0)] | None = None
     # Memory for training in GiB, without which that of the device is meant; points that need more

@@ -1,4 +1,4 @@
-"""How do trials run on other machines? Their workers write the results; the driver reads files.
+"""Runs trials on Ray or Slurm: their workers write the results, and the driver reads files.
 
 An engine starts tasks and says how they ended. All else is the same for Ray and for Slurm.
 """
@@ -10,21 +10,22 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from fullstride.io.writing import cores
 from fullstride.study.processes import share_cores
-from fullstride.study.settings import ExecutorSettings
+from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import (
+    CORES_PER_TRIAL,
     POLL_S,
     Ended,
     Executor,
     LocalExecutor,
-    Study,
     Trial,
+    TrialKind,
     local_devices,
     run_trial,
 )
@@ -53,7 +54,7 @@ class Crash:
 class Task:
     """A trial as a call without arguments, which is pickled and runs on a worker."""
 
-    study: Study
+    kind: TrialKind
     trial: Trial
     device: str
     cores: int
@@ -66,7 +67,7 @@ class Task:
             share_cores(self.cores, max(1, cores() // self.cores))
             log_path(self.trial).parent.mkdir(parents=True, exist_ok=True)
             with log_path(self.trial).open("a", encoding="utf-8") as log:
-                steps = run_trial(self.study, self.trial, self.device)
+                steps = run_trial(self.kind, self.trial, self.device)
                 while True:
                     try:
                         print(next(steps), file=log, flush=True)
@@ -125,10 +126,10 @@ class ClusterExecutor:
         self.cores = cores
         self._running = list[_Running]()
 
-    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
+    def submit(self, kind: TrialKind, trials: Sequence[Trial]) -> None:
         folder = Path.cwd()
         tasks = [
-            Task(study=study, trial=trial, device=self.device, cores=self.cores, folder=folder)
+            Task(kind=kind, trial=trial, device=self.device, cores=self.cores, folder=folder)
             for trial in trials
         ]
         sizes = [log_size(trial) for trial in trials]  # before a job writes its first line
@@ -183,7 +184,7 @@ def log_size(trial: Trial) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-# How do trials run on a Ray cluster? As its core tasks; Ray chooses machines and GPUs.
+# On a Ray cluster trials are core tasks, for which Ray chooses machines and GPUs.
 
 
 RETRIES = 3  # of a task whose process or machine is lost
@@ -256,7 +257,7 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-# How do trials run as jobs of Slurm? By submitit, which requeues a job when its time is over.
+# On Slurm trials are jobs of submitit, which requeues a job when its time is over.
 
 
 FOLDER = "slurm"  # in that of a study: scripts, logs and pickles of submitit
@@ -272,23 +273,15 @@ class SlurmEngine:
     Raises ValueError in one line if submitit is not installed or there is no Slurm.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        gpus: int,
-        cores: int,
-        hours: float,
-        options: Mapping[str, str],
-        cluster: str = "slurm",
-    ):
+    def __init__(self, folder: Path, options: StudyOptions, gpus: int, cluster: str = "slurm"):
         try:
             import submitit
         except ImportError:
             raise ValueError("submitit is not installed: pip install 'fullstride[slurm]'") from None
-        requeues: dict[str, Any] = dict(slurm_max_num_timeout=MOST_REQUEUES)
         try:
-            self._executor = submitit.AutoExecutor(folder / FOLDER, cluster=cluster, **requeues)
+            self._executor = submitit.AutoExecutor(
+                folder / FOLDER, cluster=cluster, slurm_max_num_timeout=MOST_REQUEUES
+            )
         except RuntimeError:
             raise ValueError(
                 "there is no srun, so this is no machine of Slurm: log in on one of the cluster, "
@@ -296,12 +289,13 @@ class SlurmEngine:
             ) from None
         self._executor.update_parameters(
             name="fullstride",
-            timeout_min=max(1, round(60 * hours)),
+            timeout_min=max(1, round(60 * options.slurm_hours)),
             nodes=1,
             tasks_per_node=1,
-            cpus_per_task=cores,
+            cpus_per_task=options.trial_cores,
             gpus_per_node=gpus or None,
-            slurm_additional_parameters=dict(options) or None,
+            slurm_additional_parameters=dict(each.split("=", 1) for each in options.slurm_options)
+            or None,
         )
 
     def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
@@ -340,32 +334,29 @@ class RequeuedTask:
         return DelayedSubmission(self)
 
 
-# Which executor runs the trials of a study? The one that the user names.
-
-
-def find_executor(settings: ExecutorSettings, folder: Path, train_device: str = "auto") -> Executor:
+def find_executor(
+    options: StudyOptions, folder: Path, cores_per_trial: int | None = CORES_PER_TRIAL
+) -> Executor:
     """Where the trials of the study in `folder` run.
 
     Args:
-        settings: From the command line.
+        options: From the command line.
         folder: Of the study, where Slurm's scripts and logs are stored.
-        train_device: Of the trials. On a cluster cpu, or one GPU for each trial otherwise.
+        cores_per_trial: Of trials on the CPU of this machine, see `local_devices`.
 
     Raises ValueError, in one line, for a device that is not here, without a cluster or without the
     package that its extra installs.
     """
-    if settings.executor == "local":
-        return LocalExecutor(local_devices(train_device))
-    if train_device not in ("auto", "cuda", "cpu"):
+    if options.executor == "local":
+        return LocalExecutor(local_devices(options.device, cores_per_trial))
+    if options.device not in ("auto", "cuda", "cpu"):
         raise ValueError(
-            f"--train-device {train_device} on a cluster, which chooses a free GPU for each trial: "
+            f"--device {options.device} on a cluster, which chooses a free GPU for each trial: "
             "use cuda or cpu"
         )
-    gpus, cores = int(train_device != "cpu"), settings.trial_cores
-    if settings.executor == "ray":
-        engine = RayEngine(gpus, cores)
+    gpus = int(options.device != "cpu")
+    if options.executor == "ray":
+        engine = RayEngine(gpus, options.trial_cores)
     else:
-        options = dict(option.split("=", 1) for option in settings.slurm_options)
-        hours = settings.slurm_hours
-        engine = SlurmEngine(folder, gpus=gpus, cores=cores, hours=hours, options=options)
-    return ClusterExecutor(engine, "cuda:0" if gpus else "cpu", cores)
+        engine = SlurmEngine(folder, options, gpus)
+    return ClusterExecutor(engine, "cuda:0" if gpus else "cpu", options.trial_cores)

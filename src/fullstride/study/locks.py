@@ -1,4 +1,4 @@
-"""How is a piece of work done by one process only, if others may be killed or on other machines?
+"""Locks that one process holds, which others may outlive or see from other machines.
 
 A lock is a file with the name of its holder, and the holder renews the time of the file. All
 machines see the same files, and creating one is atomic on them.
@@ -25,7 +25,6 @@ HEARTBEAT_S = 10.0  # between two renewals
 # files to other machines with a delay of up to a minute.
 TAKEOVER_S = 90.0
 MAX_BYTES = 4096  # of a lock
-STUDY = ".study.lock"
 GONE = (errno.ENOENT, errno.ESTALE)
 
 
@@ -57,13 +56,6 @@ class LockedError(ValueError):
 
 class LostLockError(OSError):
     """Another process has taken the lock over, because this one did not renew it in time."""
-
-
-@contextmanager
-def lock_study(folder: Path) -> Iterator[None]:
-    """Hold the lock of a study while the body runs. Raises `LockedError` where another has it."""
-    with hold(folder / STUDY):
-        yield
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How does work that yields lines run in a process of its own, on one device?"""
+"""Runs work that yields lines in a process of its own, on one device."""
 
 import multiprocessing
 import os

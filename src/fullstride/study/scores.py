@@ -1,4 +1,4 @@
-"""What does a run of a study achieve on the validation split, and on which of its images?"""
+"""Scores a run of a study on the validation split, image by image, and compares two of them."""
 
 import time
 from collections.abc import Generator, Mapping

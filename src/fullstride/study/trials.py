@@ -1,4 +1,4 @@
-"""How do the trials of a study run? One after the other here, one per device, or on a cluster.
+"""Runs the trials of a study: one after the other here, one for each device, or on a cluster.
 
 The files of the results are the truth: a trial that has one is not run again, by any process, and
 one that another process runs is waited for.
@@ -62,11 +62,11 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
-    """Trials of one kind."""
+class TrialKind:
+    """What trials of one kind do, and what their results are."""
 
     work: Work
-    kind: type[Any]  # what `work` returns
+    result_type: type[Any]  # of what `work` returns
     noun: str  # of that, for errors
     keys: tuple[str, ...]  # fields by which its files are recognised
 
@@ -80,8 +80,8 @@ class Study:
         if not trial.result.exists():
             return None
         data = read_json(trial.result)
-        kind = Failure if isinstance(data, Mapping) and data.keys() == {"failure"} else self.kind
-        return from_json(kind, data, str(trial.result))
+        has_failed = isinstance(data, Mapping) and data.keys() == {"failure"}
+        return from_json(Failure if has_failed else self.result_type, data, str(trial.result))
 
     def write(self, trial: Trial, result: Any) -> None:
         with atomic_write(trial.result, self.output) as temporary:
@@ -101,7 +101,7 @@ class Ended:
 class Executor(Protocol):
     """Where trials run, by `run_trial`, which stores their results."""
 
-    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
+    def submit(self, kind: TrialKind, trials: Sequence[Trial]) -> None:
         """Run the trials as soon as there is a place."""
         ...
 
@@ -115,44 +115,38 @@ class Executor(Protocol):
 
 
 def run_trials(
-    study: Study,
-    trials: Sequence[Trial],
-    devices: Sequence[str] = ("cpu",),
-    executor: Executor | None = None,
+    kind: TrialKind, trials: Sequence[Trial], executor: Executor
 ) -> Generator[str, None, tuple[Any, ...]]:
-    """Run the trials that have no result; returns all results, in order.
+    """Run the trials that have no result where `executor` says; returns all results, in order.
 
-    They run where `executor` says, see `clusters.executors.find_executor`, and without one on the
-    `devices` of this machine, see `LocalExecutor`. A process that is ended from outside, such as
-    for lack of memory, is started once more.
+    A process that is ended from outside, such as for lack of memory, is started once more.
 
     A trial that raises ValueError, ArithmeticError or RuntimeError, or lacks memory, has the
     result `Failure`, and the others go on. To try it again, delete that file. Everything else, such
     as a full disk, a killed process that decodes images or Ctrl-C, is raised; the same call then
     goes on where it was. It may be called by several processes at the same time: a trial that one
-    of them runs is waited for by the others, and run if its process was killed (`search.locks`).
+    of them runs is waited for by the others, and run if its process was killed (`study.locks`).
     """
     for trial in trials:
-        check_output(trial.result, study.output)
-    left = [trial for trial in trials if study.read(trial) is None]
+        check_output(trial.result, kind.output)
+    left = [trial for trial in trials if kind.read(trial) is None]
     if left:
-        executor = executor or LocalExecutor(devices)
         try:
-            yield from _run_on(executor, study, left)
+            yield from _run_on(executor, kind, left)
         finally:
             executor.cancel()
-    return tuple(study.read(trial) for trial in trials)
+    return tuple(kind.read(trial) for trial in trials)
 
 
 def _run_on(
-    executor: Executor, study: Study, trials: Sequence[Trial]
+    executor: Executor, kind: TrialKind, trials: Sequence[Trial]
 ) -> Generator[str, None, None]:
     left, locked = {trial.result: trial for trial in trials}, dict[Path, Trial]()
     starts = Counter[Path]()
     again = list(trials)
     while left:
         if again:
-            executor.submit(study, again)
+            executor.submit(kind, again)
         again.clear()
         with closing(executor.poll()) as updates:
             for update in updates:
@@ -164,19 +158,19 @@ def _run_on(
                     raise update.error
                 if update.crash:
                     starts[key] += update.starts
-                if study.read(trial) is not None:
+                if kind.read(trial) is not None:
                     del left[key]
                 elif not update.crash:
                     locked[key] = trial
                     yield f"{trial.name}: {find_holder(trial.lock) or 'another process'} runs it"
                 elif starts[key] < STARTS:
                     again.append(trial)
-                elif _fail(study, trial, f"{starts[key]} times, the last time {update.crash}"):
+                elif _fail(kind, trial, f"{starts[key]} times, the last time {update.crash}"):
                     del left[key]
                 else:
                     locked[key] = trial
         for key, trial in list(locked.items()):
-            if study.read(trial) is not None:
+            if kind.read(trial) is not None:
                 del locked[key], left[key]
             elif find_holder(trial.lock) is None:
                 again.append(locked.pop(key))
@@ -184,25 +178,25 @@ def _run_on(
             time.sleep(POLL_S)
 
 
-def _fail(study: Study, trial: Trial, how: str) -> bool:
+def _fail(kind: TrialKind, trial: Trial, how: str) -> bool:
     """Store that the process of a trial was ended too often; False if another one runs it."""
     try:
         with hold(trial.lock):
-            if study.read(trial) is None:
-                study.write(trial, Failure(failure=f"its process ended {how}"))
+            if kind.read(trial) is None:
+                kind.write(trial, Failure(failure=f"its process ended {how}"))
     except LockedError:
         return False
     return True
 
 
-def run_trial(study: Study, trial: Trial, device: str) -> Generator[str, None, bool]:
+def run_trial(kind: TrialKind, trial: Trial, device: str) -> Generator[str, None, bool]:
     """Run `trial` in this process, and store its result; False if another process runs it."""
     try:
         with hold(trial.lock) as lock:
-            if study.read(trial) is not None:
+            if kind.read(trial) is not None:
                 return True
             try:
-                with closing(study.work(trial.folder, device, **trial.arguments)) as steps:
+                with closing(kind.work(trial.folder, device, **trial.arguments)) as steps:
                     result = yield from _while_locked(steps, lock)
             except FAILURES as error:
                 result = Failure(failure=reason(error, device))
@@ -211,7 +205,7 @@ def run_trial(study: Study, trial: Trial, device: str) -> Generator[str, None, b
 
                 torch.cuda.empty_cache()  # the next trial is another network
             lock.check()
-            study.write(trial, result)
+            kind.write(trial, result)
     except (LockedError, LostLockError):
         return False
     return True
@@ -271,12 +265,12 @@ class LocalExecutor:
 
     def __init__(self, devices: Sequence[str]):
         self.devices = tuple(devices)
-        self._waiting = deque[tuple[Study, Trial]]()
+        self._waiting = deque[tuple[TrialKind, Trial]]()
         self._running = list[tuple[Trial, DeviceProcess]]()
         self._has_processes = False
 
-    def submit(self, study: Study, trials: Sequence[Trial]) -> None:
-        self._waiting.extend((study, trial) for trial in trials)
+    def submit(self, kind: TrialKind, trials: Sequence[Trial]) -> None:
+        self._waiting.extend((kind, trial) for trial in trials)
         if len(self.devices) > 1 and len(self._waiting) > 1:
             self._has_processes = True  # from now on: a trial that was killed may be so again
 
@@ -284,16 +278,16 @@ class LocalExecutor:
         if self._has_processes:
             yield from self._poll_processes()
         elif self._waiting:
-            study, trial = self._waiting.popleft()
-            yield from run_trial(study, trial, self.devices[0])
+            kind, trial = self._waiting.popleft()
+            yield from run_trial(kind, trial, self.devices[0])
             yield Ended(trial=trial)
 
     def _poll_processes(self) -> Generator[str | Ended, None, None]:
         free = Counter(self.devices) - Counter(each.device for _, each in self._running)
         for device in free.elements():
             if self._waiting:
-                study, trial = self._waiting.popleft()
-                settings = (study, trial, device), device, len(self.devices)
+                kind, trial = self._waiting.popleft()
+                settings = (kind, trial, device), device, len(self.devices)
                 self._running.append((trial, DeviceProcess.start(run_trial, *settings)))
         wait_for([each for _, each in self._running], POLL_S)
         for trial, each in list(self._running):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fullstride import cli, train_network
-from fullstride.autofit.data_report import look_at, report_lines
+from fullstride.autofit.data_report import inspect, report_lines
 from fullstride.autofit.fit import fit
 from fullstride.data.dataset import open_data
 from fullstride.data.pack import pack
@@ -395,13 +395,13 @@ def test_shards_with_one_class_for_each_image_have_no_sets_of_labels(tmp_path):
 def test_the_report_counts_labels_and_pairs_that_disagree(tmp_path):
     where, expected = random_table(tmp_path, 60)
     data = open_labels(where)
-    report = finish(look_at(data, 0))
+    report = finish(inspect(data, 0))
     counts = Counter(name for image in data.train.names for name in expected[image])
     assert {report.smallest, report.largest} == {min_of(counts), max_of(counts)}
     assert report_lines(report)
     two, others = (next(n for n in expected if expected[n] == s) for s in ({"common"}, set()))
     (tmp_path / two).write_bytes((tmp_path / others).read_bytes())
-    pairs = finish(look_at(open_labels(where), 0)).across_classes
+    pairs = finish(inspect(open_labels(where), 0)).across_classes
     assert {"common", ""} in [{*pair.classes} for pair in pairs]
 
 

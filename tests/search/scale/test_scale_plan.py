@@ -51,7 +51,7 @@ def costs_of(settings: ScaleSettings, **how) -> tuple[PointCost, ...]:
 
 
 def estimated(**changes) -> ScaleSettings:
-    return ScaleSettings(**{**SMALL, "device": "rtx3090", **changes})
+    return ScaleSettings(**{**SMALL, "target": "rtx3090", **changes})
 
 
 def plan_of(data, settings=None, recipe=DIGITS, memory_bytes=None, on_gpu=True):
@@ -183,7 +183,7 @@ def test_estimated_costs_are_those_of_the_built_networks():
     assert cost.ms == pytest.approx(estimate(net, profile, 1, 24, in_channels=1).ms_per_image)
     training = estimate(net, profile, 64, 24, training=True, in_channels=1)
     assert cost.training_ms == pytest.approx(training.ms_per_image)
-    (without,) = costs_of(replace(settings, device="v100-fp16"))
+    (without,) = costs_of(replace(settings, target="v100-fp16"))
     inference = estimate(net, load_profile("v100-fp16"), 64, 24, in_channels=1)
     assert without.training_ms == pytest.approx(BACKWARD * inference.ms_per_image)
 
@@ -195,7 +195,7 @@ def test_the_memory_of_a_step_is_that_of_its_saved_tensors(name, precision):
     where = "cpu" if precision == "float32" else "cuda"
     settings = ScaleSettings(
         models=(name,), widths=(0.5,), depths=(50.0 if "rs" in name else 1.0,), resolutions=(64,),
-        device="here" if where == "cpu" else "rtx3090",
+        target="here" if where == "cpu" else "rtx3090",
     )  # fmt: skip
     (cost,) = costs_of(settings, classes=1000, channels=3, batch=2)
     with torch.device("meta"):

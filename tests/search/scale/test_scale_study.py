@@ -10,29 +10,33 @@ from pathlib import Path
 import pytest
 
 from fullstride.cli import run
-from fullstride.search.scale.finished import read_trainings, table_7
+from fullstride.search.scale.finished import Source, read_trainings, table_7
 from fullstride.search.scale.results import analyse_trainings, render
-from fullstride.search.scale.study import find_trainings, scale, scale_data
+from fullstride.search.scale.study import SCALE, find_trainings, scale
 from fullstride.search.settings import ScaleSettings
+from fullstride.study.driver import run_study
+from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
 RECIPE = RecipeChoice("digits", {"epochs": 1, "batch_size": 16})
 SMALL = dict(
     models=("genet_tiny",), widths=(0.5, 1.0), depths=(1.0,), resolutions=(8, 12, 16, 24),
-    device="rtx3090", seeds=2, band=1,
+    target="rtx3090", seeds=2, band=1,
 )  # fmt: skip
-HOW = dict(train_device="cpu", workers=0)
+HOW = dict(device="cpu", workers=0)
 
 
-def run_study(data, folder, recipe=RECIPE, dry_run=False, **changes):
+def run_scale(data, folder, recipe=RECIPE, dry_run=False, **changes):
     settings = ScaleSettings(**{**SMALL, **changes})
-    return list(scale_data(data, folder, settings, recipe, dry_run=dry_run, **HOW))
+    return list(
+        run_study(SCALE, data, folder, settings, recipe, StudyOptions(dry_run=dry_run, **HOW))
+    )
 
 
 @pytest.fixture(scope="module")
 def folder(few_digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("scale")
-    run_study(few_digits, folder)
+    run_scale(few_digits, folder)
     return folder
 
 
@@ -66,12 +70,12 @@ def test_its_json_has_every_training_with_the_error_of_its_images(folder):
 
 def test_the_same_call_trains_nothing_again_and_a_larger_grid_adds_trainings(few_digits, folder):
     before = {path: path.stat().st_mtime_ns for path in results_in(folder)}
-    run_study(few_digits, folder)
+    run_scale(few_digits, folder)
     assert {path: path.stat().st_mtime_ns for path in results_in(folder)} == before
     (lost, *_) = before
     content = lost.read_bytes()
     lost.unlink()
-    run_study(few_digits, folder, full_grid=True)
+    run_scale(few_digits, folder, full_grid=True)
     after = {path: path.stat().st_mtime_ns for path in results_in(folder)}
     assert len(after) == 8 + 3
     assert all(after[path] == time for path, time in before.items() if path != lost)
@@ -87,12 +91,12 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
-from test_scale_study import run_study
+from test_scale_study import run_scale
 from fullstride.data.dataset import open_data
 digits = open_data("digits")
 data = replace(digits, train=digits.train.subset(range(64)),
-    validation=digits.validation.subset(range(20)), test=digits.test.subset(range(20)))
-run_study(data, Path({folder!r}))
+    val=digits.val.subset(range(20)), test=digits.test.subset(range(20)))
+run_scale(data, Path({folder!r}))
 """
 
 
@@ -112,8 +116,8 @@ def test_a_killed_study_goes_on_and_trains_nothing_twice(few_digits, tmp_path):
         now = {path: path.stat().st_mtime_ns for path in results_in(study)}
         assert finished.items() <= now.items(), "a finished training has run twice"
         finished = now
-    run_study(few_digits, study)
-    run_study(few_digits, folder)
+    run_scale(few_digits, study)
+    run_scale(few_digits, folder)
     assert all(path.stat().st_mtime_ns == at for path, at in finished.items())
     names = ("score", "loss", "correct", "epochs")
     for path, expected in zip(results_in(study), results_in(folder), strict=True):
@@ -123,12 +127,12 @@ def test_a_killed_study_goes_on_and_trains_nothing_twice(few_digits, tmp_path):
 
 
 def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
-    with pytest.raises(ValueError, match="batch is 1 there and 2 now"):
-        run_study(few_digits, folder, batch=2)
+    with pytest.raises(ValueError, match="call_batch is 1 there and 2 now"):
+        run_scale(few_digits, folder, call_batch=2)
     with pytest.raises(ValueError, match="epochs"):
-        run_study(few_digits, folder, RecipeChoice("digits", {"epochs": 2, "batch_size": 16}))
+        run_scale(few_digits, folder, RecipeChoice("digits", {"epochs": 2, "batch_size": 16}))
     with pytest.raises(ValueError, match="--resolutions"):
-        run_study(few_digits, folder, RecipeChoice("digits", {"resolution": 8}))
+        run_scale(few_digits, folder, RecipeChoice("digits", {"resolution": 8}))
 
 
 def test_the_folder_is_analysed_from_its_trainings_alone(folder, capsys):
@@ -140,7 +144,7 @@ def test_the_folder_is_analysed_from_its_trainings_alone(folder, capsys):
 
 
 def test_a_dry_run_ends_with_the_plan(few_digits, tmp_path):
-    *_, last = run_study(few_digits, tmp_path / "s", dry_run=True)
+    *_, last = run_scale(few_digits, tmp_path / "s", dry_run=True)
     assert last.stage == "plan"
     assert last.result.total_s > 0
     assert not (tmp_path / "s" / "trials").exists()
@@ -149,14 +153,14 @@ def test_a_dry_run_ends_with_the_plan(few_digits, tmp_path):
 def test_networks_of_timm_are_compared_by_their_times_alone(few_digits, tmp_path):
     models = ("timm/mobilenetv3_small_050", "timm/mobilenetv3_small_075")
     axes = dict(widths=(), depths=(), resolutions=(32,), seeds=1)
-    *_, last = run_study(few_digits, tmp_path / "s", models=models, **axes)
+    *_, last = run_scale(few_digits, tmp_path / "s", models=models, **axes)
     (regime,) = last.result.regimes
     assert len(regime.points) == 2
     assert regime.gains == ()
 
 
 def test_times_here_are_measured_and_other_trainings_are_not(few_digits, tmp_path):
-    axes = dict(widths=(0.5,), resolutions=(8,), device="here")
+    axes = dict(widths=(0.5,), resolutions=(8,), target="here")
     *_, last = scale(
         few_digits, tmp_path / "s", recipe="digits", dry_run=True, **HOW, **{**SMALL, **axes}
     )
@@ -176,6 +180,6 @@ def test_table_7_is_a_source_of_the_command(capsys, tmp_path):
 
 def test_names_are_escaped_in_the_page():
     training = replace(table_7("resnet_rs")[0], name="<script>")
-    page = render(analyse_trainings("<b>", [training], "here"))
+    page = render(analyse_trainings(Source("<b>", [training], "here")))
     assert "<script>" not in page
     assert "&lt;script&gt;" in page

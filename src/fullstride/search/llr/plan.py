@@ -1,7 +1,8 @@
-"""How long do the networks take, and how long will a search? Both are known before it trains."""
+"""The job of a search, the times of its networks, and the plan of its trainings."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,8 +17,7 @@ from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
 from fullstride.search.block_tuning import PAPER_TUNING, SPEC_OUTPUT, tuning_recipe
-from fullstride.search.llr.search_folder import (
-    TRIALS,
+from fullstride.search.llr.results import (
     DeviceTimes,
     MeasuredStructure,
     PlannedTrainings,
@@ -29,7 +29,8 @@ from fullstride.search.llr.times import LatencyTables, find_label, fit_profile, 
 from fullstride.search.settings import Method, SearchSettings
 from fullstride.search.structures.proposals import Design, fastest, first_design
 from fullstride.search.structures.space import NetSpace, net_space
-from fullstride.study.trials import Executor, Study, Trial, run_trials
+from fullstride.study.driver import StudyJob
+from fullstride.study.trials import Trial, TrialKind
 from fullstride.train.averages import MAX_IMAGES
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.prepare import prepare
@@ -37,23 +38,70 @@ from fullstride.train.recipes.choice import RecipeChoice, case_of
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.timing import RunTimes, time_run
 
-# What is the same for all stages of a search? The space, its variants, and where trials run.
+TRIALS = "trials"  # with a folder for each training
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SearchJob:
-    """A search and its means."""
+class SearchJob(StudyJob):
+    """The arguments of a search and its means: the space, its variants, and where trials run."""
 
-    folder: Path
-    data: DataSet  # without its test images
     settings: SearchSettings
-    recipe: RecipeChoice  # of MasterNet and winners
-    space: NetSpace
-    variants: tuple[Variant, ...]
-    devices: Sequence[str]
-    workers: int | None
-    executor: Executor | None = None
     cache: dict[Any, Any] = field(default_factory=dict)  # of tables
+
+    @cached_property
+    def space(self) -> NetSpace:
+        """The structures around the MasterNet. Raises ValueError, in one line, without any."""
+        settings = self.settings
+        return net_space(
+            find_master(settings, self.data),
+            depth_steps=settings.depth_steps,
+            width_range=settings.width_range,
+            most_widths=settings.most_widths,
+            kernels=settings.kernel_sizes,
+            per_block_kernels=self.method.kernels == "block",
+            switch_blocks=settings.switch_blocks,
+            paper=self.method.regression == "paper",
+        )
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """Every resolution with every kernel that is one for the whole network."""
+        settings, master = self.settings, self.space.master
+        kernels: list[int] = [0]
+        own = {stage.kernel for stage in master.stages}
+        # By the paper's regression kernels are types, which blocks choose.
+        by_network = self.method.kernels == "network" and self.method.regression != "paper"
+        if by_network and settings.kernel_sizes:
+            kernels = sorted({*settings.kernel_sizes, *(own if len(own) == 1 else {0})})
+        sides = settings.sides(master.resolution)
+        return tuple(Variant(side, kernel) for side in sides for kernel in kernels)
+
+    def check(self) -> None:
+        """Raise ValueError, in one line, for what no search can do, before anything is written."""
+        settings, changes = self.settings, self.recipe.changes
+        settings.budget()
+        if "resolution" in changes:
+            raise ValueError(
+                "recipe.resolution is searched: choose by --resolutions, or leave it out"
+            )
+        if "seed" in changes:
+            raise ValueError("recipe.seed is that of each training: say it by --seed")
+        if settings.whole and settings.method.regression == "paper":
+            raise ValueError(
+                f"--whole {settings.whole}: the paper's regression takes tunings only; leave it "
+                "out, or give --regression bayesian"
+            )
+        super().check()
+        if settings.is_here:
+            find_label(settings.format)
+        else:
+            load_profile(settings.target)
+            if settings.format:
+                raise ValueError(
+                    f"--format {settings.format} is measured here: leave it out with --target "
+                    f"{settings.target}"
+                )
+        _ = self.variants
 
     @property
     def method(self) -> Method:
@@ -101,11 +149,11 @@ class SearchJob:
             self.cache[variant] = LatencyTables(space, profile, batch, side, clock)
         return self.cache[variant]
 
-    def run(
-        self, study: Study, trials: Mapping[str, Trial]
+    def run_named(
+        self, kind: TrialKind, trials: Mapping[str, Trial]
     ) -> Generator[str, None, dict[str, Any]]:
         """The result of each trial by its name, or a `Failure`."""
-        results = yield from run_trials(study, [*trials.values()], self.devices, self.executor)
+        results = yield from self.run(kind, [*trials.values()])
         return dict(zip(trials, results, strict=True))
 
 
@@ -118,33 +166,6 @@ def find_master(settings: SearchSettings, data: DataSet) -> NetSpec:
             "Basic and Bottleneck stages, or the JSON file of a spec"
         )
     return replace(spec, classes=len(data.classes), in_channels=data.channels)
-
-
-def find_space(master: NetSpec, settings: SearchSettings) -> NetSpace:
-    """The structures around `master`. Raises ValueError, in one line, where there are none."""
-    method = settings.method
-    return net_space(
-        master,
-        depth_steps=settings.depth_steps,
-        width_range=settings.width_range,
-        most_widths=settings.most_widths,
-        kernels=settings.kernel_sizes,
-        per_block_kernels=method.kernels == "block",
-        switch_blocks=settings.switch_blocks,
-        paper=method.regression == "paper",
-    )
-
-
-def find_variants(master: NetSpec, settings: SearchSettings) -> tuple[Variant, ...]:
-    """Every resolution with every kernel that is one for the whole network."""
-    kernels: list[int] = [0]
-    own = {stage.kernel for stage in master.stages}
-    # By the paper's regression kernels are types, which blocks choose.
-    by_network = settings.method.kernels == "network" and settings.method.regression != "paper"
-    if by_network and settings.kernel_sizes:
-        kernels = sorted({*settings.kernel_sizes, *(own if len(own) == 1 else {0})})
-    sides = settings.sides(master.resolution)
-    return tuple(Variant(side, kernel) for side in sides for kernel in kernels)
 
 
 def describe(spec: NetSpec) -> str:
@@ -172,7 +193,7 @@ def generator(job: SearchJob, purpose: int, number: int = 0) -> np.random.Genera
 def time_networks(job: SearchJob) -> Generator[str, None, DeviceTimes]:
     """The profile of the device; here one that is fitted to networks that are measured."""
     if not job.settings.is_here:
-        return DeviceTimes(profile=load_profile(job.settings.device))
+        return DeviceTimes(profile=load_profile(job.settings.target))
     rows: list[tuple[Structure, Variant]] = [
         (tuple(job.space.start.tolist()), each) for each in job.variants
     ]
@@ -343,7 +364,7 @@ def measure_steps(job: SearchJob) -> RunTimes:
         run = prepare(
             scratch / "run",
             str(model),
-            job.data,
+            job.unseen,
             master_choice(job).resolve(case_of(job.data)),
             device=job.devices[0],
             workers=job.workers,

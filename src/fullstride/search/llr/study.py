@@ -1,4 +1,4 @@
-"""Which network is the best for my images and my budget? LLR-NAS, a search around a MasterNet.
+"""The stages of LLR-NAS, the search of the best network around a MasterNet within a budget.
 
 Train a MasterNet, exchange one super-block at a time and tune it, regress the scores on what was
 changed, and select the best predicted structure within the budget; then measure and train the best.
@@ -7,30 +7,20 @@ Source: GENet, arXiv:2006.14090, section 4, whose code was never released. What 
 open is described in `settings.Method` and docs/search.md.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from fullstride.data.dataset import DataSet, open_data
-from fullstride.io.records import to_json
+from fullstride.data.dataset import DataSet
+from fullstride.io.records import read_json, to_json
 from fullstride.io.writing import atomic_write, json_output
-from fullstride.latency.devices import load_profile
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.training_progress import duration
 from fullstride.search.block_tuning import TunedScore
-from fullstride.search.llr.plan import (
-    SearchJob,
-    find_master,
-    find_space,
-    find_variants,
-    make_plan,
-    time_networks,
-)
-from fullstride.search.llr.search_folder import (
-    SEARCH,
+from fullstride.search.llr.plan import TRIALS, SearchJob, make_plan, time_networks
+from fullstride.search.llr.results import (
     DeviceTimes,
     Finalist,
     Regression,
@@ -39,11 +29,9 @@ from fullstride.search.llr.search_folder import (
     Tuning,
     Winner,
 )
-from fullstride.search.llr.times import find_label
 from fullstride.search.llr.tunings import (
     best_of,
     bundle_path,
-    go_on,
     measure_finalists,
     regress,
     run_design,
@@ -53,36 +41,33 @@ from fullstride.search.llr.tunings import (
     train_final,
     train_master,
     train_winners,
+    tune_further,
 )
 from fullstride.search.settings import SearchSettings
-from fullstride.study.executors import find_executor
-from fullstride.study.folder import (
+from fullstride.study.driver import (
     Event,
-    check_images,
-    open_study,
+    Parts,
+    Results,
+    Stage,
+    Study,
+    Work,
     read_seconds,
-    run_stage,
-    stage_events,
+    start_study,
 )
-from fullstride.study.settings import ExecutorSettings
-from fullstride.study.trials import local_devices
-from fullstride.train.recipes.choice import RecipeChoice
 
 RESULTS = "search.json"
-LOCAL = ExecutorSettings()
 OUTPUT = json_output("the results of a search", "best", "val", "test")
+PLAN = ("plan.json",)
+# Arguments that change no time of a network.
+COUNTED = (
+    "budget_ms", "images_per_s", "clock", "preset", "regression", "reference", "design", "next",
+    "winners", "tuning", "final", "samples", "trainings", "whole", "tune", "tune_epochs",
+    "final_epochs", "count", "top",
+)  # fmt: skip
 
 
 def search_network(
-    data: str | Path | DataSet,
-    out: str | Path,
-    *,
-    recipe: str = "",
-    train_device: str = "auto",
-    workers: int | None = None,
-    dry_run: bool = False,
-    executor: ExecutorSettings = LOCAL,
-    **settings: Any,
+    data: str | Path | DataSet, out: str | Path, *, recipe: str = "", **arguments: Any
 ) -> Iterator[Event]:
     """A network for `data` within a budget of time, searched around a MasterNet; yields events.
 
@@ -97,141 +82,59 @@ def search_network(
         out: The folder of the search.
         recipe: The name, run, bundle or JSON file of the recipe of the MasterNet and the winners;
             by default that of the case.
-        train_device: Where networks train: cpu, cuda:1, cuda, or auto, for all GPUs if there are.
-        workers: Processes that decode images; None: by the cores and the images.
-        dry_run: End with the plan, before anything is trained.
-        executor: Where trainings run: by default here, else on a cluster.
-        **settings: The fields of `SearchSettings`, such as `budget_ms=0.3`.
+        **arguments: The fields of `SearchSettings`, such as `budget_ms=0.3`, and of
+            `StudyOptions`, such as `device="cpu"` and `executor="ray"`.
 
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
     search, and if no structure is within the budget.
     """
-    images = data if isinstance(data, DataSet) else open_data(str(data))
-    images.check_one_class()
-    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
-    how |= dict(executor=executor)
-    chosen = SearchSettings(**settings)
-    yield from search_events(images, Path(out), chosen, RecipeChoice(recipe), **how)
+    return start_study(SEARCH, data, out, recipe, arguments)
 
 
-def search_events(
-    data: DataSet,
-    folder: Path,
-    settings: SearchSettings,
-    recipe: RecipeChoice,
-    *,
-    train_device: str = "auto",
-    workers: int | None = None,
-    dry_run: bool = False,
-    executor: ExecutorSettings = LOCAL,
-) -> Iterator[Event]:
-    """`search_network` of open data. Trainings run where `executor` says, by default here."""
-    check_input(data, settings, recipe)
-    master = find_master(settings, data)
-    job = SearchJob(
-        folder=folder,
-        data=replace(data, test=data.test.subset([])),  # what chooses cannot have seen them
-        settings=settings,
-        recipe=recipe,
-        space=find_space(master, settings),
-        variants=find_variants(master, settings),
-        devices=local_devices(train_device),
-        workers=workers,
-        executor=None if dry_run else find_executor(executor, folder, train_device),
+# The stages. Each gets the job and the results of those before it.
+
+
+def tunings_of(done: Results) -> tuple[Tuning, ...]:
+    """All tunings and whole trainings so far."""
+    return (*done["design"], *done["whole"], *done.get("sequential", ()))
+
+
+def tune_sequentially(job: SearchJob, done: Results) -> Work:
+    return tune_further(job, done["master"], done["times"], tunings_of(done))
+
+
+def select_structures(job: SearchJob, done: Results) -> Work:
+    return select_all(job, done["master"], done["times"], tunings_of(done))
+
+
+def measure_selection(job: SearchJob, done: Results) -> Work:
+    tunings = tunings_of(done)
+    return measure_finalists(job, done["master"], done["times"], tunings, done["selection"])
+
+
+def end_search(job: SearchJob, done: Results) -> Generator[str, None, SearchResults]:
+    best = done["final"]
+    assert best.score is not None  # it was trained
+    results = SearchResults(
+        data_name=job.data.name,
+        settings=read_json(job.folder / SEARCH.file),
+        best=best,
+        bundle=str(bundle_path(job, best).relative_to(job.folder)),
+        val=best.score,
+        test=done["test"],
+        test_images=len(job.data.test),
+        seconds=read_seconds(job.folder),
     )
-    with open_study(SEARCH, folder, data, settings, recipe) as (config, note):
-        if note:
-            yield Event("times", line=note)
-        best = yield from search_stages(job, dry_run)
-        if best is None:
-            return
-        testing = run_stage(folder, "test", dict[str, float], score_test(job, data.test, best))
-        test = yield from stage_events("test", testing)
-        assert best.score is not None  # it was trained
-        results = SearchResults(
-            data_name=data.name,
-            settings=config.to_dict(),
-            best=best,
-            bundle=str(bundle_path(job, best).relative_to(folder)),
-            val=best.score,
-            test=test,
-            test_images=len(data.test),
-            seconds=read_seconds(folder),
-        )
-        with atomic_write(folder / RESULTS, OUTPUT) as temporary:
-            temporary.write_text(to_json(results))
-        yield Event("results", result=results)
+    with atomic_write(job.folder / RESULTS, OUTPUT) as temporary:
+        temporary.write_text(to_json(results))
+    yield from ()
+    return results
 
 
-def search_stages(job: SearchJob, dry_run: bool) -> Generator[Event, None, Winner | None]:
-    """The stages before the test; returns the network, or None after the plan of a dry run."""
-    folder = job.folder
-
-    def stage(name: str, kind: Any, work: Generator[str, None, Any]) -> Generator[Event, None, Any]:
-        return stage_events(name, run_stage(folder, name, kind, work))
-
-    times = yield from stage("times", DeviceTimes, time_networks(job))
-    yield from stage("plan", SearchPlan, make_plan(job, times))
-    if dry_run:
-        return None
-    master = yield from stage("master", TunedScore, train_master(job))
-    scores = tuple[Tuning, ...]
-    design = yield from stage("design", scores, run_design(job))
-    yield from stage("regression", Regression, regress(job, master, design))
-    whole = yield from stage("whole", scores, run_whole(job))
-    further = yield from stage("sequential", scores, go_on(job, master, times, (*design, *whole)))
-    tunings = (*design, *whole, *further)
-    if len(tunings) > len(design):
-        yield from stage("refitted", Regression, regress(job, master, tunings))
-    rows = tuple[Finalist, ...]
-    chosen = yield from stage("selection", rows, select_all(job, master, times, tunings))
-    inside = yield from stage(
-        "measured", rows, measure_finalists(job, master, times, tunings, chosen)
-    )
-    winners = yield from stage("winners", tuple[Winner, ...], train_winners(job, inside))
-    return (yield from stage("final", Winner, train_final(job, best_of(winners))))
+# What people see of the results.
 
 
-def check_input(data: DataSet, settings: SearchSettings, recipe: RecipeChoice) -> None:
-    """Raises ValueError, in one line, for what no search can do, before anything is written."""
-    settings.budget()
-    if "resolution" in recipe.changes:
-        raise ValueError("recipe.resolution is searched: choose by --resolutions, or leave it out")
-    if "seed" in recipe.changes:
-        raise ValueError("recipe.seed is that of each training: say it by --seed")
-    if settings.whole and settings.method.regression == "paper":
-        raise ValueError(
-            f"--whole {settings.whole}: the paper's regression takes tunings only; leave it out, "
-            "or give --regression bayesian"
-        )
-    check_images(data)
-    if settings.is_here:
-        find_label(settings.format)
-    else:
-        load_profile(settings.device)
-        if settings.format:
-            raise ValueError(
-                f"--format {settings.format} is measured here: leave it out with --device "
-                f"{settings.device}"
-            )
-
-
-# What does a user see of a search? Lines on the progress of each stage, and tables of results.
-
-
-Shown = Sequence[str | Table]
-
-
-def shown(event: Event, folder: Path) -> Shown:
-    """The lines and tables that the command prints for an event of a search in `folder`."""
-    if event.line:
-        return [event.line]
-    if event.stage == "results":
-        return closing_lines(event.result, folder)
-    return SHOWN[event.stage](event.result) if event.stage in SHOWN else []
-
-
-def times_lines(times: DeviceTimes) -> Shown:
+def times_lines(times: DeviceTimes) -> Parts:
     profile = times.profile
     fit = profile.inference
     if not times.measured:
@@ -242,7 +145,7 @@ def times_lines(times: DeviceTimes) -> Shown:
     ]
 
 
-def plan_lines(plan: SearchPlan) -> Shown:
+def plan_lines(plan: SearchPlan) -> Parts:
     """The cost of each stage, with the total."""
     lines = [f"space    {plan.structures:.3g} structures"]
     for name, ms in plan.master_ms.items():
@@ -257,7 +160,7 @@ def plan_lines(plan: SearchPlan) -> Shown:
     ]
 
 
-def regression_lines(regression: Regression) -> Shown:
+def regression_lines(regression: Regression) -> Parts:
     """The pseudo-gradients with their standard errors."""
     rows = [
         [
@@ -276,7 +179,7 @@ def regression_lines(regression: Regression) -> Shown:
     ]
 
 
-def finalist_lines(finalists: Sequence[Finalist]) -> Shown:
+def finalist_lines(finalists: Sequence[Finalist]) -> Parts:
     """The structures with predictions, times and the ends of ranges where they stand."""
     rows = [
         [
@@ -302,7 +205,7 @@ def finalist_lines(finalists: Sequence[Finalist]) -> Shown:
     return lines
 
 
-def winner_lines(winners: Sequence[Winner]) -> Shown:
+def winner_lines(winners: Sequence[Winner]) -> Parts:
     rows = [
         [
             each.trial,
@@ -315,7 +218,7 @@ def winner_lines(winners: Sequence[Winner]) -> Shown:
     return [table(["trial", "network", "predicted %", "validation %"], rows)]
 
 
-def closing_lines(results: SearchResults, folder: Path) -> Shown:
+def closing_lines(results: SearchResults, folder: Path) -> Parts:
     best = results.best.finalist
     how = "measured" if best.measured else "estimated"
     lines = [
@@ -330,12 +233,45 @@ def closing_lines(results: SearchResults, folder: Path) -> Shown:
     return lines
 
 
-SHOWN: dict[str, Callable[[Any], Shown]] = {
-    "times": times_lines,
-    "plan": plan_lines,
-    "regression": regression_lines,
-    "refitted": regression_lines,
-    "selection": finalist_lines,
-    "measured": finalist_lines,
-    "winners": winner_lines,
-}
+SCORES, FINALISTS = tuple[Tuning, ...], tuple[Finalist, ...]
+SEARCH = Study(
+    noun="search",
+    job=SearchJob,
+    settings=SearchSettings,
+    stages=(
+        Stage("times", lambda job, done: time_networks(job), DeviceTimes, times_lines),
+        Stage("plan", lambda job, done: make_plan(job, done["times"]), SearchPlan, plan_lines),
+        Stage("master", lambda job, done: train_master(job), TunedScore),
+        Stage("design", lambda job, done: run_design(job), SCORES),
+        Stage(
+            "regression",
+            lambda job, done: regress(job, done["master"], done["design"]),
+            Regression,
+            regression_lines,
+        ),
+        Stage("whole", lambda job, done: run_whole(job), SCORES),
+        Stage("sequential", tune_sequentially, SCORES),
+        Stage(
+            "refitted",
+            lambda job, done: regress(job, done["master"], tunings_of(done)),
+            Regression,
+            regression_lines,
+            when=lambda job, done: len(tunings_of(done)) > len(done["design"]),
+        ),
+        Stage("selection", select_structures, FINALISTS, finalist_lines),
+        Stage("measured", measure_selection, FINALISTS, finalist_lines),
+        Stage(
+            "winners",
+            lambda job, done: train_winners(job, done["measured"]),
+            tuple[Winner, ...],
+            winner_lines,
+        ),
+        Stage("final", lambda job, done: train_final(job, best_of(done["winners"])), Winner),
+        Stage("test", lambda job, done: score_test(job, done["final"]), dict[str, float]),
+        Stage("results", end_search),
+    ),
+    closing=closing_lines,
+    trained=(TRIALS,),
+    changed_by=dict.fromkeys(COUNTED, PLAN),
+    changed=("times.json", *PLAN),
+)

@@ -1,4 +1,4 @@
-"""How long do networks take on this machine? A few are measured, and a profile is fitted to them.
+"""Measures a few networks on this machine, and fits a profile to them.
 
 The profile is for networks like the measured ones, so it needs a dozen times and no
 microbenchmarks; estimates by it then follow what the runtime does with these very blocks.
@@ -178,7 +178,7 @@ def machine_here(label: Label | None, device: torch.device) -> tuple[Machine, Pr
     return replace(machine, runtime=runtime, folded=label is not None), rough
 
 
-# How long do millions of structures take? As long as their parts, whose times stand in tables.
+# Millions of structures take as long as their parts, whose times stand in tables.
 #
 # A super-block's time depends on its own choice and on the channels that it reads, which the place
 # before decides; device and host each add up over the places, and are then combined as the latency

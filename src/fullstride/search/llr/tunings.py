@@ -1,4 +1,4 @@
-"""What is each change worth? Blocks are exchanged and tuned, and a model fits the scores."""
+"""The stages of a search that train: tunings, their regression, the selection and the winners."""
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fullstride.data.dataset import Images
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
@@ -26,7 +25,7 @@ from fullstride.search.llr.plan import (
     random_structures,
     tuning_choice,
 )
-from fullstride.search.llr.search_folder import (
+from fullstride.search.llr.results import (
     WHOLE,
     DeviceTimes,
     Finalist,
@@ -39,7 +38,7 @@ from fullstride.search.llr.search_folder import (
 )
 from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
 from fullstride.search.structures.proposals import fastest, next_structures, select
-from fullstride.study.folder import run_stage
+from fullstride.study.driver import run_stage
 from fullstride.study.trials import Failure, Trial
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
@@ -52,7 +51,7 @@ MASTER = "master"
 def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
     """Train the MasterNet; its validation score is what everything is compared with."""
     trial = whole_trial(job, MASTER, tuple(job.space.start.tolist()))
-    results = yield from job.run(TRAINING, {MASTER: trial})
+    results = yield from job.run_named(TRAINING, {MASTER: trial})
     score = results[MASTER]
     if isinstance(score, Failure):
         raise ValueError(
@@ -99,7 +98,7 @@ def run_tunings(
 ) -> Generator[str, None, tuple[Tuning, ...]]:
     """Run the trials of `rows`: name of the trial -> structure and place."""
     trials = {name: tuning_trial(job, name, *row) for name, row in rows.items()}
-    results = yield from job.run(TUNING, trials)
+    results = yield from job.run_named(TUNING, trials)
     return tuple(tuning_of(name, *row, result=results[name]) for name, row in rows.items())
 
 
@@ -128,7 +127,7 @@ def run_whole(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
         for number, structure in enumerate(random_structures(job).tolist())
     }
     trials = {name: whole_trial(job, name, structure) for name, structure in rows.items()}
-    results = yield from job.run(TRAINING, trials)
+    results = yield from job.run_named(TRAINING, trials)
     return tuple(tuning_of(name, row, WHOLE, results[name]) for name, row in rows.items())
 
 
@@ -184,7 +183,7 @@ def regress(
     )
 
 
-def go_on(
+def tune_further(
     job: SearchJob, master: TunedScore, times: DeviceTimes, tunings: Sequence[Tuning]
 ) -> Generator[str, None, tuple[Tuning, ...]]:
     """Tune structures within the budget that the model proposes, four between two fits.
@@ -247,7 +246,7 @@ def fits(job: SearchJob, profile: Profile, variant: Variant, ratio: float = 1.0)
     return ratio * float(tables(fastest(job.space, tables)[None])[0]) <= job.budget.ms_per_image
 
 
-# Which structures are the best within the budget, and which of them when they are trained?
+# The best structures within the budget are selected, measured and trained.
 
 
 NORMAL_95 = 1.96  # standard deviations
@@ -348,8 +347,9 @@ def measure_finalists(
         measured = yield from measure_structures(job, [(f.structure, f.variant) for f in rows])
         every += measured
         for each, time in zip(rows, measured, strict=True):
-            ms: dict[str, float] = dict(ms=time.ms, ms_low=time.low, ms_high=time.high)
-            results[each.structure, each.variant] = replace(each, **ms, measured=True, bound="")
+            results[each.structure, each.variant] = replace(
+                each, ms=time.ms, ms_low=time.low, ms_high=time.high, measured=True, bound=""
+            )
         inside = within_budget(job, results.values())
         again = [each for each in job.variants if misses_budget(job, results.values(), each)]
         if not again or attempt + 1 == CORRECTIONS:
@@ -407,7 +407,7 @@ def train_winners(
     trials = {
         name: whole_trial(job, name, each.structure, each.variant) for name, each in chosen.items()
     }
-    results = yield from job.run(TRAINING, trials)
+    results = yield from job.run_named(TRAINING, trials)
     return tuple(winner_of(name, each, results[name]) for name, each in chosen.items())
 
 
@@ -432,14 +432,13 @@ def train_final(job: SearchJob, best: Winner) -> Generator[str, None, Winner]:
         return best
     recipe = final_choice(job, best.finalist.variant)
     trial = whole_trial(job, FINAL, best.finalist.structure, best.finalist.variant, recipe)
-    results = yield from job.run(TRAINING, {FINAL: trial})
+    results = yield from job.run_named(TRAINING, {FINAL: trial})
     return best_of([winner_of(FINAL, best.finalist, results[FINAL])])
 
 
-def score_test(
-    job: SearchJob, images: Images, best: Winner
-) -> Generator[str, None, dict[str, float]]:
+def score_test(job: SearchJob, best: Winner) -> Generator[str, None, dict[str, float]]:
     """The scores of the network of a search on the test images, which nothing has read before."""
+    images = job.data.test
     if not len(images):
         return {}
     yield f"scoring {best.trial} on {len(images):,} test images"

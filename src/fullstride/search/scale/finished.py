@@ -1,4 +1,4 @@
-"""Which trainings have ended, and how good were they? From results, a CSV file, or Table 7."""
+"""Finished trainings of a scaling study, of a CSV file or of Table 7, and their points."""
 
 import csv
 import io
@@ -60,6 +60,15 @@ class Training:
     @property
     def size(self) -> Size:
         return Size(self.width, self.depth, self.resolution)
+
+
+class Source(NamedTuple):
+    """Finished trainings, and where they are from."""
+
+    name: str
+    trainings: Sequence[Training]
+    device: str  # where their times are from
+    by_time: bool = False  # whether they are not one network scaled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Which networks does a scaling study compare? A grid of width, depth and resolution, or a part."""
+"""The networks that a scaling study compares, of a grid of width, depth and resolution."""
 
 import math
 import re
@@ -183,7 +183,7 @@ def band(
     return order[:count]
 
 
-# What does each point cost? Its time here or on a profile's device, its training, its memory.
+# The cost of a point: its time here or on a profile's device, its training, its memory.
 
 
 # Bytes that a training step saves for each element that an operator writes: 1.23 to 1.32 and 2.39
@@ -229,15 +229,15 @@ def point_costs(
 ) -> Generator[str, None, tuple[PointCost, ...]]:
     """The cost of each point, in their order; yields lines for people.
 
-    By the profile `settings.device`, or by inference and training steps of the network on `device`
+    By the profile `settings.target`, or by inference and training steps of the network on `device`
     here, with random weights. Training steps have `batch` images, or fewer on a CPU.
     """
     specs = [point.spec(classes, channels) for point in points]
     operators = [operators_of(spec) for spec in specs]
-    on_gpu = settings.device != HERE or device.startswith("cuda")
+    on_gpu = settings.target != HERE or device.startswith("cuda")
     precision = "bfloat16" if on_gpu else "float32"
-    if settings.device == HERE:
-        times = yield from measured_times(specs, operators, settings.batch, batch, device)
+    if settings.target == HERE:
+        times = yield from measured_times(specs, operators, settings.call_batch, batch, device)
     else:
         times = estimated_times(operators, settings)
     return tuple(
@@ -260,9 +260,9 @@ Times = list[tuple[float, float, str]]  # ms of inference, ms of training, and t
 
 def estimated_times(operators: Sequence[Operators], settings: ScaleSettings) -> Times:
     """By the profile, which may have no training steps."""
-    profile = load_profile(settings.device)
+    profile = load_profile(settings.target)
     count = len(operators)
-    calls = estimates(operators, profile, [settings.batch] * count)
+    calls = estimates(operators, profile, [settings.call_batch] * count)
     full, times_as_long = [TRAINING_BATCH] * count, 1.0 if profile.training else BACKWARD
     steps = estimates(operators, profile, full, training=profile.training is not None)
     return [

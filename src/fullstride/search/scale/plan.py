@@ -1,4 +1,4 @@
-"""What will be trained, and how long will it take? Points that fit, their trials, and the total."""
+"""Plans the trainings of a scaling study: the points that fit, their seeds, and the total time."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What did a scaling study find? JSON with all numbers, a CSV file, lines, a plot and a page."""
+"""The results of a scaling study: JSON with all numbers, a CSV file, lines, a plot and a page."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from fullstride.report.console_tables import table
 from fullstride.report.page import render_template, write
 from fullstride.report.scatter import ScalingPanel, ScalingPoint, scaling_figure
 from fullstride.search.scale.analysis import AxisGain, Law, NextStep, RegimeAnalysis, analyse
-from fullstride.search.scale.finished import COLUMNS, Training, write_trainings
+from fullstride.search.scale.finished import COLUMNS, Source, Training, write_trainings
 
 JSON, CSV, PICTURE, REPORT = "scale.json", "trainings.csv", "scale.png", "report.html"
 JSON_OUTPUT = json_output("the results of a scaling study", "trainings", "regimes")
@@ -198,23 +198,20 @@ def render(results: ScaleResults) -> str:
 
 
 def analyse_trainings(
-    source: str,
-    trainings: Sequence[Training],
-    device: str,
-    by_time: bool = False,
-    *,
-    budget_ms: float | None = None,
-    target_epochs: float | None = None,
+    source: Source, *, budget_ms: float | None = None, target_epochs: float | None = None
 ) -> ScaleResults:
     """The results of finished trainings alone; candidates follow from them."""
-    limits: dict[str, Any] = dict(budget_ms=budget_ms, target_epochs=target_epochs)
-    regimes = analyse(trainings, by_time=by_time, **limits)
     return ScaleResults(
-        data_name=source,
-        device=device,
+        data_name=source.name,
+        device=source.device,
         budget_ms=budget_ms,
-        trainings=tuple(trainings),
-        regimes=regimes,
+        trainings=tuple(source.trainings),
+        regimes=analyse(
+            source.trainings,
+            budget_ms=budget_ms,
+            target_epochs=target_epochs,
+            by_time=source.by_time,
+        ),
     )
 
 

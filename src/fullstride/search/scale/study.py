@@ -1,26 +1,29 @@
-"""Where does more time pay: in width, depth or resolution? `scale` trains points, and analyses."""
+"""The stages of a scaling study: trainings of networks of several sizes, and their analysis."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.table import Table
 
-from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.dataset import DataSet
+from fullstride.measure.budget import HERE
 from fullstride.measure.environment import choose_device
 from fullstride.measure.max_batch import budget_bytes
 from fullstride.search.block_tuning import TRAINING, train_trial
 from fullstride.search.scale.analysis import Candidate, analyse, law_of_axes
 from fullstride.search.scale.finished import (
     TABLE_7,
+    Source,
     Training,
     points_of,
     read_trainings,
     seed_deviation,
     table_7,
 )
-from fullstride.search.scale.grid import HERE, PointCost, ScalePoint, band, grid, point_costs
+from fullstride.search.scale.grid import PointCost, ScalePoint, band, grid, point_costs
 from fullstride.search.scale.plan import (
     PlannedTraining,
     Regime,
@@ -33,23 +36,19 @@ from fullstride.search.scale.plan import (
 )
 from fullstride.search.scale.results import REPORT, ScaleResults, console_parts, write_results
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.executors import find_executor
-from fullstride.study.folder import (
+from fullstride.study.driver import (
+    PLAN,
     Event,
-    StudyConfig,
-    StudyKind,
-    check_images,
-    open_study,
+    Results,
+    Stage,
+    Study,
+    StudyJob,
     saved_stage,
-    stage_events,
+    start_study,
     write_stage,
 )
-from fullstride.study.settings import ExecutorSettings
-from fullstride.study.trials import Executor, Failure, Trial, run_trials
+from fullstride.study.trials import Failure, Trial
 from fullstride.train.recipes.choice import RecipeChoice
-
-# Which trainings of a study are in its folder, and which failed?
-
 
 TRIALS, COSTS = "trials", "costs"
 
@@ -103,57 +102,54 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
     return trainings, failures
 
 
-class Source(NamedTuple):
-    """Finished trainings."""
-
-    trainings: list[Training]
-    device: str  # where their times are from
-    by_time: bool = False  # whether they are not one network scaled
-
-
 def find_trainings(source: str) -> Source:
     """Trainings of a folder, a CSV file or a family of Table 7. Raises ValueError for others."""
     if source in ("resnet_rs", "efficientnet"):
-        return Source(table_7(source), TABLE_7)
+        return Source(source, table_7(source), TABLE_7)
     path = Path(source)
     if path.is_dir():
         trainings, _ = read_study(path)
         costs = saved_stage(path, COSTS, tuple[PointCost, ...])
-        return Source(trainings, str(path), len({cost.point.model for cost in costs}) > 1)
+        by_time = len({cost.point.model for cost in costs}) > 1
+        return Source(source, trainings, source, by_time)
     if path.suffix == ".csv":
-        return Source(read_trainings(path), path.name)
+        return Source(source, read_trainings(path), path.name)
     raise ValueError(
         f"no trainings in {source!r}: give a folder of `fullstride study scale`, a .csv file, or "
         "resnet_rs or efficientnet"
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScaleConfig(StudyConfig):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScaleJob(StudyJob):
+    """The arguments of a scaling study and its means."""
+
     settings: ScaleSettings
 
+    @cached_property
+    def regimes(self) -> tuple[Regime, ...]:
+        return regimes_of(self.settings, self.recipe)
 
-LOCAL = ExecutorSettings()
-# What a study is for. All else may change from call to call: a larger grid adds trainings.
-IDENTITY = ("models", "slow_resolution", "device", "batch")
-KIND = StudyKind(
-    noun="scale",
-    config=ScaleConfig,
-    trained=(TRIALS,),
-    changed_by={},
-    changed=(f"{COSTS}.json",),
-)
+    @cached_property
+    def points(self) -> list[ScalePoint]:
+        return grid(self.settings)
+
+    @property
+    def batch(self) -> int:
+        """Images of a training step."""
+        return recipe_of(self.points[0], self.regimes[0], self.data, self.settings).batch_size
+
+    def check(self) -> None:
+        """Raise ValueError, in one line, for what no point can train on or by."""
+        if "resolution" in self.recipe.changes:
+            raise ValueError("recipe.resolution is that of each point: choose by --resolutions")
+        super().check()
+        for regime in self.regimes:
+            recipe_of(self.points[0], regime, self.data, self.settings)
 
 
 def scale(
-    data: str | Path | DataSet,
-    out: str | Path,
-    *,
-    recipe: str = "",
-    train_device: str = "auto",
-    workers: int | None = None,
-    dry_run: bool = False,
-    **settings: Any,
+    data: str | Path | DataSet, out: str | Path, *, recipe: str = "", **arguments: Any
 ) -> Iterator[Event]:
     """Train a network at several widths, depths and resolutions, and say what to scale next.
 
@@ -165,131 +161,84 @@ def scale(
         data: A folder with one subfolder of images per class, or what else `open_data` opens.
         out: The folder of the study.
         recipe: The name, run, bundle or JSON file of a recipe; by default that of the case.
-        train_device: Where networks train: cpu, cuda:1, cuda, or auto, for all GPUs if there are.
-        workers: Processes that decode images; None: by the cores and the images.
-        dry_run: End with the plan, before anything is trained.
-        **settings: The fields of `ScaleSettings`, such as `models=("genet_tiny",)`.
+        **arguments: The fields of `ScaleSettings`, such as `models=("genet_tiny",)`, and of
+            `StudyOptions`, such as `device="cpu"` and `dry_run=True`.
 
     Raises ValueError, in one line, for arguments and data that do not fit, and if `out` has another
     study.
     """
-    images = data if isinstance(data, DataSet) else open_data(str(data))
-    images.check_one_class()
-    how: dict[str, Any] = dict(train_device=train_device, workers=workers, dry_run=dry_run)
-    yield from scale_data(images, Path(out), ScaleSettings(**settings), RecipeChoice(recipe), **how)
+    return start_study(SCALE, data, out, recipe, arguments)
 
 
-def scale_data(
-    data: DataSet,
-    folder: Path,
-    settings: ScaleSettings,
-    recipe: RecipeChoice,
-    executor: ExecutorSettings = LOCAL,
-    *,
-    train_device: str = "auto",
-    workers: int | None = None,
-    dry_run: bool = False,
-) -> Iterator[Event]:
-    """`scale` of an open data set, where `executor` says. Raises ValueError, in one line."""
-    check_input(data, recipe)
-    regimes, points = regimes_of(settings, recipe), grid(settings)
-    recipes = [recipe_of(points[0], regime, data, settings) for regime in regimes]
-    device = str(choose_device(train_device))
-    on_gpu = settings.device != HERE or device.startswith("cuda")
-    identity = {name: getattr(settings, name) for name in IDENTITY}
-    with open_study(KIND, folder, data, ScaleSettings(**identity), recipe):
-        cost: dict[str, Any] = dict(settings=settings, batch=recipes[0].batch_size, device=device)
-        cost |= dict(classes=len(data.classes), channels=data.channels)
-        costs = yield from stage_events("costs", costs_of(folder, points, cost))
-        memory_bytes = None
-        if settings.memory_gib is not None:
-            memory_bytes = settings.memory_gib * 2**30
-        elif settings.device == HERE:
-            memory_bytes = budget_bytes(None, choose_device(train_device))
-        memory: dict[str, Any] = dict(memory_bytes=memory_bytes, on_gpu=on_gpu)
-        plan = make_plan(costs, regimes, data, settings, **memory)
-        yield Event("plan", result=plan)
-        if dry_run:
-            return
-        how: dict[str, Any] = dict(data=data, settings=settings, workers=workers)
-        where = find_executor(executor, folder, train_device=train_device)
-        how |= dict(regimes=regimes, executor=where)
-        yield from stage_events("training", train(folder, plan, plan.trainings, **how))
-        if more := following(folder, plan, regimes, data, settings):
-            yield from stage_events("training", train(folder, plan, more, **how))
-        results = study_results(folder, data.name, settings, plan)
-        write_results(folder, results)
-        yield Event("analysis", result=results)
+# The stages. Each gets the job and the results of those before it.
 
 
-def costs_of(
-    folder: Path, points: Sequence[ScalePoint], how: Mapping[str, Any]
-) -> Generator[str, None, list[PointCost]]:
-    """The costs of `points`, of which those in the folder are not measured again."""
+def cost_points(job: ScaleJob, done: Results) -> Generator[str, None, list[PointCost]]:
+    """The costs of all points, of which those in the folder are not measured again."""
     kind = tuple[PointCost, ...]
-    saved = {each.name: each for each in saved_stage(folder, COSTS, kind) or ()}
-    if missing := [point for point in points if point.name not in saved]:
-        new = yield from point_costs(missing, **how)
+    saved = {each.name: each for each in saved_stage(job.folder, COSTS, kind) or ()}
+    if missing := [point for point in job.points if point.name not in saved]:
+        new = yield from point_costs(
+            missing,
+            job.settings,
+            classes=len(job.data.classes),
+            channels=job.data.channels,
+            batch=job.batch,
+            device=job.devices[0],
+        )
         saved |= {each.name: each for each in new}
-        write_stage(folder, COSTS, tuple(saved.values()))
-    return [saved[point.name] for point in points]
+        write_stage(job.folder, COSTS, tuple(saved.values()))
+    return [saved[point.name] for point in job.points]
 
 
-def check_input(data: DataSet, recipe: RecipeChoice) -> None:
-    """Raise ValueError, in one line, for what no point can train on or by."""
-    if "resolution" in recipe.changes:
-        raise ValueError("recipe.resolution is that of each point: choose by --resolutions")
-    check_images(data)
+def plan_trainings(job: ScaleJob, done: Results) -> Generator[str, None, ScalePlan]:
+    settings, is_here = job.settings, job.settings.target == HERE
+    memory_bytes = None
+    if settings.memory_gib is not None:
+        memory_bytes = settings.memory_gib * 2**30
+    elif is_here:
+        memory_bytes = budget_bytes(None, choose_device(job.options.device))
+    on_gpu = not is_here or job.devices[0].startswith("cuda")
+    yield from ()
+    return make_plan(
+        done[COSTS], job.regimes, job.data, settings, memory_bytes=memory_bytes, on_gpu=on_gpu
+    )
 
 
 def train(
-    folder: Path,
-    plan: ScalePlan,
-    trainings: Sequence[PlannedTraining],
-    *,
-    regimes: Sequence[Regime],
-    executor: Executor,
-    data: DataSet,
-    settings: ScaleSettings,
-    workers: int | None,
+    job: ScaleJob, plan: ScalePlan, trainings: Sequence[PlannedTraining]
 ) -> Generator[str, None, None]:
     """Run the trainings that have no result."""
     points = {cost.name: cost.point for cost in plan.costs}
-    by_name = {regime.name: regime for regime in regimes}
-    trials = [
-        train_trial(
-            trial_folder(folder, each),
-            spec=points[each.point].spec(len(data.classes), data.channels),
-            data=data,
-            recipe=RecipeChoice(
-                recipe_of(points[each.point], by_name[each.regime], data, settings)
-            ),
-            seed=each.seed,
-            workers=workers,
+    regimes = {regime.name: regime for regime in job.regimes}
+    trials = []
+    for each in trainings:
+        point, regime = points[each.point], regimes[each.regime]
+        trials.append(
+            train_trial(
+                trial_folder(job.folder, each),
+                spec=point.spec(len(job.data.classes), job.data.channels),
+                data=job.data,
+                recipe=RecipeChoice(recipe_of(point, regime, job.data, job.settings)),
+                seed=each.seed,
+                workers=job.workers,
+            )
         )
-        for each in trainings
-    ]
-    yield from run_trials(TRAINING, trials, executor=executor)
+    yield from job.run(TRAINING, trials)
 
 
-def following(
-    folder: Path,
-    plan: ScalePlan,
-    regimes: Sequence[Regime],
-    data: DataSet,
-    settings: ScaleSettings,
-) -> list[PlannedTraining]:
+def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
     """Trainings near the front that the law of each regime predicts, within the hours.
 
     The law is that of the planned trainings alone, so that a resumed study chooses the same.
     """
     chosen, left_s = [], plan.seconds_left
-    if len(settings.models) > 1:
+    if len(job.settings.models) > 1:
         return []
     begun = {each.point for each in plan.trainings}
     rest = [cost for cost in plan.costs if cost.name not in begun]
-    trainings, _ = read_study(folder)
-    for regime in regimes:
+    trainings, _ = read_study(job.folder)
+    for regime in job.regimes:
         own = [each for each in trainings if each.regime == regime.name and each.name in begun]
         finished = points_of(own)
         law = law_of_axes(finished, seed_deviation(finished)) if finished else None
@@ -303,18 +252,17 @@ def following(
         }
         near = band([cost.point for cost in rest], sizes, errors, ms, plan.band)
         for cost in (cost for cost in rest if cost.point in near):
-            each = training(cost, regime, 0, data, settings)
+            each = training(cost, regime, 0, job.data, job.settings)
             if each.seconds <= left_s:
                 chosen.append(each)
                 left_s -= each.seconds
     return chosen
 
 
-def study_results(
-    folder: Path, data_name: str, settings: ScaleSettings, plan: ScalePlan
-) -> ScaleResults:
+def analyse_all(job: ScaleJob, done: Results) -> Generator[str, None, ScaleResults]:
     """The analysis of all trainings in the folder; candidates are the points that fit."""
-    trainings, failures = read_study(folder)
+    plan, settings = done[PLAN], job.settings
+    trainings, failures = read_study(job.folder)
     names = {each.name for each in trainings}
     candidates = [
         Candidate(cost.name, cost.point.size, cost.ms)
@@ -328,22 +276,38 @@ def study_results(
         candidates=candidates,
         by_time=len(settings.models) > 1,
     )
-    return ScaleResults(
-        data_name=data_name,
-        device=settings.device,
+    results = ScaleResults(
+        data_name=job.data.name,
+        device=settings.target,
         budget_ms=settings.budget_ms,
         trainings=tuple(trainings),
         failures=failures,
         regimes=regimes,
     )
+    write_results(job.folder, results)
+    yield from ()
+    return results
 
 
-def shown(event: Event, folder: Path) -> Iterator[str | Table]:
-    """The lines and tables that the command prints for an event of a study in `folder`."""
-    if event.line:
-        yield event.line
-    elif event.stage == "plan":
-        yield from plan_lines(event.result)
-    elif event.stage == "analysis":
-        yield from console_parts(event.result)
-        yield str(folder / REPORT)
+def closing_lines(results: ScaleResults, folder: Path) -> Iterator[str | Table]:
+    yield from console_parts(results)
+    yield str(folder / REPORT)
+
+
+SCALE = Study(
+    noun="scale",
+    job=ScaleJob,
+    settings=ScaleSettings,
+    stages=(
+        Stage(COSTS, cost_points),
+        Stage(PLAN, plan_trainings, render=plan_lines),
+        Stage("training", lambda job, done: train(job, done[PLAN], done[PLAN].trainings)),
+        Stage("band", lambda job, done: train(job, done[PLAN], band_trainings(job, done[PLAN]))),
+        Stage("analysis", analyse_all),
+    ),
+    closing=closing_lines,
+    trained=(TRIALS,),
+    changed=(f"{COSTS}.json",),
+    # All else may change from call to call: a larger grid adds trainings.
+    identity=("models", "slow_resolution", "target", "call_batch"),
+)

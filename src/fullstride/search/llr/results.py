@@ -1,46 +1,10 @@
-"""What is in the folder of a search? Its settings, and the results of its stages."""
+"""The results of the stages of a search, as they are stored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fullstride.latency.profiles import Profile
-from fullstride.search.settings import SearchSettings
-from fullstride.study.folder import StudyConfig, StudyKind
-
-TRIALS = "trials"  # with a folder for each training
-PLAN = ("plan.json",)
-TIMES = ("times.json", *PLAN)
-# Arguments that change no time of a network.
-COUNTED = ("budget_ms", "images_per_s", "clock", "preset", "regression", "reference", "design")
-COUNTED += (
-    "next",
-    "winners",
-    "tuning",
-    "final",
-    "samples",
-    "trainings",
-    "whole",
-    "tune",
-    "tune_epochs",
-)
-COUNTED += ("tune_epochs", "final_epochs", "count", "top")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig(StudyConfig):
-    """What a search folder is for."""
-
-    settings: SearchSettings
-
-
-SEARCH = StudyKind(
-    noun="search",
-    config=SearchConfig,
-    trained=(TRIALS,),
-    changed_by=dict.fromkeys(COUNTED, PLAN),
-    changed=TIMES,
-)
 
 
 class Variant(NamedTuple):

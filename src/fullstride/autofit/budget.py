@@ -1,0 +1,273 @@
+"""Compares the times of the candidates of a fit with its budget."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import get_args
+
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from fullstride.autofit.candidates import Candidate, check_source, find_specs
+from fullstride.autofit.settings import FitSettings
+from fullstride.deploy.choose_form import runnable
+from fullstride.deploy.exported import InputKind, Precision
+from fullstride.io.console import printable
+from fullstride.latency.devices import load_profile
+from fullstride.latency.profiles import Profile
+from fullstride.measure.budget import Budget
+from fullstride.report import scatter
+from fullstride.report.console_tables import table, three_digits
+from fullstride.report.scatter import BANDS, TimedCandidate
+from fullstride.study.driver import StudyJob
+
+INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FitJob(StudyJob):
+    """The arguments of a fit and its means."""
+
+    settings: FitSettings
+
+    @cached_property
+    def budget(self) -> Budget:
+        return self.settings.budget()
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """Of the device that files are for; None: this machine, where they are measured."""
+        return None if self.settings.is_here else load_profile(self.settings.target)
+
+    def check(self) -> None:
+        """Raise ValueError, in one line, so that a typing error is found before many images are."""
+        for name in ("resolution", "fit"):
+            if name in self.recipe.changes:
+                raise ValueError(
+                    f"recipe.{name} is that of each candidate: choose by --resolutions, or leave "
+                    "it out"
+                )
+        super().check()
+        settings = self.settings
+        _ = self.budget, self.profile, settings.limit_hours
+        find_specs(settings.candidates)
+        check_source(settings.source_of_weights)
+        if settings.is_here:
+            runnable(settings.formats, settings.precisions)
+
+
+# Of a measured time, by how much another program may have made it longer: phases of tens of seconds
+# with 1.65 times the time were seen on a virtual machine. What is beyond a budget by less is
+# measured again.
+NOISE = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateTime:
+    """Of one candidate in one format and precision, ms per image at the batch of the budget."""
+
+    candidate: str  # its name
+    format: str  # "" where the time is an estimate for a device that is not here
+    precision: Precision
+    ms: float | None  # None: it could not be exported or does not run
+    low: float | None = None  # enclose nine of ten such networks, or the rounds of a measurement
+    high: float | None = None
+    measured: bool = True
+    failure: str = ""  # why there is no time, in one line
+    left_out: str = ""  # why the candidate is not tried, see `shortlist`
+    measurements: int = 1  # of which this is the shortest
+
+
+def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:
+    """What a budget is compared with: a measured time, the upper end of an estimate, or its middle.
+
+    None where there is no time.
+    """
+    return time.ms if time.measured or maybe or time.ms is None else time.high
+
+
+def within_budget(
+    times: Iterable[CandidateTime], budget: Budget, *, maybe: bool = False
+) -> tuple[CandidateTime, ...]:
+    """Those of `times` that fit, the fastest first. `maybe`: of estimates the middle must fit."""
+    limits = [(limit_ms(each, maybe=maybe), each) for each in times]
+    inside = [(ms, each) for ms, each in limits if ms is not None and ms <= budget.ms_per_image]
+    return tuple(each for _, each in sorted(inside, key=lambda pair: pair[0]))
+
+
+def fastest_of(times: Iterable[CandidateTime]) -> dict[str, CandidateTime]:
+    """The fastest format and precision of each candidate that has a time, by its name."""
+    best: dict[str, CandidateTime] = {}
+    for each in times:
+        if each.ms is not None:
+            other = best.get(each.candidate)
+            if other is None or other.ms is None or each.ms < other.ms:
+                best[each.candidate] = each
+    return best
+
+
+def fastest_ms(times: Iterable[CandidateTime]) -> dict[str, float]:
+    """The time of `fastest_of` each candidate."""
+    return {name: each.ms for name, each in fastest_of(times).items() if each.ms is not None}
+
+
+def time_in_words(time: CandidateTime) -> str:
+    assert time.ms is not None
+    ms, where = three_digits(time.ms), " ".join(filter(None, (time.format, time.precision)))
+    if time.measured:
+        return f"{ms} ms an image ({where})"
+    assert time.low is not None
+    assert time.high is not None
+    interval = f"{three_digits(time.low)} to {three_digits(time.high)}"
+    return f"{ms} ms an image ({where}, estimated, {interval})"
+
+
+def rounded_up(ms: float) -> str:
+    """Two digits, at least `ms`: 0.1234 -> 0.13."""
+    for digits in (f"{ms:.2g}", f"{ms * 1.1:.2g}"):
+        if float(digits) >= ms:
+            return f"{float(digits):g}"
+    return f"{ms:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateTimes:
+    """Candidates, their times, and the budget with which these are compared."""
+
+    candidates: tuple[Candidate, ...]
+    times: tuple[CandidateTime, ...]
+    budget: Budget
+    maybe: bool = False  # of estimates the middle must fit, not the upper end
+
+    def within(self, share: float = 1.0) -> tuple[CandidateTime, ...]:
+        """The times within a share of the budget, the shortest first."""
+        limit = replace(self.budget, ms_per_image=share * self.budget.ms_per_image)
+        return within_budget(self.times, limit, maybe=self.maybe)
+
+    @cached_property
+    def by_name(self) -> dict[str, Candidate]:
+        return {each.name: each for each in self.candidates}
+
+    @cached_property
+    def ms(self) -> dict[str, float]:
+        """The shortest time of each candidate within the budget, by its name."""
+        return fastest_ms(self.within())
+
+    @cached_property
+    def beyond(self) -> dict[str, float]:
+        """The shortest time of each candidate beyond the budget, by its name."""
+        return {name: ms for name, ms in fastest_ms(self.times).items() if name not in self.ms}
+
+    @cached_property
+    def in_float(self) -> set[str]:
+        """The names of candidates that are within the budget in a float precision."""
+        return {each.candidate for each in self.within() if each.precision != "int8"}
+
+    @cached_property
+    def affordable(self) -> tuple[Candidate, ...]:
+        """The candidates that are tried and fit in at least one format and precision.
+
+        Raises ValueError, in one line, with the fastest one and its time, where none fits.
+        """
+        if names := {each.candidate for each in self.within() if not each.left_out}:
+            return tuple(each for each in self.candidates if each.name in names)
+        limits = {
+            name: (ms, each)
+            for name, each in fastest_of(self.times).items()
+            if (ms := limit_ms(each, maybe=self.maybe)) is not None
+        }
+        if not limits:
+            raise ValueError(f"none of {len(self.candidates)} candidates has a time: choose others")
+        name = min(limits, key=lambda name: limits[name][0])
+        needed_ms, fastest = limits[name]
+        side = self.by_name[name].resolution
+        raise ValueError(
+            f"nothing fits {self.budget}: the fastest is {name} at {side} x {side} pixels with "
+            f"{time_in_words(fastest)}; use --budget-ms {rounded_up(needed_ms)} or more, a smaller "
+            "resolution or other candidates"
+        )
+
+
+# What the budget buys, in a line, a table and a picture.
+
+
+MOST_ROWS = 40  # of the table and the picture; of more candidates those near the budget
+
+
+def budget_note(found: CandidateTimes) -> str:
+    """How many candidates fit, and how many would with half the time and with twice of it.
+
+    Where all fit, the line says that the budget does not bind.
+    """
+    timed = fastest_of(found.times)
+
+    def count(share: float) -> int:
+        return len({each.candidate for each in found.within(share)})
+
+    ms = found.budget.ms_per_image
+    if count(1) == len(timed):
+        slowest = max(timed.values(), key=lambda each: each.ms or 0.0)
+        return (
+            f"all {len(timed)} candidates run within {ms:g} ms an image, the slowest is "
+            f"{slowest.candidate} with {time_in_words(slowest)}: the budget does not bind"
+        )
+    return (
+        f"{count(1)} of {len(timed)} candidates run within {ms:g} ms an image; {count(1 / 2)} "
+        f"within half of it, {count(2)} within twice"
+    )
+
+
+def timed_candidates(found: CandidateTimes) -> list[TimedCandidate]:
+    """Those with a time, the fastest first; of many the `MOST_ROWS` that are near the budget."""
+    rows: list[TimedCandidate] = []
+    fastest, others = fastest_of(found.times), dict[str, list[float]]()
+    for each in found.times:
+        if each.ms is not None and each is not fastest[each.candidate]:
+            others.setdefault(each.candidate, []).append(each.ms)
+    for candidate in found.candidates:
+        best = fastest.get(candidate.name)
+        if best is None or best.ms is None:
+            continue
+        rows.append(
+            TimedCandidate(
+                name=printable(candidate.name),
+                form=" ".join(filter(None, (best.format, best.precision))),
+                ms=best.ms,
+                low=best.low or best.ms,
+                high=best.high or best.ms,
+                limit_ms=limit_ms(best, maybe=found.maybe) or best.ms,
+                other_ms=tuple(others.get(candidate.name, ())),
+                top1=candidate.top1,
+            )
+        )
+    near = sorted(rows, key=lambda row: abs(math.log(row.limit_ms / found.budget.ms_per_image)))
+    return sorted(near[:MOST_ROWS], key=lambda row: row.ms)
+
+
+def budget_table(found: CandidateTimes) -> Table:
+    """A line for each of `timed_candidates`: its fastest time, and that of each precision."""
+    rows, times = timed_candidates(found), found.times
+    precisions = [each for each in get_args(Precision) if any(t.precision == each for t in times)]
+    published = any(row.top1 for row in rows)
+    columns = ["candidate", *(["published top-1 %"] if published else [])]
+    columns += ["ms/image", "fastest as", "from", "to", *precisions, "within"]
+    lines = []
+    for row in rows:
+        own = [each for each in times if printable(each.candidate) == row.name]
+        by_precision = (
+            min((t.ms for t in own if t.precision == each and t.ms is not None), default=None)
+            for each in precisions
+        )
+        top1 = [f"{row.top1:.1f}" if row.top1 else ""] if published else []
+        cells = [row.name, *top1, three_digits(row.ms), row.form]
+        cells += [three_digits(row.low), three_digits(row.high)]
+        cells += ["" if ms is None else three_digits(ms) for ms in by_precision]
+        band = row.band(found.budget)
+        lines.append([*cells, BANDS[band] if band < len(BANDS) - 1 else ""])
+    return table(columns, lines)
+
+
+def budget_figure(found: CandidateTimes) -> Figure:
+    """The picture of `budget_table`, see `report.budget_plot`; `budget_note` describes it."""
+    return scatter.budget_figure(timed_candidates(found), found.budget)

@@ -1,0 +1,343 @@
+"""Runs a study: a list of stages, whose results are files of one folder, under one lock."""
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.table import Table
+
+from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.readers.splits import SplitRule
+from fullstride.io.records import from_json, read_json
+from fullstride.io.writing import Output, atomic_write, check_output, json_output
+from fullstride.study.executors import find_executor
+from fullstride.study.locks import hold
+from fullstride.study.settings import StudyOptions
+from fullstride.study.trials import (
+    CORES_PER_TRIAL,
+    Executor,
+    LocalExecutor,
+    Trial,
+    TrialKind,
+    local_devices,
+    run_trials,
+)
+from fullstride.train.recipes.choice import RecipeChoice
+
+BY_CASE = RecipeChoice()  # the default of the data and the weights
+DEFAULTS = StudyOptions()
+LOCK = ".study.lock"
+SECONDS = "seconds.json"
+PLAN = "plan"  # the stage that a dry run ends with
+STAGE_OUTPUT = json_output("the result of a stage of a study", "stage", "result")
+SECONDS_OUTPUT = json_output("the seconds of the stages of a study", "seconds")
+
+Work = Generator[str, None, Any]  # yields lines for people and returns a result
+Results = Mapping[str, Any]  # of the stages that have ended, by their names
+Parts = Iterable[str | Table]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StudyJob:
+    """The arguments of a study and its means, which all of its stages get."""
+
+    folder: Path
+    data: DataSet
+    settings: Any  # a frozen dataclass, of which each kind of study has its own
+    recipe: RecipeChoice = BY_CASE
+    options: StudyOptions = DEFAULTS
+    devices: Sequence[str] = ("cpu",)  # of this machine; the first one measures
+    executor: Executor | None = None  # where trials run; None: on `devices`
+
+    @property
+    def workers(self) -> int | None:
+        return self.options.workers
+
+    @cached_property
+    def unseen(self) -> DataSet:
+        """The data without the test images, which what chooses cannot have seen."""
+        return replace(self.data, test=self.data.test.subset([]))
+
+    def check(self) -> None:
+        """Raise ValueError, in one line, for arguments that no stage can work with."""
+        if len(self.data.classes) < 2:
+            raise ValueError(
+                f"{self.data.name} has one class: to tell apart, give images of two or more"
+            )
+        if not len(self.data.val):
+            raise ValueError(
+                f"{self.data.name} has no validation images, which compare networks: leave --val 0 "
+                "out"
+            )
+
+    def run(
+        self, kind: TrialKind, trials: Sequence[Trial]
+    ) -> Generator[str, None, tuple[Any, ...]]:
+        """The results of the trials, in order; those that have one do not run again."""
+        return run_trials(kind, trials, self.executor or LocalExecutor(self.devices))
+
+
+def always(job: Any, results: Results) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a study."""
+
+    name: str
+    work: Callable[[Any, Results], Work]  # gets the job and the results of earlier stages
+    kind: Any = None  # type of the result, which is stored; None: each call computes it
+    render: Callable[[Any], Parts] = lambda result: ()
+    when: Callable[[Any, Results], bool] = always
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A kind of study: its stages, and how its folders are recognised."""
+
+    noun: str
+    job: type[StudyJob]
+    settings: type[Any]
+    stages: tuple[Stage, ...]
+    closing: Callable[[Any, Path], Parts]  # what people see of the last result in a folder
+    trained: tuple[str, ...]  # folders of a study that has begun to train
+    # The patterns of results that an argument changes, and those that all others change.
+    changed_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
+    identity: tuple[str, ...] = ()  # settings that a folder is for; all by default
+    cores_per_trial: int | None = CORES_PER_TRIAL  # see `local_devices`
+
+    @property
+    def file(self) -> str:
+        return f"{self.noun}_config.json"
+
+    @property
+    def output(self) -> Output:
+        return json_output(f"the settings of a {self.noun}", "settings", "fingerprint")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line on the progress of a stage, or its result when it has ended."""
+
+    stage: str
+    line: str = ""
+    result: Any = None
+
+
+def run_study(
+    study: Study,
+    data: DataSet,
+    folder: Path,
+    settings: Any,
+    recipe: RecipeChoice = BY_CASE,
+    options: StudyOptions = DEFAULTS,
+) -> Iterator[Event]:
+    """Run the stages that have no result yet; yields their lines and all results.
+
+    After a stop, the same call goes on. Raises ValueError, in one line, for arguments that do not
+    fit, for a folder of something else, and as `LockedError` where another process works in it.
+    """
+    devices = local_devices(options.device, study.cores_per_trial)
+    job = study.job(
+        folder=folder, data=data, settings=settings, recipe=recipe, options=options, devices=devices
+    )
+    job.check()
+    if not options.dry_run:
+        job = replace(job, executor=find_executor(options, folder, study.cores_per_trial))
+    with open_study(study, job) as note:
+        if note:
+            yield Event(study.stages[0].name, note)
+        results: dict[str, Any] = {}
+        for stage in study.stages:
+            if stage.when(job, results):
+                results[stage.name] = yield from stage_events(stage, job, results)
+            if options.dry_run and stage.name == PLAN:
+                return
+
+
+def stage_events(stage: Stage, job: StudyJob, results: Results) -> Generator[Event, None, Any]:
+    """An event for each line of a stage, and one for its result, which is returned."""
+    work = stage.work(job, results)
+    if stage.kind is not None:
+        work = run_stage(job.folder, stage.name, stage.kind, work)
+    while True:
+        try:
+            yield Event(stage.name, next(work))
+        except StopIteration as stop:
+            yield Event(stage.name, result=stop.value)
+            return stop.value
+
+
+def start_study(
+    study: Study, data: str | Path | DataSet, out: str | Path, recipe: str, arguments: Any
+) -> Iterator[Event]:
+    """`run_study` of `arguments`: fields of the settings of the study, and of `StudyOptions`."""
+    images = data if isinstance(data, DataSet) else open_data(str(data))
+    images.check_one_class()
+    names = {each.name for each in fields(StudyOptions)} & arguments.keys()
+    options = StudyOptions(**{name: arguments[name] for name in names})
+    settings = study.settings(**{n: value for n, value in arguments.items() if n not in names})
+    return run_study(study, images, Path(out), settings, RecipeChoice(recipe), options)
+
+
+def render_event(study: Study, event: Event, folder: Path) -> Parts:
+    """The lines and tables that a command prints for an event of a study in `folder`."""
+    if event.line:
+        return [event.line]
+    if event.stage == study.stages[-1].name:
+        return study.closing(event.result, folder)
+    return next(each for each in study.stages if each.name == event.stage).render(event.result)
+
+
+# The folder of a study: its arguments, and the result of each stage that has ended.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """What the folder of a study is for. The data may have moved."""
+
+    data: str
+    fingerprint: str  # of the images and their labels
+    classes: tuple[str, ...]
+    rule: SplitRule  # by which the splits were taken
+    settings: Mapping[str, Any]
+    recipe: str = ""  # a name or a path; "" for the default of the case
+    changes: Mapping[str, Any] = field(default_factory=dict)  # fields of the recipe
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        changes = {f"recipe.{name}": value for name, value in self.changes.items()}
+        return {**self.settings, "recipe": self.recipe, **changes}
+
+
+@contextmanager
+def open_study(study: Study, job: StudyJob) -> Iterator[str]:
+    """`create_or_resume` for one process at a time, until the body ends.
+
+    Raises ValueError, in one line, for a folder of something else, and as `LockedError` where
+    another process works in the folder.
+    """
+    check_folder(study, job.folder)  # before anything is written there
+    with hold(job.folder / LOCK):
+        yield create_or_resume(study, job)
+
+
+def check_folder(study: Study, folder: Path) -> None:
+    """Raises ValueError, in one line, for a folder of something else than such a study."""
+    path = folder / study.file
+    check_output(path, study.output)
+    if path.exists() or not folder.is_dir():
+        return
+    names = sorted(each.name for each in folder.iterdir() if not each.name.startswith(LOCK))
+    if names:
+        raise ValueError(
+            f"{folder} exists and is no {study.noun}, but has {names[0]}: give another --out"
+        )
+
+
+def create_or_resume(study: Study, job: StudyJob) -> str:
+    """Create the folder of a study, or check that it has a study of the same arguments.
+
+    Until something trains, other arguments are allowed, so that a user can answer an error or a
+    plan: the results that they change are deleted. Returns a line on that.
+
+    Raises ValueError, in one line, for other arguments later.
+    """
+    data, path, note = job.data, job.folder / study.file, ""
+    settings = to_jsonable(job.settings)
+    config = StudyConfig(
+        data=data.where,
+        fingerprint=data.fingerprint,
+        classes=data.classes,
+        rule=data.rule,
+        settings={name: settings[name] for name in study.identity or settings},
+        recipe=str(job.recipe.source),
+        changes=to_jsonable(job.recipe.changes),
+    )
+    if path.exists():
+        changes = differences(from_json(StudyConfig, read_json(path), str(path)), config)
+        if not changes:
+            return ""
+        words = "; ".join(changes.values())
+        if any((job.folder / name).exists() for name in study.trained):
+            raise ValueError(
+                f"{job.folder} has another {study.noun}: {words}. Give another --out, or the same "
+                "arguments"
+            )
+        note = f"{words}: nothing was trained yet, so the stages that this changes run again"
+        for pattern in {p for name in changes for p in study.changed_by.get(name, study.changed)}:
+            for result in job.folder.glob(pattern):
+                result.unlink()
+    with atomic_write(path, study.output) as temporary:
+        temporary.write_text(json.dumps(to_jsonable(config), indent=1))
+    return note
+
+
+def differences(saved: StudyConfig, config: StudyConfig) -> dict[str, str]:
+    """The arguments that are not the same in two configurations, each with a line on it."""
+    if saved.fingerprint != config.fingerprint:
+        return {"data": "its images or labels are others"}
+    before, now = saved.arguments, config.arguments
+    return {
+        name: f"{name} is {before.get(name)!r} there and {now.get(name)!r} now"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    }
+
+
+def to_jsonable(value: Any) -> Any:
+    """Dataclasses, and tuples of them, as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return json.loads(json.dumps(value, default=asdict))
+
+
+def saved_stage(folder: Path, name: str, kind: Any) -> Any:
+    """The result of a stage that has ended; None before."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return None
+    content = read_json(path)
+    if not isinstance(content, Mapping) or "result" not in content:
+        raise ValueError(f"{path} has no result: delete it, and the stage runs again")
+    return from_json(kind, content["result"], f"{path}: result")
+
+
+def run_stage(folder: Path, name: str, kind: Any, work: Work) -> Work:
+    """The result of a stage, which is computed by `work` unless it is in the folder.
+
+    Yields the lines of `work`, a generator that has not begun. `kind` is the type of the result.
+    """
+    result = saved_stage(folder, name, kind)
+    if result is not None:
+        return result
+    began = perf_counter()
+    try:
+        result = yield from work
+    finally:  # the time that a stage took, over all calls
+        seconds = read_seconds(folder)
+        seconds[name] = seconds.get(name, 0.0) + perf_counter() - began
+        with atomic_write(folder / SECONDS, SECONDS_OUTPUT) as temporary:
+            temporary.write_text(json.dumps({"seconds": seconds}, indent=1))
+    write_stage(folder, name, result)
+    return from_json(kind, to_jsonable(result), name)  # as a study that is resumed reads it
+
+
+def write_stage(folder: Path, name: str, result: Any) -> None:
+    with atomic_write(folder / f"{name}.json", STAGE_OUTPUT) as temporary:
+        temporary.write_text(json.dumps({"stage": name, "result": to_jsonable(result)}, indent=1))
+
+
+def read_seconds(folder: Path) -> dict[str, float]:
+    """The seconds of each stage so far."""
+    path = folder / SECONDS
+    if not path.exists():
+        return {}
+    return from_json(dict[str, dict[str, float]], read_json(path), str(path))["seconds"]
