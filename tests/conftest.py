@@ -2,6 +2,7 @@
 for each other."""
 
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -41,6 +42,17 @@ def _memory_is_given_back() -> Iterator[None]:
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
+    """PyTorch parses the sources of 500 of them in each export, half of its time."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    parsed = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", parsed)
+        yield
 
 
 @pytest.fixture(scope="session")
