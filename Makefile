@@ -13,11 +13,11 @@ demo: .venv/ready
 	$(BIN)/fullstride fit digits --budget-ms 0.5 --hours 0.09 --epochs 30 --weights none --candidates genet_tiny resnet_rs_tiny tresnet_tiny genet_light --resolutions 24 48 --out $(DEMO)
 
 test: check
-	$(BIN)/pytest -n 2 -m "not gpu and not slow" $(COVER)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu and not slow" $(COVER)
 
 # What takes more than some seconds: processes, compilers, exports, the commands of the README. --durations shows why.
 test-slow: .venv/ready
-	$(BIN)/pytest -n 2 -m "slow and not gpu" --durations 40 $(COVER)
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu" --durations 40 $(COVER)
 
 # The share of the lines of src that the tests ran, after both parts with COVERAGE=1. It may not fall.
 coverage: .venv/ready

@@ -128,6 +128,7 @@ def test_what_is_left_of_the_training_of_losers_is_deleted_once_a_file_ships(
     assert lines() == []
 
 
+@pytest.mark.slow
 def test_every_result_of_a_stage_is_shown_as_lines_and_tables(whole):
     folder, events, _ = whole
     parts = {event.stage: [*render_event(FIT, event, folder)] for event in events if not event.line}

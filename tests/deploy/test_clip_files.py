@@ -147,23 +147,26 @@ def test_the_servers_inputs_have_frames(written):
     assert "dims: [8, 32, 32, 3]" in config.read_text()
 
 
-def test_a_file_of_any_size_takes_clips_of_other_sides(clips, tmp_path):
-    bundle = clip_bundle(replace(PRE, resolution=64))
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("normalised", (2, 3, 8, 96, 128)),
+        pytest.param("pixels", (2, 8, 96, 128, 3), marks=pytest.mark.slow),
+    ],
+)
+def test_a_file_of_any_size_takes_clips_of_other_sides(kind, shape, tmp_path):
+    bundle, path = clip_bundle(replace(PRE, resolution=64)), tmp_path / "net.onnx"
     images = ComparisonImages(some_clips(pre=bundle.preprocessing))
-    for kind, shape in (("normalised", (2, 3, 8, 96, 128)), ("pixels", (2, 8, 96, 128, 3))):
-        path = tmp_path / f"{kind}.onnx"
-        export(bundle, path, images, any_size=True, input_kind=kind)
-        rng = np.random.default_rng(0)
-        x = rng.standard_normal(shape, np.float32)
-        if kind == "pixels":
-            assert open_file(path).run(rng.integers(256, size=shape, dtype=np.uint8)).shape == (
-                2,
-                4,
-            )
-            continue
-        with torch.inference_mode():
-            found, rows = open_file(path).run(x), bundle.net(torch.from_numpy(x)).numpy()
-        assert found == pytest.approx(rows, abs=1e-5 * float(np.abs(rows).max()))
+    export(bundle, path, images, any_size=True, input_kind=kind)
+    rng = np.random.default_rng(0)
+    if kind == "pixels":
+        rows = open_file(path).run(rng.integers(256, size=shape, dtype=np.uint8))
+        assert rows.shape == (2, 4)
+        return
+    x = rng.standard_normal(shape, np.float32)
+    with torch.inference_mode():
+        found, rows = open_file(path).run(x), bundle.net(torch.from_numpy(x)).numpy()
+    assert found == pytest.approx(rows, abs=1e-5 * float(np.abs(rows).max()))
 
 
 def test_files_do_not_resize_clips_and_say_so(bundle, clips, tmp_path):
@@ -196,7 +199,7 @@ def test_the_fastest_file_of_a_bundle_of_clips_within_a_budget(
     assert open_file(result.path).preprocessing.frames == 8
 
 
-@pytest.mark.parametrize("kind", ["normalised", "pixels"])
+@pytest.mark.parametrize("kind", ["normalised", pytest.param("pixels", marks=pytest.mark.slow)])
 def test_untrained_files_of_clips_are_written_at_several_resolutions(kind, tmp_path):
     net = zoo.create("resnet3d_rs_tiny", classes=4)
     files = untrained_files(net, "clips", PRE, 4, kind)

@@ -21,7 +21,7 @@ from fullstride.tasks import task_of
     ("task", "format", "kind"),
     [
         ("detect", "onnx", "normalised"),
-        ("detect", "openvino", "pixels"),
+        pytest.param("detect", "openvino", "pixels", marks=pytest.mark.slow),
         ("segment", "onnx", "pictures"),
         ("depth", "openvino", "normalised"),
         pytest.param("segment", "pt2", "pixels", marks=pytest.mark.slow),
@@ -40,7 +40,7 @@ def test_a_file_has_the_outputs_of_pytorch(task, format, kind, tmp_path):
     assert rows.shape == (len(pictures), *sizes[task])
 
 
-@pytest.mark.parametrize("task", ["detect", pytest.param("segment", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
 def test_a_file_for_any_size_has_the_outputs_of_pytorch(task, tmp_path):
     bundle, path = bundle_of(task, side=96), tmp_path / "net.onnx"
     export(bundle, path, ComparisonImages(some_pictures()), any_size=True)

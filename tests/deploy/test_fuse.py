@@ -15,16 +15,13 @@ from fullstride.nets import fused_form, zoo
 
 COUNTS = {
     "tresnet_m": 60,
-    "resnet_rs_50": 56,
-    "genet_large": 57,
-    "resnet50": 53,
     "tresnet_tiny": 19,
     "resnet_rs_tiny": 23,
     "genet_tiny": 24,
+    "resnet18": 20,
     "timm/tresnet_m": 60,
     "timm/resnetrs50": 56,
-    "timm/gernet_l": 57,
-    "timm/resnet50": 53,
+    "timm/gernet_s": 45,
     "timm/efficientnet_b0": 49,
     "timm/tf_efficientnet_b0": 49,  # pads by its own kind of convolution
     "torchvision/resnet18": 20,

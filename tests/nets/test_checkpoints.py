@@ -456,7 +456,13 @@ def test_tensorflow_variables_need_all_their_averages(generator):
         checkpoints.from_tf(arrays, SMALL_RS)
 
 
-@pytest.mark.parametrize("name", SPECS)
+DEEP = [name for name, spec in SPECS.items() if sum(stage.depth for stage in spec.stages) > 60]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in DEEP else ()) for name in SPECS],
+)
 def test_every_network_is_identified_by_its_own_weights(name):
     state = key_maps.meta_network(replace(SPECS[name], classes=11)).state_dict()
     form, found = checkpoints.identify(state)

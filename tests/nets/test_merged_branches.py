@@ -25,18 +25,18 @@ from fullstride.nets.blocks import has_branches, merge_branches
 
 # One of each of timm's files that have such modules, and a side that it takes.
 SIDES = {
-    "efficientvit_m0": 224,
     "fastvit_t8": 64,
-    "ghostnetv3_050": 64,
     "lcnetv2_small": 64,
     "levit_128s": 224,
-    "mobileone_s0": 64,
     "repghostnet_050": 64,
     "repvgg_a0": 64,
     "repvit_m0_9": 64,
-    "tiny_vit_5m_224": 224,
 }
 SLOW = {
+    "efficientvit_m0": 224,
+    "ghostnetv3_050": 64,
+    "mobileone_s0": 64,
+    "tiny_vit_5m_224": 224,
     "efficientvim_m1_dist": 224,
     "iformer_m_distilled": 224,
     "nextvit_small": 64,

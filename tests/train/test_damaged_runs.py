@@ -20,7 +20,7 @@ from fullstride.tasks.classify import Classify
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.run_folder import load_checkpoint
+from fullstride.train.run_folder import load_checkpoint, read_log
 
 RECIPE = Recipe(epochs=3, batch_size=4, lr=0.1, warmup_epochs=0, efficiency="plain")
 RECIPES = {
@@ -86,8 +86,8 @@ def test_a_wrong_value_in_a_checkpoint_is_one_line_or_leaves_training_as_it_is(n
     recipe = RECIPES[name]
     valid, fresh = state_of(recipe), learner(recipe)
     refused = 0
-    for path in places(valid):
-        for change in ([], *([value] for value in VALUES)):
+    for number, path in enumerate(places(valid)):
+        for change in ([], *([value] for value in VALUES))[number % 2 :: 2]:
             data, lines = changed(valid, path, *change), [""]
             try:
                 fresh.resume(data)
@@ -98,7 +98,7 @@ def test_a_wrong_value_in_a_checkpoint_is_one_line_or_leaves_training_as_it_is(n
                 raise AssertionError(f"{path} {change}: {type(error).__name__} {error}") from error
             assert len(lines) == 1, path
     count = len(list(places(valid)))
-    assert refused > 5 * count  # of 16 values, some are valid where a number or object is
+    assert refused > 2.5 * count  # of 8 values, some are valid where a number or object is
     assert fresh.resume(valid)[:2] == (1, 2)
     fresh.net.train()
     assert math.isfinite(step(fresh, 6))
@@ -174,10 +174,19 @@ def test_a_wrong_field_of_a_log_is_one_line_for_training_and_for_reports(index, 
     rows = valid.splitlines()
     words = ["report", str(runs / "finished"), "--out", str(runs / "page.html")]
     try:
-        for change in ([], *([value] for value in WRONG)):
+        for number, change in enumerate(([], *([value] for value in WRONG))):
             row = changed(json.loads(rows[0]), (field,), *change)
             path.write_text("\n".join([json.dumps(row), *rows[1:]]))
-            refused += check_command(words, f"{field} {change}", capsys) == 2
+            lines = [""]
+            try:
+                read_log(path.parent, Classify().metric)
+            except ValueError as error:
+                refused += 1
+                lines = str(error).splitlines()
+            assert len(lines) == 1, change
+            if number in (0, 1 + index % len(WRONG)):  # the command takes longer than its reading
+                code = check_command(words, f"{field} {change}", capsys)
+                assert code == (2 if lines[0] else 0)
     finally:
         path.write_text(valid)
     assert refused >= 5

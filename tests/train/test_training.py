@@ -537,7 +537,7 @@ def test_the_share_of_the_val_is_part_of_a_run_and_found_again(tmp_path):
     list(run.train(tmp_path / "run", "genet_tiny", data, replace(SHORT, steps=2, warmup_epochs=0)))
     again = matching_data(str(tmp_path / "run"), Bundle.load(tmp_path / "run" / run_folder.BUNDLE))
     assert again.val.names == data.val.names
-    with pytest.raises(ValueError, match="validation is 0.02 there and None now"):
+    with pytest.raises(ValueError, match="val is 0.02 there and None now"):
         list(
             run.train(
                 tmp_path / "run",
