@@ -18,9 +18,11 @@ from torchvision.transforms import functional as F
 
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.crop import Augmentation, random_crop_box, train_view
-from fullstride.data.transforms.levels import INCREASING, PAPER, RULES
 from fullstride.data.transforms.policies import (
     IMAGENET,
+    INCREASING,
+    PAPER,
+    RULES,
     AutoAugment,
     Cutout,
     RandAugment,

@@ -14,7 +14,7 @@ from torchvision.transforms.autoaugment import TrivialAugmentWide, _apply_op
 
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.crop import Augmentation, train_view
-from fullstride.data.transforms.levels import (
+from fullstride.data.transforms.policies import (
     RULES,
     TIMM,
     TIMM_INCREASING,
@@ -22,8 +22,10 @@ from fullstride.data.transforms.levels import (
     TPU,
     UNCHANGED,
     WIDE,
+    RandAugment,
+    RandomErasing,
+    TrivialAugment,
 )
-from fullstride.data.transforms.policies import RandAugment, RandomErasing, TrivialAugment
 from fullstride.nets.preprocessing import Preprocessing
 
 SIDE = 160  # where pixels and shares of the side differ from 224

@@ -125,7 +125,7 @@ class Augmentation:
     hflip_prob: float = 0.5  # probability of a horizontal flip
     auto_augment: bool = False  # one of AutoAugment's 25 pairs of operations
     trivial_augment: bool = False  # one of TrivialAugment's operations, at a random strength
-    rand_form: RandForm = "relative"  # what the levels of RandAugment mean, see levels.py
+    rand_form: RandForm = "relative"  # what the levels of RandAugment mean, see policies.py
     rand_layers: int = 0  # operations of RandAugment; 0: off
     rand_magnitude: float = 10  # their level from 0 to 30; 10 is full
     rand_increasing: bool = False  # the strength of each rises with the level (timm's "inc1")

@@ -1,15 +1,25 @@
-"""Which operations do augmentation policies use? Functions of Pillow images of mode "L" or "RGB".
+"""The operations of augmentation policies, each defined once for Pillow's images and for arrays.
+
+An image is Pillow's, of mode "L" or "RGB", or uint8 (H, W) or (H, W, 3). What the two compute in
+different ways are the functions with `singledispatch`: Pillow's ways are here, and those of OpenCV
+in `opencv.py`, which must be imported for arrays.
 
 Geometric operations fill with middle gray and take the nearest pixel, both as in TensorFlow's code
 (tensorflow/tpu, models/official/efficientnet/autoaugment.py), unless their `Sampling` says
 otherwise. Values of any size are accepted.
 """
 
-from typing import Literal, NamedTuple
+from functools import singledispatch
+from typing import Any, Literal, NamedTuple
 
-from PIL import Image, ImageEnhance, ImageOps
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps, ImageStat
+
+from fullstride.data.readers.decode import Size
 
 GRAY = 128  # TensorFlow's replace_value
+VALUES = np.arange(256)  # of a channel
+Patch = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 class Sampling(NamedTuple):
@@ -30,146 +40,170 @@ KERNELS = {
 }
 
 
-def auto_contrast(image: Image.Image) -> Image.Image:
+# ---- what Pillow and OpenCV compute in different ways
+
+
+@singledispatch
+def by_table(image: Any, table: np.ndarray) -> Any:
+    """Map each value by a table of 256."""
+    return image.point(table.tolist() * len(image.getbands()))
+
+
+@singledispatch
+def mean_gray(image: Any) -> int:
+    return int(ImageStat.Stat(image.convert("L")).mean[0] + 0.5)
+
+
+@singledispatch
+def affine(image: Any, matrix: tuple[float, ...], sampling: Sampling) -> Any:
+    """The result's pixel (x, y) is the one at (ax + by + c, dx + ey + f), from pixels' corners."""
+    kind, kernel = Image.Transform.AFFINE, KERNELS[sampling.kernel]
+    return image.transform(image.size, kind, matrix, kernel, fillcolor=_fill(image, sampling))
+
+
+@singledispatch
+def patched(image: Any, patch: Patch) -> Any:
+    """A copy with a gray rectangle."""
+    changed = image.copy()
+    changed.paste(_fill(image, TENSORFLOW), patch)
+    return changed
+
+
+def _fill(image: Image.Image, sampling: Sampling) -> tuple[int, ...]:
+    return sampling.color(len(image.getbands()))
+
+
+@singledispatch
+def auto_contrast(image: Any) -> Any:
     """Stretch each channel so that its darkest pixel is 0 and its brightest 255."""
     return ImageOps.autocontrast(image)
 
 
-def equalize(image: Image.Image) -> Image.Image:
+@singledispatch
+def equalize(image: Any) -> Any:
     """Equalize the histogram of each channel."""
     return ImageOps.equalize(image)
 
 
-def invert(image: Image.Image) -> Image.Image:
-    return ImageOps.invert(image)
+@singledispatch
+def colour(image: Any, factor: float) -> Any:
+    """0: gray, 1: unchanged, above 1: stronger; `contrast` and others have factors alike."""
+    return ImageEnhance.Color(image).enhance(factor)
 
 
-def solarize(image: Image.Image, threshold: float) -> Image.Image:
+@singledispatch
+def sharpness(image: Any, factor: float) -> Any:
+    return ImageEnhance.Sharpness(image).enhance(factor)
+
+
+@singledispatch
+def rotate(image: Any, degrees: float, sampling: Sampling = TENSORFLOW) -> Any:
+    return image.rotate(degrees, KERNELS[sampling.kernel], fillcolor=_fill(image, sampling))
+
+
+# ---- operations on values, by tables that equal Pillow's results
+
+
+def invert(image: Any) -> Any:
+    return by_table(image, (255 - VALUES).astype(np.uint8))
+
+
+def solarize(image: Any, threshold: float) -> Any:
     """Invert values of at least `threshold`; 256 changes nothing."""
-    return ImageOps.solarize(image, round(threshold))
+    kept = round(threshold) > VALUES
+    return by_table(image, np.where(kept, VALUES, 255 - VALUES).astype(np.uint8))
 
 
-def solarize_add(image: Image.Image, added: float) -> Image.Image:
+def solarize_add(image: Any, added: float) -> Any:
     """Add to values below 128."""
-    table = [min(255, value + round(added)) if value < GRAY else value for value in range(256)]
-    return image.point(table * len(image.getbands()))
+    more = np.clip(VALUES + round(added), 0, 255)
+    return by_table(image, np.where(VALUES < GRAY, more, VALUES).astype(np.uint8))
 
 
-def posterize(image: Image.Image, bits: float) -> Image.Image:
-    """Keep the upper `bits` of each value, at least 1, since Pillow refuses 0."""
-    return ImageOps.posterize(image, min(max(round(bits), 1), 8))
+def posterize(image: Any, bits: float) -> Any:
+    """Keep the upper `bits` of each value, from 1 to 8."""
+    mask = 0xFF & (0xFF << 8 - min(max(round(bits), 1), 8))
+    return by_table(image, (VALUES & mask).astype(np.uint8))
 
 
-def contrast(image: Image.Image, factor: float) -> Image.Image:
-    """0: uniform gray, 1: unchanged, above 1: stronger.
-
-    The next three are alike, with black, a gray image and a blurred one at 0.
-    """
-    return ImageEnhance.Contrast(image).enhance(factor)
+def brightness(image: Any, factor: float) -> Any:
+    return by_table(image, _from(0, factor))
 
 
-def contrast_to_size(image: Image.Image, factor: float) -> Image.Image:
+def contrast(image: Any, factor: float) -> Any:
+    return by_table(image, _from(mean_gray(image), factor))
+
+
+def contrast_to_size(image: Any, factor: float) -> Any:
     """Contrast as TensorFlow's code computes it, relative to pixels / 256 in place of their mean.
 
     It sums the counts of the histogram and not the values. The gray is 100 for 160 x 160 pixels,
     196 for 224 x 224, and white from 256 x 256.
     """
-    gray = Image.new(image.mode, image.size, (gray_by_size(image.size),) * len(image.getbands()))
-    return Image.blend(gray, image, factor)
+    width, height = size_of(image)
+    return by_table(image, _from(min(255, width * height // 256), factor))
 
 
-def gray_by_size(size: tuple[int, int]) -> int:
-    return min(255, size[0] * size[1] // 256)
+def _from(gray: int, factor: float) -> np.ndarray:
+    """The table from a uniform gray at a factor of 0 to the image at 1, in Pillow's precision."""
+    values = np.float32(gray) + np.float32(factor) * (VALUES - gray).astype(np.float32)
+    return np.clip(values, 0, 255).astype(np.uint8)
 
 
-def brightness(image: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Brightness(image).enhance(factor)
+def size_of(image: Any) -> Size:
+    return image.size if isinstance(image, Image.Image) else image.shape[1::-1]
 
 
-def colour(image: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(factor)
+# ---- operations on places
 
 
-def sharpness(image: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(factor)
-
-
-def rotate(image: Image.Image, degrees: float, sampling: Sampling = TENSORFLOW) -> Image.Image:
-    return image.rotate(degrees, KERNELS[sampling.kernel], fillcolor=_fill(image, sampling))
-
-
-def shear_x(image: Image.Image, slope: float, sampling: Sampling = TENSORFLOW) -> Image.Image:
+def shear_x(image: Any, slope: float, sampling: Sampling = TENSORFLOW) -> Any:
     """Row y moves to the left by slope * y."""
-    return _affine(image, (1, slope, 0, 0, 1, 0), sampling)
+    return affine(image, (1, slope, 0, 0, 1, 0), sampling)
 
 
-def shear_y(image: Image.Image, slope: float, sampling: Sampling = TENSORFLOW) -> Image.Image:
+def shear_y(image: Any, slope: float, sampling: Sampling = TENSORFLOW) -> Any:
     """Column x moves up by slope * x."""
-    return _affine(image, (1, 0, 0, slope, 1, 0), sampling)
+    return affine(image, (1, 0, 0, slope, 1, 0), sampling)
 
 
-def translate_x(image: Image.Image, share: float, sampling: Sampling = TENSORFLOW) -> Image.Image:
+def translate_x(image: Any, share: float, sampling: Sampling = TENSORFLOW) -> Any:
     """Move to the left by a share of the width; in whole pixels where the nearest one is taken."""
-    return shift_x(image, share * image.width, sampling)
+    return shift_x(image, share * size_of(image)[0], sampling)
 
 
-def translate_y(image: Image.Image, share: float, sampling: Sampling = TENSORFLOW) -> Image.Image:
+def translate_y(image: Any, share: float, sampling: Sampling = TENSORFLOW) -> Any:
     """Move up by a share of the height; in whole pixels where the nearest one is taken."""
-    return shift_y(image, share * image.height, sampling)
+    return shift_y(image, share * size_of(image)[1], sampling)
 
 
-def shift_x(image: Image.Image, pixels: float, sampling: Sampling = TENSORFLOW) -> Image.Image:
+def shift_x(image: Any, pixels: float, sampling: Sampling = TENSORFLOW) -> Any:
     """Move to the left by `pixels`; by whole ones where the nearest one is taken."""
-    return _affine(image, (1, 0, whole(pixels, sampling), 0, 1, 0), sampling)
+    return affine(image, (1, 0, _whole(pixels, sampling), 0, 1, 0), sampling)
 
 
-def shift_y(image: Image.Image, pixels: float, sampling: Sampling = TENSORFLOW) -> Image.Image:
+def shift_y(image: Any, pixels: float, sampling: Sampling = TENSORFLOW) -> Any:
     """Move up by `pixels`; by whole ones where the nearest one is taken."""
-    return _affine(image, (1, 0, 0, 0, 1, whole(pixels, sampling)), sampling)
+    return affine(image, (1, 0, 0, 0, 1, _whole(pixels, sampling)), sampling)
 
 
-def whole(pixels: float, sampling: Sampling) -> float:
+def _whole(pixels: float, sampling: Sampling) -> float:
     return int(pixels) if sampling.kernel == "nearest" else pixels
 
 
-def cutout(image: Image.Image, share: float, x: float, y: float) -> Image.Image:
+def cutout(image: Any, share: float, x: float, y: float) -> Any:
     """A gray patch of a share of each side, centered at (x, y) in shares of the sides, clipped."""
-    return _patched(image, patch_box(image.size, share, x, y))
-
-
-def cutout_pixels(image: Image.Image, half: float, x: float, y: float) -> Image.Image:
-    """A gray patch of 2 x `half` pixels, centered at the pixel at (x, y) of the sides, clipped."""
-    return _patched(image, pixel_box(image.size, half, x, y))
-
-
-def patch_box(size: tuple[int, int], share: float, x: float, y: float) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of that patch in pixels, in an image of `size` (width, height)."""
     (left, right), (top, bottom) = (
         (max(0, round((middle - share / 2) * side)), min(side, round((middle + share / 2) * side)))
-        for side, middle in zip(size, (x, y), strict=True)
+        for side, middle in zip(size_of(image), (x, y), strict=True)
     )
-    return left, top, max(left, right), max(top, bottom)
+    return patched(image, (left, top, max(left, right), max(top, bottom)))
 
 
-def pixel_box(size: tuple[int, int], half: float, x: float, y: float) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of the patch of `cutout_pixels`."""
+def cutout_pixels(image: Any, half: float, x: float, y: float) -> Any:
+    """A gray patch of 2 x `half` pixels, centered at the pixel at (x, y) of the sides, clipped."""
     (left, right), (top, bottom) = (
         (max(0, int(middle * side) - int(half)), min(side, int(middle * side) + int(half)))
-        for side, middle in zip(size, (x, y), strict=True)
+        for side, middle in zip(size_of(image), (x, y), strict=True)
     )
-    return left, top, right, bottom
-
-
-def _patched(image: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
-    changed = image.copy()
-    changed.paste(_fill(image, TENSORFLOW), box)
-    return changed
-
-
-def _affine(image: Image.Image, matrix: tuple[float, ...], sampling: Sampling) -> Image.Image:
-    kind, kernel = Image.Transform.AFFINE, KERNELS[sampling.kernel]
-    return image.transform(image.size, kind, matrix, kernel, fillcolor=_fill(image, sampling))
-
-
-def _fill(image: Image.Image, sampling: Sampling) -> tuple[int, ...]:
-    return sampling.color(len(image.getbands()))
+    return patched(image, (left, top, right, bottom))

@@ -1,4 +1,4 @@
-"""How are training images decoded and augmented in half of the time? With simplejpeg and OpenCV.
+"""Decodes and augments training images in half of the time, by simplejpeg and OpenCV.
 
 The random draws are those of `crop.py`, so both decoders have the same crop and operations; their
 pixels differ slightly, within the bounds of tests/data/test_fast.py. For training only: evaluation
@@ -28,31 +28,47 @@ from fullstride.data.transforms.crop import (
     random_crop_box,
 )
 from fullstride.data.transforms.image_ops import TENSORFLOW, Sampling
-from fullstride.data.transforms.levels import Operation
 from fullstride.nets.preprocessing import Preprocessing
 
-# How does OpenCV compute the operations of augmentation policies? `OPENCV_OPS` has them.
-#
-# Each takes the values of its twin in `image_ops`, for uint8 (H, W) or (H, W, 3). Needs the extra
-# `fast`.
+# ---- the operations of augmentation policies: what OpenCV computes in its own way
 
 
 KERNELS = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
+BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's ImageFilter.SMOOTH
 
 
+@op.by_table.register
+def _by_table(pixels: np.ndarray, table: np.ndarray) -> np.ndarray:
+    return cv2.LUT(pixels, table)
+
+
+@op.mean_gray.register
+def _mean_gray(pixels: np.ndarray) -> int:
+    return int(cv2.mean(_grays(pixels))[0] + 0.5)
+
+
+def _grays(pixels: np.ndarray) -> np.ndarray:
+    return pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
+
+
+@op.patched.register
+def _patched(pixels: np.ndarray, patch: op.Patch) -> np.ndarray:
+    left, top, right, bottom = patch
+    changed = pixels.copy()
+    changed[top:bottom, left:right] = op.GRAY
+    return changed
+
+
+@op.auto_contrast.register
 def _auto_contrast(pixels: np.ndarray) -> np.ndarray:
     def table(counts: np.ndarray) -> np.ndarray:
-        used = counts.nonzero()[0]
-        low, high = int(used[0]), int(used[-1])
-        return (
-            _clipped((LEVELS - low) * (255 / (high - low)))
-            if high > low
-            else LEVELS.astype(np.uint8)
-        )
+        low, high = counts.nonzero()[0][[0, -1]]
+        return (op.VALUES - low) * (255 / (high - low)) if high > low else op.VALUES
 
-    return _by_tables(pixels, table)
+    return _by_histogram(pixels, table)
 
 
+@op.equalize.register
 def _equalize(pixels: np.ndarray) -> np.ndarray:
     """Pillow's rule: the count of the brightest value is left out, so that it stays brightest."""
 
@@ -60,47 +76,29 @@ def _equalize(pixels: np.ndarray) -> np.ndarray:
         used = counts.nonzero()[0]
         step = (counts.sum() - counts[used[-1]]) // 255
         if len(used) < 2 or not step:
-            return LEVELS.astype(np.uint8)
-        before = np.cumsum(counts) - counts
-        return np.minimum((step // 2 + before) // step, 255).astype(np.uint8)
+            return op.VALUES
+        return (step // 2 + np.cumsum(counts) - counts) // step
 
-    return _by_tables(pixels, table)
-
-
-def _invert(pixels: np.ndarray) -> np.ndarray:
-    return cv2.bitwise_not(pixels)
+    return _by_histogram(pixels, table)
 
 
-def _solarize(pixels: np.ndarray, threshold: float) -> np.ndarray:
-    bright = np.arange(256) >= round(threshold)
-    return cv2.LUT(pixels, np.where(bright, 255 - LEVELS, LEVELS).astype(np.uint8))
+def _by_histogram(pixels: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Map each channel by the table that `table` makes of its histogram."""
+    tables = []
+    for channel in range(pixels.shape[2] if pixels.ndim == 3 else 1):
+        counts = cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel()
+        tables.append(np.clip(table(counts.astype(np.int64)), 0, 255).astype(np.uint8))
+    return cv2.LUT(pixels, np.stack(tables, axis=1)[:, None, :])
 
 
-def _solarize_add(pixels: np.ndarray, added: float) -> np.ndarray:
-    table = np.where(LEVELS < op.GRAY, np.minimum(255, LEVELS + round(added)), LEVELS)
-    return cv2.LUT(pixels, table.astype(np.uint8))
-
-
-def _posterize(pixels: np.ndarray, bits: float) -> np.ndarray:
-    mask = 0xFF & (0xFF << 8 - min(max(round(bits), 1), 8))
-    return cv2.LUT(pixels, (LEVELS.astype(np.uint8) & mask))
-
-
-def _contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
-    mean = int(cv2.mean(_grays(pixels))[0] + 0.5)
-    return cv2.LUT(pixels, _from(mean, factor))
-
-
-def _brightness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    return cv2.LUT(pixels, _from(0, factor))
-
-
+@op.colour.register
 def _colour(pixels: np.ndarray, factor: float) -> np.ndarray:
     if pixels.ndim == 2:
         return pixels
     return _blended(cv2.cvtColor(_grays(pixels), cv2.COLOR_GRAY2RGB), pixels, factor)
 
 
+@op.sharpness.register
 def _sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
     if min(pixels.shape[:2]) < 3:
         return pixels
@@ -110,111 +108,38 @@ def _sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
     return changed
 
 
-def _contrast_to_size(pixels: np.ndarray, factor: float) -> np.ndarray:
-    return cv2.LUT(pixels, _from(op.gray_by_size(pixels.shape[:2]), factor))
-
-
-def _rotate(pixels: np.ndarray, degrees: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
-    h, w = pixels.shape[:2]
-    rotation = cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1)
-    return _moved(pixels, cv2.invertAffineTransform(rotation), sampling)
-
-
-def _shear_x(pixels: np.ndarray, slope: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
-    # Pillow's coordinates are those of the pixels' corners
-    return _moved(pixels, np.array([[1, slope, slope / 2], [0, 1, 0]]), sampling)
-
-
-def _shear_y(pixels: np.ndarray, slope: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
-    return _moved(pixels, np.array([[1, 0, 0], [slope, 1, slope / 2]]), sampling)
-
-
-def _translate_x(pixels: np.ndarray, share: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
-    return _shift_x(pixels, share * pixels.shape[1], sampling)
-
-
-def _translate_y(pixels: np.ndarray, share: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
-    return _shift_y(pixels, share * pixels.shape[0], sampling)
-
-
-def _shift_x(pixels: np.ndarray, by: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
-    by, w = op.whole(by, sampling), pixels.shape[1]
-    if by != int(by):
-        return _moved(pixels, np.array([[1, 0, by], [0, 1, 0]]), sampling)
-    moved, by = _filled(pixels, sampling), min(max(int(by), -w), w)
-    moved[:, max(-by, 0) : w - max(by, 0)] = pixels[:, max(by, 0) : w - max(-by, 0)]
-    return moved
-
-
-def _shift_y(pixels: np.ndarray, by: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
-    by, h = op.whole(by, sampling), pixels.shape[0]
-    if by != int(by):
-        return _moved(pixels, np.array([[1, 0, 0], [0, 1, by]]), sampling)
-    moved, by = _filled(pixels, sampling), min(max(int(by), -h), h)
-    moved[max(-by, 0) : h - max(by, 0)] = pixels[max(by, 0) : h - max(-by, 0)]
-    return moved
-
-
-def _cutout(pixels: np.ndarray, share: float, x: float, y: float) -> np.ndarray:
-    return _patched(pixels, op.patch_box((pixels.shape[1], pixels.shape[0]), share, x, y))
-
-
-def _cutout_pixels(pixels: np.ndarray, half: float, x: float, y: float) -> np.ndarray:
-    return _patched(pixels, op.pixel_box((pixels.shape[1], pixels.shape[0]), half, x, y))
-
-
-OPENCV_OPS: dict[Operation, Callable[..., np.ndarray]] = {
-    op.auto_contrast: _auto_contrast,
-    op.equalize: _equalize,
-    op.invert: _invert,
-    op.rotate: _rotate,
-    op.posterize: _posterize,
-    op.solarize: _solarize,
-    op.colour: _colour,
-    op.contrast: _contrast,
-    op.contrast_to_size: _contrast_to_size,
-    op.brightness: _brightness,
-    op.sharpness: _sharpness,
-    op.shear_x: _shear_x,
-    op.shear_y: _shear_y,
-    op.translate_x: _translate_x,
-    op.translate_y: _translate_y,
-    op.shift_x: _shift_x,
-    op.shift_y: _shift_y,
-    op.cutout: _cutout,
-    op.cutout_pixels: _cutout_pixels,
-    op.solarize_add: _solarize_add,
-}
-LEVELS = np.arange(256)
-BLUR = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13  # Pillow's ImageFilter.SMOOTH
-
-
-def _by_tables(pixels: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Map each channel by the table that `table` makes of its histogram."""
-    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
-    tables = [
-        table(cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(np.int64))
-        for channel in range(channels)
-    ]
-    return cv2.LUT(pixels, np.stack(tables, axis=1)[:, None, :])
-
-
-def _grays(pixels: np.ndarray) -> np.ndarray:
-    return pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
-
-
 def _blended(zero: np.ndarray, one: np.ndarray, factor: float) -> np.ndarray:
     """`zero` at a factor of 0 and `one` at 1, truncated to bytes, as in Pillow."""
     return cv2.addWeighted(one, factor, zero, 1 - factor, -0.5)
 
 
-def _from(zero: int, factor: float) -> np.ndarray:
-    """The table of `_blended` for a uniform `zero`, in Pillow's precision."""
-    return _clipped(np.float32(zero) + np.float32(factor) * (LEVELS - zero).astype(np.float32))
+@op.rotate.register
+def _rotate(pixels: np.ndarray, degrees: float, sampling: Sampling = TENSORFLOW) -> np.ndarray:
+    return _moved(pixels, cv2.invertAffineTransform(_rotation(pixels, degrees)), sampling)
 
 
-def _clipped(values: np.ndarray) -> np.ndarray:
-    return np.clip(values, 0, 255).astype(np.uint8)
+def _rotation(pixels: np.ndarray, degrees: float) -> np.ndarray:
+    h, w = pixels.shape[:2]
+    return cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1)
+
+
+@op.affine.register
+def _affine(pixels: np.ndarray, matrix: tuple[float, ...], sampling: Sampling) -> np.ndarray:
+    a, b, c, d, e, f = matrix
+    if (a, b, d, e) != (1, 0, 0, 1) or c != int(c) or f != int(f):
+        # Pillow's coordinates are those of the pixels' corners
+        return _moved(
+            pixels,
+            np.array([[a, b, c + (a - 1) / 2 + b / 2], [d, e, f + d / 2 + (e - 1) / 2]]),
+            sampling,
+        )
+    h, w = pixels.shape[:2]
+    x, y = min(max(int(c), -w), w), min(max(int(f), -h), h)
+    shifted = np.full_like(pixels, _color(pixels, sampling))
+    shifted[max(-y, 0) : h - max(y, 0), max(-x, 0) : w - max(x, 0)] = pixels[
+        max(y, 0) : h - max(-y, 0), max(x, 0) : w - max(-x, 0)
+    ]
+    return shifted
 
 
 def _moved(pixels: np.ndarray, matrix: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -222,31 +147,22 @@ def _moved(pixels: np.ndarray, matrix: np.ndarray, sampling: Sampling) -> np.nda
     h, w = pixels.shape[:2]
     # As in Pillow, pixels near the border are not blended with the fill.
     mode = cv2.BORDER_CONSTANT if sampling.kernel == "nearest" else cv2.BORDER_REPLICATE
-    moved = cv2.warpAffine(
-        pixels,
-        matrix,
-        (w, h),
-        flags=KERNELS[sampling.kernel] | cv2.WARP_INVERSE_MAP,
-        borderMode=mode,
-        borderValue=sampling.color(3),
-    )
+    flags = KERNELS[sampling.kernel] | cv2.WARP_INVERSE_MAP
+    fill = sampling.color(3)
+    moved = cv2.warpAffine(pixels, matrix, (w, h), flags=flags, borderMode=mode, borderValue=fill)
     if sampling.kernel != "nearest":
         x, y = np.meshgrid(np.arange(w), np.arange(h), copy=False)
         from_x, from_y = (row[0] * x + row[1] * y + row[2] for row in matrix)
         inside = (from_x >= -0.5) & (from_x < w - 0.5) & (from_y >= -0.5) & (from_y < h - 0.5)
-        moved[~inside] = sampling.color(1 if pixels.ndim == 2 else 3)
+        moved[~inside] = _color(pixels, sampling)
     return moved
 
 
-def _filled(pixels: np.ndarray, sampling: Sampling) -> np.ndarray:
-    return np.full_like(pixels, sampling.color(1 if pixels.ndim == 2 else 3))
+def _color(pixels: np.ndarray, sampling: Sampling) -> tuple[int, ...]:
+    return sampling.color(1 if pixels.ndim == 2 else 3)
 
 
-def _patched(pixels: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
-    left, top, right, bottom = box
-    changed = pixels.copy()
-    changed[top:bottom, left:right] = op.GRAY
-    return changed
+# ---- the training view
 
 
 cv2.setNumThreads(1)  # the loader's workers share the cores
@@ -307,14 +223,12 @@ def fast_train_view(
     draw_kernel(pre, augmentation, rng)  # as Pillow's view draws one
     pixels = resized(pixels, box, side)
     if augmentation.rotation_degrees:
-        pixels = _rotated(
-            pixels, rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees)
-        )
+        degrees = rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees)
+        pixels = cv2.warpAffine(pixels, _rotation(pixels, degrees), pixels.shape[1::-1])
     if rng.random() < augmentation.hflip_prob:
         pixels = cv2.flip(pixels, 1)
     for policy in augmentation.policies():
-        for operation, values in policy.draw(rng):
-            pixels = OPENCV_OPS[operation](pixels, *values)
+        pixels = policy(pixels, rng)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if augmentation.random_erasing_prob:
         augmentation.erasing().erase(pixels, rng)
@@ -421,10 +335,3 @@ def _height_at(data: bytes) -> int | None:
     if height_at and data[at + 4] != data[height_at + 4]:
         return 0
     return height_at
-
-
-def _rotated(pixels: np.ndarray, degrees: float) -> np.ndarray:
-    h, w = pixels.shape[:2]
-    return cv2.warpAffine(
-        pixels, cv2.getRotationMatrix2D(((w - 1) / 2, (h - 1) / 2), degrees, 1), (w, h)
-    )

@@ -1,38 +1,151 @@
-"""Which augmentation policies are there? RandAugment, AutoAugment, TrivialAugment, Cutout, erasing.
+"""Augmentation policies: RandAugment, AutoAugment, TrivialAugment, Cutout and random erasing.
 
-A policy is a function of an image and a random generator. All but random erasing draw a list of
-operations with their values, so that OpenCV can apply the same list with its own operations.
+A policy is a function of an image, Pillow's or an array, and a random generator. All but random
+erasing draw a list of operations with their values.
+
+The level is the strength of an operation: 0 is the identity for most, 10 is TensorFlow's maximum,
+30 is ours. Values follow from levels by TensorFlow's rules, unless a rule names another source
+(tensorflow/tpu, models/official/efficientnet/autoaugment.py), since ResNet-RS was trained with
+them. Some of these weaken as the level rises: posterize keeps 4 bits at level 10 and 1 bit at 2.5.
+Those of `INCREASING` strengthen, by timm's rules (timm/data/auto_augment.py, "inc1").
+
+RandAugment has three forms:
+
+- `relative`: TensorFlow's 16 operations, with distances in shares of the side.
+- `tpu`: what TensorFlow's code computes. Distances are in pixels at any resolution, the threshold
+  of solarize is a uint8, and contrast is relative to the number of pixels.
+- `timm`: 15 operations, without Cutout. Levels are at most 10, empty pixels get ImageNet's mean,
+  and each geometric operation draws bilinear or bicubic interpolation.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from fullstride.data.transforms import image_ops as op
-from fullstride.data.transforms.levels import (
-    INCREASING,
-    MAX_LEVEL,
-    PAPER,
-    RULES,
-    TIMM,
-    TIMM_INCREASING,
-    TIMM_MAX_LEVEL,
-    TPU,
-    UNCHANGED,
-    WIDE,
-    Operation,
-    Step,
-)
+from fullstride.data.transforms.image_ops import Sampling
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
+MAX_LEVEL, TIMM_MAX_LEVEL = 30, 10
 MEAN, STD = (255 * np.array(each, np.float32) for each in (IMAGENET_MEAN, IMAGENET_STD))
-# The operations and rules of each form of RandAugment, see levels.py: as they are, and increasing.
-FORMS = {"relative": (RULES, INCREASING), "tpu": (TPU, TPU), "timm": (TIMM, TIMM_INCREASING)}
+Picture = TypeVar("Picture", Image.Image, np.ndarray)
+Operation = Callable[..., Any]
+Step = tuple[Operation, tuple[Any, ...]]
+Rule = Callable[[float, np.random.Generator], tuple[Any, ...]]  # level -> values of an operation
+
+
+# ---- rules from levels to values
+
+
+def _nothing(level: float, rng: np.random.Generator) -> tuple[Any, ...]:
+    return ()
+
+
+def _value(of_level: Callable[[float], float]) -> Rule:
+    return lambda level, rng: (of_level(level),)
+
+
+def _signed(full: float) -> Rule:
+    """`full` at level 10, with a random sign."""
+
+    def rule(level: float, rng: np.random.Generator) -> tuple[float, ...]:
+        value = full * level / 10
+        return (value if rng.random() < 0.5 else -value,)
+
+    return rule
+
+
+def _placed(size: Callable[[float], float]) -> Rule:
+    """A size by the level, and a random place."""
+    return lambda level, rng: (size(level), rng.random(), rng.random())
+
+
+def _rising_factor(level: float, rng: np.random.Generator) -> tuple[float, ...]:
+    """1 plus or minus 0.9 at level 10, at least 0.1: timm's rule."""
+    change = 0.9 * level / 10
+    return (1 + change if rng.random() < 0.5 else max(0.1, 1 - change),)
+
+
+def _interpolated(rule: Rule) -> Rule:
+    """`rule` and timm's fill, with bilinear or bicubic interpolation."""
+    return lambda level, rng: (*rule(level, rng), TIMM_SAMPLINGS[rng.integers(2)])
+
+
+# from 0.1 to 1.9 at level 10; around level 5 nothing changes
+_factor = _value(lambda level: 0.1 + 1.8 * level / 10)
+# In TensorFlow's order. Its translation at level 10 is 100 pixels of 224; here a share of the side.
+RULES: dict[Operation, Rule] = {
+    **dict.fromkeys((op.auto_contrast, op.equalize, op.invert), _nothing),
+    op.rotate: _signed(30),
+    # 4 bits at level 10, more above; at least 1, where TensorFlow's rule gives 0
+    op.posterize: _value(lambda level: min(8, max(1, int(4 * level / 10)))),
+    # 256, which changes nothing, from level 10
+    op.solarize: _value(lambda level: min(256, int(256 * level / 10))),
+    **dict.fromkeys((op.colour, op.contrast, op.brightness, op.sharpness), _factor),
+    **dict.fromkeys((op.shear_x, op.shear_y), _signed(0.3)),
+    **dict.fromkeys((op.translate_x, op.translate_y), _signed(100 / 224)),
+    op.cutout: _placed(lambda level: 80 / 224 * level / 10),  # TensorFlow's 80 pixels of 224
+    op.solarize_add: _value(lambda level: int(110 * level / 10)),
+}
+RISING: dict[Operation, Rule] = {  # timm's
+    # 4 bits at level 0 and 1 from level 7.5: Pillow refuses timm's 0 bits at level 10
+    op.posterize: _value(lambda level: max(1, 4 - int(4 * level / 10))),
+    # 256 at level 0, and 0, which inverts all values, from level 10
+    op.solarize: _value(lambda level: 256 - min(256, int(256 * level / 10))),
+    **dict.fromkeys((op.colour, op.contrast, op.brightness, op.sharpness), _rising_factor),
+}
+INCREASING = RULES | RISING
+# 4 to 8 bits, the range of AutoAugment's Table 6 (arXiv:1805.09501)
+PAPER = RULES | {op.posterize: _value(lambda level: min(8, 4 + int(4 * level / 10)))}
+
+# What the TPU code computes: pixels of any image, and `op.contrast_to_size`.
+_TPU: dict[Operation, tuple[Operation, Rule]] = {
+    # as a uint8: 256 becomes 0, which inverts all values, 384 becomes 128
+    op.solarize: (op.solarize, _value(lambda level: int(256 * level / 10) % 256)),
+    op.contrast: (op.contrast_to_size, _factor),
+    op.translate_x: (op.shift_x, _signed(100)),
+    op.translate_y: (op.shift_y, _signed(100)),
+    # 80 pixels at level 10, half of them to each side of the center
+    op.cutout: (op.cutout_pixels, _placed(lambda level: int(40 * level / 10))),
+}
+TPU: dict[Operation, Rule] = dict(_TPU.get(each, (each, rule)) for each, rule in RULES.items())
+
+# timm's fill is ImageNet's mean in bytes, and its translation 0.45 of the side at level 10.
+TIMM_SAMPLINGS = tuple(Sampling(kernel, (124, 116, 104)) for kernel in ("bilinear", "bicubic"))
+TIMM: dict[Operation, Rule] = {
+    **{operation: rule for operation, rule in RULES.items() if operation is not op.cutout},
+    op.rotate: _interpolated(_signed(30)),
+    **dict.fromkeys((op.shear_x, op.shear_y), _interpolated(_signed(0.3))),
+    **dict.fromkeys((op.translate_x, op.translate_y), _interpolated(_signed(0.45))),
+}
+TIMM_INCREASING = TIMM | RISING
 RandForm = Literal["relative", "tpu", "timm"]
-WIDE_BINS = 31  # strengths in TrivialAugment's wide space
+# The operations and rules of each form of RandAugment: as they are, and increasing.
+FORMS = {"relative": (RULES, INCREASING), "tpu": (TPU, TPU), "timm": (TIMM, TIMM_INCREASING)}
+
+# TrivialAugment's wide space (arXiv:2103.10158) as in torchvision, whose recipes fill with black
+# and interpolate bilinearly: by strength from 0 to 1. Those with a sign get a random one.
+BLACK = Sampling("bilinear", (0, 0, 0))
+Strength = Callable[[float], tuple[Any, ...]]
+WIDE_BINS = 31  # strengths
+UNCHANGED: Operation = Image.Image.copy
+WIDE: dict[Operation, tuple[bool, Strength]] = {
+    UNCHANGED: (False, lambda strength: ()),
+    **dict.fromkeys((op.shear_x, op.shear_y), (True, lambda strength: (0.99 * strength, BLACK))),
+    **dict.fromkeys((op.shift_x, op.shift_y), (True, lambda strength: (int(32 * strength), BLACK))),
+    op.rotate: (True, lambda strength: (135 * strength, BLACK)),
+    **dict.fromkeys(
+        (op.brightness, op.colour, op.contrast, op.sharpness),
+        (True, lambda strength: (1 + 0.99 * strength,)),
+    ),
+    op.posterize: (False, lambda strength: (8 - round(6 * strength),)),
+    op.solarize: (False, lambda strength: (math.ceil(255 - 255 * strength),)),
+    **dict.fromkeys((op.auto_contrast, op.equalize), (False, lambda strength: ())),
+}
 
 SubPolicy = tuple[Operation, float, float]  # operation, probability, level
 # AutoAugment's Table 9, for ImageNet (arXiv:1805.09501); 0 for operations without a level.
@@ -65,13 +178,16 @@ IMAGENET: tuple[tuple[SubPolicy, SubPolicy], ...] = (
 )
 
 
+# ---- policies
+
+
 class Policy:
     """A policy that applies the operations of `draw` in order."""
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
         raise NotImplementedError
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
         for operation, values in self.draw(rng):
             image = operation(image, *values)
         return image
@@ -81,7 +197,7 @@ class Policy:
 class RandAugment(Policy):
     """`layers` operations with equal probability, all at one level (arXiv:1909.13719)."""
 
-    form: RandForm = "relative"  # which operations, and what their levels mean: see levels.py
+    form: RandForm = "relative"  # which operations, and what their levels mean
     layers: int = 2
     magnitude: float = 10  # level from 0 to 30; 10 is full
     increasing: bool = False  # the strength of every operation rises with the level

@@ -139,7 +139,7 @@ RESNET = Recipe(
 
 # The rows of that table, each on top of the previous one. The last two of the paper,
 # squeeze-and-excitation and ResNet-D, change the network and not the recipe. RandAugment is what
-# the TPU code computes, see data/transforms/levels.py.
+# the TPU code computes, see data/transforms/policies.py.
 STUDY_COSINE = replace(RESNET, schedule="cosine")
 STUDY_LONGER = replace(STUDY_COSINE, epochs=350)
 STUDY_AVERAGE = replace(STUDY_LONGER, ema_decay=0.9999)
