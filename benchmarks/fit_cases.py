@@ -9,7 +9,7 @@ import torch
 from defaults import find_file
 from PIL import Image
 
-from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.dataset import DataSet, SplitRule, open_data
 
 TINY = ("genet_tiny", "resnet_rs_tiny", "tresnet_tiny")
 LITE = tuple(f"tf_efficientnet_lite{number}" for number in (0, 1, 2))
@@ -28,7 +28,7 @@ CASES = {
     "elpv": Case(networks=(), resolutions=(128, 192, 224), default=LITE[0]),
 }
 # Of elpv's 2,624 photographs: a tenth would leave 255 test images, of which one is 0.4 points.
-ELPV_SPLITS = {"val": 0.25, "test": 0.4}
+ELPV_SPLITS = SplitRule(val=0.25, test=0.4)
 
 
 def open_case(name: str, source: Path | None, work: Path, train_images: int | None) -> DataSet:
@@ -38,7 +38,7 @@ def open_case(name: str, source: Path | None, work: Path, train_images: int | No
     if source is None:
         raise ValueError(f"{name} needs --data FOLDER, see --help")
     if name == "elpv":
-        return open_data(str(photographs(source, work / "photographs")), **ELPV_SPLITS)
+        return open_data(str(photographs(source, work / "photographs")), ELPV_SPLITS)
     file = find_file(source, "train-images-idx3-ubyte*", "Debian's dataset-fashion-mnist")
     data = open_data(str(file.parent))
     step = max(1, len(data.train) // train_images) if train_images else 1

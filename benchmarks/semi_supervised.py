@@ -24,6 +24,7 @@ import torch
 
 from fullstride import tasks
 from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.unlabelled import open_unlabelled
 from fullstride.deploy.offline import OfflineSettings, write_pseudo_labels
 from fullstride.io.writing import Output, atomic_write, begins_with, json_output
@@ -47,7 +48,7 @@ PAGE = Output("a table of it", ".md", begins_with(b"# Images without labels"))
 
 def pool() -> DataSet:
     """The digits without a validation split: 1,297 for training."""
-    return open_data("digits", val=0)
+    return open_data("digits", SplitRule(val=0))
 
 
 def labelled(seed: int) -> tuple[DataSet, list[int]]:

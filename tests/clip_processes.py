@@ -10,6 +10,7 @@ import torch
 from two_processes import Doubles, FrozenNorms
 
 from fullstride.data.loader import Batches
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.examples import write_motion
 from fullstride.nets import zoo
@@ -29,7 +30,7 @@ def main(out: str) -> None:
         write_motion(folder, {"train": 16, "val": 5, "test": 1}, 24, frames=5)
         recipe = Recipe(epochs=2, batch_size=8, lr=0.01, warmup_epochs=1)
         task = find_task("video").with_options(recipe)
-        data = task.open_data(str(folder), keep_duplicates=True)
+        data = task.open_data(str(folder), SplitRule(keep_duplicates=True))
         process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
         view = task.train_view(pre, Augmentation(hflip_prob=0))
         batches = Doubles(Batches(data.train, view, batch=8, shuffle=True, **process))

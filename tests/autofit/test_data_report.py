@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Generator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_without_duplicates_the_data_set_is_another_one_that_opens_again(tmp_pat
     assert rest.test.names == data.test.names
     assert rest.fingerprint != data.fingerprint
     assert without_duplicates(data, report) == rest
-    again = open_data(rest.where, **asdict(rest.rule))
+    again = open_data(rest.where, rest.rule)
     assert (again.fingerprint, again.train.names) == (rest.fingerprint, rest.train.names)
     assert not report_of(rest).duplicates
 

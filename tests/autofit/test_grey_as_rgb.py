@@ -16,6 +16,7 @@ from fullstride import zoo
 from fullstride.autofit.fit import FIT
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.readers.splits import SplitRule
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict
 from fullstride.nets.bundle import Bundle
@@ -63,7 +64,7 @@ def as_rgb_files(data: DataSet, folder: Path) -> DataSet:
                 path = folder / f"{split}{index:03}.png"
                 Image.fromarray(np.stack([gray, gray, gray], 2)).save(path)
                 table.writerow((path.name, data.classes[target], {"val": "val"}.get(split, split)))
-    return open_data(str(folder / "table.csv"), keep_duplicates=True)
+    return open_data(str(folder / "table.csv"), SplitRule(keep_duplicates=True))
 
 
 @pytest.fixture(scope="module")

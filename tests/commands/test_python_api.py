@@ -11,6 +11,7 @@ import torch
 
 import fullstride
 from fullstride.data.dataset import open_data
+from fullstride.data.readers.splits import SplitRule
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.latency import estimate, load_profile
 from fullstride.measure.bench import bench
@@ -69,7 +70,7 @@ def test_one_call_takes_the_splits_that_the_command_takes(few_digits, tmp_path):
     fullstride.train_network(folder, "genet_tiny", out, device="cpu", **SHORT, **how)
     config = json.loads((out / "run.json").read_text())
     assert {name: config[name] for name in how} == how
-    assert config["fingerprint"] == open_data(str(folder), **how).fingerprint
+    assert config["fingerprint"] == open_data(str(folder), SplitRule(**how)).fingerprint
     with pytest.raises(ValueError, match="open_data"):
         fullstride.train_network(few_digits, "genet_tiny", out, device="cpu", **SHORT, **how)
 

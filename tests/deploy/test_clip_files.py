@@ -9,6 +9,7 @@ from clips import PRE, clip_bundle, some_clips
 from torch import nn
 from videos import write_frames
 
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import open_clips
 from fullstride.deploy import choose_form
 from fullstride.deploy.choose_form import untrained_files
@@ -216,7 +217,7 @@ def test_files_are_compared_on_the_middle_clips_of_videos_that_can_be_read(tmp_p
     for label in ("a", "b"):
         for number in range(10):
             write_frames(tmp_path / label / f"{number}", 20, seed=number)
-    data = open_clips(str(tmp_path), val=0.5, test=0)
+    data = open_clips(str(tmp_path), SplitRule(val=0.5, test=0))
     name = data.val.names[0]
     (tmp_path / name / "img8.png").write_bytes(b"broken")
     bundle = clip_bundle(task="video")

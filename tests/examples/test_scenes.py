@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from fullstride.data.dataset import open_data
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import open_labels
 
 pytest.importorskip("sklearn")
@@ -182,7 +183,7 @@ def test_the_table_and_the_annotations_say_what_is_in_the_pictures(tmp_path, one
                 assert mask.sum() == entry["area"]
         ids = [entry["id"] for entry in content["annotations"]]
         assert sorted({*ids}) == ids == [*range(1, len(ids) + 1)]  # pycocotools ignores 0
-    by_table = open_labels(str(tmp_path / "train/labels.csv"), val=0, test=0)
+    by_table = open_labels(str(tmp_path / "train/labels.csv"), SplitRule(val=0, test=0))
     names = {
         name: {by_table.classes[i] for i in target}
         for name, target in zip(by_table.train.names, by_table.train.targets, strict=True)

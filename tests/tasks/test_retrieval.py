@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torchruns import torchrun
 
 from fullstride import cli, tasks
 from fullstride.data.dataset import open_data
+from fullstride.data.readers.splits import SplitRule
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import FORMATS, open_file
@@ -173,13 +174,13 @@ def test_classes_are_in_one_split_and_most_stay_there_when_others_come(things, t
 
 
 def test_the_shares_are_of_classes(things):
-    data = Retrieval().open_data(str(things), test=0.5, val=0)
+    data = Retrieval().open_data(str(things), SplitRule(test=0.5, val=0))
     assert (len(data.classes), len(classes_in(data.test)), len(data.val)) == (6, 6, 0)
 
 
 def test_a_run_finds_its_splits_again_by_its_rule(things):
-    data = Retrieval().open_data(str(things), test=0.3)
-    again = Retrieval().open_data(data.where, **asdict(data.rule))
+    data = Retrieval().open_data(str(things), SplitRule(test=0.3))
+    again = Retrieval().open_data(data.where, data.rule)
     assert (again.fingerprint, again.classes) == (data.fingerprint, data.classes)
     assert again.test.names == data.test.names
     assert Retrieval().open_data(str(things)).fingerprint != data.fingerprint
@@ -214,12 +215,12 @@ def test_a_test_of_other_classes_than_training_is_read(form, tmp_path):
             split, label, _ = name = path.relative_to(tmp_path).parts
             rows.append(f"{'/'.join(name)},{label},{split}")
         where.write_text("\n".join(rows))
-    data = Retrieval().open_data(str(where), val=0)
+    data = Retrieval().open_data(str(where), SplitRule(val=0))
     assert data.classes == ("thing00", "thing02", "thing03")
     assert set(data.test.targets) == {1, 3}
     assert any("1 of the 2 classes of the test are trained on" in note for note in data.notes)
     with pytest.raises(ValueError, match="thing01"):
-        open_data(str(where), val=0)
+        open_data(str(where), SplitRule(val=0))
 
 
 def test_splits_of_the_data_stay_and_known_classes_are_a_note():

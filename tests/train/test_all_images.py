@@ -8,6 +8,7 @@ import torch
 
 from fullstride import cli, tasks
 from fullstride.data.dataset import open_data
+from fullstride.data.readers.splits import SplitRule
 from fullstride.deploy.export_runs import comparison_images
 from fullstride.report.plots import learning_curves
 from fullstride.report.training_progress import epoch_line
@@ -21,7 +22,7 @@ RECIPE = Recipe(epochs=2, batch_size=512, lr=0.1, warmup_epochs=0, resolution=16
 @pytest.fixture(scope="module")
 def last(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "last"
-    data = open_data("digits", val=0, test=0)
+    data = open_data("digits", SplitRule(val=0, test=0))
     return folder, [*run.train(folder, "genet_tiny", data, RECIPE)]
 
 
@@ -41,7 +42,7 @@ def test_all_images_are_trained_on_and_nothing_is_scored(last):
 
 def test_a_run_on_all_images_resumes_to_the_same_weights(last, tmp_path, monkeypatch):
     folder, rows = last
-    data = open_data("digits", val=0, test=0)
+    data = open_data("digits", SplitRule(val=0, test=0))
     stopped = run.train(tmp_path / "run", "genet_tiny", data, RECIPE)
     next(stopped)
     stopped.close()
@@ -51,7 +52,7 @@ def test_a_run_on_all_images_resumes_to_the_same_weights(last, tmp_path, monkeyp
     for name, value in states[0]["average"].items():  # type: ignore[index]
         assert torch.equal(value, states[1]["average"][name])  # type: ignore[index]
     with pytest.raises(ValueError, match=r"validation is 0\.0 there and None now"):
-        next(run.train(folder, "genet_tiny", open_data("digits", test=0), RECIPE))
+        next(run.train(folder, "genet_tiny", open_data("digits", SplitRule(test=0)), RECIPE))
 
 
 def test_early_stopping_without_a_val_is_refused_before_a_folder_is_made(tmp_path, capsys):

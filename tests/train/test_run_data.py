@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fullstride.data.dataset import open_data
+from fullstride.data.readers.splits import SplitRule
 from fullstride.train import run_folder
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.scoring import images_to_score, matching_data
@@ -29,7 +30,7 @@ def write(root: Path, each: int, first: int = 0) -> Path:
 
 def run_on(folder: Path, where: str, **how) -> str:
     """A folder with the configuration of a run on the data at `where`."""
-    data = open_data(where, **how)
+    data = open_data(where, SplitRule(**how))
     recipe = asdict(RECIPES["digits"])
     config = dict(model="x", weights="", data=data.where, fingerprint=data.fingerprint)
     config |= dict(classes=data.classes, spec={}, recipe=recipe)
@@ -44,7 +45,7 @@ def run_on(folder: Path, where: str, **how) -> str:
 def test_the_splits_of_a_run_travel_with_it_to_the_same_data_wherever_they_are(tmp_path, how):
     where = str(write(tmp_path / "data", 60))
     shutil.copy(f"{where}/a/000.png", f"{where}/a/copy99.png")
-    run, data = run_on(tmp_path / "run", where, **how), open_data(where, **how)
+    run, data = run_on(tmp_path / "run", where, **how), open_data(where, SplitRule(**how))
     shutil.copytree(where, tmp_path / "moved")
     assert BUNDLE.classes == data.classes
     for given in ("", where, f"{where}/../data", str(tmp_path / "moved")):

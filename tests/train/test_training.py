@@ -15,6 +15,7 @@ from PIL import Image
 from fullstride import cli
 from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TrainView
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.blocks import Basic, ConvStem
@@ -532,7 +533,7 @@ def test_the_best_weights_are_kept_beside_the_last_ones(finished):
 
 
 def test_the_share_of_the_val_is_part_of_a_run_and_found_again(tmp_path):
-    data = open_data("digits", val=0.02)
+    data = open_data("digits", SplitRule(val=0.02))
     assert len(data.val) == 26  # of 1,297
     list(run.train(tmp_path / "run", "genet_tiny", data, replace(SHORT, steps=2, warmup_epochs=0)))
     again = matching_data(str(tmp_path / "run"), Bundle.load(tmp_path / "run" / run_folder.BUNDLE))

@@ -85,9 +85,9 @@ class SplitFlags:
 
     def open(self, data: str) -> "DataSet":
         """The images, with a note on what was ignored."""
-        from fullstride.data.dataset import open_data
+        from fullstride.data.dataset import SplitRule, open_data
 
-        images = open_data(data, **asdict(self))
+        images = open_data(data, SplitRule(**asdict(self)))
         report_ignored(images.ignored, images.notes)
         return images
 

@@ -39,10 +39,13 @@ def pack(
         keep_duplicates: As for `train`.
         task: What the images are for: with multilabel the shards have all labels of an image.
     """
+    from fullstride.data.dataset import SplitRule
     from fullstride.data.pack import Encoding, pack
     from fullstride.tasks import find_task
 
-    images = find_task(task).open_data(data, group=group, keep_duplicates=keep_duplicates)
+    images = find_task(task).open_data(
+        data, SplitRule(group=group, keep_duplicates=keep_duplicates)
+    )
     done, shards = None, 0
     report_ignored(images.ignored, images.notes)
     for done in pack(images, out, Encoding(long_side, quality), shard_mib=shard_mib):
@@ -119,6 +122,7 @@ def train(
         task: What the network is trained for.
         ddp_timeout_s: Seconds after which a process fails that waits for another one.
     """
+    from fullstride.data.dataset import SplitRule
     from fullstride.measure.budget import deadline_s
     from fullstride.measure.environment import choose_device
     from fullstride.report.training_progress import TrainingProgress
@@ -133,7 +137,7 @@ def train(
     deadline = deadline_s(hours, minutes)
     settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
     settings |= dict(task=kind, weights_kind=weights_kind, width=width, depth=depth)
-    images = kind.open_data(data, val=val, test=test, group=group, keep_duplicates=keep_duplicates)
+    images = kind.open_data(data, SplitRule(val, test, group, keep_duplicates))
     report_ignored(images.ignored, images.notes)
     with (
         init_distributed(choose_device(device), ddp_timeout_s) as (context, place),

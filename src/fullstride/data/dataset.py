@@ -1,10 +1,10 @@
-"""Where do images come from? A folder, table, shards, Hugging Face data or the digits."""
+"""Data sets of images with splits: a folder, a table, shards, Hugging Face data or the digits."""
 
 import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as shortened
@@ -28,9 +28,12 @@ from fullstride.data.readers.idx import (
 )
 from fullstride.data.readers.listing import Listing, Objects
 from fullstride.data.readers.shards import holds_shards, read_shards
-from fullstride.data.readers.splits import SplitRule, Splits, take_splits
+from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, Splits, take_splits
 
-__all__ = ["DIGITS", "DataSet", "Images", "UnreadableImage", "decode", "open_data"]
+__all__ = [
+    *("DEFAULT_RULE", "DIGITS", "DataSet", "Images", "SplitRule"),
+    *("UnreadableImage", "decode", "open_data"),
+]
 
 
 @dataclass(frozen=True)
@@ -134,24 +137,26 @@ class DataSet:
         present = {label for each in labels for label in each}
         return tuple(name for index, name in enumerate(self.classes) if index not in present)
 
-    def without(self, names: Iterable[str]) -> "DataSet":
+    def map_images(self, change: Callable[[Images], Images]) -> "DataSet":
+        """The data set with other images in each split."""
+        train, val, test = map(change, (self.train, self.val, self.test))
+        return replace(self, train=train, val=val, test=test)
+
+    def without(self, names: tuple[str, ...]) -> "DataSet":
         """The data set without these training and validation images, which `rule` then names."""
-        left_out, fingerprint = tuple(names), self.fingerprint
-        for name in left_out:
+        if not names:
+            return self
+        fingerprint, missing = self.fingerprint, {*names}
+        for name in names:
             text = f"{fingerprint} {name}".encode("utf-8", "surrogateescape")
             fingerprint = hashlib.sha256(text).hexdigest()[:16]
 
         def others(images: Images) -> Images:
-            missing = {*left_out}
             return images.subset(i for i, name in enumerate(images.names) if name not in missing)
 
-        return replace(
-            self,
-            train=others(self.train),
-            val=others(self.val),
-            fingerprint=fingerprint,
-            rule=replace(self.rule, left_out=(*self.rule.left_out, *left_out)),
-        )
+        rule = replace(self.rule, left_out=(*self.rule.left_out, *names))
+        changed = replace(self, fingerprint=fingerprint, rule=rule)
+        return replace(changed, train=others(self.train), val=others(self.val))
 
     def with_targets(self, classes: tuple[str, ...], target: Callable[[Any], Any]) -> "DataSet":
         """The same images with other targets, computed from the present ones."""
@@ -159,25 +164,11 @@ class DataSet:
         def changed(images: Images) -> Images:
             return replace(images, targets=tuple(map(target, images.targets)))
 
-        return replace(
-            self,
-            classes=classes,
-            train=changed(self.train),
-            val=changed(self.val),
-            test=changed(self.test),
-        )
+        return replace(self.map_images(changed), classes=classes)
 
 
 def open_data(
-    where: str,
-    *,
-    val: float | None = None,
-    test: float | None = None,
-    group: str = "",
-    keep_duplicates: bool = False,
-    copies: Mapping[str, tuple[str, ...]] | None = None,
-    left_out: Sequence[str] = (),
-    unseen_classes: bool = False,
+    where: str, rule: SplitRule = DEFAULT_RULE, *, unseen_classes: bool = False
 ) -> DataSet:
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
@@ -185,8 +176,8 @@ def open_data(
     both, each with such subfolders. With val/ and without test/ there is no test. Without val/ the
     missing splits are taken from each class of the training images by a hash of their names, so
     that hardly an image changes its split when others are added or removed: a tenth for the test,
-    and of the rest the share `val`, by default a tenth, but at most the larger of 500 images and a
-    fiftieth. A class of five images or more is in all splits.
+    and of the rest the share `rule.val`, by default a tenth, but at most the larger of 500 images
+    and a fiftieth. A class of five images or more is in all splits.
 
     A folder may also have the IDX files of MNIST, `train-images-idx3-ubyte` and so on, or these
     with .gz.
@@ -200,31 +191,18 @@ def open_data(
 
     Args:
         where: The data set.
-        val: Share of the training images for validation, where the data have none; 0: there is no
-            validation, and its images are for training, even those of val/.
-        test: Share of the images for the test, where the data have none; 0: there is no test, and
-            its images are for training, even those of test/.
-        group: What images have in common that must be in one split, such as a patient: a column of
-            a table, a level of folders below the class (1, 2, ... or parent), or a pattern with
-            one group for the name, such as "(patient[0-9]+)". The hash of the group decides then.
-        keep_duplicates: By default images with the same bytes are in one split, and training images
-            that are copies of those in val/ or test/ are left out.
-        copies: The names of images with the same bytes, by their hash, as an earlier call has them
-            in `rule`; by default the files of equal sizes are compared.
-        left_out: The names of training and validation images that are not used. The splits are
-            taken before.
+        rule: How the splits that the data do not have are taken.
         unseen_classes: Whether val/ and test/, or such rows of a table, may have classes that the
             training images lack. These are the last classes.
 
     Raises ValueError in one line.
     """
-    rule = SplitRule(val, test, group, keep_duplicates, copies)
     if where == DIGITS:
         data = digits(rule)
     else:
-        data = from_source(open_source(where, group, unseen_classes), rule)
+        data = from_source(open_source(where, rule.group, unseen_classes), rule)
     data.check_one_class()
-    return data.without(left_out) if left_out else data
+    return data.without(rule.left_out)
 
 
 @dataclass(frozen=True)
@@ -258,12 +236,13 @@ def open_files(
     where: str, group: str, unseen_classes: bool = False, kind: FileKind = IMAGES
 ) -> Source:
     """The files of a kind in a folder with one subfolder per class, a table or shards."""
-    path = Path(where)  # or a pattern of shards, which may be too long a name for `Path.is_dir`
-    if path.suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
+    # a pattern of shards may be too long a name for `Path.is_dir`
+    suffix = "" if os.path.isdir(where) else Path(where).suffix.lower()  # noqa: PTH112
+    if suffix in TABLES:
         table = find_table(where)
         return Source(table.stem, str(table), read_table(table, group, unseen_classes, kind))
-    if path.suffix.lower() == ".tar" and not os.path.isdir(path):  # noqa: PTH112
-        return _shards_source(find_folder(str(path.parent)), path.name, kind)
+    if suffix == ".tar":
+        return _shards_source(find_folder(str(Path(where).parent)), Path(where).name, kind)
     root = find_folder(where)
     if holds_shards(root):
         return _shards_source(root, "", kind)
@@ -287,10 +266,11 @@ def _dataset_source(folder: Path, choice: dict[str, str], group: str) -> Source:
 
 
 def from_source(source: Source, rule: SplitRule) -> DataSet:
-    """The images with the splits of `rule`."""
-    listing, channels = source.listing, source.channels
-    taken, file = take_splits(listing, rule), None if source.read else listing.file
-    train, val, test = _images(taken.splits, source.read or Decoded(listing.file, channels), file)
+    """The images with the splits of `rule`, also those that it leaves out."""
+    listing, taken = source.listing, take_splits(source.listing, rule)
+    file = None if source.read else listing.file
+    read = source.read or Decoded(listing.file, source.channels)
+    train, val, test = _images(taken.splits, read, file)
     return DataSet(
         source.name,
         source.where,
@@ -298,10 +278,10 @@ def from_source(source: Source, rule: SplitRule) -> DataSet:
         train,
         val,
         test,
-        channels,
+        source.channels,
         source.mirror,
         _fingerprint(listing.classes, taken.splits),
-        taken.rule,
+        replace(taken.rule, left_out=()),
         taken.own,
         (*listing.notes, *taken.notes),
         source.ignored,
@@ -340,16 +320,6 @@ def digits(rule: SplitRule) -> DataSet:
     """The digits of the package."""
     splits = split_digits(rule)
     train, val, test = _images(splits, read_digit)
-    return DataSet(
-        DIGITS,
-        DIGITS,
-        DIGIT_CLASSES,
-        train,
-        val,
-        test,
-        channels=1,
-        mirror=False,
-        fingerprint=_fingerprint(DIGIT_CLASSES, splits),
-        rule=rule,
-        own_splits=("val", "test"),
-    )
+    mark, rule = _fingerprint(DIGIT_CLASSES, splits), replace(rule, left_out=())
+    own = ("val", "test")
+    return DataSet(DIGITS, DIGITS, DIGIT_CLASSES, train, val, test, 1, False, mark, rule, own)

@@ -1,4 +1,4 @@
-"""Datasets of the tasks: images with boxes, clips, several labels, or maps."""
+"""Data sets of the tasks: images with boxes, several labels or maps, and clips of videos."""
 
 import hashlib
 import json
@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fullstride.data.dataset import (
     DIGITS,
@@ -39,14 +38,14 @@ from fullstride.data.readers.masks import (
     read_pairs,
     read_png,
 )
-from fullstride.data.readers.splits import SplitRule
+from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
 from fullstride.data.readers.voc import read_voc, voc_folders
 
 __all__ = ["Objects", "open_boxes"]
 
 
-def open_boxes(where: str, **how: Any) -> DataSet:
+def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose targets are `Objects`: boxes, class indices and difficulty.
 
     A box is (left, top, right, bottom) in pixels of the upright image, from 0 to its width or
@@ -64,18 +63,13 @@ def open_boxes(where: str, **how: Any) -> DataSet:
     Splits that the data do not have are taken by the rules of `fullstride.data.dataset.open_data`,
     by the rarest class of an image's objects.
 
-    Args:
-        where: The data set.
-        how: The keyword arguments of `open_data`.
-
     Raises ValueError in one line.
     """
-    left_out = how.pop("left_out", ())
-    data = _open_boxes(where, SplitRule(**how))
+    data = _open_boxes(where, rule)
     splits = (data.train, data.val, data.test)
     if count := sum(not target.labels for images in splits for target in images.targets):
         data = replace(data, notes=(*data.notes, f"{count:,} images have no object"))
-    return data.without(left_out) if left_out else data
+    return data.without(rule.left_out)
 
 
 def _open_boxes(where: str, rule: SplitRule) -> DataSet:
@@ -93,10 +87,7 @@ def _open_boxes(where: str, rule: SplitRule) -> DataSet:
     return from_source(Source(root.name, str(root), read_voc(root, folders)), rule)
 
 
-# Where do videos come from? `open_clips` opens videos with classes as `open_data` opens images.
-
-
-def open_clips(where: str, **how: Any) -> DataSet:
+def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose items are videos with one class each.
 
     What `open_data` opens of images, this opens of videos: a folder with one subfolder per class,
@@ -111,33 +102,17 @@ def open_clips(where: str, **how: Any) -> DataSet:
     Classes whose names differ by "left" and "right" alone are directions, which a mirror image
     exchanges: `DataSet.mirror` is then False, and a note says so.
 
-    Args:
-        where: The data set.
-        how: The keyword arguments of `open_data`.
-
     Raises ValueError in one line.
     """
-    left_out = how.pop("left_out", ())
-    unseen_classes = how.pop("unseen_classes", False)
-    rule = SplitRule(**how)
-    source = open_files(where, rule.group, unseen_classes, VIDEOS)
+    source = open_files(where, rule.group, kind=VIDEOS)
     data = from_source(source, rule)
     if any(name.lower().endswith(VIDEOS.suffixes) for name in data.train.names):
         check_decoder()
-
-    def with_middle_frames(images: Images) -> Images:
-        return replace(images, read=MiddleFrame(source.listing.file))
-
-    data = replace(
-        data,
-        train=with_middle_frames(data.train),
-        val=with_middle_frames(data.val),
-        test=with_middle_frames(data.test),
-    )
+    data = data.map_images(lambda images: replace(images, read=MiddleFrame(source.listing.file)))
     if pair := _directions(data.classes):
         note = f"clips are not mirrored, as {pair[0]!r} and {pair[1]!r} are directions"
         data = replace(data, mirror=False, notes=(*data.notes, note))
-    return data.without(left_out) if left_out else data
+    return data.without(rule.left_out)
 
 
 def _directions(classes: tuple[str, ...]) -> tuple[str, str] | None:
@@ -150,10 +125,7 @@ def _directions(classes: tuple[str, ...]) -> tuple[str, str] | None:
     return None
 
 
-# Which labels do images have? `open_labels` opens data whose images have any number of them.
-
-
-def open_labels(where: str, **how: Any) -> DataSet:
+def open_labels(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose targets are sorted tuples of the indices of all labels.
 
     An image without labels has the target (). It is a negative example of all classes.
@@ -175,18 +147,13 @@ def open_labels(where: str, **how: Any) -> DataSet:
     its rarest label, of the labels of all images that splits are taken from: frequent labels are in
     every split anyhow. Images without labels are a class of their own.
 
-    Args:
-        where: The data set.
-        how: The keyword arguments of `open_data`.
-
     Raises ValueError in one line.
     """
-    left_out = how.pop("left_out", ())
-    data = _open_labels(where, SplitRule(**how))
+    data = _open_labels(where, rule)
     splits = (data.train, data.val, data.test)
     if count := sum(not target for images in splits for target in images.targets):
         data = replace(data, notes=(*data.notes, f"{count:,} images have no label"))
-    return data.without(left_out) if left_out else data
+    return data.without(rule.left_out)
 
 
 def _open_labels(where: str, rule: SplitRule) -> DataSet:
@@ -217,10 +184,7 @@ def _separator_in(where: str) -> tuple[str, str | None]:
     return (path, separator) if mark and not Path(where).exists() else (where, None)
 
 
-# Which class or depth has each pixel? `open_masks` and `open_depths` open pictures with maps.
-
-
-def open_masks(where: str, **how: Any) -> DataSet:
+def open_masks(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose targets are `MaskFile`s: a class for each pixel.
 
     A folder has pictures in images/ and PNGs of the same names in masks/, whose values are classes
@@ -236,10 +200,6 @@ def open_masks(where: str, **how: Any) -> DataSet:
 
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
 
-    Args:
-        where: The data set.
-        how: The keyword arguments of `open_data`.
-
     Raises ValueError in one line.
     """
 
@@ -249,41 +209,35 @@ def open_masks(where: str, **how: Any) -> DataSet:
     def target(root: Path, name: str, classes: tuple[str, ...]) -> MaskFile:
         return MaskFile(root, name, _classes_of_values(classes))
 
-    data = _open_maps(where, MASKS, classes_of, target, how)
+    data = _open_maps(where, rule, MASKS, classes_of, target)
     return replace(data, classes=tuple(name for name in data.classes if name != LEFT_OUT))
 
 
-def open_depths(where: str, **how: Any) -> DataSet:
+def open_depths(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose targets are `DepthFile`s: the depth of each pixel.
 
     The folders are those of `open_masks`, with depth/ in place of masks/: PNGs of 16 bits in
     millimetres, where 0 is no depth, or .npy files with an array (H, W) of metres, where what is
     not finite or not above 0 is no depth. The one class, "depth", is the output of a network.
 
-    Args:
-        where: The data set.
-        how: The keyword arguments of `open_data`.
-
     Raises ValueError in one line.
     """
     return _open_maps(
         where,
+        rule,
         DEPTHS,
         lambda root, pairs: ("depth",),
         lambda root, name, classes: DepthFile(root, name),
-        how,
     )
 
 
 def _open_maps(
     where: str,
+    rule: SplitRule,
     kind: MapKind,
     classes_of: Callable[[Path, PairedListing], tuple[str, ...]],
     target: Callable[[Path, str, tuple[str, ...]], MapFile],
-    how: dict[str, Any],
 ) -> DataSet:
-    how = dict(how)
-    left_out = how.pop("left_out", ())
     if not where or not Path(where).is_dir():
         raise ValueError(
             f"{where!r} is no folder: give one with pictures in images/ and {kind.what} of the "
@@ -293,20 +247,14 @@ def _open_maps(
     pairs = read_pairs(root, kind)
     classes = classes_of(root, pairs)
     listing = replace(pairs.listing, classes=classes)
-    data = from_source(Source(root.name, str(root), listing), SplitRule(**how))
+    data = from_source(Source(root.name, str(root), listing), rule)
 
     def with_maps(images: Images) -> Images:
         targets = (target(root, pairs.maps[name].name, classes) for name in images.names)
         return replace(images, targets=tuple(targets))
 
-    data = replace(
-        data,
-        train=with_maps(data.train),
-        val=with_maps(data.val),
-        test=with_maps(data.test),
-        fingerprint=_fingerprint(data.fingerprint, pairs),
-    )
-    return data.without(left_out) if left_out else data
+    data = replace(data.map_images(with_maps), fingerprint=_fingerprint(data.fingerprint, pairs))
+    return data.without(rule.left_out)
 
 
 def _fingerprint(of_pictures: str, pairs: PairedListing) -> str:

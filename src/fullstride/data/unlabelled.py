@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from fullstride.data.dataset import DIGITS, Decoded, Images, open_data
+from fullstride.data.dataset import DIGITS, Decoded, Images, SplitRule, open_data
 from fullstride.data.readers.csv_table import (
     COLUMNS,
     check_columns,
@@ -133,7 +133,7 @@ def _of_data(where: str) -> Unlabelled:
         data = open_data(where)
         parts = (data.train, data.val, data.test)
     else:
-        data = open_data(where, val=0, test=0, keep_duplicates=True)
+        data = open_data(where, SplitRule(val=0, test=0, keep_duplicates=True))
         parts = (data.train,)
     entries = (
         Entry(name, data.classes[target])

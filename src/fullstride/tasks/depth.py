@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from fullstride.data.dataset import DataSet, Images
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import MILLIMETRES, UnreadableImage
 from fullstride.data.targets import open_depths
@@ -222,8 +222,8 @@ class Depth(Task):
     view_fit: ClassVar[Fit | None] = "pad"
     scoring_batch: ClassVar[int] = 16
 
-    def open_data(self, where: str, **how: Any) -> DataSet:
-        return open_depths(where, **how)
+    def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
+        return open_depths(where, rule)
 
     def for_data(self, data: DataSet) -> Self:
         priors = fit_priors(data.train, self.max_depth)

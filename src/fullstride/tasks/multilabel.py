@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.data.dataset import DataSet
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_labels
 from fullstride.io.records import Bounds
 from fullstride.tasks.losses import weight_tensor
@@ -409,9 +409,9 @@ class MultiLabel(Task):
             raise ValueError(f"{len(task.thresholds)} thresholds for {self.labels} labels")
         return task
 
-    def open_data(self, where: str, **how: Any) -> DataSet:
+    def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         """The data set at `where`, whose targets are tuples of the indices of labels."""
-        return open_labels(where, **how)
+        return open_labels(where, rule)
 
     def collate(self, targets: list[tuple[int, ...]]) -> Tensor:
         """Indices of the labels of N images -> 1 for each, and 0 for the others (N, K)."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullstride.data.dataset import DataSet, Images, open_data
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule, open_data
 from fullstride.data.readers.listing import fraction
 from fullstride.data.readers.splits import TEST_SHARE
 from fullstride.io.records import Bounds
@@ -305,8 +305,8 @@ class Retrieval(Task):
     open_classes: ClassVar[bool] = True
     output_names: ClassVar[tuple[str, str]] = ("embedding", "embedding")
 
-    def open_data(self, where: str, **how: Any) -> DataSet:
-        return hold_out_classes(open_data(where, unseen_classes=True, **how))
+    def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
+        return hold_out_classes(open_data(where, rule, unseen_classes=True))
 
     def with_options(self, recipe: Any) -> Self:
         task = super().with_options(recipe)

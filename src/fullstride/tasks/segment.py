@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from fullstride.data.dataset import DataSet
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import IGNORED
 from fullstride.data.targets import open_masks
@@ -171,8 +171,8 @@ class Segment(Task):
     view_fit: ClassVar[Fit | None] = "pad"
     scoring_batch: ClassVar[int] = 16
 
-    def open_data(self, where: str, **how: Any) -> DataSet:
-        return open_masks(where, **how)
+    def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
+        return open_masks(where, rule)
 
     def train_view(
         self,

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
-from fullstride.data.dataset import DataSet, open_data
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule, open_data
 from fullstride.data.loader import TestView, TrainView, View, class_indices
 from fullstride.data.readers.decode import Size
 from fullstride.data.transforms.crop import Augmentation
@@ -263,12 +263,9 @@ class Task(ABC):
         values = from_json(state_type(type(self)), dict(state), f"state of the task {self.name}")
         return replace(self, **{name: getattr(values, name) for name in state})
 
-    def open_data(self, where: str, **how: Any) -> DataSet:
-        """The data set at `where` with the task's targets; `classes` has a name for each output.
-
-        `how` are the keyword arguments of `fullstride.data.dataset.open_data`.
-        """
-        return open_data(where, **how)
+    def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
+        """The data set at `where` with the task's targets; `classes` has a name for each output."""
+        return open_data(where, rule)
 
     def train_view(
         self,

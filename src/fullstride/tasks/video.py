@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from fullstride.data.dataset import DataSet
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import ClipTestView, ClipTrainView, Starts, ViewsOfVideo
 from fullstride.data.transforms.crop import Augmentation
@@ -27,8 +27,8 @@ class Video(Classify):
     default_recipe: ClassVar[str] = "video"
     scoring_batch: ClassVar[int] = 8
 
-    def open_data(self, where: str, **how: Any) -> DataSet:
-        return open_clips(where, **how)
+    def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
+        return open_clips(where, rule)
 
     def train_view(
         self,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict
 from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 from typing import Any
@@ -305,7 +304,7 @@ def train_network(
     out, kind = Path(out), find_task(task)
     rule = SplitRule(val, test, group, keep_duplicates)
     if not isinstance(data, DataSet):
-        data = kind.open_data(str(data), **asdict(rule))
+        data = kind.open_data(str(data), rule)
     elif rule != SplitRule():
         raise ValueError(
             "val, test, group and keep_duplicates are for the name of data: give them to "

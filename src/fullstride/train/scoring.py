@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -472,9 +472,9 @@ def _own_data(config: RunConfig, bundle: Bundle, data: str) -> DataSet | None:
     """The data set of a run with the run's splits, if `data` names it, a copy of it, or nothing."""
     task = find_task(bundle.task)
     if not data or _is_same_place(data, config.data):
-        return task.open_data(data or config.data, **asdict(config.rule))
+        return task.open_data(data or config.data, config.rule)
     try:
-        other = task.open_data(data, **asdict(config.rule))
+        other = task.open_data(data, config.rule)
     except ValueError:  # it has other splits, or no such groups
         return None
     return other if other.fingerprint == config.fingerprint else None
@@ -488,7 +488,7 @@ def _other_data(bundle: Bundle, data: str) -> DataSet:
     except OnlyCopiesError as error:
         reason = str(error).partition(":")[0]
         print_note(f"{data}: {reason}; nothing is trained on here, so they stay")
-        return task.open_data(data, keep_duplicates=True)
+        return task.open_data(data, SplitRule(keep_duplicates=True))
 
 
 def _is_same_place(one: str, other: str) -> bool:
@@ -500,7 +500,7 @@ def _is_same_place(one: str, other: str) -> bool:
 def _everything(bundle: Bundle, data: str) -> DataSet:
     """A data set with all images in its training split."""
     rule = SplitRule(val=0, test=0, keep_duplicates=True)
-    return find_task(bundle.task).open_data(data, **asdict(rule))
+    return find_task(bundle.task).open_data(data, rule)
 
 
 def _matched(images: DataSet, where: str, bundle: Bundle, data: str) -> DataSet:
@@ -525,7 +525,7 @@ def _copies_of_training(config: RunConfig, bundle: Bundle, images: Images) -> se
     None where the run's data are gone or have no files, or where there are too many to compare.
     """
     try:
-        train = find_task(bundle.task).open_data(config.data, **asdict(config.rule)).train
+        train = find_task(bundle.task).open_data(config.data, config.rule).train
     except ValueError:
         return set()
     if not train.file or not images.file or len(train) + len(images) > MAX_COMPARED:

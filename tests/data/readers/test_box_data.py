@@ -1,12 +1,12 @@
 """Are boxes read as their files have them? From hand-written COCO and Pascal VOC files."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import Objects, open_boxes
 
 NOTHING = Objects((), (), ())
@@ -64,7 +64,7 @@ def test_coco_boxes_are_edges_with_classes_by_the_order_of_ids(tmp_path):
     assert [*targets(data, "val")] == ["d"]
     assert targets(data, "test") == {"e": Objects(((2, 2, 6, 6),), (1,), (False,))}
     assert any("1 images have no object" in note for note in data.notes)
-    again = open_boxes(data.where, **asdict(data.rule))
+    again = open_boxes(data.where, data.rule)
     assert again.fingerprint == data.fingerprint
     assert data.labels("train") == [(1, 0), (0,), ()]
 
@@ -164,7 +164,7 @@ def test_voc_counts_pixels_from_one_and_includes_the_last(tmp_path):
     }
     assert targets(data, "val") == {"c": NOTHING}
     assert [*targets(data, "test")] == ["d"]
-    assert open_boxes(data.where, **asdict(data.rule)).fingerprint == data.fingerprint
+    assert open_boxes(data.where, data.rule).fingerprint == data.fingerprint
 
 
 def test_two_voc_years_train_on_trainval_and_test_on_the_test_of_one(tmp_path):
@@ -176,7 +176,7 @@ def test_two_voc_years_train_on_trainval_and_test_on_the_test_of_one(tmp_path):
     assert sorted(targets(data, "test")) == ["06", "07"]
     others = [*targets(data), *targets(data, "val")]
     assert sorted(others) == ["00", "01", "02", "03", "10", "11", "12", "13", "14"]
-    whole = open_boxes(str(tmp_path), val=0)
+    whole = open_boxes(str(tmp_path), SplitRule(val=0))
     assert len(whole.train) == 9
     assert whole.train.picture(0).size == (20, 10)
 

@@ -10,6 +10,7 @@ from videos import write_frames, write_video
 from fullstride.data import targets
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.pack import Encoding, pack
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.readers.videos import open_video
 from fullstride.data.targets import open_clips
 
@@ -38,7 +39,7 @@ def names(data: DataSet) -> dict[str, tuple[str, ...]]:
 
 
 def test_a_folder_has_files_and_folders_of_frames_as_videos(folder):
-    data = open_clips(str(folder), val=0, test=0)
+    data = open_clips(str(folder), SplitRule(val=0, test=0))
     assert data.classes == ("jump", "walk")
     expected = {
         f"{name}/{file}"
@@ -65,7 +66,7 @@ def test_splits_are_taken_by_the_rules_of_images(folder):
     part_of = {name: part for part, each in names(data).items() for name in each}
     assert len(part_of) == 25
     assert part_of["walk/copy.mp4"] == part_of["walk/take0_0.mp4"]
-    groups = names(open_clips(str(folder), group=r"(\w+/take\d+)"))
+    groups = names(open_clips(str(folder), SplitRule(group=r"(\w+/take\d+)")))
     takes = [{name.rpartition("_")[0] for name in each if "_" in name} for each in groups.values()]
     assert all(takes)
     assert not takes[0] & takes[1] | takes[0] & takes[2] | takes[1] & takes[2]
@@ -75,11 +76,11 @@ def test_splits_of_the_data_stay(folder, tmp_path):
     for split in ("train", "val"):
         shutil.copytree(folder, tmp_path / "d" / split)
     (tmp_path / "d" / "val" / "trailer.mp4").unlink()
-    data = open_clips(str(tmp_path / "d"), keep_duplicates=True)
+    data = open_clips(str(tmp_path / "d"), SplitRule(keep_duplicates=True))
     assert [len(each) for each in names(data).values()] == [25, 25, 0]
     assert data.own_splits == ("val",)
     left_out = open_clips(
-        str(tmp_path / "d"), keep_duplicates=True, left_out=["train/walk/copy.mp4"]
+        str(tmp_path / "d"), SplitRule(keep_duplicates=True, left_out=("train/walk/copy.mp4",))
     )
     assert len(left_out.train) == 24
     assert left_out.fingerprint != data.fingerprint
@@ -91,7 +92,7 @@ def test_a_table_lists_files_and_folders_of_frames(folder, tmp_path):
         rows.append(f"{folder / name},{name.split('/')[0]},train")
     table = tmp_path / "a.csv"
     table.write_text("\n".join([*rows, f"{folder}/jump/take1_2.mp4,jump,val"]))
-    data = open_clips(str(table), keep_duplicates=True)
+    data = open_clips(str(table), SplitRule(keep_duplicates=True))
     assert [len(each) for each in names(data).values()] == [3, 1, 0]
     assert data.train.targets == (0, 1, 1)
     table.write_text("\n".join([*rows, f"{folder}/walk,walk,val"]))  # a folder without frames
@@ -145,7 +146,7 @@ def test_left_and_right_are_directions_which_a_mirror_image_would_exchange(tmp_p
         for name in classes:
             for number in range(3):
                 write_frames(root / name / str(number), 2, (16, 16), seed=number)
-        data = open_clips(str(root), val=0, test=0)
+        data = open_clips(str(root), SplitRule(val=0, test=0))
         assert data.mirror is mirror
         assert any("'Turn left'" in note for note in data.notes) is not mirror
 

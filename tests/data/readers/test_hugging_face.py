@@ -21,6 +21,7 @@ from pyarrow import parquet
 from fullstride import cli
 from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TestView
+from fullstride.data.readers.splits import SplitRule
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run, run_folder
 from fullstride.train.recipes.named import DIGITS
@@ -163,7 +164,7 @@ def test_splits_are_parts_by_their_names_and_others_are_left_out(tmp_path, form,
     assert found.test.names[-1] == "test/00000007"
     assert found.test.picture(0).tobytes() == splits["test"][0]["image"].convert("RGB").tobytes()
     with pytest.raises(ValueError, match="'val' is the validation split already"):
-        open_data(str(tmp_path / "data"), val=0.1)
+        open_data(str(tmp_path / "data"), SplitRule(val=0.1))
 
 
 def test_a_split_that_is_alone_is_for_training_whatever_its_name(tmp_path):
@@ -216,7 +217,7 @@ def test_names_are_the_paths_of_the_cells_where_each_has_one_of_its_own(tmp_path
         f"{index:04}.png" for index in THREE[:36]
     ]
     where = str(saved(tmp_path / "two", DatasetDict(train=data, test=data)))
-    twice = open_data(where, keep_duplicates=True)
+    twice = open_data(where, SplitRule(keep_duplicates=True))
     assert (twice.train.names[0], twice.test.names[35]) == (
         f"train/{twice.train.names[0][6:]}",
         "test/00000035",
@@ -241,13 +242,13 @@ def test_a_choice_in_the_path_names_the_columns(tmp_path, monkeypatch):
         open_data(f"{where}?label=fine_label")
     fine = open_data(f"{where}?label=fine_label&image=image")
     assert everything(fine) == pixels(table())
-    masked = open_data(f"{where}?label=coarse+label&image=mask", keep_duplicates=True)
+    masked = open_data(f"{where}?label=coarse+label&image=mask", SplitRule(keep_duplicates=True))
     assert masked.classes == ("empty", "line")
     assert len({picture for _, picture in everything(masked)}) == 1
     monkeypatch.chdir(tmp_path)
-    again = open_data("data?label=coarse%20label&image=mask", keep_duplicates=True)
+    again = open_data("data?label=coarse%20label&image=mask", SplitRule(keep_duplicates=True))
     monkeypatch.chdir("/")
-    assert open_data(again.where, keep_duplicates=True).fingerprint == masked.fingerprint
+    assert open_data(again.where, SplitRule(keep_duplicates=True)).fingerprint == masked.fingerprint
     assert len(open_data(f"{where}?label=row&image=image").classes) > 10
     both = as_parquet(tmp_path / "parquet", train=data)
     assert everything(open_data(f"{both}?label=fine_label&image=image")) == pixels(table())

@@ -11,6 +11,7 @@ from torchvision.datasets import MNIST
 
 from fullstride.data.dataset import open_data
 from fullstride.data.readers.idx import read_idx
+from fullstride.data.readers.splits import SplitRule
 
 RNG = np.random.default_rng(0)
 
@@ -36,7 +37,7 @@ def write(root: Path, suffix: str = "", prefix: str = "", dot: str = "-") -> Pat
     ("suffix", "prefix", "dot"), [("", "", "-"), (".gz", "", "."), (".gz", "emnist-letters-", "-")]
 )
 def test_images_and_labels_are_those_in_the_files(tmp_path, suffix, prefix, dot):
-    data = open_data(str(write(tmp_path, suffix, prefix, dot)), val=0)
+    data = open_data(str(write(tmp_path, suffix, prefix, dot)), SplitRule(val=0))
     assert (data.classes, data.channels, data.mirror) == (("0", "2", "10"), 1, False)
     assert (len(data.train), len(data.val), len(data.test)) == (30, 0, 12)
     file = next(tmp_path.glob("*train-images*")).read_bytes()
@@ -53,7 +54,7 @@ def test_images_and_labels_are_those_in_the_files(tmp_path, suffix, prefix, dot)
 
 def test_torchvision_reads_the_same(tmp_path):
     raw = write(tmp_path / "MNIST" / "raw")
-    data = open_data(str(raw), val=0)
+    data = open_data(str(raw), SplitRule(val=0))
     for train, images in ((True, data.train), (False, data.test)):
         theirs = MNIST(str(tmp_path), train=train)
         assert [data.classes[t] for t in images.targets] == [str(int(t)) for t in theirs.targets]
@@ -66,7 +67,7 @@ def test_copies_of_test_images_are_left_out_of_training(tmp_path):
     names = [tmp_path / f"{split}-images-idx3-ubyte" for split in ("train", "t10k")]
     train, test = (name.read_bytes() for name in names)
     names[0].write_bytes(train[: 16 + 20] + test[16 : 16 + 40] + train[16 + 60 :])
-    data = open_data(str(tmp_path), val=0)
+    data = open_data(str(tmp_path), SplitRule(val=0))
     assert len(data.train) == 28
     assert any(note.startswith("2 training images are copies") for note in data.notes)
 

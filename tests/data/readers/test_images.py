@@ -21,6 +21,7 @@ from fullstride import cli
 from fullstride.data.dataset import UnreadableImage, decode, open_data
 from fullstride.data.readers import decode as pixel_modes
 from fullstride.data.readers.decode import OversizedImage, plain_image
+from fullstride.data.readers.splits import SplitRule
 from fullstride.deploy.predict import find_images
 
 # by EXIF orientation, from the upright array to the stored one, after the standard's "row 0 is ..."
@@ -330,7 +331,7 @@ def test_the_digits_are_those_of_scikit_learn():
 
 
 def test_another_share_of_the_digits_can_be_held_out():
-    data = open_data("digits", val=0.5)
+    data = open_data("digits", SplitRule(val=0.5))
     assert [len(part) for part in (data.train, data.val, data.test)] == [649, 648, 500]
     assert data.fingerprint != open_data("digits").fingerprint
 
@@ -377,9 +378,9 @@ def test_even_of_a_handful_no_part_is_empty(tmp_path, each):
 
 def test_the_val_share_can_be_chosen(tmp_path):
     write(tmp_path, *many("a", "b", each=100))
-    assert 55 <= len(open_data(str(tmp_path), val=0.4).val) <= 95
+    assert 55 <= len(open_data(str(tmp_path), SplitRule(val=0.4)).val) <= 95
     with pytest.raises(ValueError, match="val 1.5: use a share"):
-        open_data(str(tmp_path), val=1.5)
+        open_data(str(tmp_path), SplitRule(val=1.5))
 
 
 def test_a_test_beside_train_is_the_test_and_the_val_is_taken(tmp_path):
@@ -397,7 +398,7 @@ def test_networks_are_chosen_by_val_and_no_test_is_cut_that_nobody_asked_for(tmp
     data = open_data(root)
     assert (len(data.train), data.val.names, len(data.test)) == (20, (f"{name}/b/x.png",), 0)
     with pytest.raises(ValueError, match=f"'{name}' is the validation split already"):
-        open_data(root, val=0.1)
+        open_data(root, SplitRule(val=0.1))
 
 
 @pytest.mark.parametrize("each", [5, 8, 30, 200])
@@ -426,7 +427,7 @@ def test_val_is_the_val_where_there_is_a_test_too(tmp_path):
         ("test/b/t.png",),
     )
     with pytest.raises(ValueError, match="val' is the validation split already"):
-        open_data(str(tmp_path), val=0.1)
+        open_data(str(tmp_path), SplitRule(val=0.1))
 
 
 def test_odd_names_links_and_nested_folders_are_read_and_hidden_ones_are_not(tmp_path):

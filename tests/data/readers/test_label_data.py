@@ -4,7 +4,6 @@ import json
 import os
 import tracemalloc
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from fullstride.data.pack import pack
 from fullstride.data.readers import coco as json_lists
 from fullstride.data.readers.coco import read_lists
 from fullstride.data.readers.listing import fraction
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.sampler import EpochSampler
 from fullstride.data.targets import open_labels
 from fullstride.tasks.classify import Classify
@@ -70,7 +70,7 @@ EXPECTED = {"a.png": {"cat", "dog"}, "b.png": {"dog"}, "c.png": set(), "d.png": 
     ids=["semicolon", "bar", "comma", "tabs", "rows", "columns"],
 )
 def test_all_forms_of_a_table_have_the_same_labels(tmp_path, name, text):
-    data = open_labels(table(tmp_path, text, name), val=0, test=0)
+    data = open_labels(table(tmp_path, text, name), SplitRule(val=0, test=0))
     assert labels(data) == EXPECTED
     assert data.classes == ("cat", "dog", "traffic light")
     assert all(list(target) == sorted(target) for target in data.train.targets)
@@ -79,21 +79,21 @@ def test_all_forms_of_a_table_have_the_same_labels(tmp_path, name, text):
 
 def test_spaces_separate_labels_that_are_combined_and_not_names_of_two_words(tmp_path):
     sky = table(tmp_path, "path,labels\na.png,haze water\nb.png,haze\nc.png,water\n")
-    assert open_labels(sky, val=0, test=0).classes == ("haze", "water")
-    whole = open_labels(f"{sky}?separator=", val=0, test=0)
+    assert open_labels(sky, SplitRule(val=0, test=0)).classes == ("haze", "water")
+    whole = open_labels(f"{sky}?separator=", SplitRule(val=0, test=0))
     assert whole.classes == ("haze", "haze water", "water")
-    assert open_labels(whole.where, val=0, test=0).classes == whole.classes
+    assert open_labels(whole.where, SplitRule(val=0, test=0)).classes == whole.classes
     names = table(tmp_path, "path,labels\na.png,traffic light\nb.png,fire hydrant\n", "n.csv")
-    assert open_labels(names, val=0, test=0).classes == ("fire hydrant", "traffic light")
+    assert open_labels(names, SplitRule(val=0, test=0)).classes == ("fire hydrant", "traffic light")
     digits = table(tmp_path, "path,labels\na.png,3 7\nb.png,10\n", "d.csv")
-    assert open_labels(digits, val=0, test=0).classes == ("3", "7", "10")
+    assert open_labels(digits, SplitRule(val=0, test=0)).classes == ("3", "7", "10")
 
 
 def test_a_separator_may_be_chosen_where_the_table_has_several(tmp_path):
     where = table(tmp_path, "path;labels\na.png;red, big|cat\nb.png;cat\n")
     with pytest.raises(ValueError, match=r"separator=\|"):
         open_labels(where)
-    data = open_labels(f"{where}?separator=|", val=0, test=0)
+    data = open_labels(f"{where}?separator=|", SplitRule(val=0, test=0))
     assert data.classes == ("cat", "red, big")
 
 
@@ -150,7 +150,7 @@ def test_splits_are_a_function_of_names_and_every_label_is_in_each(tmp_path):
     assert {n for n in data.test.names if n not in rare} == {
         n for n in expected if fraction(n) < 0.1 and n not in rare
     }
-    again = open_labels(data.where, **asdict(data.rule))
+    again = open_labels(data.where, data.rule)
     assert again.fingerprint == data.fingerprint
     assert again.train.targets == data.train.targets
 
@@ -167,7 +167,7 @@ def test_an_image_more_moves_hardly_any_other(tmp_path):
 
 def test_groups_and_copies_stay_in_one_split(tmp_path):
     where, _ = random_table(tmp_path)
-    data = open_labels(where, group="batch")
+    data = open_labels(where, SplitRule(group="batch"))
     groups = [{name[:2] for name in images.names} for images in (data.train, data.val)]
     assert not groups[0] & groups[1]
     (tmp_path / "000.png").write_bytes((tmp_path / "001.png").read_bytes())
@@ -187,7 +187,7 @@ def test_images_may_be_left_out(tmp_path):
     where, _ = random_table(tmp_path)
     data = open_labels(where)
     name = data.train.names[0]
-    assert name not in open_labels(where, left_out=(name,)).train.names
+    assert name not in open_labels(where, SplitRule(left_out=(name,))).train.names
 
 
 # ---- COCO
@@ -239,7 +239,7 @@ def test_coco_files_are_read_from_the_usual_folders(tmp_path, images, annotation
     assert not len(data.test)
     assert data.classes == ("cat", "dog")
     assert all(data.train.picture(index).size == (5, 4) for index in range(3))
-    assert open_labels(data.where, **asdict(data.rule)).fingerprint == data.fingerprint
+    assert open_labels(data.where, data.rule).fingerprint == data.fingerprint
 
 
 def write_coco(folder: Path, content: object, name: str = "labels.json") -> str:
@@ -353,9 +353,9 @@ def test_an_image_in_several_class_folders_has_all_their_labels(tmp_path):
     assert Counter(map(len, names.values())) == {1: 15, 2: 1}
     for name in ("cat/1.png", "dog/3.png"):
         os.truncate(tmp_path / name, 0)  # with the copies of the rule no file is compared again
-    again = open_labels(data.where, **asdict(data.rule))
+    again = open_labels(data.where, data.rule)
     assert labels(again) == names
-    everything = open_labels(str(tmp_path), val=0, test=0, keep_duplicates=True)
+    everything = open_labels(str(tmp_path), SplitRule(val=0, test=0, keep_duplicates=True))
     assert labels(everything) == names
 
 
@@ -370,7 +370,7 @@ def test_shards_have_all_labels_of_an_image(tmp_path):
     assert labels(packed) == expected
     assert packed.classes == data.classes
     assert packed.fingerprint == data.fingerprint
-    assert open_labels(packed.where, **asdict(packed.rule)).fingerprint == data.fingerprint
+    assert open_labels(packed.where, packed.rule).fingerprint == data.fingerprint
     assert np.array_equal(packed.test.picture(0), data.test.picture(0))
     with pytest.raises(ValueError, match="shards' have other targets than one class"):
         open_data(str(tmp_path / "shards"))

@@ -9,6 +9,7 @@ from pixels import write_pictures
 
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.masks import VOC_CLASSES
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import open_depths, open_masks
 from fullstride.examples.files import write_scenes
 
@@ -86,7 +87,7 @@ def test_without_splits_a_hash_of_names_takes_them_and_the_masks_are_in_the_fing
         moved / "masks" / "0.png", np.random.default_rng(0).integers(0, 2, (4, 6)).astype(np.uint8)
     )
     assert open_masks(str(moved)).fingerprint != data.fingerprint
-    without = open_masks(str(moved), left_out=[data.train.names[0]])
+    without = open_masks(str(moved), SplitRule(left_out=[data.train.names[0]]))
     assert len(without.train) == len(data.train) - 1
 
 
@@ -131,7 +132,7 @@ def test_values_that_classes_txt_names_ignored_are_no_class(tmp_path):
     save(tmp_path / "masks" / "train" / "0.png", np.array([[0, 1, 2, 255]], np.uint16))
     save(tmp_path / "train" / "0.png", np.zeros((1, 4, 3), np.uint8))
     (tmp_path / "masks" / "classes.txt").write_text("road\nignored\ncar\n")
-    data = open_masks(str(tmp_path), val=0, test=0)
+    data = open_masks(str(tmp_path), SplitRule(val=0, test=0))
     assert data.classes == ("road", "car")
     assert data.train.targets[0].read().tolist() == [[0, 255, 1, 255]]
 
@@ -143,7 +144,7 @@ def test_depths_are_metres_of_millimetres_or_of_arrays_and_0_where_there_are_non
     metres = np.full((4, 6), 2.5)
     metres[0, :3] = np.nan, -1, np.inf
     np.save(tmp_path / "depth" / "b.npy", metres)
-    data = open_depths(str(tmp_path), val=0, test=0)
+    data = open_depths(str(tmp_path), SplitRule(val=0, test=0))
     first, second = (target.read() for target in data.train.targets)
     assert first.dtype == second.dtype == np.float32
     assert (first == np.float32(1.234)).all()
@@ -156,7 +157,7 @@ def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
     save(masks / "000.png", mask(7))
     (masks / "001.png").write_bytes((masks / "001.png").read_bytes()[:60])
     save(masks / "002.png", np.zeros((4, 6, 3), np.uint8))
-    data = open_masks(str(tmp_path), val=0, test=0)
+    data = open_masks(str(tmp_path), SplitRule(val=0, test=0))
     reasons = []
     for target in data.train.targets[:3]:
         with pytest.raises(UnreadableImage) as caught:
@@ -166,7 +167,7 @@ def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
         reasons.append(caught.value.reason)
     assert "7" in reasons[0]
     assert "3 channels" in reasons[2]
-    depths = open_depths(str(tmp_path), val=0, test=0)
+    depths = open_depths(str(tmp_path), SplitRule(val=0, test=0))
     np.save(tmp_path / "depth" / "train" / "x.npy", np.array([{}], object))
     broken = depths.train.targets[0].__class__(tmp_path, "depth/train/x.npy")
     with pytest.raises(UnreadableImage, match="no array"):
@@ -176,7 +177,7 @@ def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
 def test_pictures_without_a_map_are_left_out_with_a_note_but_not_all(tmp_path):
     write_pictures(tmp_path, {"train": 5}, (8, 8))
     (tmp_path / "masks" / "train" / "001.png").unlink()
-    data = open_masks(str(tmp_path), val=0, test=0)
+    data = open_masks(str(tmp_path), SplitRule(val=0, test=0))
     assert len(data.train) == 4
     assert any("1 pictures" in note and "train/001.png" in note for note in data.notes)
     for path in (tmp_path / "masks" / "train").iterdir():

@@ -18,6 +18,7 @@ from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.data.pack import Encoding, Progress, pack
 from fullstride.data.readers import decode as decoding
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -215,9 +216,9 @@ def test_pictures_that_cannot_be_read_are_left_out_when_reencoding_and_kept_othe
     done = made(tmp_path / "data", tmp_path / "small", long_side=4)
     assert sorted(done.skipped) == ["a/3.png", "b/4.png", "b/5.png"]
     assert done.skipped["b/4.png"] == "No such file or directory"
-    assert sorted(labels_of(open_data(str(tmp_path / "small"), keep_duplicates=True))) == sorted(
-        {*names} - {*done.skipped}
-    )
+    assert sorted(
+        labels_of(open_data(str(tmp_path / "small"), SplitRule(keep_duplicates=True)))
+    ) == sorted({*names} - {*done.skipped})
     done = made(tmp_path / "data", tmp_path / "kept")
     assert list(done.skipped) == ["b/4.png"]
     kept = open_data(str(tmp_path / "kept"))
@@ -391,7 +392,7 @@ def test_names_of_shards_tell_the_parts(tmp_path):
     data = open_data(str(tmp_path))
     assert (len(data.train), len(data.val), len(data.test)) == (10, 4, 3)
     with pytest.raises(ValueError, match="'set-validation-0.tar' is the validation split already"):
-        open_data(str(tmp_path), val=0.2)
+        open_data(str(tmp_path), SplitRule(val=0.2))
     assert len(labels_of(open_data(str(tmp_path / "*-train-*.tar")))) == 10
     with pytest.raises(ValueError, match="is for training: add shards with 'train'"):
         open_data(str(tmp_path / "set-{validation,test}-0.tar"))

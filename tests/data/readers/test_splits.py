@@ -5,7 +5,6 @@ import io
 import json
 import random
 from collections import Counter, defaultdict
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +72,7 @@ BY_GROUP = SplitRule(group="patient", keep_duplicates=True)
 @pytest.mark.parametrize("group", ["1", "parent", r"/(p\w+)/"])
 def test_a_folder_keeps_the_images_of_a_patient_together_however_they_are_named(tmp_path, group):
     pictures = patients("ab", each=12, images=4) | {"a/alone.png": 900, "b/alone.png": 901}
-    data = open_data(str(write(tmp_path, pictures)), group=group)
+    data = open_data(str(write(tmp_path, pictures)), SplitRule(group=group))
     where: dict[str, set[str]] = defaultdict(set)
     for name, split in split_of(data).items():
         where[name.split("/")[1]].add(split)
@@ -86,10 +85,10 @@ def test_a_folder_keeps_the_images_of_a_patient_together_however_they_are_named(
 def test_every_format_takes_the_same_splits_of_the_same_groups(tmp_path):
     datasets = pytest.importorskip("datasets")
     pictures = patients("ab", each=8, images=3)
-    folder = open_data(str(write(tmp_path / "data", pictures)), group="1")
+    folder = open_data(str(write(tmp_path / "data", pictures)), SplitRule(group="1"))
     rows = [f"{name},{name[0]},{name.split('/')[1]}" for name in pictures]
     (tmp_path / "data/images.csv").write_text("\n".join(["path,label,Patient", *rows]))
-    table = open_data(str(tmp_path / "data/images.csv"), group="patient")
+    table = open_data(str(tmp_path / "data/images.csv"), SplitRule(group="patient"))
     features = datasets.Features(
         image=datasets.Image(),
         label=datasets.ClassLabel(names=["a", "b"]),
@@ -101,10 +100,10 @@ def test_every_format_takes_the_same_splits_of_the_same_groups(tmp_path):
     saved = datasets.Dataset.from_dict(dict(image=cells, **values), features)
     saved.save_to_disk(tmp_path / "saved")
     saved.to_parquet(tmp_path / "parquet" / "train.parquet")
-    for other in (table, open_data(str(tmp_path / "data/images.csv"), group="1")):
+    for other in (table, open_data(str(tmp_path / "data/images.csv"), SplitRule(group="1"))):
         assert split_of(other) == split_of(folder)
     for form in ("saved", "parquet"):  # whose images are named by their rows
-        rows = split_of(open_data(str(tmp_path / form), group="patient"))
+        rows = split_of(open_data(str(tmp_path / form), SplitRule(group="patient")))
         names = {f"train/{number:08}": name for number, name in enumerate(pictures)}
         assert {names[row]: split for row, split in rows.items()} == split_of(folder)
     list(pack(folder, tmp_path / "shards"))
@@ -116,7 +115,9 @@ def test_every_format_takes_the_same_splits_of_the_same_groups(tmp_path):
     text = json.loads(index.read_text())
     text["shards"] = {f"{SPLITS.index(n[:-11])}.tar": s for n, s in text["shards"].items()}
     index.write_text(json.dumps(text))
-    assert split_of(open_data(str(tmp_path / "shards"), group="parent")) == split_of(folder)
+    assert split_of(open_data(str(tmp_path / "shards"), SplitRule(group="parent"))) == split_of(
+        folder
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -191,7 +192,7 @@ def test_a_group_in_several_splits_of_the_data_is_named(tmp_path):
     names = [f"train/{label}/p{patient}/1" for label in "ab" for patient in range(5)]
     names += ["test/a/p1/2", "test/b/p7/1"]
     write(tmp_path, {f"{name}.png": number for number, name in enumerate(names)})
-    (note,) = [n for n in open_data(str(tmp_path), group="1").notes if "both" in n]
+    (note,) = [n for n in open_data(str(tmp_path), SplitRule(group="1")).notes if "both" in n]
     assert "1 groups" in note
     assert "'p1'" in note
 
@@ -210,13 +211,13 @@ def test_a_group_in_several_splits_of_the_data_is_named(tmp_path):
 def test_a_group_that_the_data_do_not_have_is_refused_in_one_line(tmp_path, group, message):
     write(tmp_path, patients("ab", each=2, images=2))
     with pytest.raises(ValueError, match=message.replace("(", r"\(")) as caught:
-        open_data(str(tmp_path), group=group)
+        open_data(str(tmp_path), SplitRule(group=group))
     assert "\n" not in str(caught.value)
 
 
 def test_the_digits_have_no_groups():
     with pytest.raises(ValueError, match="the digits have none"):
-        open_data("digits", group="1")
+        open_data("digits", SplitRule(group="1"))
 
 
 # ---- copies
@@ -229,15 +230,15 @@ def test_copies_of_an_image_are_in_one_split_and_those_of_groups_join_the_groups
     write(tmp_path, pictures)
     for group in ("", "1"):
         sides: dict[int, set[str]] = defaultdict(set)
-        for name, split in split_of(open_data(str(tmp_path), group=group)).items():
+        for name, split in split_of(open_data(str(tmp_path), SplitRule(group=group))).items():
             sides[pictures[name]].add(split)
         assert all(len(splits) == 1 for splits in sides.values())
-    loose = split_of(open_data(str(tmp_path), keep_duplicates=True))
+    loose = split_of(open_data(str(tmp_path), SplitRule(keep_duplicates=True)))
     assert len({(pictures[name], split) for name, split in loose.items()}) > len(
         {*pictures.values()}
     )
     # the folder of copies joins the first ten patients of a class into one group
-    joined = split_of(open_data(str(tmp_path), group="1"))
+    joined = split_of(open_data(str(tmp_path), SplitRule(group="1")))
     for label in "ab":
         ten = {f"p{label}{n}" for n in range(10)} | {"copy"}
         assert len({s for n, s in joined.items() if n.split("/")[1] in ten and n[0] == label}) == 1
@@ -255,9 +256,9 @@ def test_copies_are_searched_for_once_and_then_belong_to_the_rule(tmp_path, monk
         raise AssertionError("files are read")
 
     monkeypatch.setattr(duplicates, "open_regular", fail)
-    assert open_data(str(tmp_path), **asdict(data.rule)).fingerprint == data.fingerprint
+    assert open_data(str(tmp_path), data.rule).fingerprint == data.fingerprint
     (tmp_path / "a/0.png").unlink()  # its copy is one image now
-    fewer = split_of(open_data(str(tmp_path), **asdict(data.rule)))
+    fewer = split_of(open_data(str(tmp_path), data.rule))
     assert sum(fewer[name] != split for name, split in split_of(data).items() if name in fewer) <= 2
 
 
@@ -272,9 +273,9 @@ def test_training_images_that_are_copies_of_test_images_are_left_out_and_named(t
         (tmp_path / "data/images.csv").write_text("\n".join(["path,label,split", *rows]))
         where = str(tmp_path / "data/images.csv")
     if kind == "shards":
-        list(pack(open_data(where, keep_duplicates=True), tmp_path / "shards"))
+        list(pack(open_data(where, SplitRule(keep_duplicates=True)), tmp_path / "shards"))
         where = str(tmp_path / "shards")
-    data, loose = open_data(where), open_data(where, keep_duplicates=True)
+    data, loose = open_data(where), open_data(where, SplitRule(keep_duplicates=True))
     assert data.test.names == loose.test.names
     assert len(data.test) == 14
     in_test = {pictures[name] for name in data.test.names}
@@ -309,7 +310,7 @@ def test_a_class_whose_training_images_are_all_in_the_test_is_refused(tmp_path):
     write(tmp_path, pictures)
     with pytest.raises(ValueError, match="all training images of 'a' are copies"):
         open_data(str(tmp_path))
-    assert len(open_data(str(tmp_path), keep_duplicates=True).test) == 6
+    assert len(open_data(str(tmp_path), SplitRule(keep_duplicates=True)).test) == 6
 
 
 @pytest.mark.parametrize("size", [100, 200_000])
@@ -345,22 +346,22 @@ def test_a_share_of_zero_gives_the_images_to_training_and_moves_no_other(tmp_pat
     for where in (taken, str(write(tmp_path / "given", given)), "digits"):
         usual = open_data(where)
         for none in ("val", "test"):
-            data = open_data(where, **{none: 0})  # type: ignore[arg-type]
+            data = open_data(where, SplitRule(**{none: 0}))
             other = "test" if none == "val" else "val"
             assert len(getattr(data, none)) == 0
             assert getattr(data, other).names == getattr(usual, other).names
             assert set(data.train.names) == {*usual.train.names, *getattr(usual, none).names}
-        whole = open_data(where, val=0, test=0)
+        whole = open_data(where, SplitRule(val=0, test=0))
         assert len(whole.val) == len(whole.test) == 0
         assert set(whole.train.names) == set(split_of(usual))
 
 
 def test_a_share_for_the_test_is_taken_where_there_is_none(tmp_path):
     where = str(write(tmp_path, patients("ab", each=1, images=200)))
-    assert 60 <= len(open_data(where, test=0.2).test) <= 100
+    assert 60 <= len(open_data(where, SplitRule(test=0.2)).test) <= 100
     with pytest.raises(ValueError, match="test 0.5: 'test' is the test already"):
         open_data(str(write(tmp_path / "more", {f"{s}/{c}/1.png": n for n, (s, c) in enumerate(
-            [("train", "a"), ("train", "b"), ("test", "a")])})), test=0.5)  # fmt: skip
+            [("train", "a"), ("train", "b"), ("test", "a")])})), SplitRule(test=0.5))  # fmt: skip
 
 
 def test_packing_keeps_the_splits_of_groups(tmp_path, capsys):
@@ -368,6 +369,8 @@ def test_packing_keeps_the_splits_of_groups(tmp_path, capsys):
     where = str(write(tmp_path / "data", pictures))
     assert cli.run(["data", "pack", where, str(tmp_path / "shards"), "--group", "1"]) == 0
     assert "16 groups by '1'" in capsys.readouterr().err
-    data = open_data(where, group="1")
+    data = open_data(where, SplitRule(group="1"))
     assert split_of(open_data(str(tmp_path / "shards"))) == split_of(data)
-    assert not any("both" in note for note in open_data(str(tmp_path / "shards"), group="1").notes)
+    assert not any(
+        "both" in note for note in open_data(str(tmp_path / "shards"), SplitRule(group="1")).notes
+    )

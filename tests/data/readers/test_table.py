@@ -9,6 +9,7 @@ from PIL import Image
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.loader import Batches, TestView
+from fullstride.data.readers.splits import SplitRule
 from fullstride.nets.preprocessing import Preprocessing
 
 
@@ -105,7 +106,7 @@ def test_the_column_split_names_the_parts(tmp_path):
         TEN[8:],
     ]
     with pytest.raises(ValueError, match="'val' is the validation split already"):
-        open_data(data.where, val=0.1)
+        open_data(data.where, SplitRule(val=0.1))
     two = open_data(table(tmp_path, "\n".join(["path,label,split", *rows[:8]])))
     assert (list(two.val.names), len(two.train), len(two.test)) == (TEN[6:8], 6, 0)
 

@@ -12,6 +12,7 @@ from videos import all_frames, drawn, write_frames, write_video
 
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import (
     ClipTestView,
@@ -41,7 +42,7 @@ def data(tmp_path_factory) -> DataSet:
         for number in range(6):
             write_video(root / name / f"{number}.mp4", FRAMES, (40, 32), seed=10 * label + number)
     (root / "a" / "3.mp4").write_bytes(b"broken")
-    return open_clips(str(root), val=0, test=0)
+    return open_clips(str(root), SplitRule(val=0, test=0))
 
 
 def rng(seed: int) -> np.random.Generator:

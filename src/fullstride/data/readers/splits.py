@@ -261,6 +261,9 @@ class SplitRule:
         return self.val == 0 and self.test == 0
 
 
+DEFAULT_RULE = SplitRule()
+
+
 class OnlyCopiesError(ValueError):
     """All training images of a class are copies of images in other splits."""
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from fullstride.data.dataset import DataSet
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.targets import open_boxes
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
@@ -133,9 +133,9 @@ class Detect(Task):
     def for_data(self, data: DataSet) -> Self:
         return self.for_classes(data.classes)
 
-    def open_data(self, where: str, **how: Any) -> DataSet:
+    def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         """The data set at `where`, whose targets are `Objects`."""
-        return open_boxes(where, **how)
+        return open_boxes(where, rule)
 
     def train_view(
         self,
