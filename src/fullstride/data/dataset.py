@@ -30,10 +30,8 @@ from fullstride.data.readers.listing import Listing, Objects
 from fullstride.data.readers.shards import holds_shards, read_shards
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, Splits, take_splits
 
-__all__ = [
-    *("DEFAULT_RULE", "DIGITS", "DataSet", "Images", "SplitRule"),
-    *("UnreadableImage", "decode", "open_data"),
-]
+__all__ = ["DEFAULT_RULE", "DIGITS", "DataSet", "Images", "SplitRule", "UnreadableImage", "decode"]
+__all__ += ["open_data"]
 
 
 @dataclass(frozen=True)
