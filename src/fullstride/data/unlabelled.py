@@ -17,14 +17,13 @@ from fullstride.data.readers.csv_table import (
     find_header,
     read_rows,
     table_text,
-    utf8_text,
 )
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import count_unused, find_files, find_folder, first_reason
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset
 from fullstride.data.readers.idx import IdxReader, idx_images
-from fullstride.data.readers.listing import TEST, TRAIN, VAL, Below
+from fullstride.data.readers.listing import SPLITS, Below, read_text
 from fullstride.data.readers.shards import holds_shards, list_shards
 
 LISTS = (".txt", *TABLES)
@@ -100,7 +99,7 @@ def _of_folder(root: Path) -> Unlabelled:
 def _folder_class(name: str) -> str:
     """The first folder of a name that is no split; "" if there is none."""
     folders = name.split("/")[:-1]
-    if folders and folders[0].lower() in (*TRAIN, *VAL, *TEST):
+    if folders and folders[0].lower() in SPLITS:
         del folders[0]
     return folders[0] if folders else ""
 
@@ -149,7 +148,7 @@ def _of_list(path: Path) -> Unlabelled:
     if path.suffix.lower() in TABLES:
         rows = _table_rows(path)
     else:
-        rows = [(line.strip(), "") for line in utf8_text(path).splitlines() if line.strip()]
+        rows = [(line.strip(), "") for line in read_text(path).splitlines() if line.strip()]
     if not rows:
         raise ValueError(f"{str(path)!r} lists no images: give a path in each line")
     entries = [Entry(name, label) for name, label in dict(rows).items()]

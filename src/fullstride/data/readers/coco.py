@@ -1,4 +1,4 @@
-"""What is in images by COCO's annotation files? The categories and boxes of their annotations."""
+"""Reads COCO's format: the categories and boxes of images are in files of annotations."""
 
 import json
 import os
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple, TextIO
 
 from fullstride.data.readers.decode import image_size
 from fullstride.data.readers.listing import (
-    TEST,
-    TRAIN,
-    VAL,
+    SPLITS,
     Below,
     Box,
     BoxCheck,
+    FileSizes,
     Listing,
     Objects,
     Sample,
+    check_once,
     quote_names,
 )
 from fullstride.io.writing import open_regular
 
-# What is in the lists of a large JSON file? They are read an element at a time.
+# ---- the lists of a large JSON file, an element at a time
 
 
 CHARACTERS = 2**20  # that are read at once
@@ -113,7 +113,6 @@ class _Reader:
 
 
 BESIDE = "_annotations.coco.json"  # in the folder of a split, as some tools export it
-SPLITS = {name: names[0] for names in (TRAIN, (*VAL, "val"), TEST) for name in names}
 
 
 class CocoObject(NamedTuple):
@@ -217,7 +216,6 @@ def _read(files: Mapping[str, Path], target: "Target", with_objects: bool) -> Li
     classes = tuple(name for _, name in sorted(train.categories.items()))
     indices = {name: index for index, name in enumerate(classes)}
     splits: dict[str, list[Sample]] = {}
-    split_of: dict[str, str] = {}
     for split, content in contents.items():
         for key in sorted(content.annotation):
             if (name := content.categories[key]) not in indices:
@@ -226,12 +224,7 @@ def _read(files: Mapping[str, Path], target: "Target", with_objects: bool) -> Li
                     f"category {name!r}, which {str(train.path)!r} lacks: add or remove it"
                 )
         splits[split] = _samples(root, split, content, indices, target)
-        for name in (sample.name for sample in splits[split]):
-            if split_of.setdefault(name, split) != split:
-                raise ValueError(
-                    f"{str(content.path)!r}: {name!r} is in {split} and in {split_of[name]}: "
-                    "remove it from one"
-                )
+    check_once(splits)
     if not train.annotation:
         raise ValueError(f"{str(train.path)!r} has no annotation: add some")
     notes = ()
@@ -367,12 +360,12 @@ Target = Callable[[CocoImage, Callable[[int], int], Path], Any]
 def _samples(
     root: Path, split: str, content: CocoFile, indices: Mapping[str, int], target: Target
 ) -> list[Sample]:
-    folder, samples, missing = _image_folder(root, split, content), [], []
+    size_of = FileSizes(root)
+    folder, samples, missing = _image_folder(root, split, content, size_of), [], []
     for image in content.images:
         name = (PurePosixPath(folder) / image.name).as_posix()
-        try:
-            size = _size(root / name)
-        except (OSError, ValueError):
+        size = size_of(name)
+        if size is None:
             missing.append(image)
             continue
         what = target(image, lambda key: indices[content.categories[key]], root / name)
@@ -386,14 +379,7 @@ def _samples(
     return samples
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file. Raises OSError or ValueError if there is none."""
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return path.stat().st_size
-
-
-def _image_folder(root: Path, split: str, content: CocoFile) -> str:
+def _image_folder(root: Path, split: str, content: CocoFile, size_of: FileSizes) -> str:
     """The folder below `root` that has the first image. Raises ValueError."""
     for image in content.images:
         pure = PurePosixPath(image.name)
@@ -406,11 +392,8 @@ def _image_folder(root: Path, split: str, content: CocoFile) -> str:
     folders = [rest, f"images/{rest}", split, f"images/{split}", "images", "."]
     first = content.images[0]
     for folder in folders:
-        try:
-            _size(root / folder / first.name)
-        except (OSError, ValueError):
-            continue
-        return folder
+        if size_of(f"{folder}/{first.name}") is not None:
+            return folder
     raise ValueError(
         f"{str(content.path)!r}: image {first.id!r}, {first.name!r}, is in none of the folders "
         f"{', '.join(folders)} of {str(root)!r}: put the images into one"

@@ -1,37 +1,34 @@
-"""Which images does a CSV table list? A header, and a row for each image: path, label, split."""
+"""Reads tables of images, CSV with a header: a row has a path, a label or several, and a split."""
 
 import csv
-import stat
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from difflib import get_close_matches
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fullstride.data.readers.folder import IMAGES, FileKind
 from fullstride.data.readers.listing import (
-    TEST,
-    TRAIN,
-    VAL,
+    SPLITS,
     Below,
+    FileSizes,
     Listing,
     Sample,
+    check_classes,
+    near_names,
     quote_names,
+    read_text,
     sorted_classes,
 )
 from fullstride.data.readers.videos import frames_size
-from fullstride.io.writing import read_regular
 
 SUFFIXES = (".csv", ".tsv")
-MAX_TABLE_BYTES = 2**30  # ten million rows
 DELIMITERS = ",;\t"
 COLUMNS = {  # purpose of a column -> the names that its header may have
     "path": ("path", "image", "filename", "file"),
     "label": ("label", "class", "target"),
     "split": ("split",),
 }
-SPLITS = {name: names[0] for names in (TRAIN, VAL, TEST) for name in names}
 
 
 class Header(NamedTuple):
@@ -47,19 +44,17 @@ class Header(NamedTuple):
 class Row(NamedTuple):
     line: int  # of the file, from 1
     name: str  # POSIX path below the table's folder, or absolute
-    label: str
     split: str  # "train", "val" or "test"; all "train" in a table without that column
     group: str  # "" without such a column
+    labels: frozenset[str]
+    absent: frozenset[str] = frozenset()  # classes that the row says the image does not have
 
 
 def find_table(where: str) -> Path:
     path = Path(where)
     if path.is_file():
         return path.resolve()
-    near = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = [str(path.with_name(name)) for name in get_close_matches(path.name, near)]
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "check the path"
-    raise ValueError(f"no table {where!r}: {hint}")
+    raise ValueError(f"no table {where!r}: {near_names(path) or 'check the path'}")
 
 
 def read_table(
@@ -74,54 +69,32 @@ def read_table(
     text = table_text(table)
     header = find_header(table, text, COLUMNS, group)
     check_columns(table, header, ("path", "label"))
-    rows = [_row(table, *row, header.columns) for row in read_rows(table, text, header.delimiter)]
-    rows = _distinct(table, rows)
-    classes = sorted_classes(row.label for row in rows if row.split == "train")
+    images: dict[str, Row] = {}
+    for line, fields in read_rows(table, text, header.delimiter):
+        values = row_values(table, line, fields, header.columns)
+        row = _row(line, values, frozenset([values["label"]]))
+        _check_repeated(table, row, images.setdefault(row.name, row), ("labels", "split", "group"))
+    rows = [*images.values()]
+    classes = sorted_classes(each for row in rows if row.split == "train" for each in row.labels)
     if not classes:
         raise ValueError(f"{str(table)!r} has no row to train on: give some the split 'train'")
-    if len(classes) == 1:
-        raise ValueError(
-            f"{str(table)!r} has one class only, {classes[0]!r}: add training images of a "
-            "second one"
-        )
+    check_classes(repr(str(table)), classes, "add training images of a second one")
     if unseen_classes:
-        classes += sorted_classes({row.label for row in rows}.difference(classes))
-    labels = {name: label for label, name in enumerate(classes)}
-    for row in rows:
-        if row.label not in labels:
-            raise ValueError(
-                f"{at_line(table, row.line)} has the label {row.label!r}, which no training row "
-                "has: add or remove it"
-            )
-    splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
-    sizes = file_sizes(table, [(row.line, row.name) for row in rows], kind)
-    for row, size in zip(rows, sizes, strict=True):
-        splits[row.split].append(Sample(row.name, labels[row.label], size))
-    return Listing(
-        classes,
-        {name: split for name, split in splits.items() if split},
-        Below(table.parent),
-        columns=header.lower,
-        groups={row.name: row.group for row in rows} if "group" in header.columns else None,
-    )
+        classes += sorted_classes({each for row in rows for each in row.labels}.difference(classes))
+    listing = _listing(table, header, rows, classes, kind)
+    splits = {
+        split: [sample._replace(target=sample.target[0]) for sample in samples]
+        for split, samples in listing.splits.items()
+    }
+    return replace(listing, splits=splits)
 
 
 def at_line(table: Path, line: int) -> str:
     return f"{str(table)!r} line {line}"
 
 
-def utf8_text(path: Path) -> str:
-    """The text of a table or a list. Raises ValueError for other encodings."""
-    data = read_regular(path, MAX_TABLE_BYTES)
-    try:
-        return data.decode("utf-8-sig")  # with or without a byte order mark
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{at_line(path, line)} is not UTF-8: save it as UTF-8") from None
-
-
 def table_text(table: Path) -> str:
-    text = utf8_text(table)
+    text = read_text(table)
     if not text.strip():
         raise ValueError(
             f"{str(table)!r} is empty: give a header with path and label, and a row for each image"
@@ -211,75 +184,85 @@ def row_values(
     return texts | {"path": _name(table.parent, texts["path"]), "split": SPLITS[split.lower()]}
 
 
-def _row(table: Path, line: int, fields: Sequence[str], columns: Mapping[str, int]) -> Row:
-    values = row_values(table, line, fields, columns)
-    return Row(line, *(values[column] for column in ("path", "label", "split", "group")))
-
-
 def _name(root: Path, path: str) -> str:
     """Relative to the table's folder if possible, so that splits stay when the folder moves."""
     pure = PurePath(path)
     return (pure.relative_to(root) if pure.is_relative_to(root) else pure).as_posix()
 
 
-def _distinct(table: Path, rows: list[Row]) -> list[Row]:
-    first: dict[str, Row] = {}
-    for row in rows:
-        earlier = first.setdefault(row.name, row)
-        check_repeated(table, row, earlier, ("label", "split", "group"))
-    return list(first.values())
+def _row(line: int, values: Mapping[str, str], *labels: frozenset[str]) -> Row:
+    return Row(line, values["path"], values["split"], values["group"], *labels)
 
 
-def check_repeated(table: Path, row: Any, earlier: Any, columns: Sequence[str]) -> None:
+def _check_repeated(table: Path, row: Row, earlier: Row, columns: Sequence[str]) -> None:
     """Raises ValueError where two rows of one image differ in one of these fields."""
     for column in columns:
         new, old = getattr(row, column), getattr(earlier, column)
         if new != old:
+            if column == "labels":
+                column, (new,), (old,) = "label", new, old
             raise ValueError(
                 f"{at_line(table, row.line)}: {row.name!r} has two {column}s, {old!r} on line "
                 f"{earlier.line} and {new!r} here: keep one"
             )
 
 
-def file_sizes(table: Path, names: Sequence[tuple[int, str]], kind: FileKind = IMAGES) -> list[int]:
-    """The bytes of the files on these lines. Raises ValueError if some are missing."""
-    sizes, missing = [], []
-    for line, name in names:
-        size = None
-        with suppress(OSError, ValueError):  # ValueError: a NUL in the path
-            status = (table.parent / name).stat()
-            if stat.S_ISREG(status.st_mode):
-                size = status.st_size
-            elif kind.frames:  # raises OSError for what is no folder
-                size = frames_size(table.parent / name) or None
+def _listing(
+    table: Path,
+    header: Header,
+    rows: list[Row],
+    classes: tuple[str, ...],
+    kind: FileKind = IMAGES,
+    notes: Sequence[str] = (),
+) -> Listing:
+    """The samples of the rows, whose targets are sorted indices of their labels."""
+    indices = {name: index for index, name in enumerate(classes)}
+    splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
+    for row in rows:
+        if unknown := sorted(row.labels - indices.keys()):
+            raise ValueError(
+                f"{at_line(table, row.line)} has the label {unknown[0]!r}, which no training row "
+                "has: add or remove it"
+            )
+    for row, size in zip(rows, _file_sizes(table, rows, kind), strict=True):
+        target = tuple(sorted(indices[label] for label in row.labels))
+        splits[row.split].append(Sample(row.name, target, size))
+    return Listing(
+        classes,
+        {name: split for name, split in splits.items() if split},
+        Below(table.parent),
+        columns=header.lower,
+        groups={row.name: row.group for row in rows} if "group" in header.columns else None,
+        notes=tuple(notes),
+    )
+
+
+def _file_sizes(table: Path, rows: Sequence[Row], kind: FileKind) -> list[int]:
+    """The bytes of the files of the rows. Raises ValueError if some are missing."""
+    sizes, missing, size_of = [], [], FileSizes(table.parent)
+    for row in rows:
+        size = size_of(row.name)
+        if size is None and kind.frames:
+            size = frames_size(table.parent / row.name) or None
         if size is None:
-            missing.append((line, name))
+            missing.append(row)
         else:
             sizes.append(size)
     if missing:
-        line, name = missing[0]
         raise ValueError(
-            f"{len(missing)} of the {len(names)} files in {str(table)!r} are missing, the first is "
-            f"{name!r} on line {line}: paths are relative to the table's folder, or absolute"
+            f"{len(missing)} of the {len(rows)} files in {str(table)!r} are missing, the first is "
+            f"{missing[0].name!r} on line {missing[0].line}: paths are relative to the table's "
+            "folder, or absolute"
         )
     return sizes
 
 
-# Which labels does each image of a table have? A cell with several, or a column for each class.
+# ---- several labels for each image: a cell with several, or a column for each class
 
 
 LABELS = (*COLUMNS["label"], "labels", "classes", "tags")
 SEPARATORS = ";|,"  # of labels in a cell; spaces too, where nothing else separates them
 PRESENT, ABSENT = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
-
-
-class LabelRow(NamedTuple):
-    line: int  # of the file, from 1
-    name: str  # POSIX path below the table's folder, or absolute
-    labels: frozenset[str]
-    split: str
-    group: str
-    absent: frozenset[str] = frozenset()  # classes that the row says the image does not have
 
 
 def read_label_table(table: Path, separator: str | None = None, group: str = "") -> Listing:
@@ -320,31 +303,7 @@ def read_label_table(table: Path, separator: str | None = None, group: str = "")
     classes = sorted_classes(classes or train)
     if unused := [name for name in classes if name not in train]:
         notes.append(f"no training image has the label {quote_names(unused)}")
-    return _listing(table, header, joined, classes, notes)
-
-
-def _listing(
-    table: Path, header: Header, rows: list[LabelRow], classes: tuple[str, ...], notes: list[str]
-) -> Listing:
-    indices = {name: index for index, name in enumerate(classes)}
-    splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
-    sizes = file_sizes(table, [(row.line, row.name) for row in rows])
-    for row, size in zip(rows, sizes, strict=True):
-        if unknown := sorted(row.labels - indices.keys()):
-            raise ValueError(
-                f"{at_line(table, row.line)} has the label {unknown[0]!r}, which no training row "
-                "has: add or remove it"
-            )
-        target = tuple(sorted(indices[label] for label in row.labels))
-        splits[row.split].append(Sample(row.name, target, size))
-    return Listing(
-        classes,
-        {name: split for name, split in splits.items() if split},
-        Below(table.parent),
-        columns=header.lower,
-        groups={row.name: row.group for row in rows} if "group" in header.columns else None,
-        notes=tuple(notes),
-    )
+    return _listing(table, header, joined, classes, notes=notes)
 
 
 def find_separator(table: Path, cells: Iterable[str]) -> str:
@@ -379,7 +338,7 @@ def _labels_cell(table: Path, header: Header, line: int, fields: list[str]) -> s
 
 def _with_cells(
     table: Path, header: Header, rows: Iterable[tuple[int, list[str]]], separator: str
-) -> list[LabelRow]:
+) -> list[Row]:
     columns = {name: index for name, index in header.columns.items() if name != "label"}
     labelled, sets = [], {}
     for line, fields in rows:
@@ -387,13 +346,13 @@ def _with_cells(
         if cell not in sets:
             parts = cell.split(separator) if separator else [cell]
             sets[cell] = frozenset(filter(None, map(str.strip, parts)))
-        labelled.append(_label_row(line, sets[cell], row_values(table, line, fields, columns)))
+        labelled.append(_row(line, row_values(table, line, fields, columns), sets[cell]))
     return labelled
 
 
 def _with_columns(
     table: Path, header: Header, rows: Iterable[tuple[int, list[str]]]
-) -> tuple[list[LabelRow], list[str]]:
+) -> tuple[list[Row], list[str]]:
     """The rows, and the titles of the columns that are classes.
 
     A column without a title is not used: pandas writes its index so.
@@ -408,7 +367,7 @@ def _with_columns(
         )
     if twice := [title for title in classes if classes.count(title) > 1]:
         raise ValueError(f"{at_line(table, 1)} has two columns {twice[0]!r}: remove one")
-    labelled: list[LabelRow] = []
+    labelled: list[Row] = []
     sets: dict[frozenset[str], frozenset[str]] = {}  # equal ones of several rows are one object
     for line, fields in rows:
         if len(fields) < len(header.titles):
@@ -429,21 +388,16 @@ def _with_columns(
                 )
         values = row_values(table, line, fields, header.columns)
         both = (frozenset(present), frozenset(absent))
-        both = [sets.setdefault(each, each) for each in both]
-        labelled.append(_label_row(line, both[0], values)._replace(absent=both[1]))
+        labelled.append(_row(line, values, *(sets.setdefault(each, each) for each in both)))
     return labelled, classes
 
 
-def _label_row(line: int, labels: frozenset[str], values: Mapping[str, str]) -> LabelRow:
-    return LabelRow(line, values["path"], labels, values["split"], values["group"])
-
-
-def _joined(table: Path, rows: Iterable[LabelRow]) -> list[LabelRow]:
+def _joined(table: Path, rows: Iterable[Row]) -> list[Row]:
     """One row for each image, with the labels of all its rows."""
-    images: dict[str, LabelRow] = {}
+    images: dict[str, Row] = {}
     for row in rows:
         earlier = images.setdefault(row.name, row)
-        check_repeated(table, row, earlier, ("split", "group"))
+        _check_repeated(table, row, earlier, ("split", "group"))
         labels, absent = row.labels | earlier.labels, row.absent | earlier.absent
         if both := sorted(labels & absent):
             raise ValueError(

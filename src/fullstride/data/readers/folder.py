@@ -5,7 +5,6 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
 from fullstride.data.readers.decode import SUFFIXES
@@ -16,6 +15,8 @@ from fullstride.data.readers.listing import (
     Below,
     Listing,
     Sample,
+    check_classes,
+    near_names,
     quote_names,
 )
 from fullstride.data.readers.videos import SUFFIXES as VIDEO_SUFFIXES
@@ -149,11 +150,8 @@ def find_folder(where: str) -> Path:
         raise ValueError(f"{where!r} is a file: {HINT}" if where else f"no folder named: {HINT}")
     except (FileNotFoundError, NotADirectoryError):
         names = ["digits"] if path.parent == Path() else []
-        if path.parent.is_dir():
-            names += _subfolders(path.parent)
-        close = [str(path.with_name(name)) for name in get_close_matches(path.name, names)]
-        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else HINT
-        raise ValueError(f"no folder {where!r}: {hint}") from None
+        names += _subfolders(path.parent) if path.parent.is_dir() else []
+        raise ValueError(f"no folder {where!r}: {near_names(path, names) or HINT}") from None
     except OSError as error:
         raise ValueError(
             f"cannot reach {where!r} ({error.strerror}): check the path and its permissions"
@@ -191,9 +189,7 @@ def _classes(folder: Path, kind: FileKind) -> tuple[str, ...]:
         return tuple(names)
     if names:
         hint = f", or give {str(folder / names[0])!r}" if _subfolders(folder / names[0]) else ""
-        raise ValueError(
-            f"{str(folder)!r} has one class only, {names[0]!r}: add a second class folder{hint}"
-        )
+        check_classes(repr(str(folder)), names, f"add a second class folder{hint}")
     flat = any(each.name.lower().endswith(kind.suffixes) for each in _entries(folder))
     what = f"has {kind.name} but no class folders" if flat else "has no class folders"
     raise ValueError(f"{str(folder)!r} {what}: put the {kind.name} of each class in a subfolder")

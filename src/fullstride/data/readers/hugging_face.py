@@ -19,9 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from fullstride.data.readers.csv_table import SPLITS
 from fullstride.data.readers.decode import SUFFIXES, UnreadableImage
-from fullstride.data.readers.listing import Listing, Sample, quote_names, sorted_classes
+from fullstride.data.readers.listing import (
+    SPLITS,
+    Listing,
+    Sample,
+    check_classes,
+    quote_names,
+    sorted_classes,
+)
 from fullstride.io.records import read_json
 from fullstride.io.writing import open_regular
 
@@ -351,11 +357,8 @@ def _labels(
                     f"{row(split, number)} has the {columns.label!r} {value!r}, but the "
                     f"training rows' classes are {quote_names(list(classes))}: change or remove it"
                 )
-    if len(labels := set(values["train"])) == 1:
-        name = classes[numbers[labels.pop()]]
-        raise ValueError(
-            f"{str(folder)!r} has one class only, {name!r}: add images of a second one to train on"
-        )
+    present = [classes[numbers[label]] for label in {*values["train"]}]
+    check_classes(repr(str(folder)), present, "add images of a second one to train on")
     return classes, {split: [numbers[value] for value in each] for split, each in values.items()}
 
 

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fullstride.data.readers.listing import Listing, Sample, quote_names, sorted_classes
+from fullstride.data.readers.listing import (
+    Listing,
+    Sample,
+    check_classes,
+    quote_names,
+    sorted_classes,
+)
 from fullstride.data.readers.splits import SplitRule, Splits
 from fullstride.io.writing import open_regular
 
@@ -107,8 +113,7 @@ def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
             f"{str(folder)!r} has the labels {quote_names(sorted(unknown))}, which the training "
             "images lack: remove them"
         )
-    if len(classes) == 1:
-        raise ValueError(f"{str(folder)!r} has one class only, {classes[0]!r}: add a second one")
+    check_classes(repr(str(folder)), classes, "add a second one")
     targets = {int(name): target for target, name in enumerate(classes)}
     splits = {
         split: [

@@ -1,17 +1,20 @@
-"""What does a reader return? The names, classes and sizes of images, by the splits of the data."""
+"""What readers return: names, targets and sizes of images by splits; and what readers share."""
 
 import hashlib
 import math
 import os
+import stat
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.io.writing import open_regular
+from fullstride.io.writing import open_regular, read_regular
 
-# Which objects are in an image, and are their boxes usable? Boxes beyond it are clipped.
+# ---- objects in images
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
@@ -70,6 +73,8 @@ NO_LABEL = -1  # the class that an image without labels counts for where splits 
 
 # Names of splits in folders, tables, shards and datasets.
 TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
+SPLITS = {name: names[0] for names in (TRAIN, VAL, TEST) for name in names}
+MAX_TEXT_BYTES = 2**30  # of a table or a list; ten million rows
 
 
 class Sample(NamedTuple):
@@ -140,7 +145,92 @@ def fraction(name: str) -> float:
     return int.from_bytes(digest, "big") / 2**48  # 48 bits: the quotient cannot round up to 1
 
 
-# Which images are copies of each other? Those whose files have the same bytes.
+def near_names(path: Path, names: Iterable[str] | None = None) -> str:
+    """ "did you mean ...?" with similar `names`, by default those beside `path`; "" without any."""
+    if names is None:
+        names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = [repr(str(path.with_name(name))) for name in get_close_matches(path.name, names)]
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def check_classes(where: str, classes: Sequence[str], hint: str) -> None:
+    """Raises ValueError where there is one class only; `where` begins the message."""
+    if len(classes) == 1:
+        raise ValueError(f"{where} has one class only, {classes[0]!r}: {hint}")
+
+
+def check_once(splits: Mapping[str, Sequence[Sample]]) -> None:
+    """Raises ValueError for images in several splits."""
+    split_of: dict[str, str] = {}
+    for split, samples in splits.items():
+        both = [each.name for each in samples if split_of.setdefault(each.name, split) != split]
+        if both:
+            raise ValueError(
+                f"{quote_names(both)} in {split} and in {split_of[both[0]]}: remove from one"
+            )
+
+
+# ---- files
+
+
+def read_text(path: Path) -> str:
+    """The text of a table or a list. Raises ValueError for other encodings."""
+    data = read_regular(path, MAX_TEXT_BYTES)
+    try:
+        return data.decode("utf-8-sig")  # with or without a byte order mark
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{str(path)!r} line {line} is not UTF-8: save it as UTF-8") from None
+
+
+def read_names(path: Path) -> list[str]:
+    """The first word of each line of a list of images. Raises ValueError."""
+    names = [line.split()[0] for line in read_text(path).splitlines() if line.strip()]
+    if wrong := [each for each in names if "/" in each or "\\" in each or each.startswith(".")]:
+        raise ValueError(f"{str(path)!r} has {wrong[0]!r}: use names of images without folders")
+    return names
+
+
+class FileSizes:
+    """Function from names below a folder to the bytes of regular files, None where there is none.
+
+    Each folder is listed once, so that a million names need no million calls of the system.
+    """
+
+    def __init__(self, root: Path):
+        self.root, self.folders = os.fspath(root), {}
+
+    def __call__(self, name: str) -> int | None:
+        path = os.path.join(self.root, name)  # noqa: PTH118  pathlib takes longer than the system
+        folder, file = os.path.split(path)
+        if folder not in self.folders:
+            self.folders[folder] = self.entries(folder)
+        entries = self.folders[folder]
+        try:
+            if entries is None:
+                status = os.stat(path)  # noqa: PTH116
+            elif file in entries:
+                status = entries[file].stat()
+            else:
+                return None
+        except (OSError, ValueError):  # ValueError: a NUL in the path
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def entries(self, folder: str) -> dict[str, os.DirEntry[str]] | None:
+        """What is in a folder by name; None where only the system can say it."""
+        if sys.platform != "linux":  # names may differ in case and be of one file
+            return None
+        try:
+            with os.scandir(folder) as entries:
+                return {entry.name: entry for entry in entries}
+        except PermissionError:  # it may be reached, but not listed
+            return None
+        except (OSError, ValueError):
+            return {}
+
+
+# ---- images whose files have the same bytes are copies
 
 
 MAX_COMPARED = 250_000  # images; of more, reading a part of each file would take minutes or hours
@@ -206,7 +296,7 @@ def _digest(file: Callable[[str], Path | bytes], sample: Sample, *, whole: bool)
     return digest.hexdigest()
 
 
-# Which images are in several class folders? Copies of one image, which has all their labels.
+# ---- images in several class folders are one image with all their labels
 
 
 Copies = Mapping[str, tuple[str, ...]]

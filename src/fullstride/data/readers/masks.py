@@ -1,7 +1,8 @@
-"""Which map belongs to which picture? Pairs of files, by folders or by VOC's lists of names."""
+"""Pairs of pictures and their maps, by folders or by VOC's lists of names, and what maps say."""
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -18,14 +19,14 @@ from fullstride.data.readers.listing import (
     TRAIN,
     VAL,
     Below,
+    FileSizes,
     Listing,
     Sample,
     quote_names,
+    read_names,
+    read_text,
 )
-from fullstride.io.writing import check_regular, open_regular, read_regular
-
-# What does a file of a value for each pixel say? Classes or metres, or UnreadableImage.
-
+from fullstride.io.writing import check_regular, open_regular
 
 IGNORED = 255  # the class of a pixel that is neither trained on nor scored
 MAX_CLASSES = IGNORED
@@ -108,7 +109,9 @@ def read_png(path: Path, name: str) -> np.ndarray:
     return values.astype(np.int32)
 
 
-MAX_LIST_BYTES = 2**26  # of a list of names
+# ---- which map belongs to which picture
+
+
 VOC_CLASSES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat"),
     *("chair", "cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant"),
@@ -228,14 +231,14 @@ def _map_files(root: Path, folder: Path, suffixes: tuple[str, ...]) -> Iterator[
             if path.suffix.lower() in suffixes and not file.startswith("."):
                 name = path.relative_to(root).as_posix()
                 stem = _stem(path.relative_to(folder).as_posix())
-                yield stem, Sample(name, (), size_of(path))
+                yield stem, Sample(name, (), _size(path))
 
 
 def _stem(name: str) -> str:
     return str(PurePosixPath(name).with_suffix(""))
 
 
-def size_of(path: Path) -> int:
+def _size(path: Path) -> int:
     """Bytes; -1 for a broken link."""
     try:
         return path.stat().st_size
@@ -260,33 +263,23 @@ def _read_voc(root: Path) -> PairedListing:
         raise ValueError(f"{str(lists)!r} has neither train.txt nor trainval.txt: add one")
     splits: dict[str, list[Sample]] = {}
     maps: dict[str, Sample] = {}
+    size_of = FileSizes(root)
     for split, path in files.items():
-        splits[split] = []
-        for name in _lines(path):
+        samples = []
+        for name in read_names(path):
             picture, mask = f"JPEGImages/{name}.jpg", f"SegmentationClass/{name}.png"
-            if split == "test" and not (root / mask).exists():
+            if split == "test" and size_of(mask) is None:
                 continue  # the masks of some years were never released
             for each in (picture, mask):
-                if not (root / each).is_file():
+                if size_of(each) is None:
                     raise ValueError(f"{str(path)!r} names {name!r}, but there is no {each}")
-            splits[split].append(Sample(picture, (), size_of(root / picture)))
-            maps[picture] = Sample(mask, (), size_of(root / mask))
-    splits = {split: samples for split, samples in splits.items() if samples}
+            samples.append(Sample(picture, (), size_of(picture) or 0))
+            maps[picture] = Sample(mask, (), size_of(mask) or 0)
+        if samples:
+            splits[split] = samples
     if "train" not in splits:
         raise ValueError(f"{str(files['train'])!r} names no picture: add some")
     return PairedListing(Listing((), splits, Below(root)), maps, root / "SegmentationClass")
-
-
-def _lines(path: Path) -> list[str]:
-    """The first words of all lines. Raises ValueError."""
-    try:
-        text = read_regular(path, MAX_LIST_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {str(path)!r} as text: {error}") from error
-    names = [line.split()[0] for line in text.splitlines() if line.strip()]
-    if strange := [name for name in names if "/" in name or "\\" in name]:
-        raise ValueError(f"{str(path)!r} has {strange[0]!r}: use names without folders")
-    return names
 
 
 # ---- names of classes
@@ -306,27 +299,20 @@ def class_names(root: Path, folder: Path) -> tuple[str, ...]:
 
 
 def _names(path: Path) -> tuple[str, ...]:
-    try:
-        text = read_regular(path, MAX_LIST_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {str(path)!r} as text: {error}") from error
-    names = tuple(line.strip() for line in text.splitlines())
+    names = tuple(line.strip() for line in read_text(path).splitlines())
     if {*names} <= {LEFT_OUT} or len(names) > MAX_CLASSES:
         raise ValueError(f"{str(path)!r} has {len(names)} lines: name 1 to {MAX_CLASSES} classes")
     if not all(names):
         raise ValueError(f"{str(path)!r}: line {names.index('') + 1} is empty: give a name")
-    real = [name for name in names if name != LEFT_OUT]
-    if twice := sorted({name for name in real if real.count(name) > 1}):
+    counts = Counter(name for name in names if name != LEFT_OUT)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
         raise ValueError(f"{str(path)!r} has {quote_names(twice)} twice: give each class its name")
     return names
 
 
 def _ade_names(path: Path) -> tuple[str, ...]:
     """The first name of each of the 150 classes. Raises ValueError."""
-    try:
-        lines = read_regular(path, MAX_LIST_BYTES).decode().splitlines()[1:]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {str(path)!r} as text: {error}") from error
+    lines = read_text(path).splitlines()[1:]
     names = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip()]
     # several classes have one first name, such as "screen"
     return tuple(

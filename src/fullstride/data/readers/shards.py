@@ -25,11 +25,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.folder import IMAGES, FileKind, why_unused
 from fullstride.data.readers.listing import (
-    TEST,
-    TRAIN,
-    VAL,
+    SPLITS,
     Listing,
     Sample,
+    check_classes,
     quote_names,
     sorted_classes,
 )
@@ -239,7 +238,6 @@ INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
 MAX_OPEN_SHARDS = 256  # of a process; systems allow 1024 open files or fewer
-SPLITS = {name: names[0] for names in (TRAIN, VAL, TEST) for name in names}
 
 
 @dataclass(frozen=True)
@@ -334,11 +332,8 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
     }
     classes = index.classes if index else sorted_classes(str(m.label) for m in members["train"])
     several = index is not None and index.several_labels
-    if len(classes) == 1 and not several:
-        raise ValueError(
-            f"the shards in {str(folder)!r} have one class only, {classes[0]!r}: add shards with a "
-            "second class"
-        )
+    if not several:
+        check_classes(f"the data in {str(folder)!r}", classes, "add shards with a second class")
     targets = {name: target for target, name in enumerate(classes)}
     labels = {member.label for each in members.values() for member in each}
     if not several and (unknown := sorted({*map(str, labels)} - targets.keys())):

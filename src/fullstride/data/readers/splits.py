@@ -14,9 +14,7 @@ from typing import Annotated, NamedTuple
 
 from fullstride.data.readers.listing import (
     NO_LABEL,
-    TEST,
-    TRAIN,
-    VAL,
+    SPLITS,
     Listing,
     Sample,
     TooManyImagesError,
@@ -122,12 +120,11 @@ def _by_level(listing: Listing, level: str) -> dict[str, str]:
 
 def _class_folders(listing: Listing) -> Callable[[Sample], int]:
     """The number of folders down to the class's: 0 unless all names begin with their class's."""
-    splits = {*TRAIN, *VAL, *TEST}
 
     def depth(sample: Sample) -> int:
         parts = sample.name.split("/")
         names = [listing.classes[label] for label in labels_of(sample.target) if label != NO_LABEL]
-        if parts[0].lower() in splits and len(parts) > 2 and parts[1] in names:
+        if parts[0].lower() in SPLITS and len(parts) > 2 and parts[1] in names:
             return 2
         return int(parts[0] in names and len(parts) > 1)
 
@@ -295,13 +292,11 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     """
     train, val, test = (listing.splits.get(name) for name in ("train", "val", "test"))
     assert train is not None
-    for name, share, samples in (
-        (listing.val_name, rule.val, val),
-        ("test", rule.test, test),
+    for flag, name, share, samples, what in (
+        ("val", listing.val_name, rule.val, val, "validation split"),
+        ("test", "test", rule.test, test, "test"),
     ):
         if samples is not None and share:
-            what = "validation split" if samples is val else "test"
-            flag = "val" if samples is val else "test"
             raise ValueError(f"{flag} {share}: {name!r} is the {what} already; leave the share out")
     own = tuple(name for name, each in (("val", val), ("test", test)) if each is not None)
     if rule.all_for_training:

@@ -1,4 +1,4 @@
-"""Which objects are in the images of a Pascal VOC folder? One XML file for each image says it."""
+"""Reads Pascal VOC's format: an XML file for each image says which objects are in it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,16 +10,18 @@ from fullstride.data.readers.listing import (
     Below,
     Box,
     BoxCheck,
+    FileSizes,
     Listing,
     Objects,
     Sample,
-    quote_names,
+    check_once,
+    read_names,
     sorted_classes,
 )
 from fullstride.io.writing import read_regular
 
 IMAGES, ANNOTATIONS, LISTS = "JPEGImages", "Annotations", "ImageSets/Main"
-MAX_XML_BYTES, MAX_LIST_BYTES = 2**23, 2**28
+MAX_XML_BYTES = 2**23
 
 
 class VocObject(NamedTuple):
@@ -32,6 +34,7 @@ class VocImage(NamedTuple):
     """An image as its annotation describes it."""
 
     name: str  # below the root
+    size: int  # bytes
     annotation: Path
     objects: tuple[VocObject, ...]
 
@@ -59,11 +62,11 @@ def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
     if len(folders) > 1 and any("test" in each for each in lists):
         lists = [_joined(each) for each in lists]
     images: dict[str, list[VocImage]] = {}
-    check = BoxCheck()
+    check, sizes = BoxCheck(), FileSizes(root)
     for folder, names in zip(folders, lists, strict=True):
         for split, ids in names.items():
             images.setdefault(split, []).extend(
-                _image(root, folder, each, check) for each in dict.fromkeys(ids)
+                _image(root, folder, each, sizes, check) for each in dict.fromkeys(ids)
             )
     train = images.get("train")
     if not train:
@@ -73,18 +76,18 @@ def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
         raise ValueError(f"{str(train[0].annotation.parent)!r} has no object: add some")
     indices = {name: index for index, name in enumerate(classes)}
     splits = {
-        split: [_sample(root, image, indices) for image in images[split]]
+        split: [_sample(image, indices) for image in images[split]]
         for split in ("train", "val", "test")
         if images.get(split)
     }
-    _check_once(splits)
+    check_once(splits)
     return Listing(classes, splits, Below(root), notes=check.notes())
 
 
 def _splits(folder: Path) -> dict[str, list[str]]:
     """The ids of the images of each split of a folder."""
     ids = {
-        name: _ids(folder / LISTS / f"{name}.txt")
+        name: read_names(folder / LISTS / f"{name}.txt")
         for name in ("train", "val", "trainval", "test")
         if (folder / LISTS / f"{name}.txt").is_file()
     }
@@ -103,26 +106,15 @@ def _joined(ids: dict[str, list[str]]) -> dict[str, list[str]]:
     return {split: each for split, each in joined.items() if each}
 
 
-def _ids(path: Path) -> list[str]:
-    try:
-        lines = read_regular(path, MAX_LIST_BYTES).decode().splitlines()
-    except UnicodeDecodeError:
-        raise ValueError(f"{str(path)!r} is not UTF-8: save it as UTF-8") from None
-    ids = [line.split()[0] for line in lines if line.strip()]
-    if wrong := [each for each in ids if "/" in each or "\\" in each or each.startswith(".")]:
-        raise ValueError(f"{str(path)!r} lists {wrong[0]!r}: use names of images without folders")
-    return ids
-
-
-def _image(root: Path, folder: Path, name: str, check: BoxCheck) -> VocImage:
-    annotation = folder / ANNOTATIONS / f"{name}.xml"
-    if not annotation.is_file():
+def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxCheck) -> VocImage:
+    annotation, below = folder / ANNOTATIONS / f"{name}.xml", folder.relative_to(root).as_posix()
+    if sizes(f"{below}/{ANNOTATIONS}/{name}.xml") is None:
         raise ValueError(
             f"{str(annotation)!r} is missing, for the image {name!r}: add or remove it"
         )
     for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES)):
         path = folder / IMAGES / f"{name}{suffix}"
-        if path.is_file():
+        if (bytes_in := sizes(f"{below}/{IMAGES}/{name}{suffix}")) is not None:
             break
     else:
         missing = str(folder / IMAGES / f"{name}{SUFFIXES[0]}")
@@ -134,10 +126,10 @@ def _image(root: Path, folder: Path, name: str, check: BoxCheck) -> VocImage:
         where = f"object {number} of {str(annotation)!r}"
         if box := check.usable(each.box, size, where):
             objects.append(each._replace(box=box))
-    return VocImage(path.relative_to(root).as_posix(), annotation, tuple(objects))
+    return VocImage(path.relative_to(root).as_posix(), bytes_in, annotation, tuple(objects))
 
 
-def _sample(root: Path, image: VocImage, indices: dict[str, int]) -> Sample:
+def _sample(image: VocImage, indices: dict[str, int]) -> Sample:
     if others := [each.label for each in image.objects if each.label not in indices]:
         raise ValueError(
             f"{str(image.annotation)!r} has the class {others[0]!r}, which no training image has: "
@@ -148,20 +140,7 @@ def _sample(root: Path, image: VocImage, indices: dict[str, int]) -> Sample:
         tuple(indices[each.label] for each in image.objects),
         tuple(each.difficult for each in image.objects),
     )
-    return Sample(image.name, target, (root / image.name).stat().st_size)
-
-
-def _check_once(splits: dict[str, list[Sample]]) -> None:
-    split_of: dict[str, str] = {}
-    for split, samples in splits.items():
-        both = [
-            sample.name for sample in samples if split_of.setdefault(sample.name, split) != split
-        ]
-        if both:
-            raise ValueError(
-                f"{quote_names(both)} in the lists of {split} and of {split_of[both[0]]}: remove "
-                "from one"
-            )
+    return Sample(image.name, target, image.size)
 
 
 # ---- annotations
