@@ -191,7 +191,7 @@ def test_annotations_without_lists_have_their_splits_taken(tmp_path):
 def test_voc_boxes_that_cannot_be_used_are_named_and_left_out(tmp_path):
     bad = [("dog", (-5, 1, 30, 5), 0), ("dog", (9, 1, 3, 5), 0), ("dog", ("nan", 1, 3, 5), 0)]
     write_voc(tmp_path, {"a": xml(*bad, size=""), "b": CAT}, train="a b", val="a")
-    with pytest.raises(ValueError, match="'JPEGImages/a.jpg' in the lists of val and of train"):
+    with pytest.raises(ValueError, match="'JPEGImages/a.jpg' in val and in train"):
         open_boxes(str(tmp_path))
     (tmp_path / "ImageSets/Main/val.txt").write_text("b\n")
     (tmp_path / "ImageSets/Main/train.txt").write_text("a\n")

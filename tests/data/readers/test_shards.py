@@ -608,7 +608,7 @@ def test_a_header_with_a_bad_checksum_behind_good_ones_is_refused(tmp_path):
         ([("a.txt", b"words"), ("a.cls", b"1")], "has no images: give shards of .jpg"),
         (
             [("a.png", b""), ("a.cls", b"1"), ("b.png", b""), ("b.cls", b"1")],
-            "have one class only, '1'",
+            "has one class only, '1'",
         ),
         ([], "has no images"),
     ],

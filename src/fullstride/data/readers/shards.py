@@ -333,7 +333,7 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
     classes = index.classes if index else sorted_classes(str(m.label) for m in members["train"])
     several = index is not None and index.several_labels
     if not several:
-        check_classes(f"the data in {str(folder)!r}", classes, "add shards with a second class")
+        check_classes(repr(str(folder)), classes, "add shards with a second class")
     targets = {name: target for target, name in enumerate(classes)}
     labels = {member.label for each in members.values() for member in each}
     if not several and (unknown := sorted({*map(str, labels)} - targets.keys())):
