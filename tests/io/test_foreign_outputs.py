@@ -71,7 +71,7 @@ WRONG = {
     "choose": "choose --target gone --budget-ms 1 --out",
     "study rank": "study rank gone --out",
     "study blocks": "study blocks --device cpu --resolution 0 --out",
-    "study figures": "study figures --device gone --out",
+    "study figures": "study figures --target gone --out",
     "export": "export RUN --out",
     "report": "report RUN --out",
 }

@@ -144,7 +144,7 @@ def test_bad_input_to_the_command_is_one_line_and_nothing_on_the_page(capsys):
         "--kinds XY",
         "--width 30",
         "--depth 0",
-        "--batch 0",
+        "--call-batch 0",
         "--resolution 0",
         "--rounds 0",
         "--device tpu",
@@ -195,7 +195,7 @@ def test_where_only_arithmetic_takes_time_the_estimate_is_the_multiply_adds():
 
 def test_the_command_says_estimated_and_takes_no_flags_that_the_profile_decides(tmp_path, capsys):
     save_profile(slow_calculator(), tmp_path / "slow.json")
-    asked = ["study", "blocks", "--kinds", "XX", "--width", "8", "--resolution", "7", "--device"]
+    asked = ["study", "blocks", "--kinds", "XX", "--width", "8", "--resolution", "7", "--target"]
     words = [*asked, str(tmp_path / "slow.json")]
     assert cli.run([*words, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
@@ -210,4 +210,4 @@ def test_the_command_says_estimated_and_takes_no_flags_that_the_profile_decides(
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert cli.run([*words, "--rounds", "3", "--layout", "nhwc"]) == 2
-    assert "--rounds, --layout with --device" in capsys.readouterr().err
+    assert "--rounds, --layout with --target" in capsys.readouterr().err

@@ -257,8 +257,8 @@ def test_the_legend_the_table_and_the_page_name_every_way_a_number_was_come_by(t
         assert f"{dot.how}: " in html
     assert html.count('class="spot') == len(shown)
     assert "90 % interval" in html
-    styles = {how: figures.MARKS[how] for how in ("published", "measured", "estimated")}
-    assert len({str(style) for style in styles.values()}) == 3
+    marks = drawn.figure.axes[0].get_legend().legend_handles
+    assert len({(mark.get_marker(), mark.get_fillstyle()) for mark in marks}) == 3
 
 
 def test_what_opens_on_the_page_lies_on_its_mark():
@@ -306,7 +306,7 @@ def test_the_command_writes_whole_pictures_and_a_page_and_nothing_else(tmp_path,
                 "--only",
                 "tresnet-5",
                 "genet-5",
-                "--device",
+                "--target",
                 "v100-fp16",
                 "--out",
                 str(out),
@@ -375,7 +375,7 @@ def test_a_time_that_is_none_is_one_line(tmp_path, changes):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device", "v100"], "did you mean"),
+        (["--target", "v100"], "did you mean"),
         (["--bench", "nothing.json"], "no file nothing.json"),
         (["--only", "genet-4"], "genet-5"),
     ],

@@ -60,7 +60,7 @@ USUAL = {
     "dry_run",
     "study scale": "models widths depths resolutions budget_ms hours target recipe_name "
     "executor dry_run",
-    "study blocks": "kinds width ratio resolution batch device precision out",
+    "study blocks": "kinds width ratio resolution call_batch device target precision out",
     "data label": "top min_confidence per_class batch device workers",
     "data bench": "recipe_name epochs batch_size resolution workers seconds device out",
     "measure estimate": "target call_batch resolution train json task",

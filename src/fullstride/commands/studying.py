@@ -1,11 +1,13 @@
-"""Why are the networks built as they are? Studies of kernels, blocks and published figures."""
+"""Commands that study kernels, blocks and the published figures."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from fullstride.commands.flags import Layout, Model
+from tyro.conf import arg
+
+from fullstride.commands.flags import Device, Layout, Model
 from fullstride.io.console import console
 
 Figure = Literal["tresnet-4", "tresnet-5", "resnet-rs-4", "genet-2", "genet-3", "genet-5"]
@@ -34,19 +36,18 @@ def rank(
     from fullstride.io.writing import PLOT, check_output
     from fullstride.papers import kernel_rank
     from fullstride.report.console_tables import table
+    from fullstride.report.plots import save_png
 
     check_output(out, PLOT)
     net, weights = kernel_rank.find_network(model, pretrained=pretrained)
     rows = kernel_rank.ranks(net, threshold)
     if out:
-        from fullstride.papers.kernel_rank import rank_figure
-        from fullstride.report.plots import save_png
-
         title = f"{model}, weights: {weights.partition(',')[0]}; threshold {threshold:g}"
-        save_png(rank_figure(rows, title), out)
+        save_png(kernel_rank.rank_figure(rows, title), out)
     if json:
         values = [{**asdict(row), "kind": row.kind} for row in rows]
-        print(dumps(dict(model=model, weights=weights, threshold=threshold, layers=values)))
+        about = {"model": model, "weights": weights, "threshold": threshold}
+        print(dumps({**about, "layers": values}))
         return
     columns = kernel_rank.LAYER_COLUMNS if layers else kernel_rank.STAGE_COLUMNS
     lines = rows if layers else kernel_rank.by_stage(rows)
@@ -62,18 +63,48 @@ def rank(
         print(out)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StackFlags:
+    """Which stacks of blocks are timed."""
+
+    # XX two k x k convolutions, BL a bottleneck, DW an inverted one with a depthwise convolution.
+    kinds: tuple[Literal["XX", "BL", "DW"], ...] = ("XX", "BL", "DW")
+    # Channels in and out of every block.
+    width: tuple[int, ...] = (64, 128, 256, 512)
+    # Channels inside / width, of every kind; by default XX 1, BL 0.25 0.5, DW 3 6 9.
+    ratio: tuple[float, ...] = ()
+    # Of the activations, pixels a side.
+    resolution: tuple[int, ...] = (56, 28, 14, 7)
+    # Blocks in a stack.
+    depth: int = 4
+    # Pixels a side of the k x k convolutions.
+    kernel: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodFlags:
+    """How stacks get their times."""
+
+    device: Device = "auto"
+    # A profile such as v100-fp16, or a file of one, by which times are estimated in place of being
+    # measured.
+    target: str = ""
+    # Images of a call; by default 64, and 1 on the CPU.
+    call_batch: int | None = None
+    # How often each stack is timed; by default 20.
+    rounds: int | None = None
+    # By default fp16 on a GPU and fp32 on the CPU.
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    # Memory format; by default nchw.
+    layout: Layout | None = None
+
+
+ALL_STACKS, BY_DEFAULT = StackFlags(), MethodFlags()
+
+
 def bench_blocks(
-    kinds: tuple[str, ...] = ("XX", "BL", "DW"),
-    width: tuple[int, ...] = (64, 128, 256, 512),
-    ratio: tuple[float, ...] = (),
-    resolution: tuple[int, ...] = (56, 28, 14, 7),
-    depth: int = 4,
-    kernel: int = 3,
-    batch: int | None = None,
-    rounds: int | None = None,
-    device: str = "auto",
-    precision: str | None = None,
-    layout: Layout | None = None,
+    of: Annotated[StackFlags, arg(name="")] = ALL_STACKS,
+    how: Annotated[MethodFlags, arg(name="")] = BY_DEFAULT,
     out: Path | None = None,
 ) -> None:
     """Measure, or estimate, stacks of one kind of block over width, ratio and resolution.
@@ -83,46 +114,34 @@ def bench_blocks(
     Stacks of the same width and resolution are timed in turn.
 
     Args:
-        kinds: XX two k x k convolutions, BL a bottleneck, DW an inverted one with a depthwise
-            convolution.
-        width: Channels in and out of every block.
-        ratio: Channels inside / width, of every kind; by default XX 1, BL 0.25 0.5, DW 3 6 9.
-        resolution: Of the activations, pixels a side.
-        depth: Blocks in a stack.
-        kernel: Pixels a side of the k x k convolutions.
-        batch: Images at a time; by default 64, and 1 on the CPU.
-        rounds: How often each stack is timed; by default 20.
-        device: cpu, cuda, cuda:1 or auto to measure; a profile, or its file, to estimate without
-            the device.
-        precision: fp32, bf16 or fp16; by default fp16 on a GPU and fp32 on the CPU.
-        layout: Memory format; by default nchw.
         out: A folder for blocks.json, which is complete after every line, and blocks.png.
     """
     from fullstride.papers import block_study
+    from fullstride.report.plots import save_png
 
     if out:
         block_study.check_outputs(out)
-    stacks = block_study.stacks(kinds, width, resolution, ratio, depth=depth, kernel=kernel)
-    method = block_study.find_method(device, batch, rounds, precision, layout)
+    sizes = of.kinds, of.width, of.resolution, of.ratio
+    stacks = block_study.stacks(*sizes, depth=of.depth, kernel=of.kernel)
+    timing = how.device, how.target, how.call_batch, how.rounds, how.precision, how.layout
+    method = block_study.find_method(*timing)
+    title = f"stacks of {of.depth} blocks, "
     rows: list[block_study.BlockTime] = []
     for row in block_study.study(stacks, method.time):
         if not rows:  # only now is it certain that the device can run the stacks
-            print(f"stacks of {depth} blocks, {kernel} x {kernel}, {method.description}")
+            print(f"{title}{of.kernel} x {of.kernel}, {method.description}")
             print(method.heading)
         print(row.line(), flush=True)
         rows.append(row)
         if out:
             method.save(out / block_study.TIMES, rows)
     if out:
-        from fullstride.papers.block_study import block_figure
-        from fullstride.report.plots import save_png
-
-        title = f"stacks of {depth} blocks, {method.description}"
-        save_png(block_figure(rows, title), out / block_study.PLOT_NAME)
+        figure = block_study.block_figure(rows, title + method.description)
+        save_png(figure, out / block_study.PLOT_NAME)
 
 
 def figures(
-    device: tuple[str, ...] = ("v100-fp16", "rtx3090"),
+    target: tuple[str, ...] = ("v100-fp16", "rtx3090"),
     bench: tuple[Path, ...] = (),
     only: tuple[Figure, ...] = (),
     out: Path = Path("figures"),
@@ -132,7 +151,7 @@ def figures(
     Example: fullstride study figures --out figures
 
     Args:
-        device: Profiles, or their files: a figure uses the first that has its kind of times. Few
+        target: Profiles, or their files: a figure uses the first that has its kind of times. Few
             have those of training steps.
         bench: Files of `bench --out`, results.json of `bench --suite papers`, and blocks.json of
             `study blocks --out`.
@@ -142,6 +161,6 @@ def figures(
     from fullstride.latency.devices import load_profile
     from fullstride.papers.figures import write_figures
 
-    profiles = [load_profile(name) for name in device]
+    profiles = [load_profile(name) for name in target]
     for path, content in write_figures(only, profiles, bench, out):
         print(f"{path}: {content}", flush=True)

@@ -1,4 +1,4 @@
-"""Which block is fast at which width and resolution? Stacks of one kind, timed in the same rounds.
+"""Times stacks of one kind of block over width and resolution, in the same rounds.
 
 GENet, arXiv:2006.14090, section 3.2, names the kinds: XX has two k x k convolutions, BL is a
 bottleneck, DW an inverted bottleneck with a depthwise convolution. Stacks have no stem and no head,
@@ -8,11 +8,10 @@ and the same width and resolution throughout.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ from fullstride.measure.workload import Layout, Precision, find_precision
 from fullstride.nets.blocks import Basic, Bottleneck, Style
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.spec import Stage
-from fullstride.report.plots import COLOURS, DASHES, MARKERS, STYLE, plain_ticks
+from fullstride.report.plots import COLOURS, DASHES, MARKERS, draw_legend, drawing, plain_ticks
 
 if TYPE_CHECKING:
     from fullstride.latency.profiles import Profile
@@ -224,25 +223,26 @@ def check_outputs(out: Path) -> None:
 
 
 def find_method(
-    device: str,
+    device: str = "auto",
+    target: str = "",
     batch: int | None = None,
     rounds: int | None = None,
     precision: str | None = None,
     layout: Layout | None = None,
 ) -> Method:
-    """Measure on `device` where it is cpu, cuda, cuda:1 or auto, else estimate by a profile.
+    """Measure on `device`, or estimate by the profile `target` if there is one.
 
     Defaults are those of the device; a profile has its own precision and layout, so that giving
     them with it raises ValueError.
     """
-    if device in ("auto", "cpu") or device.startswith("cuda"):
+    if not target:
         return measuring_method(device, batch, rounds, precision, layout)
-    options = dict(rounds=rounds, precision=precision, layout=layout)
+    options = {"rounds": rounds, "precision": precision, "layout": layout}
     if ignored := [f"--{name}" for name, value in options.items() if value is not None]:
         raise ValueError(
-            f"{', '.join(ignored)} with --device {device}: leave it out, the profile has its own"
+            f"{', '.join(ignored)} with --target {target}: leave it out, the profile has its own"
         )
-    return estimating_method(device, 64 if batch is None else batch)
+    return estimating_method(target, 64 if batch is None else batch)
 
 
 def measuring_method(
@@ -287,7 +287,7 @@ def estimating_method(name: str, batch: int) -> Method:
     )
 
 
-# What do the times of blocks look like? Time and throughput over width for each resolution.
+# Time and throughput over width, for each resolution.
 
 
 def block_figure(rows: Sequence[BlockTime], title: str) -> Figure:
@@ -300,28 +300,20 @@ def block_figure(rows: Sequence[BlockTime], title: str) -> Figure:
     if not sides:
         raise ValueError("no times to draw: give at least one")
     kinds = list(dict.fromkeys(row.kind for row in rows))
-    with matplotlib.rc_context(STYLE):
-        inches = max(5.2, 1.2 + 2.5 * len(sides))
-        figure = Figure((inches, 5.6), layout="constrained")
-        grid = figure.subplots(2, len(sides), sharex=True, sharey="row", squeeze=False)
+    ratios = {kind: sorted({row.ratio for row in rows if row.kind == kind}) for kind in kinds}
+    inches = max(5.2, 1.2 + 2.5 * len(sides))
+    shared: Any = {"sharex": True, "sharey": "row", "squeeze": False}
+    with drawing(inches, 5.6, 2, len(sides), **shared) as (figure, grid):
         figure.suptitle(title, fontsize=10, parse_math=False)
         for side, (time, speed) in zip(sides, grid.T, strict=True):
             for number, kind in enumerate(kinds):
-                ratios = sorted({row.ratio for row in rows if row.kind == kind})
-                for ratio, dash in zip(ratios, DASHES * len(ratios), strict=False):
-                    line = [
-                        r for r in rows if (r.kind, r.ratio, r.resolution) == (kind, ratio, side)
-                    ]
-                    line.sort(key=lambda row: row.width)
-                    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-                    look = dict(color=colour, ls=dash, marker=marker, ms=4, lw=1.5)
-                    widths = [row.width for row in line]
-                    time.plot(
-                        widths,
-                        [row.ms_per_image for row in line],
-                        label=f"{kind} ratio {ratio:g}",
-                        **look,
-                    )
+                own = [row for row in rows if (row.kind, row.resolution) == (kind, side)]
+                colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+                for ratio, dash in zip(ratios[kind], cycle(DASHES), strict=False):
+                    line = sorted((r for r in own if r.ratio == ratio), key=lambda row: row.width)
+                    look: Any = {"color": colour, "ls": dash, "marker": marker, "ms": 4, "lw": 1.5}
+                    widths, ms = [r.width for r in line], [r.ms_per_image for r in line]
+                    time.plot(widths, ms, label=f"{kind} ratio {ratio:g}", **look)
                     lows, highs = [row.ms_low for row in line], [row.ms_high for row in line]
                     time.fill_between(widths, lows, highs, color=colour, alpha=0.15, lw=0)
                     speed.plot(widths, [row.macs / row.ms_per_image / 1e6 for row in line], **look)
@@ -335,7 +327,7 @@ def block_figure(rows: Sequence[BlockTime], title: str) -> Figure:
             axes.set_xticks(sorted({row.width for row in rows}))
         grid[0, 0].set_ylabel("ms per image")
         grid[1, 0].set_ylabel("G multiply-adds / s")
-        lines, names = grid[0, 0].get_legend_handles_labels()
-        look = dict(ncols=int(inches / 1.7), handlelength=3.5, frameon=False, fontsize=9)
-        figure.legend(lines, names, loc="outside lower center", **look)
+        entries = grid[0, 0].get_legend_handles_labels()
+        place: Any = {"loc": "outside lower center", "ncols": int(inches / 1.7)}
+        draw_legend(figure, *entries, handlelength=3.5, **place)
     return figure

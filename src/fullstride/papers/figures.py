@@ -1,4 +1,4 @@
-"""What do the papers' figures show? Published, measured and estimated points, each with its source.
+"""Draws the papers' figures from published, measured and estimated points, each with its source.
 
 A measured network is not estimated. No number is read off the papers' images.
 """
@@ -12,7 +12,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -270,17 +269,13 @@ def blocks(profiles: Sequence[Profile], bench: Bench) -> tuple[list[BlockTime], 
     return list(rows), "estimated", f"{place_of(profiles[0])}, profile {profiles[0].name}"
 
 
-# What do the papers' figures look like? One plot each, and a page of all with tooltips.
+# One plot each, and a page of all with tooltips.
 #
 # Filled circles are published numbers, diamonds measured ones, hollow circles estimates. Tooltips
 # are CSS and need no script.
 
 
-MARKS: dict[How, dict[str, Any]] = {
-    "published": dict(marker="o", ms=7),
-    "measured": dict(marker="D", ms=7),
-    "estimated": dict(marker="o", ms=7, mfc="none"),
-}
+SHAPES: dict[How, str] = {"published": "o", "measured": "D", "estimated": "o"}
 COLOURS = (*plots.COLOURS, "#8a63b8", "#7d8471", "#b0703c")  # GENet's Table 7 has nine families
 FULL_NAMES = 12  # up to so many networks are labelled in full; with more, the legend names families
 PIXELS = 900  # width of a PNG
@@ -344,9 +339,7 @@ def write_figures(
 
 def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
     """Plot a figure. The points of one network share their height; the first one is labelled."""
-    with matplotlib.rc_context(plots.STYLE):
-        figure = Figure((9.2, 6.0), layout="constrained")
-        axes = figure.subplots()
+    with plots.drawing(9.2, 6.0) as (figure, axes):
         axes.set_title(plan.title, fontsize=10, parse_math=False)
         plots.scale_latency(axes, [end for dot in dots for end in dot.span or (dot.x,)])
         axes.set_xlabel(plan.x_label)
@@ -363,10 +356,11 @@ def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
             line = [(d.x, d.y) for d in dots if d.family == family and d.how == "published"]
             axes.plot(*zip(*line, strict=True), color=colour, lw=1, alpha=0.35, zorder=1)
         for dot in dots:
-            colour = colours[dot.family]
-            if dot.span:
-                axes.plot(dot.span, [dot.y] * 2, color=colour, lw=1.2, alpha=0.3, zorder=1)
-            axes.plot(dot.x, dot.y, color=colour, ls="", **MARKS[dot.how])
+            look: Any = {"colour": colours[dot.family], "across": dot.span}
+            is_filled = dot.how != "estimated"
+            plots.Mark(at=(dot.x, dot.y), shape=SHAPES[dot.how], filled=is_filled, **look).draw(
+                axes
+            )
         legends(axes, dots, colours if names.keys() != set(names.values()) else {})
         own = {point: colours[dot.family] for point, dot in zip(points, dots, strict=True)}
         plots.label(figure, axes, points, own)
@@ -401,17 +395,16 @@ def legends(axes: Axes, dots: Sequence[Dot], colours: Mapping[str, str]) -> None
     """A legend of origins below the axes, and one of families inside them if `colours` has any."""
     if colours:
         lines = [Line2D([], [], color=colour, marker="o", lw=1) for colour in colours.values()]
-        look: Any = dict(loc="lower right", frameon=False, fontsize=9, labelcolor="linecolor")
-        axes.add_artist(axes.legend(lines, [*colours], **look))
+        look: Any = {"loc": "lower right", "frameon": False, "fontsize": 9}
+        axes.add_artist(axes.legend(lines, [*colours], labelcolor="linecolor", **look))
     hows: dict[str, How] = {
         f"{dot.how}: {dot.place}" + ", bar: 90 % interval" * bool(dot.span): dot.how for dot in dots
     }
-    marks = [Line2D([], [], color=plots.INK, ls="", **MARKS[how]) for how in hows.values()]
-    below = axes.legend(
-        marks, [*hows], loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False, fontsize=9
-    )
-    for text in below.get_texts():
-        text.set_parse_math(False)
+    marks = []
+    for how in hows.values():
+        look: Any = {"marker": SHAPES[how], "ms": 7, "color": plots.INK, "ls": ""}
+        marks.append(Line2D([], [], fillstyle="none" if how == "estimated" else "full", **look))
+    plots.draw_legend(axes, marks, [*hows], loc="upper center", bbox_to_anchor=(0.5, -0.1))
 
 
 def png(drawn: Drawn) -> bytes:

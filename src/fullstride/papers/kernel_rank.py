@@ -1,4 +1,4 @@
-"""What is the intrinsic rank of a network's kernels? Singular values against random matrices.
+"""The intrinsic rank of a network's kernels: singular values against those of random matrices.
 
 GENet, arXiv:2006.14090, section 3.3: a k x k kernel is read as a matrix (c_out, c_in k^2), and its
 singular values are divided by the largest. How fast they decay depends on the shape of the matrix
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from fullstride.measure.activation_bytes import stages
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
-from fullstride.report.plots import COLOURS, DASHES, INK, MARKERS, STYLE
+from fullstride.report.plots import COLOURS, DASHES, INK, MARKERS, draw_legend, drawing
 
 THRESHOLD = 0.5
 # Small matrices are drawn several times, until there are this many values: shares are then right
@@ -148,9 +147,7 @@ def spectrum(matrices: Tensor) -> Tensor:
     m = matrices.double()
     # Three to five times as fast as an SVD, and in float64 as exact as an SVD in float32.
     gram = m @ m.mT if m.shape[-2] <= m.shape[-1] else m.mT @ m
-    values = (
-        torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flatten(-2).sort(descending=True).values
-    )
+    values, _ = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flatten(-2).sort(descending=True)
     return values / values[..., :1].clamp_min(torch.finfo(values.dtype).tiny)
 
 
@@ -194,11 +191,12 @@ def by_stage(rows: Sequence[LayerRank]) -> list[StageRank]:
     ]
 
 
-# What does the kernel rank of a network look like? Curves by stage, ratios by layer.
+# Curves by stage, ratios by layer.
 
 
 MOST_CURVES = 8  # of more, the last ones are drawn: the late stages have most of the channels
 SHARES = np.linspace(0, 1, 101)
+SPECTRA = ("values", "random_values")  # of `LayerRank`
 
 
 def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
@@ -209,51 +207,38 @@ def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
     Right: each layer's rank divided by that of Gaussian matrices.
     """
     wide = [row for row in rows if max(row.shape[2:]) > 1] or list(rows)
-    curves: dict[str, list[LayerRank]] = {}
+    by_name: dict[str, list[LayerRank]] = {}
     for row in wide:
-        curves.setdefault(f"{row.stage}, {row.kind}", []).append(row)
-    shown = dict(list(curves.items())[-MOST_CURVES:])
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((9.2, 4.8), layout="constrained")
-        spectra, layers = figure.subplots(1, 2)
+        by_name.setdefault(f"{row.stage}, {row.kind}", []).append(row)
+    curves = list(by_name.items())
+    with drawing(9.2, 4.8, 1, 2) as (figure, (spectra, layers)):
         figure.suptitle(title, fontsize=10, parse_math=False)
-        for number, (name, part) in enumerate(shown.items()):
-            look = dict(color=COLOURS[number % len(COLOURS)], ls=DASHES[number // len(COLOURS)])
-            spectra.plot(
-                SHARES, mean_curve([row.values for row in part]), lw=1.8, label=f" {name}", **look
-            )
-            spectra.plot(
-                SHARES, mean_curve([row.random_values for row in part]), lw=0.8, alpha=0.7, **look
-            )
-        left = len(curves) - len(shown)
-        spectra.set_xlabel(
-            "share of the singular values"
-            + (f" (the first {left} curves left out)" if left else "")
-        )
+        for number, (name, part) in enumerate(curves[-MOST_CURVES:]):
+            look = {"color": COLOURS[number % len(COLOURS)], "ls": DASHES[number // len(COLOURS)]}
+            values, random = ([getattr(row, of) for row in part] for of in SPECTRA)
+            spectra.plot(SHARES, mean_curve(values), lw=1.8, label=f" {name}", **look)
+            spectra.plot(SHARES, mean_curve(random), lw=0.8, alpha=0.7, **look)
+        left = max(0, len(curves) - MOST_CURVES)
+        note = f" (the first {left} curves left out)" if left else ""
+        spectra.set_xlabel(f"share of the singular values{note}")
         spectra.set_ylabel("singular value / the largest")
         spectra.set_ylim(0, 1.02)
         gaussian = Line2D([], [], color=INK, lw=0.8, alpha=0.7, label=" Gaussian, same shape")
         handles = [*spectra.lines[::2], gaussian]
-        legend = figure.legend(
-            handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9
-        )
-        for text in legend.get_texts():
-            text.set_parse_math(False)
-        kinds = list(dict.fromkeys(row.kind.split(" in ")[0] for row in rows))
-        for number, kind in enumerate(kinds):
-            points = [
-                (index, row.relative)
-                for index, row in enumerate(rows)
-                if row.kind.split(" in ")[0] == kind
-            ]
-            look = dict(color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)])
-            layers.plot(*zip(*points, strict=True), ls="", ms=5, label=kind, **look)
+        draw_legend(figure, handles=handles, loc="outside lower center", ncols=4)
+        kinds: dict[str, list[tuple[int, float]]] = {}
+        for index, row in enumerate(rows):
+            kinds.setdefault(row.kind.split(" in ")[0], []).append((index, row.relative))
+        for number, (kind, points) in enumerate(kinds.items()):
+            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+            places = zip(*points, strict=True)
+            layers.plot(*places, marker, color=colour, ls="", ms=5, label=kind)
         layers.axhline(1, color=INK, lw=0.8, alpha=0.7)
         layers.set_ylim(0, max(1.25, 1.05 * max(row.relative for row in rows)))
         layers.set_xlabel("layer")
         layers.set_ylabel("rank / rank of Gaussian")
         layers.xaxis.set_major_locator(MaxNLocator(integer=True))
-        layers.legend(frameon=False, fontsize=8)
+        draw_legend(layers, fontsize=8)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""What do the numbers look like? Accuracy against latency, and learning curves, as SVG or PNG.
+"""Draws accuracy against latency, learning curves and confusions, as SVG or PNG.
 
 Text in the SVG stays text and takes the colour of the page, so that it can be searched, read aloud
 and seen on a dark page.
@@ -7,7 +7,8 @@ and seen on a dark page.
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle
@@ -34,20 +35,9 @@ DASHES = ("solid", "dashed", "dashdot", "dotted")
 WIDE_RANGE = 4.0  # slowest / fastest above which the latency axis is logarithmic
 MOST_DECADES = 4  # of a logarithmic axis with three labels in each
 STRIP = 0.2  # share of the height, below the accuracies, for networks that were not trained
-LABEL_OFFSETS = [
-    (across * far, up * far)
-    for far in (10, 17, 27, 40)
-    for across, up in (
-        (1, 0),
-        (-1, 0),
-        (0.7, 1),
-        (0.7, -1),
-        (-0.7, 1),
-        (-0.7, -1),
-        (0, 1.2),
-        (0, -1.2),
-    )
-]  # in points, nearest first
+DIRECTIONS = ((1, 0), (-1, 0), (0.7, 1), (0.7, -1), (-0.7, 1), (-0.7, -1), (0, 1.2), (0, -1.2))
+# Of names from their markers, in points, nearest first.
+LABEL_OFFSETS = [(x * far, y * far) for far in (10, 17, 27, 40) for x, y in DIRECTIONS]
 STYLE: Any = {
     "font.size": 10,
     "svg.fonttype": "none",
@@ -104,12 +94,57 @@ def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) ->
     )
 
 
+@contextmanager
+def drawing(
+    width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure of so many inches in our style, and its axes: an array where there are several."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure((width, height), layout="constrained")
+        yield figure, figure.subplots(rows, columns, **grid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A marker of a scatter plot, with the intervals of its coordinates as bars."""
+
+    at: tuple[float, float]
+    colour: str
+    shape: str = "o"
+    filled: bool = True
+    size: float = 7  # points
+    alpha: float = 1.0
+    across: Sequence[float] | None = None  # interval of the time
+    up: Sequence[float] | None = None  # interval of the score
+
+    def draw(self, axes: Axes, **place: Any) -> None:
+        x, y = self.at
+        bar: Any = dict(color=self.colour, alpha=0.4 * self.alpha, zorder=1)
+        if self.across:
+            axes.plot(self.across, (y, y), lw=2.5, **bar)
+        if self.up:
+            axes.plot((x, x), self.up, lw=1.5, **bar)
+        fill = self.colour if self.filled else "none"
+        look: Any = dict(mec=self.colour, mfc=fill, ms=self.size, alpha=self.alpha)
+        axes.plot(x, y, self.shape, zorder=3 if self.filled else 2, **look, **place)
+
+
+def draw_budget(axes: Axes, ms: float, label: str | None = None, width: float = 1.2) -> Any:
+    """A dashed line at the time that is allowed, which is returned for a legend."""
+    return axes.axvline(ms, color=INK, lw=width, dashes=(4, 3), alpha=0.7, label=label)
+
+
+def draw_legend(owner: Axes | Figure, *entries: Any, **how: Any) -> None:
+    """A legend whose names are not read as formulas."""
+    legend = owner.legend(*entries, frameon=False, **{"fontsize": 9, **how})
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def score_latency_figure(points: Sequence[Point], metric: Metric, data: str = "") -> Figure:
     if not points:
         raise ValueError("no network to plot: give at least one with a measured time")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((9.2, 4.6), layout="constrained")
-        axes = figure.subplots()
+    with drawing(9.2, 4.6) as (figure, axes):
         trained = [p for p in points if p.score is not None]
         scale_latency(axes, [p.ms_per_image for p in points])
         scale_accuracy(axes, trained, strip=len(trained) < len(points))
@@ -118,22 +153,12 @@ def score_latency_figure(points: Sequence[Point], metric: Metric, data: str = ""
         unit = f" ({metric.unit})" if metric.unit else ""
         axes.set_ylabel(name + unit, parse_math=False)
         colours = dict(zip(trained, cycle(COLOURS), strict=False))
-        for (point, colour), marker in zip(colours.items(), cycle(MARKERS), strict=False):
-            if point.interval:
-                axes.plot(
-                    [point.ms_per_image] * 2, point.interval, color=colour, lw=1.6, alpha=0.45
-                )
-            axes.plot(*place(point), marker, color=colour, ms=9)
+        for (point, colour), shape in zip(colours.items(), cycle(MARKERS), strict=False):
+            Mark(at=place(point), colour=colour, shape=shape, size=9, up=point.interval).draw(axes)
         for point in points:
             if point.score is None:
-                axes.plot(
-                    *place(point),
-                    "o",
-                    transform=axes.get_xaxis_transform(),
-                    mfc="none",
-                    mec=INK,
-                    ms=8,
-                )
+                mark = Mark(at=place(point), colour=INK, filled=False, size=8)
+                mark.draw(axes, transform=axes.get_xaxis_transform())
         label(figure, axes, points, colours)
     return figure
 
@@ -174,26 +199,13 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
     low, high = min(ends) - room, max(ends) + room
     below = (high - low) * STRIP / (1 - STRIP) if strip else 0.0
     axes.set_ylim(low - below, high)
-    axes.set_yticks(
-        [
-            tick
-            for tick in MaxNLocator(6, steps=(1, 2, 5, 10)).tick_values(low, high)
-            if low < tick < high and (tick <= 100 or max(ends) > 100)
-        ]
-    )
-    if not trained:
-        axes.set_yticks([])
+    most = high if max(ends) > 100 else min(high, 100.5)
+    ticks = MaxNLocator(6, steps=(1, 2, 5, 10)).tick_values(low, high)
+    axes.set_yticks([tick for tick in ticks if trained and low < tick < most])
     if strip:
         axes.axhline(low, color=INK, lw=0.8, alpha=0.5, dashes=(4, 3))
-        axes.text(
-            0.01,
-            STRIP - 0.015,
-            "not trained here",
-            transform=axes.transAxes,
-            fontsize=9,
-            va="top",
-            alpha=0.75,
-        )
+        look: Any = dict(transform=axes.transAxes, fontsize=9, va="top", alpha=0.75)
+        axes.text(0.01, STRIP - 0.015, "not trained here", **look)
 
 
 def label(
@@ -205,11 +217,8 @@ def label(
         # A name may have characters that the measuring font lacks.
         warnings.filterwarnings("ignore", message="Glyph")
         canvas.draw()
-        renderer, frame, radius = (
-            canvas.get_renderer(),
-            axes.get_window_extent(),
-            6 * figure.dpi / 72,
-        )
+        renderer, frame = canvas.get_renderer(), axes.get_window_extent()
+        radius = 6 * figure.dpi / 72
         grids = [
             axes.get_xaxis_transform() if point.score is None else axes.transData
             for point in points
@@ -222,9 +231,8 @@ def label(
                 occupied.append(
                     Bbox(axes.transData.transform([(ms, end) for end in point.interval]))
                 )
-        for point, grid in sorted(
-            zip(points, grids, strict=True), key=lambda pair: -pair[0].ms_per_image
-        ):
+        pairs = sorted(zip(points, grids, strict=True), key=lambda pair: -pair[0].ms_per_image)
+        for point, grid in pairs:
             text = axes.annotate(
                 point.name,
                 place(point),
@@ -242,21 +250,16 @@ def label(
                     "center" if offset[0] == 0 else "left" if offset[0] > 0 else "right"
                 )
                 box = text.get_window_extent(renderer)
-                inside = (
-                    frame.x0 <= box.x0
-                    and box.x1 <= frame.x1
-                    and frame.y0 <= box.y0
-                    and box.y1 <= frame.y1
+                is_inside = frame.x0 <= box.x0 <= box.x1 <= frame.x1 and (
+                    frame.y0 <= box.y0 <= box.y1 <= frame.y1
                 )
-                if inside and not any(box.overlaps(other) for other in occupied):
+                if is_inside and not any(box.overlaps(other) for other in occupied):
                     break
             occupied.append(text.get_window_extent(renderer))
 
 
 def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> Figure:
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((9.2, 3.4), layout="constrained")
-        loss, score = figure.subplots(1, 2)
+    with drawing(9.2, 3.4, 1, 2) as (figure, (loss, score)):
         unit = f" ({metric.unit})" if metric.unit else ""
         for axes, key, name in (
             (loss, "loss", "training loss"),
@@ -277,9 +280,7 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
             axes.set_ylabel(name)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         # A space keeps a name that begins with an underscore, which matplotlib would hide.
-        legend = score.legend(lines, [f" {name}" for name in curves], frameon=False, fontsize=9.5)
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        draw_legend(score, lines, [f" {name}" for name in curves], fontsize=9.5)
     return figure
 
 
@@ -290,14 +291,8 @@ def save_png(figure: Figure, path: Path) -> None:
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
     out = io.BytesIO()
-    save(
-        figure,
-        out,
-        format="png",
-        dpi=dpi,
-        facecolor="white",
-        metadata={"Software": GENERATOR},  # by which `PLOT` recognises it
-    )
+    mark = {"Software": GENERATOR}  # by which `PLOT` recognises it
+    save(figure, out, format="png", dpi=dpi, facecolor="white", metadata=mark)
     return out.getvalue()
 
 
@@ -324,7 +319,7 @@ def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
         figure.savefig(out, **how)
 
 
-# Which classes are taken for which? The confusion matrix as a heat map.
+# The confusion matrix as a heat map.
 
 
 BLUE = COLOURS[0]
@@ -348,9 +343,7 @@ def heat_map_figure(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> Figure
     share_kk = images_kk / images_kk.sum(1, keepdims=True).clip(1)
     names = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in classes]
     side = max(3.6, min(9.2, 1.6 + 0.36 * number))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((side + 1, side), layout="constrained")
-        axes = figure.subplots()
+    with drawing(side + 1, side) as (figure, axes):
         axes.pcolormesh(
             share_kk**0.5,  # so that rare confusions are seen
             cmap=LinearSegmentedColormap.from_list("share", [to_rgba(BLUE, 0), to_rgba(BLUE, 1)]),
