@@ -46,7 +46,7 @@ from fullstride.measure.budget import HERE
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
-from fullstride.search.block_tuning import TRAINING, TunedScore, train_trial
+from fullstride.search.block_tuning import TRAINING, NetworkTraining, TunedScore, training_trial
 from fullstride.search.llr.plan import (
     SearchJob,
     describe,
@@ -227,13 +227,11 @@ def choices(
 def train_all(job: SearchJob, networks: Mapping[str, tuple[NetSpec, int]]) -> dict[str, TunedScore]:
     """Train each network from its seed; by name."""
     trials = [
-        train_trial(
+        training_trial(
             job.folder / "baselines" / name,
-            spec=spec,
-            data=job.data,
-            recipe=master_choice(job),
-            seed=seed,
-            workers=job.workers,
+            NetworkTraining(
+                spec=spec, data=job.data, recipe=master_choice(job), seed=seed, workers=job.workers
+            ),
         )
         for name, (spec, seed) in networks.items()
     ]

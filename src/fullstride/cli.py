@@ -165,7 +165,7 @@ def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     return " ".join(words[:length]), words[length:]
 
 
-# What does `--help` print?
+# Help.
 
 
 def list_commands(name: str) -> str:
@@ -258,7 +258,7 @@ class UsualFlags:
         return replace(spec, fields=tuple(marked))
 
 
-# How does a function become what the parser takes?
+# From a command to what the parser takes.
 
 
 def deferred(
@@ -312,7 +312,7 @@ def joined_lines(docstring: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
 
 
-# Which recipe do the words of a command choose?
+# The recipe that the words of a command choose.
 
 
 def takes_recipe(command: Callable[..., None]) -> bool:

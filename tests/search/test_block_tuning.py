@@ -20,9 +20,10 @@ from fullstride.search.block_tuning import (
     RUN,
     TRAINING,
     TUNING,
+    BlockTuning,
+    NetworkTraining,
     TunedScore,
-    train_trial,
-    tune_trial,
+    training_trial,
     tuning_recipe,
 )
 from fullstride.search.feature_matching import exchanged, maps_at, matched
@@ -53,7 +54,9 @@ def finished(study, trial) -> TunedScore:
 @pytest.fixture(scope="module")
 def master(few_digits, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("master")
-    finished(TRAINING, train_trial(folder, spec=SPEC, data=few_digits, recipe=SMALL))
+    finished(
+        TRAINING, training_trial(folder, NetworkTraining(spec=SPEC, data=few_digits, recipe=SMALL))
+    )
     return folder / RUN
 
 
@@ -66,7 +69,9 @@ def test_only_the_new_block_and_the_layers_that_read_it_learn(
     efficiency, master, few_digits, tmp_path
 ):
     recipe = replace(QUICK, changes={**QUICK.changes, "efficiency": efficiency})
-    trial = tune_trial(tmp_path / "t", master=master, spec=DEEPER, data=few_digits, recipe=recipe)
+    trial = training_trial(
+        tmp_path / "t", BlockTuning(master=master, spec=DEEPER, data=few_digits, recipe=recipe)
+    )
     result = finished(TUNING, trial)
     before, after = state_of(master / "bundle"), state_of(tmp_path / "t" / RUN / "bundle")
     start = exchanged(zoo.load(master), DEEPER, seed=0).net.state_dict()
@@ -82,7 +87,9 @@ def test_only_the_new_block_and_the_layers_that_read_it_learn(
 def test_a_tuned_network_is_the_plain_network_of_its_spec_and_scores_as_it_does(
     master, few_digits, tmp_path
 ):
-    trial = tune_trial(tmp_path / "t", master=master, spec=DEEPER, data=few_digits, recipe=QUICK)
+    trial = training_trial(
+        tmp_path / "t", BlockTuning(master=master, spec=DEEPER, data=few_digits, recipe=QUICK)
+    )
     result = finished(TUNING, trial)
     bundle = Bundle.load(tmp_path / "t" / RUN / "bundle")
     net = zoo.create(str(tmp_path / "t" / "spec.json")).eval()
@@ -102,8 +109,9 @@ def test_everything_learns_where_every_part_is_new_or_the_method_is_full(
 ):
     wide = SPEC.scaled(width=0.5)
     for name, spec, method in (("wide", wide, "feature"), ("full", DEEPER, "full")):
-        trial = tune_trial(
-            tmp_path / name, master=master, spec=spec, data=few_digits, recipe=QUICK, method=method
+        trial = training_trial(
+            tmp_path / name,
+            BlockTuning(master=master, spec=spec, data=few_digits, recipe=QUICK, method=method),
         )
         finished(TUNING, trial)
         start = exchanged(zoo.load(master), spec, seed=0).net.state_dict()
@@ -144,9 +152,9 @@ STOPS = {
 
 def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, monkeypatch):
     how = dict(master=master, spec=DEEPER, data=few_digits, recipe=QUICK, checkpoint_every_steps=2)
-    whole = finished(TUNING, tune_trial(tmp_path / "whole", **how))
+    whole = finished(TUNING, training_trial(tmp_path / "whole", BlockTuning(**how)))
     weights = state_of(tmp_path / "whole" / RUN / "bundle")
-    trial = tune_trial(tmp_path / "stopped", **how)
+    trial = training_trial(tmp_path / "stopped", BlockTuning(**how))
     for module, name, call, is_after in STOPS.values():  # of one trial, one after the other
         with monkeypatch.context() as patch:
             Stop(patch, module, name, call, is_after=is_after)
@@ -188,8 +196,8 @@ list(run_trials(TUNING, [trial], LocalExecutor(("cpu",))))
 @pytest.mark.parametrize("method", ["block", "feature"])
 def test_a_killed_trial_goes_on_to_the_same_bits(method, master, few_digits, tmp_path):
     how = dict(master=master, spec=DEEPER, data=few_digits, recipe=QUICK, checkpoint_every_steps=2)
-    whole = finished(TUNING, tune_trial(tmp_path / "whole", method=method, **how))
-    trial = tune_trial(tmp_path / "killed", method=method, **how)
+    whole = finished(TUNING, training_trial(tmp_path / "whole", BlockTuning(method=method, **how)))
+    trial = training_trial(tmp_path / "killed", BlockTuning(method=method, **how))
     (tmp_path / "trial").write_bytes(pickle.dumps(trial))
     for saves in ("1", "2"):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "trial"), saves]
@@ -207,8 +215,18 @@ def test_the_test_images_are_never_read(master, few_digits, tmp_path):
 
     data = replace(few_digits, test=replace(few_digits.test, read=fail, file=None))
     for study, trial in (
-        (TRAINING, train_trial(tmp_path / "a", spec=SPEC, data=data, recipe=SMALL, epochs=1)),
-        (TUNING, tune_trial(tmp_path / "b", master=master, spec=DEEPER, data=data, recipe=QUICK)),
+        (
+            TRAINING,
+            training_trial(
+                tmp_path / "a", NetworkTraining(spec=SPEC, data=data, recipe=SMALL, epochs=1)
+            ),
+        ),
+        (
+            TUNING,
+            training_trial(
+                tmp_path / "b", BlockTuning(master=master, spec=DEEPER, data=data, recipe=QUICK)
+            ),
+        ),
     ):
         result = finished(study, trial)
         scores = json.loads((trial.folder / RUN / "scores.json").read_text())
@@ -217,12 +235,12 @@ def test_the_test_images_are_never_read(master, few_digits, tmp_path):
 
 
 def test_trials_are_sent_to_other_processes(master, few_digits, tmp_path):
-    trial = tune_trial(tmp_path / "t", master=master, spec=DEEPER, data=few_digits)
-    assert pickle.loads(pickle.dumps(trial)).arguments["spec"] == DEEPER
+    trial = training_trial(tmp_path / "t", BlockTuning(master=master, spec=DEEPER, data=few_digits))
+    assert pickle.loads(pickle.dumps(trial)).arguments["training"].spec == DEEPER
 
 
 def test_a_trial_that_cannot_be_is_a_failure_in_one_line(master, few_digits, tmp_path):
-    trial = tune_trial(tmp_path / "t", master=master, spec=SPEC, data=few_digits)
+    trial = training_trial(tmp_path / "t", BlockTuning(master=master, spec=SPEC, data=few_digits))
     with pytest.raises(AssertionError, match="itself"):
         finished(TUNING, trial)
 

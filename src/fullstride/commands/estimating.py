@@ -226,7 +226,6 @@ def choose(
         return
     console().print(console_tables.selection_table(selection.choice, select.options_tie))
     print(*console_lines.selection_lines(selection.choice, device, select.options_tie), sep="\n")
-    print(console_lines.profile_line(device))
     if out:
         print(out)
 

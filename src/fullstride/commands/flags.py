@@ -1,4 +1,4 @@
-"""Which arguments do several commands share?"""
+"""Flags that several commands share."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Which networks represent the lines of the papers' tables here, and how is each line measured?
+"""The networks that represent the lines of the papers' tables, and how each is measured.
 
 Not represented:
 - the lines `+JIT` and `+FastGAP` of TResNet's Table 5: space-to-depth and blur are never scripted

@@ -1,4 +1,4 @@
-"""How fast are the networks of the papers' tables here? Every line beside timm's, on one page.
+"""Measures the networks of the papers' tables here, every line beside timm's, on one page.
 
 A line is measured in contests: timm's network, ours plain and ours fused (training only) alternate
 in every round, in one memory layout, eager or compiled. Each finished contest is a file,
@@ -209,7 +209,7 @@ def check_alive(device: torch.device) -> None:
         ) from None
 
 
-# Which measurements of the papers' networks do files of `bench` and `study blocks` contain?
+# Measurements of the papers' networks in files of `bench` and `study blocks`.
 
 
 LARGEST_BATCH = 64  # of measurements by the protocol genet: the batch of GENet's figures

@@ -1,4 +1,4 @@
-"""How are the measured lines of the papers' tables shown? Tables in Markdown, numbers in JSON."""
+"""Writes the measured lines of the papers' tables as Markdown and JSON."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""How do results read as lines of a terminal? Functions from data to text."""
+"""Formats results as lines of a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -200,7 +200,7 @@ def left_out_line(selection: "Selection") -> str:
 def selection_lines(
     choice: "Choice", profile: "Profile", tied: "Callable[[Option, Option], bool]"
 ) -> list[str]:
-    """The best network within the budget, its neighbours, and which of them to measure."""
+    """The best network within the budget, its neighbours, which to measure, and the profile."""
     best, budget = choice.best, choice.budget.ms_per_image
 
     def line(option: "Option", doubt: bool = True) -> str:
@@ -231,7 +231,7 @@ def selection_lines(
         )
     named = [o for o in (best, choice.runner_up, choice.safe, *near) if o and o.by == "estimated"]
     lines += unfitted_lines({option.label: option.estimate for option in named})
-    return lines + measure_lines(choice, profile)
+    return [*lines, *measure_lines(choice, profile), profile_line(profile)]
 
 
 def measure_lines(choice: "Choice", profile: "Profile") -> list[str]:

@@ -1,4 +1,4 @@
-"""How do results look in a terminal's table? Functions from data to tables of rich."""
+"""Formats results as tables of a terminal, and the numbers in them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fullstride.train.timing import DataBench
 
 
-# How is a number formatted for people, and what is its interval?
+# Numbers and their intervals.
 
 
 def wilson(percent: float, images: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Which numbers does a report show? Those of models and of a benchmark, from their files."""
+"""Gathers what a report shows of models and of a benchmark from their files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

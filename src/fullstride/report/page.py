@@ -1,4 +1,4 @@
-"""What does a training result look like on one page? An HTML file that needs nothing else."""
+"""Renders a training result as one HTML file that needs nothing else."""
 
 import base64
 import io

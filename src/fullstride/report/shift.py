@@ -1,4 +1,4 @@
-"""Are the test images of another kind than those that a network was trained and chosen on?"""
+"""Tells where test images are of another kind than those that a network was chosen on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

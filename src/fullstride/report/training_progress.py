@@ -1,4 +1,4 @@
-"""What does a user see of a training run? What it will do, how long it takes, and its epochs."""
+"""Prints what a training run will do, how long it takes, and its epochs."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""How good is a structure? One trial for each, that tunes exchanged blocks or trains a network."""
+"""Trials that tell how good a structure is, by tuning exchanged blocks or training a network."""
 
 import json
 import time
@@ -55,92 +55,44 @@ class TunedScore:
     seconds: float  # since the last start
 
 
-def tune_trial(
-    folder: Path,
-    *,
-    master: Path,
-    spec: NetSpec,
-    data: DataSet,
-    again: Collection[str] = (),
-    recipe: RecipeChoice = BY_DEFAULT,
-    seed: int = 0,
-    method: Method = "block",
-    workers: int | None = 0,
-    checkpoint_every_steps: int = 0,
-) -> Trial:
-    """The trial of `tune`: the network of `spec` made of the MasterNet, and tuned.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NetworkTraining:
+    """What a trial trains from random weights, in its folder's `run`."""
 
-    Args:
-        folder: Of the trial; `run` in it is the run, which keeps its bundle only.
-        master: The bundle or the finished run of the MasterNet.
-        spec: The structure, see `exchanged`.
-        data: Its test split is not used.
-        again: Places whose weights are new although the design is the same, such as `stages.2`.
-        recipe: Without a source, `tuning_recipe` with the changes.
-        seed: Of the new weights, and of the run.
-        method: What trains: `block` is what `exchanged` says, `full` is everything. `feature` is
-            `block` after `matched`, which brings new parts close to the MasterNet's maps.
-        workers: Processes that decode images; None: chosen.
-        checkpoint_every_steps: For epochs that are long.
+    spec: Spec  # its resolution is that of training unless the recipe has another
+    data: DataSet  # the test split is not used
+    recipe: RecipeChoice = BY_DEFAULT
+    seed: int = 0  # of new weights, and of the run
+    workers: int | None = 0  # processes that decode images; None: chosen
+    epochs: float | None = None  # in place of the recipe's length
+    checkpoint_every_steps: int = 0  # for epochs that are long
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockTuning(NetworkTraining):
+    """A network that is made of the MasterNet and tuned.
+
+    Without a source the recipe is `tuning_recipe` with the changes.
     """
-    arguments = dict(master=master, spec=spec, again=tuple(again), method=method)
-    common = _common(data, recipe, seed, workers, checkpoint_every_steps)
-    return Trial(folder=folder, result=folder / "result.json", arguments=arguments | common)
+
+    spec: NetSpec
+    master: Path  # the bundle or the finished run of the MasterNet
+    # Places whose weights are new although the design is the same, such as `stages.2`.
+    again: Collection[str] = ()
+    # `block` trains what `exchanged` says, `full` everything; `feature` is `block` after `matched`,
+    # which brings new parts close to the MasterNet's maps.
+    method: Method = "block"
 
 
-def train_trial(
-    folder: Path,
-    *,
-    spec: Spec,
-    data: DataSet,
-    recipe: RecipeChoice = BY_DEFAULT,
-    seed: int = 0,
-    workers: int | None = 0,
-    epochs: float | None = None,
-    checkpoint_every_steps: int = 0,
-) -> Trial:
-    """The trial of `train_network`: the network of `spec` trained from random weights.
-
-    Args:
-        folder: Of the trial; `run` in it is the run, with the bundle.
-        spec: The network; its resolution is that of training unless the recipe has another.
-        data: Its test split is not used.
-        recipe: As for `run.train`.
-        seed: Of the recipe.
-        workers: Processes that decode images; None: chosen.
-        epochs: In place of the recipe's length.
-        checkpoint_every_steps: For epochs that are long.
-    """
-    if epochs is not None:
-        recipe = replace(recipe, changes={**recipe.changes, "epochs": epochs})
-    arguments = dict(spec=spec) | _common(data, recipe, seed, workers, checkpoint_every_steps)
+def training_trial(folder: Path, training: NetworkTraining) -> Trial:
+    """The trial of `train_network`, or of `tune` for a `BlockTuning`."""
+    unseen = replace(training.data, test=training.data.test.subset([]))
+    arguments = {"training": replace(training, data=unseen)}
     return Trial(folder=folder, result=folder / "result.json", arguments=arguments)
 
 
-def _common(
-    data: DataSet, recipe: RecipeChoice, seed: int, workers: int | None, every: int
-) -> dict[str, Any]:
-    unseen = replace(data, test=data.test.subset([]))
-    return dict(
-        data=unseen, recipe=recipe, seed=seed, workers=workers, checkpoint_every_steps=every
-    )
-
-
-def tune(
-    folder: Path,
-    device: str,
-    *,
-    master: Path,
-    spec: NetSpec,
-    again: Collection[str],
-    method: Method,
-    data: DataSet,
-    recipe: RecipeChoice,
-    seed: int,
-    workers: int | None,
-    checkpoint_every_steps: int,
-) -> Generator[str, None, TunedScore]:
-    """Exchange blocks of the MasterNet for those of `spec`, tune them, and score the network.
+def tune(folder: Path, device: str, *, training: BlockTuning) -> Generator[str, None, TunedScore]:
+    """Exchange blocks of the MasterNet for those of the spec, tune them, and score the network.
 
     The loss is the recipe's, half cross-entropy and half the distance from the MasterNet's
     probabilities. The rest of the network is frozen, batch norms included; the statistics of those
@@ -149,30 +101,22 @@ def tune(
     The paper does not say what trains, nor by which loss; it calls the step "distillation" and the
     tuning "fine-tune". The score is that of the whole network, as there.
     """
-    teacher = zoo.load(master)
-    exchange = exchanged(teacher, spec, seed, again=again)
+    data, recipe, seed = training.data, training.recipe, training.seed
+    teacher = zoo.load(training.master)
+    exchange = exchanged(teacher, training.spec, seed, again=training.again)
     start = folder.resolve() / START
     like = saved_recipe(dict(teacher.recipe), teacher.name) if teacher.recipe else None
-    frozen = () if method == "full" else exchange.frozen
-    changes = dict(recipe.changes, teacher=str(master.resolve()), frozen=frozen)
+    frozen = () if training.method == "full" else exchange.frozen
+    changes = {**recipe.changes, "teacher": str(training.master.resolve()), "frozen": frozen}
     choice = RecipeChoice(recipe.source or tuning_recipe(len(data.train), like), changes)
     if not (start.exists() and (folder / RUN / run_folder.CHECKPOINT).exists()):
-        if method == "feature":
+        if training.method == "feature":
             named = choice.resolve(case_of(data, str(start)))
-            short = replace(named.recipe, seed=seed)
-            exchange = matched(exchange, teacher, data, short, device, workers or 0)
+            short, workers = replace(named.recipe, seed=seed), training.workers or 0
+            exchange = matched(exchange, teacher, data, short, device, workers)
         exchange.bundle(teacher).save(start)
-    score = yield from _trained(
-        folder,
-        device,
-        spec=spec,
-        weights=str(start),
-        data=data,
-        recipe=choice,
-        seed=seed,
-        workers=workers,
-        checkpoint_every_steps=checkpoint_every_steps,
-    )
+    job = replace(training, recipe=choice)
+    score = yield from train_network(folder, device, training=job, weights=str(start))
     delete_weights(folder)
     return score
 
@@ -189,59 +133,26 @@ def delete_weights(folder: Path) -> None:
 
 
 def train_network(
-    folder: Path,
-    device: str,
-    *,
-    spec: Spec,
-    data: DataSet,
-    recipe: RecipeChoice,
-    seed: int,
-    workers: int | None,
-    checkpoint_every_steps: int,
+    folder: Path, device: str, *, training: NetworkTraining, weights: str = ""
 ) -> Generator[str, None, TunedScore]:
-    """Train the network of `spec` from random weights, and score it."""
-    return (
-        yield from _trained(
-            folder,
-            device,
-            spec=spec,
-            weights="",
-            data=data,
-            recipe=recipe,
-            seed=seed,
-            workers=workers,
-            checkpoint_every_steps=checkpoint_every_steps,
-        )
-    )
-
-
-def _trained(
-    folder: Path,
-    device: str,
-    *,
-    spec: Spec,
-    weights: str,
-    data: DataSet,
-    recipe: RecipeChoice,
-    seed: int,
-    workers: int | None,
-    checkpoint_every_steps: int,
-) -> Generator[str, None, TunedScore]:
-    """Train the run of a trial to its end, from where it is, and score it."""
+    """Train a network to its end, from where its run is or from `weights`, and score it."""
     begin = time.perf_counter()
+    spec, data, recipe = training.spec, training.data, training.recipe
     if isinstance(spec, TimmSpec):
         model = f"timm/{spec.name}"
     else:
         model = str(folder.resolve() / SPEC)  # the run names it, wherever the next call comes from
         with atomic_write(Path(model), SPEC_OUTPUT) as temporary:
             temporary.write_text(spec.to_json())
-    changes = dict(recipe.changes, seed=seed)
+    changes = {**recipe.changes, "seed": training.seed}
+    if training.epochs is not None:
+        changes["epochs"] = training.epochs
     if torch.device(device).type == "cuda":
         changes.setdefault("grad_accum_steps", 0)  # the fewest passes that fit
     named = run_folder.resolve(RecipeChoice(recipe.source, changes), folder / RUN, data, weights)
-    how: dict[str, Any] = dict(weights=weights, device=device, workers=workers)
+    how: dict[str, Any] = dict(weights=weights, device=device, workers=training.workers)
     run_at = folder / RUN, model, data, named
-    rows = train(*run_at, **how, checkpoint_every_steps=checkpoint_every_steps)
+    rows = train(*run_at, **how, checkpoint_every_steps=training.checkpoint_every_steps)
     yield from train_to(folder.name, rows)
     run = prepare(*run_at, **how)
     try:
@@ -251,7 +162,7 @@ def _trained(
     yield f"{folder.name}: validation {run.metric.text(scores[run.metric.name])}"
     return TunedScore(
         spec=json.loads(spec.to_json()),
-        seed=seed,
+        seed=training.seed,
         score=scores[run.metric.name],
         loss=scores["loss"],
         correct=correct,

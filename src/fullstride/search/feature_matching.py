@@ -1,4 +1,4 @@
-"""Can a new block begin as one that computes the MasterNet's maps? By least squares, no labels."""
+"""Exchanges super-blocks of a trained network, and fits new ones to its maps by least squares."""
 
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from fullstride.train.batches import recipe_in_epochs, training_batches
 from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.recipes.recipe import Recipe
 
-# What does a trained network become when some of its super-blocks are exchanged for others?
+# Exchanges of super-blocks.
 #
 # A part is the stem, a stage, the convolution of the head or the classifier. But for the classifier
 # they are the places of a search, `stem`, `stages.2` and `head`: in GENet's (arXiv:2006.14090) the

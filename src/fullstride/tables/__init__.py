@@ -1,4 +1,4 @@
-"""How accurate and how fast are the networks by their papers? Published numbers with their sources.
+"""Published accuracies, speeds and names, with their sources.
 
 `networks.csv` is what `fullstride zoo` lists, computed by `measure/zoo_table.py`.
 `pretrained.csv` has the ConvNets with weights on the Hugging Face hub, by timm's own measurements

@@ -1,4 +1,4 @@
-"""Which output of a network is which class of a data set? One tolerant rule, by their names.
+"""Finds the output of a network for each class of a data set, by one tolerant rule for names.
 
 Released weights have ImageNet's words, its wnids (n01440764), or no names at all, and folders of
 images have any of these, in the order of their letters (0, 1, 10, 2).

@@ -1,4 +1,4 @@
-"""Which network has the name that a paper prints?"""
+"""The names that papers print."""
 
 # Name in the papers -> name in the zoo, or timm/NAME.
 PRINTED = {

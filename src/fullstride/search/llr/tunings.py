@@ -11,7 +11,14 @@ from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
 from fullstride.nets import zoo
-from fullstride.search.block_tuning import TRAINING, TUNING, TunedScore, train_trial, tune_trial
+from fullstride.search.block_tuning import (
+    TRAINING,
+    TUNING,
+    BlockTuning,
+    NetworkTraining,
+    TunedScore,
+    training_trial,
+)
 from fullstride.search.llr.plan import (
     SearchJob,
     describe,
@@ -68,28 +75,32 @@ def whole_trial(
     recipe: RecipeChoice | None = None,
 ) -> Trial:
     """A training from random weights, by default as the MasterNet's."""
-    return train_trial(
+    return training_trial(
         job.trial_folder(name),
-        spec=job.spec(structure, variant or job.home),
-        data=job.data,
-        recipe=recipe or master_choice(job, variant),
-        seed=job.settings.seed,
-        workers=job.workers,
+        NetworkTraining(
+            spec=job.spec(structure, variant or job.home),
+            data=job.data,
+            recipe=recipe or master_choice(job, variant),
+            seed=job.settings.seed,
+            workers=job.workers,
+        ),
     )
 
 
 def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) -> Trial:
     """Exchange one place for that of `structure`, or all places for -1, and tune."""
-    return tune_trial(
+    return training_trial(
         job.trial_folder(name),
-        master=job.trial_folder(MASTER) / "run",
-        spec=job.spec(structure, job.home),
-        again=job.parts(place),
-        data=job.data,
-        recipe=tuning_choice(job),
-        seed=job.settings.seed,
-        method=job.settings.tune,
-        workers=job.workers,
+        BlockTuning(
+            master=job.trial_folder(MASTER) / "run",
+            spec=job.spec(structure, job.home),
+            again=job.parts(place),
+            data=job.data,
+            recipe=tuning_choice(job),
+            seed=job.settings.seed,
+            method=job.settings.tune,
+            workers=job.workers,
+        ),
     )
 
 

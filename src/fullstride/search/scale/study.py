@@ -12,7 +12,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.measure.budget import HERE
 from fullstride.measure.environment import choose_device
 from fullstride.measure.max_batch import budget_bytes
-from fullstride.search.block_tuning import TRAINING, train_trial
+from fullstride.search.block_tuning import TRAINING, NetworkTraining, training_trial
 from fullstride.search.scale.analysis import Candidate, analyse, law_of_axes
 from fullstride.search.scale.finished import (
     TABLE_7,
@@ -215,13 +215,15 @@ def train(
     for each in trainings:
         point, regime = points[each.point], regimes[each.regime]
         trials.append(
-            train_trial(
+            training_trial(
                 trial_folder(job.folder, each),
-                spec=point.spec(len(job.data.classes), job.data.channels),
-                data=job.data,
-                recipe=RecipeChoice(recipe_of(point, regime, job.data, job.settings)),
-                seed=each.seed,
-                workers=job.workers,
+                NetworkTraining(
+                    spec=point.spec(len(job.data.classes), job.data.channels),
+                    data=job.data,
+                    recipe=RecipeChoice(recipe_of(point, regime, job.data, job.settings)),
+                    seed=each.seed,
+                    workers=job.workers,
+                ),
             )
         )
     yield from job.run(TRAINING, trials)

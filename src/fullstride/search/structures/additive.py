@@ -1,4 +1,4 @@
-"""What is each change of a structure worth? A Bayesian linear model of the accuracy.
+"""A Bayesian linear model of what each change of a structure is worth.
 
 score = reference + sum of coefficients x features + noise. Trainings of another kind, as those of
 one exchanged super-block, may form groups with references of their own: a network with a block

@@ -1,4 +1,4 @@
-"""Which structures are trained next? First one change at a time, then what the model proposes.
+"""Chooses the structures to train: one change at a time, then what the model proposes.
 
 On a published table of trained networks, 40 trainings by one change at a time and then the best
 predicted end 0.09 points below the best; with a refit after every four it is 0.05
@@ -14,7 +14,7 @@ import numpy as np
 from fullstride.search.structures.additive import AdditiveModel
 from fullstride.search.structures.space import Place, Space, distinct, values
 
-# Which structures are the best within a budget? Random ones, improved by a local search.
+# The best structures within a budget: random ones, improved by a local search.
 #
 # The value of a structure is the sum of its choices' gains; its time is whatever `Costs` says.
 

@@ -1,4 +1,4 @@
-"""Which networks are near a MasterNet? Its super-blocks with other depths, widths and types.
+"""The space of networks near a MasterNet: super-blocks of other depths, widths and types.
 
 Source: GENet, arXiv:2006.14090, section 4. The paper leaves much open; each deviation is an
 argument of `net_space` whose default has its reason there.
@@ -14,7 +14,7 @@ import numpy as np
 from fullstride.nets.blocks import Basic, Bottleneck
 from fullstride.nets.spec import NetSpec, Stage
 
-# What may a search change? Places with choices; a structure is one choice for each place.
+# A space has places with choices; a structure is one choice for each place.
 #
 # Structures are rows of choice indices, so that millions of them are arrays. The numbers that a
 # linear model of the accuracy sees of a choice are its features, which are zero for the MasterNet's
