@@ -13,7 +13,7 @@ from fullstride import cli
 from fullstride.deploy import choose_form
 from fullstride.nets.bundle import Bundle
 from fullstride.report.gather import gather
-from fullstride.report.page import render, worst_classes
+from fullstride.report.page import class_values, render
 from fullstride.tasks import common_metric
 from fullstride.tasks.task import ConfusionMatrix
 from fullstride.train import run, run_folder
@@ -99,6 +99,7 @@ def test_of_many_classes_the_page_has_the_worst_without_a_heat_map():
     some = tuple(range(200))
     matrix = ConfusionMatrix(300, some, (0, *some[1:]), (1,) * 200)
     names = tuple(f"n{number}" for number in range(300))
-    rows = worst_classes(matrix.by_class(names))
-    assert len(rows) == 50
+    values = class_values(matrix, names)
+    rows = values["class_rows"]
+    assert (len(rows), values["confusion_plot"]) == (50, "")
     assert all(row.images for row in rows)

@@ -25,8 +25,14 @@ from fullstride.io.console import printable
 from fullstride.nets.bundle import read_metadata
 from fullstride.report import plots
 from fullstride.report.gather import page_picture
-from fullstride.report.page import Prediction, card, render_template, worst_classes, write
-from fullstride.report.plots import MAX_CLASSES, heat_map
+from fullstride.report.page import (
+    Prediction,
+    card,
+    class_values,
+    learning_values,
+    render_template,
+    write,
+)
 from fullstride.report.scatter import FilePoint, files_figure
 from fullstride.train.run_folder import read_log
 
@@ -48,31 +54,22 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
     """The page as HTML. `folder` has the runs, `data` the pictures of mistakes."""
     shipment, metric = results.shipment, results.metric
     classes = tuple(map(printable, data.classes))
-    confusion, files = shipment.confusion, shipment.files
-    curves = learning_curves(folder, results)
     split = shipment.test_split or "val"
     return render_template(
         "fit.html",
         title=printable(f"fullstride fit on {results.data_name}"),
         results=results,
         shipment=shipment,
-        metric=metric,
         headline=headline(results),
         time_line=time_line(results),
         files_plot=Markup(plots.svg(figure(results), description(results))),
-        files=[file_row(each, results) for each in sorted(files, key=time_of)],
+        files=[file_row(each, results) for each in sorted(shipment.files, key=time_of)],
         within=[within_row(each, results) for each in shares_of_budget(results)],
         candidates=candidate_rows(results)[:MAX_CANDIDATES],
         left_out=Counter(results.left_out.values()),
-        curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
+        **learning_values(learning_curves(folder, results), metric),
         split=split,
-        confusion_plot=(
-            Markup(heat_map(confusion, classes))
-            if confusion and len(classes) <= MAX_CLASSES
-            else ""
-        ),
-        class_rows=worst_classes(confusion.by_class(classes)) if confusion else [],
-        classes=classes,
+        **class_values(shipment.confusion, classes),
         cards=mistakes(folder, data, results),
         plan_rows=plan_rows(results),
         facts=data_facts(results),

@@ -1,8 +1,8 @@
 """Writes the measured lines of the papers' tables as Markdown and JSON."""
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,22 +12,12 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.efficiency import short_precision
 from fullstride.papers.lines import KINDS, REFERENCE, Contest, Kind, Line, mode
-from fullstride.tables import speeds
+from fullstride.tables import Speed, speeds
 
 # A finished row is valid in environments that share these fields.
 TITLE = "The papers' tables, measured"
-DECISIVE_FIELDS = (
-    "device",
-    "threads",
-    "torch",
-    "cuda",
-    "cudnn",
-    "driver",
-    "timm",
-    "triton",
-    "fullstride",
-    "commit",
-)
+DECISIVE_FIELDS = ("device", "threads", "torch", "cuda", "cudnn", "driver", "timm", "triton")
+DECISIVE_FIELDS += ("fullstride", "commit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +34,10 @@ class Row:
     def ratio(self, kind: Kind, to: Kind, work: str) -> float | None:
         """The speed relative to `to`, median over rounds; None if they share no rounds."""
         one, other = self.find(kind, work), self.find(to, work)
-        if (
-            one is None
-            or other is None
-            or one is other
-            or one.reference is None
-            or other.reference is None
-        ):
+        rows = [each for each in (one, other) if each is not None and each.reference is not None]
+        if one is other or len(rows) < 2:
             return None
+        one, other = rows
         times = one.protocol.waits  # of calls; else images a second
         faster, slower = (other, one) if times else (one, other)
         return float(np.median(np.divide(faster.samples, slower.samples)))
@@ -109,7 +95,7 @@ class Number:
     held_back_by: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SuiteFile:
     """A suite's `results.json`."""
 
@@ -132,48 +118,53 @@ QUANTITIES: dict[str, tuple[str, str, Callable[[Measurement], float | None]]] = 
 }
 
 
-def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[dict[str, Any]]:
+def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[Number]:
     """Every measured number with its circumstances and the published one."""
-    printed = {(s.table, s.line, s.resolution, s.quantity): s for s in speeds()}
-    rows_of_numbers = []
-    for line, each in planned.items():
-        for quantity, (protocol, work, number) in QUANTITIES.items():
-            if protocol != line.protocol:
-                continue
-            speed = printed.get((line.table, line.name, line.resolution, quantity))
-            for contest in each:
-                row = rows.get(contest)
-                for kind in line.shown if row else ():
-                    assert row is not None
-                    one = row.find(kind, work)
-                    if one is None or (value := number(one)) is None:
-                        continue
-                    plain = quantity != "largest batch"
-                    rows_of_numbers.append(
-                        dict(
-                            table=line.table,
-                            line=line.name,
-                            quantity=quantity,
-                            network=one.name,
-                            kind=kind,
-                            measured=value,
-                            published=speed.value if speed else None,
-                            source=speed.source if speed else None,
-                            spread=one.spread if plain else None,
-                            to_timm=row.ratio(kind, "timm", work) if plain else None,
-                            to_reference=one.ratio
-                            if plain and one.reference == REFERENCE
-                            else None,
-                            batch=one.protocol.batch,
-                            resolution=line.resolution,
-                            layout=one.layout,
-                            made=mode(one.compiled),
-                            precision=one.precision,
-                            memory_gib=one.memory_gib,
-                            held_back_by=one.environment.held_back_by,
-                        )
-                    )
-    return rows_of_numbers
+    found = [
+        number_of(line, row, kind, quantity)
+        for line, each in planned.items()
+        for quantity, (protocol, _, _) in QUANTITIES.items()
+        if protocol == line.protocol
+        for row in filter(None, map(rows.get, each))
+        for kind in line.shown
+    ]
+    return [number for number in found if number]
+
+
+def number_of(line: Line, row: Row, kind: Kind, quantity: str) -> Number | None:
+    """A quantity of one network of a finished contest, None where it was not measured."""
+    _, work, value_of = QUANTITIES[quantity]
+    one = row.find(kind, work)
+    if one is None or (value := value_of(one)) is None:
+        return None
+    key = line.table, line.name, line.resolution, quantity
+    speed = printed_speeds().get(key)
+    has_ratio = quantity != "largest batch"
+    return Number(
+        table=line.table,
+        line=line.name,
+        quantity=quantity,
+        network=one.name,
+        kind=kind,
+        measured=value,
+        published=speed.value if speed else None,
+        source=speed.source if speed else None,
+        spread=one.spread if has_ratio else None,
+        to_timm=row.ratio(kind, "timm", work) if has_ratio else None,
+        to_reference=one.ratio if has_ratio and one.reference == REFERENCE else None,
+        batch=one.protocol.batch,
+        resolution=line.resolution,
+        layout=one.layout,
+        made=mode(one.compiled),
+        precision=one.precision,
+        memory_gib=one.memory_gib,
+        held_back_by=one.environment.held_back_by,
+    )
+
+
+@cache
+def printed_speeds() -> dict[tuple[str, str, int, str], Speed]:
+    return {(row.table, row.line, row.resolution, row.quantity): row for row in speeds()}
 
 
 def failures(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[str]:
@@ -189,12 +180,8 @@ def failures(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> li
 
 
 def data(planned: dict[Line, list[Contest]], rows: dict[Contest, Row], here: Environment) -> str:
-    values = dict(
-        environment=asdict(here),
-        numbers=numbers(planned, rows),
-        not_measured=failures(planned, rows),
-    )
-    return json.dumps(values, indent=1)
+    missing = tuple(failures(planned, rows))
+    return to_json(SuiteFile(here, tuple(numbers(planned, rows)), missing))
 
 
 def page(
@@ -212,46 +199,40 @@ def page(
     if quick:
         text += ["Quick: fixed batches and few rounds, which are not the papers' protocols.", ""]
     text += ["Measured: the number, the batch, and the speed relative to timm's network.", ""]
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Number]] = {}
     for one in numbers(planned, rows):
-        groups.setdefault((one["table"], one["quantity"]), []).append(one)
+        groups.setdefault((one.table, one.quantity), []).append(one)
     for (table, quantity), group in groups.items():
-        precisions = ", ".join(dict.fromkeys(short_precision(one["precision"]) for one in group))
+        precisions = ", ".join(dict.fromkeys(short_precision(one.precision) for one in group))
         text += [f"## {table}: {quantity} ({precisions})", "", *markdown_table(group)]
-        sources = dict.fromkeys(one["source"] for one in group if one["source"])
+        sources = dict.fromkeys(one.source for one in group if one.source)
         text += ["", *[f"Published: {source}." for source in sources], ""]
     if missing := failures(planned, rows):
         text += ["## Not measured", "", *(f"- {line}" for line in missing), ""]
     return "\n".join(text)
 
 
-def markdown_table(group: list[dict[str, Any]]) -> list[str]:
+def markdown_table(group: list[Number]) -> list[str]:
     """The table of one quantity: a column for each kind and mode, the published number last."""
-    present = {(one["kind"], one["made"]) for one in group}
+    present = {(one.kind, one.made) for one in group}
     columns = [(k, m) for k in KINDS for m in ("eager", "compiled") if (k, m) in present]
-    heads = " | ".join(f"measured: {kind} {how}" for kind, how in columns)
-    table = [
-        f"| line | pixels | layout | {heads} | published |",
-        "|---" * (len(columns) + 4) + "|",
-    ]
-    lines: dict[tuple[str, int, str], dict[tuple[str, str], dict[str, Any]]] = {}
+    heads = (f"measured: {kind} {how}" for kind, how in columns)
+    table = [["line", "pixels", "layout", *heads, "published"], ["---"] * (len(columns) + 4)]
+    lines: dict[tuple[str, int, str], dict[tuple[str, str], Number]] = {}
     for one in group:
-        key = one["line"], one["resolution"], one["layout"]
-        lines.setdefault(key, {})[one["kind"], one["made"]] = one
+        lines.setdefault((one.line, one.resolution, one.layout), {})[one.kind, one.made] = one
     for (name, side, layout), line in lines.items():
-        cells = " | ".join(cell(line.get(column)) for column in columns)
-        published = next(iter(line.values()))["published"]
+        published = next(iter(line.values())).published
         printed = "" if published is None else f"{published:g}"
-        table.append(f"| {name} | {side} | {layout} | {cells} | {printed} |")
-    return table
+        table.append([name, str(side), layout, *(cell(line.get(c)) for c in columns), printed])
+    return [f"| {' | '.join(row)} |" for row in table]
 
 
-def cell(one: dict[str, Any] | None) -> str:
+def cell(one: Number | None) -> str:
     if one is None:
         return "-"
-    value = one["measured"]
-    number = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    if one["quantity"] == "largest batch":
+    number = f"{one.measured:,.0f}" if one.measured >= 100 else f"{one.measured:.3g}"
+    if one.quantity == "largest batch":
         return number
-    ratio = f", x{one['to_timm']:.2f}" if one["to_timm"] else ""
-    return f"{number} ({one['batch']}{ratio})"
+    ratio = f", x{one.to_timm:.2f}" if one.to_timm else ""
+    return f"{number} ({one.batch}{ratio})"

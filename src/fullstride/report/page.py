@@ -25,7 +25,7 @@ from fullstride.report.console_tables import (
     three_digits,
     wilson,
 )
-from fullstride.report.plots import EpochRow, Point, heat_map
+from fullstride.report.plots import EpochRow, Point
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
@@ -102,31 +102,42 @@ def render(
         "results.html",
         title=title,
         entries=entries,
-        metric=metric,
         best=best,
         reference=next((entry for entry in entries if entry.score is None), entries[0]),
         rivals=[
             e.name for e in trained if e is not best and overlap(e.interval, best and best.interval)
         ],
         latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
-        curves_plot=Markup(plots.learning_curves(curves, metric)) if curves else "",
-        confusion_plot=(
-            Markup(heat_map(confusion, classes))
-            if confusion and len(classes) <= plots.MAX_CLASSES
-            else ""
-        ),
-        class_rows=worst_classes(by_class or (confusion.by_class(classes) if confusion else ())),
-        classes=classes,
+        **learning_values(curves, metric),
+        **class_values(confusion, classes, by_class),
         cards=[card(prediction) for prediction in predictions],
         environment=environment,
         notes=notes,
     )
 
 
-def worst_classes(rows: Sequence[ClassScore]) -> list[ClassScore]:
-    """The scores of the classes that occur, the lowest F1 first, at most `MAX_CLASS_ROWS`."""
-    rows = [row for row in rows if row.f1 is not None]
-    return sorted(rows, key=lambda row: row.f1 or 0.0)[:MAX_CLASS_ROWS]
+def learning_values(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> dict[str, Any]:
+    """What templates show of the metric and of training, by the logs of networks."""
+    plot = Markup(plots.learning_curves(curves, metric)) if curves else ""
+    return {"metric": metric, "curves_plot": plot}
+
+
+def class_values(
+    confusion: ConfusionMatrix | None,
+    classes: tuple[str, ...],
+    by_class: Sequence[ClassScore] = (),
+) -> dict[str, Any]:
+    """What templates show of classes: the confusion, and at most `MAX_CLASS_ROWS` of the worst.
+
+    These are the classes that occur with the lowest F1, of `by_class` or else of `confusion`.
+    """
+    rows = by_class or (confusion.by_class(classes) if confusion else ())
+    worst = sorted((row for row in rows if row.f1 is not None), key=lambda row: row.f1 or 0.0)
+    plot = ""
+    if confusion and len(classes) <= plots.MAX_CLASSES:
+        plot = Markup(plots.heat_map(confusion, classes))
+    shown = worst[:MAX_CLASS_ROWS]
+    return {"confusion_plot": plot, "class_rows": shown, "classes": classes}
 
 
 @cache
@@ -139,15 +150,8 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= dict(
-        count=count,
-        ms=ms,
-        percent=percent,
-        three_digits=three_digits,
-        times=times,
-        class_columns=class_columns,
-        class_cells=class_cells,
-    )
+    filters = (count, ms, percent, three_digits, times, class_columns, class_cells)
+    environment.filters |= {each.__name__: each for each in filters}
     return environment
 
 
@@ -210,11 +214,11 @@ def card(prediction: Prediction) -> dict[str, Any]:
     image.thumbnail((THUMBNAIL, THUMBNAIL))
     out = io.BytesIO()
     image.save(out, "png")
-    return dict(
-        uri="data:image/png;base64," + base64.b64encode(out.getvalue()).decode(),
-        pixelated=pixelated,
-        truth=prediction.truth,
-        predicted=prediction.predicted,
-        probability=prediction.probability,
-        correct=prediction.truth == prediction.predicted,
-    )
+    return {
+        "uri": "data:image/png;base64," + base64.b64encode(out.getvalue()).decode(),
+        "pixelated": pixelated,
+        "truth": prediction.truth,
+        "predicted": prediction.predicted,
+        "probability": prediction.probability,
+        "correct": prediction.truth == prediction.predicted,
+    }
