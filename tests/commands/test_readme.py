@@ -48,6 +48,7 @@ def test_the_commands_of_the_readme_run_as_they_stand(tmp_path, monkeypatch, cap
         assert cli.run([*words, *shorter]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (code,) = [block for kind, block in BLOCKS if kind == "python"]

@@ -20,7 +20,7 @@ from fullstride.tasks import task_of
 @pytest.mark.parametrize(
     ("task", "format", "kind"),
     [
-        ("detect", "onnx", "normalised"),
+        pytest.param("detect", "onnx", "normalised", marks=pytest.mark.slow),
         pytest.param("detect", "openvino", "pixels", marks=pytest.mark.slow),
         ("segment", "onnx", "pictures"),
         ("depth", "openvino", "normalised"),

@@ -279,6 +279,7 @@ def test_a_gpu_whose_data_sheet_is_known_is_found_by_the_name_that_torch_has_for
         assert by_sheet(other) is None
 
 
+@pytest.mark.slow
 def test_peaks_are_above_what_a_product_and_a_copy_reach():
     tflops, gb_s = peaks(CPU, "float32")
     a = torch.randn(512, 512)

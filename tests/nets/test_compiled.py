@@ -25,6 +25,7 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 
 
+@pytest.mark.slow
 def test_a_step_that_recomputes_is_the_eager_one_and_saves_a_map_for_each_convolution():
     net, *_ = prepared(SPECS["resnet_rs_tiny"])
     check_recomputing_step(net, SPECS["resnet_rs_tiny"])

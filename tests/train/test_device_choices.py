@@ -309,6 +309,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_a_strided_pointwise_convolution_of_few_channels_trains_channels_last():
     done = subprocess.run([sys.executable, "-c", STRIDED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]  # PyTorch's own ends with a segmentation fault
@@ -350,6 +351,7 @@ print(within - before, resident_mib() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's thresholds")
 def test_memory_is_kept_in_training_and_given_back_afterwards():
     process = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True)
