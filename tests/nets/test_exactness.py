@@ -117,7 +117,13 @@ def test_parameters_round_to_the_published_count(name):
     )
 
 
-@pytest.mark.parametrize(("name", "resolution", "printed"), MACS)
+DEEP = {f"resnet_rs_{depth}" for depth in (200, 270, 350, 420)}
+
+
+@pytest.mark.parametrize(
+    ("name", "resolution", "printed"),
+    [pytest.param(*row, marks=pytest.mark.slow if row[0] in DEEP else ()) for row in MACS],
+)
 def test_arithmetic_is_the_published_count_to_the_last_digit(name, resolution, printed):
     counter = FlopCounterMode(display=False)
     with counter, torch.inference_mode():

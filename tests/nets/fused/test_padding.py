@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from covers import pairwise_cover
 from networks import randomise
 
 from fullstride import cli
@@ -131,17 +132,10 @@ def test_a_padded_network_has_the_same_logits_and_features(spec):
 
 
 @pytest.mark.parametrize(
-    ("way", "by"),
-    [
-        *(("plain", by) for by in STEPS),
-        ("lean", "sgd"),
-        ("lean", "adamw"),
-        ("lean in int8", "decoupled"),
-    ],
+    ("name", "way", "by"), pairwise_cover([*SPECS], ["plain", "lean", "lean in int8"], [*STEPS])
 )
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_training_moves_a_padded_network_as_it_moves_the_plain_one(spec, way, by):
-    steps = STEPS[by]
+def test_training_moves_a_padded_network_as_it_moves_the_plain_one(name, way, by):
+    spec, steps = SPECS[name], STEPS[by]
     net = made(spec)
     net.regularise(drop_path=0.3)
     net = net if way == "plain" else to_fused(net, int8=way == "lean in int8")
