@@ -14,7 +14,7 @@ from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport, Pair
 from fullstride.autofit.finalists import ShippedFile
 from fullstride.autofit.halving import Outcome, RungScore
-from fullstride.autofit.page import fate, render, write_results
+from fullstride.autofit.page import elimination_reason, render, write_results
 from fullstride.autofit.plan import FitPlan, Rung
 from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
 from fullstride.autofit.ship import Shipment
@@ -194,14 +194,14 @@ def test_the_page_names_each_number_by_what_it_is(folder):
 
 
 def test_each_candidate_has_its_end():
-    assert fate(LARGE.name, RESULTS) == "finalist 1 of 1"
-    assert fate(SMALL.name, RESULTS) == "out after rung 1"
-    assert fate(SLOW.name, RESULTS) == "not within the budget"
+    assert elimination_reason(LARGE.name, RESULTS) == "finalist 1 of 1"
+    assert elimination_reason(SMALL.name, RESULTS) == "out after rung 1"
+    assert elimination_reason(SLOW.name, RESULTS) == "not within the budget"
     outcome = replace(RESULTS.outcome, failures={SMALL.name: "out of memory"})
     taught = replace(outcome, scores=(*outcome.scores, rung(SLOW, 2, 95.0)))
     results = replace(RESULTS, outcome=taught)
-    assert fate(SMALL.name, results) == "out of memory"
-    assert "teacher" in fate(SLOW.name, results)
+    assert elimination_reason(SMALL.name, results) == "out of memory"
+    assert "teacher" in elimination_reason(SLOW.name, results)
 
 
 def test_candidates_that_were_not_tried_are_counted_with_the_reason(folder):
@@ -210,7 +210,7 @@ def test_candidates_that_were_not_tried_are_counted_with_the_reason(folder):
     plan = replace(RESULTS.plan, left_out={SMALL.name: "no time"})
     results = replace(RESULTS, times=(*RESULTS.times[:2], slow), plan=plan)
     assert results.left_out == {SLOW.name: reason, SMALL.name: "no time"}
-    assert fate(SLOW.name, results) == reason
+    assert elimination_reason(SLOW.name, results) == reason
     assert f"Left out, 1 of 3: {reason}." in Parsed(render(folder, DATA, results)).text
     assert fit_json(results)["left_out"] == results.left_out
     assert "Left out" not in render(folder, DATA, RESULTS)

@@ -1,11 +1,13 @@
 """Trials on this machine, on a Ray cluster and as jobs: workers and drivers that are killed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,9 @@ from typing import Any
 import pytest
 from sleeping_trials import SLEEP, STEPS, TRIALS, trials_in
 
+from fullstride.autofit.halving import Outcome, RungScore
+from fullstride.io.records import from_json
+from fullstride.study.driver import saved_stage
 from fullstride.study.trials import Trial
 
 TESTS = Path(__file__).parents[1]
@@ -203,3 +208,60 @@ def test_a_job_whose_time_is_over_is_requeued_and_goes_on(environment, tmp_path)
     assert begin == 0 < again
     check_steps(trials[0])
     assert len(list(folder.glob("slurm/*_submitted.pkl"))) == TRIALS, "the same jobs"
+
+
+def trained_in(fit: Path) -> dict[str, object]:
+    """Weights of the bundles of a fit, the scores of its rungs, and the outcome, without times."""
+    weights = {str(path.relative_to(fit)): path.read_bytes() for path in fit.glob(BUNDLES)}
+    outcome = saved_stage(fit, "training", Outcome)
+    assert outcome is not None
+    scores = [replace(each, seconds=0.0) for each in outcome.scores]
+    stored = {
+        path.stem + path.parent.name: replace(from_json(RungScore, path.read_text(), ""), seconds=0)
+        for path in fit.glob("rungs/*/*.json")
+    }
+    return {**weights, "rungs": stored, "outcome": replace(outcome, scores=tuple(scores))}
+
+
+BUNDLES = "trials/*/bundle/*.safetensors"
+
+
+@pytest.mark.slow
+def test_a_fit_on_ray_that_is_killed_has_the_bits_of_one_left_alone_here(ray_cluster, tmp_path):
+    """Both have the plan and the times of one dry run, which decide between tied candidates."""
+
+    def start(fit: Path, *words: str) -> Any:
+        log = (tmp_path / f"{fit.name}.log").open("a+")
+        command = [sys.executable, str(TESTS / "cluster_fit.py"), str(fit), *words]
+        return subprocess.Popen(command, env=ray_cluster, stdout=log, stderr=log), log
+
+    def finish(fit: Path, *words: str) -> None:
+        driver, log = start(fit, *words)
+        with log:
+            assert driver.wait(WAIT_S) == 0, read(log)
+
+    def results() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in killed.glob("rungs/*/*.json")}
+
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    finish(alone, "local", "dry")
+    shutil.copytree(alone, killed)
+    finish(alone, "local")
+    before: dict[Path, int] = {}
+    for count in (1, 5):  # of the four results of the first rung and the two of the second
+        driver, log = start(killed, "ray")
+        with log:
+            wait_until(lambda count=count: len(results()) >= count, driver, log)
+            if count == 1:  # a second command on the same folder
+                other, _ = start(killed, "local")
+                assert other.wait(WAIT_S) != 0
+                assert f"works in {killed}: wait" in read(log)
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+        assert before.items() <= results().items()
+        before = results()
+    finish(killed, "ray")
+    assert before.items() <= results().items(), "a finished training has run twice"
+    assert trained_in(killed) == trained_in(alone)
+    logs = {path.read_text().count("\n") for path in killed.glob("trials/*/log.jsonl")}
+    assert logs == {1, 3}, "each epoch is trained once"

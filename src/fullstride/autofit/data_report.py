@@ -1,4 +1,4 @@
-"""What is in the data, and what would make its scores wrong?"""
+"""Reports what is in the data of a fit, and what would make its scores wrong."""
 
 import time
 from collections import Counter
@@ -14,11 +14,11 @@ from fullstride.autofit.near_copies import (
     MAX_COMPARED,
     REPORT_S,
     SPLITS,
-    Looks,
+    ImageIndex,
     Matches,
     Pictures,
     find_matches,
-    look_at_images,
+    index_images,
     same_pixels,
 )
 from fullstride.data.dataset import DataSet, Images
@@ -26,7 +26,7 @@ from fullstride.data.readers.listing import quote_names
 from fullstride.io.console import printable
 from fullstride.io.writing import cores
 
-# Which images are in two splits or in two classes? Those with the same pixels, and near ones.
+# Images of two splits or two classes that have the same pixels, or show nearly the same.
 #
 # Of each image there is one pair for each other split, and one for another class, so that a picture
 # of which there are a thousand copies has no million pairs.
@@ -67,11 +67,11 @@ class Link(NamedTuple):
     mirrored: bool
 
 
-def group_by_pixels(data: DataSet, looks: Looks) -> Groups:
-    first, of = np.unique(same_pixels(data, looks), return_inverse=True)
+def group_by_pixels(data: DataSet, all_images: ImageIndex) -> Groups:
+    first, of = np.unique(same_pixels(data, all_images), return_inverse=True)
     in_split = np.full((len(first), len(SPLITS)), -1)
     reverse = np.arange(len(of))[::-1]  # of several, the first image is written last
-    in_split[of[reverse], looks.splits[reverse]] = reverse
+    in_split[of[reverse], all_images.splits[reverse]] = reverse
     sets: dict[tuple[int, ...], int] = {}
 
     def number(target: Any) -> int:
@@ -79,18 +79,18 @@ def group_by_pixels(data: DataSet, looks: Looks) -> Groups:
             return sets.setdefault(target, len(data.classes) + len(sets))
         return target if type(target) is int and 0 <= target < len(data.classes) else -1
 
-    targets = np.array([number(_target(data, looks, image)) for image in range(len(of))])
+    targets = np.array([number(_target(data, all_images, image)) for image in range(len(of))])
     mixed = np.zeros(len(first), bool)
     mixed[of[targets != targets[first[of]]]] = True
     return Groups(of, first, in_split, targets, np.where(mixed, -1, targets[first]), mixed)
 
 
-def links_across_splits(looks: Looks, groups: Groups, matches: Matches) -> list[Link]:
+def links_across_splits(all_images: ImageIndex, groups: Groups, matches: Matches) -> list[Link]:
     """`b` is in the later split, which is scored. In the order of `a`, then of `b`."""
     links: dict[tuple[int, int], Link] = {}
     for split, partners in enumerate(matches.by_split):
         copies, near = groups.in_split[groups.of, split], partners.index[groups.of]
-        (images,) = np.nonzero((looks.splits != split) & ((copies >= 0) | (near >= 0)))
+        (images,) = np.nonzero((all_images.splits != split) & ((copies >= 0) | (near >= 0)))
         for image in images.tolist():
             exact, group = copies[image] >= 0, groups.of[image]
             other = int(copies[image] if exact else groups.in_split[near[image], split])
@@ -115,30 +115,32 @@ def links_across_classes(groups: Groups, matches: Matches) -> list[Link]:
     return sorted(links)
 
 
-def images_to_leave_out(looks: Looks, groups: Groups, across_splits: list[Link]) -> list[int]:
+def images_to_leave_out(
+    all_images: ImageIndex, groups: Groups, across_splits: list[Link]
+) -> list[int]:
     """Those that a later split shows too, and training images of which a copy has another class."""
-    mixed = np.nonzero(groups.mixed[groups.of] & (looks.splits == 0))[0]
+    mixed = np.nonzero(groups.mixed[groups.of] & (all_images.splits == 0))[0]
     return sorted({link.a for link in across_splits} | {*mixed.tolist()})
 
 
-def image_name(data: DataSet, looks: Looks, image: int) -> str:
-    return _images(data, looks, image).names[looks.indices[image]]
+def image_name(data: DataSet, all_images: ImageIndex, image: int) -> str:
+    return _images(data, all_images, image).names[all_images.indices[image]]
 
 
 def as_pairs(
-    data: DataSet, looks: Looks, groups: Groups, links: Iterable[Link]
+    data: DataSet, all_images: ImageIndex, groups: Groups, links: Iterable[Link]
 ) -> tuple[Pair, ...]:
     def class_name(image: int) -> str:
         if groups.targets[image] < 0:
             return ""
-        target = _target(data, looks, image)
+        target = _target(data, all_images, image)
         labels = target if isinstance(target, tuple) else (target,)
         return ", ".join(data.classes[label] for label in labels)
 
     return tuple(
         Pair(
-            names=(image_name(data, looks, link.a), image_name(data, looks, link.b)),
-            splits=(SPLITS[looks.splits[link.a]], SPLITS[looks.splits[link.b]]),
+            names=(image_name(data, all_images, link.a), image_name(data, all_images, link.b)),
+            splits=(SPLITS[all_images.splits[link.a]], SPLITS[all_images.splits[link.b]]),
             classes=(class_name(link.a), class_name(link.b)),
             bits=link.bits,
             exact=link.exact,
@@ -148,12 +150,12 @@ def as_pairs(
     )
 
 
-def _target(data: DataSet, looks: Looks, image: int) -> Any:
-    return _images(data, looks, image).targets[looks.indices[image]]
+def _target(data: DataSet, all_images: ImageIndex, image: int) -> Any:
+    return _images(data, all_images, image).targets[all_images.indices[image]]
 
 
-def _images(data: DataSet, looks: Looks, image: int) -> Images:
-    return getattr(data, SPLITS[looks.splits[image]])
+def _images(data: DataSet, all_images: ImageIndex, image: int) -> Images:
+    return getattr(data, SPLITS[all_images.splits[image]])
 
 
 T = TypeVar("T")
@@ -166,7 +168,7 @@ __all__ = ["DataReport", "Pair", "inspect", "report_lines", "without_duplicates"
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:
-    """What a look at all images of a data set tells."""
+    """What the images of a data set tell."""
 
     images: Mapping[str, int]  # split -> number
     classes: int
@@ -198,20 +200,20 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
     """
     if workers is None:
         workers = cores() if data.train.file else 0
-    looks = yield from look_at_images(data, workers)
-    groups = group_by_pixels(data, looks)
-    compared = looks.pictures.subset(groups.first)
+    all_images = yield from index_images(data, workers)
+    groups = group_by_pixels(data, all_images)
+    compared = all_images.pictures.subset(groups.first)
     matches = yield from _with_progress(
         find_matches(compared, groups.in_split >= 0, groups.classes, data.mirror)
     )
-    splits = links_across_splits(looks, groups, matches)
+    splits = links_across_splits(all_images, groups, matches)
     classes = links_across_classes(groups, matches)
-    scored = Counter(SPLITS[looks.splits[image]] for image in {link.b for link in splits})
+    scored = Counter(SPLITS[all_images.splits[image]] for image in {link.b for link in splits})
     by_class = Counter(label for each in data.labels("train") or () for label in each)
     sizes = {data.classes[i]: by_class[i] for i in range(len(data.classes))} if by_class else {}
-    sides = np.sort([facts.shorter_side for facts in looks.facts])
-    aspects = [facts.longer_side / facts.shorter_side for facts in looks.facts]
-    worst_first = sorted(splits, key=lambda link: (-looks.splits[link.b], not link.exact))
+    sides = np.sort([facts.shorter_side for facts in all_images.facts])
+    aspects = [facts.longer_side / facts.shorter_side for facts in all_images.facts]
+    worst_first = sorted(splits, key=lambda link: (-all_images.splits[link.b], not link.exact))
     return DataReport(
         images={split: len(getattr(data, split)) for split in SPLITS},
         classes=len(data.classes),
@@ -219,12 +221,12 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
         largest=max(sizes.items(), key=itemgetter(1), default=("", 0)),
         sides=(int(sides[0]), int(sides[len(sides) // 2]), int(sides[-1])),
         channels=data.channels,
-        unreadable=dict(islice(looks.unreadable.items(), MAX_LISTED)),
-        across_splits=as_pairs(data, looks, groups, worst_first[:MAX_LISTED]),
-        across_classes=as_pairs(data, looks, groups, classes[:MAX_LISTED]),
+        unreadable=dict(islice(all_images.unreadable.items(), MAX_LISTED)),
+        across_splits=as_pairs(data, all_images, groups, worst_first[:MAX_LISTED]),
+        across_classes=as_pairs(data, all_images, groups, classes[:MAX_LISTED]),
         notes=(*data.notes, *_notes(data, compared)),
         totals={
-            "unreadable": len(looks.unreadable),
+            "unreadable": len(all_images.unreadable),
             "across_splits": len(splits),
             "across_classes": len(classes),
             "val": scored["val"],
@@ -232,7 +234,8 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
         },
         aspect=round(float(np.median(aspects)), 4),
         duplicates=tuple(
-            image_name(data, looks, image) for image in images_to_leave_out(looks, groups, splits)
+            image_name(data, all_images, image)
+            for image in images_to_leave_out(all_images, groups, splits)
         ),
     )
 
@@ -258,7 +261,7 @@ def without_duplicates(data: DataSet, report: DataReport) -> DataSet:
 
 
 def report_lines(report: DataReport) -> list[str]:
-    """What a look at the data tells, for a terminal: facts, then notes, then warnings."""
+    """The report for a terminal: facts, then notes, then warnings."""
     images = ", ".join(f"{count:,} {split}" for split, count in report.images.items() if count)
     (least, fewest), (most, largest) = report.smallest, report.largest
     low, median, high = report.sides

@@ -1,4 +1,4 @@
-"""Which images show the same as another one of another split or class? Compared in blocks.
+"""Finds images that show the same as one of another split or class, compared in blocks.
 
 Of each image only the closest partner is stored, so that memory grows with the number of images
 and not with that of pairs.
@@ -23,7 +23,7 @@ from fullstride.data.loader import FILES_PER_WORKER, exit_on_interrupt
 from fullstride.data.readers.decode import Crop, Size, decode_crop
 from fullstride.io.writing import allow_open_files
 
-# Do two images show the same? A hash selects pairs, and the correlation of thumbnails decides.
+# A hash selects pairs of images that may show the same, and the correlation of thumbnails decides.
 #
 # The hash has 64 bits: the signs of the lowest frequencies of a discrete cosine transform, relative
 # to their median, as Zauner describes ("Implementation and benchmarking of perceptual image hash
@@ -312,7 +312,7 @@ def near_pairs(
                 yield Pairs(a[chunk], b[chunk], bits[chunk], distances, flags).where(same)
 
 
-# What do all images of a data set look like? Each is decoded once, to a thumbnail of 32 x 32.
+# Each image of a data set is decoded once, to a thumbnail of 32 x 32.
 
 
 SPLITS = ("train", "val", "test")
@@ -331,7 +331,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Looks:
+class ImageIndex:
     """The N readable images of a data set: of train, then of validation, then of test, in order."""
 
     pictures: Pictures
@@ -341,7 +341,7 @@ class Looks:
     unreadable: dict[str, str]  # name -> reason
 
 
-def look_at_images(data: DataSet, workers: int = 0) -> Generator[str, None, Looks]:
+def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageIndex]:
     """Decode all images in `workers` processes, 0: in this one.
 
     Yields lines of progress. Raises ValueError if no image can be read.
@@ -371,32 +371,34 @@ def look_at_images(data: DataSet, workers: int = 0) -> Generator[str, None, Look
         raise ValueError(f"none of the {total:,} images can be read; the first, {name!r}: {reason}")
     rate = total / max(time.monotonic() - start, 1e-9)
     yield f"{total:,} images decoded, {rate:,.0f} images/s"
-    return Looks(concatenated(parts), np.array(splits), np.array(indices), tuple(facts), unreadable)
+    return ImageIndex(
+        concatenated(parts), np.array(splits), np.array(indices), tuple(facts), unreadable
+    )
 
 
-def same_pixels(data: DataSet, looks: Looks) -> np.ndarray:
+def same_pixels(data: DataSet, all_images: ImageIndex) -> np.ndarray:
     """int64 (N,): for each image the first one with the same pixels, which may be itself.
 
     JPEGs that were decoded at a fraction of their size, and are equal there, are decoded whole.
     """
-    first = np.arange(len(looks.facts))
+    first = np.arange(len(all_images.facts))
     by_digest: dict[bytes, list[int]] = {}
-    for index, facts in enumerate(looks.facts):
+    for index, facts in enumerate(all_images.facts):
         by_digest.setdefault(facts.digest, []).append(index)
     for same in by_digest.values():
-        if len(same) > 1 and not any(looks.facts[index].reduced for index in same):
+        if len(same) > 1 and not any(all_images.facts[index].reduced for index in same):
             first[same] = same[0]
         elif len(same) > 1:
             by_pixels: dict[bytes, int] = {}
             for index in same:
-                images: Images = getattr(data, SPLITS[looks.splits[index]])
+                images: Images = getattr(data, SPLITS[all_images.splits[index]])
                 with suppress(UnreadableImage):  # it may be too large to be decoded whole
-                    whole = pixel_digest(images.picture(int(looks.indices[index])))
+                    whole = pixel_digest(images.picture(int(all_images.indices[index])))
                     first[index] = by_pixels.setdefault(whole, index)
     return first
 
 
-def look_at_image(images: Images, index: int, channels: int) -> tuple[np.ndarray, Facts]:
+def read_thumbnail(images: Images, index: int, channels: int) -> tuple[np.ndarray, Facts]:
     """The thumbnail of one image, uint8 (SIDE, SIDE, channels). Raises UnreadableImage."""
     sizes: list[Size] = []
 
@@ -434,7 +436,7 @@ class _Thumbnails(Dataset[Result]):
 
     def __getitem__(self, index: int) -> Result:
         try:
-            return look_at_image(self.images, index, self.channels)
+            return read_thumbnail(self.images, index, self.channels)
         except UnreadableImage as error:
             return error.reason
 

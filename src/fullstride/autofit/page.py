@@ -1,4 +1,4 @@
-"""How does a fit look? One HTML page with its choice, its numbers and its doubts."""
+"""Writes the HTML page of a fit, with its choice, its numbers and its doubts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -165,7 +165,7 @@ def candidate_rows(results: FitResults) -> list[dict[str, Any]]:
                 time=time,
                 score=score,
                 interval=interval(results.metric, score.scores) if score else None,
-                fate=fate(name, results),
+                elimination_reason=elimination_reason(name, results),
             )
         )
 
@@ -178,8 +178,8 @@ def candidate_rows(results: FitResults) -> list[dict[str, Any]]:
     return sorted(rows, key=order)
 
 
-def fate(name: str, results: FitResults) -> str:
-    """What became of a candidate, in a few words."""
+def elimination_reason(name: str, results: FitResults) -> str:
+    """Why a candidate does not ship, or its place among the finalists, in a few words."""
     if name in results.outcome.finalists:
         place = results.outcome.finalists.index(name) + 1
         return f"finalist {place} of {len(results.outcome.finalists)}"

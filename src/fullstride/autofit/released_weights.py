@@ -1,4 +1,4 @@
-"""Which released weights are in reach? Those of the package's table, and others by their names."""
+"""Lists released weights: those of the package's table, and those of files by their names."""
 
 import os
 import re
@@ -31,7 +31,7 @@ from fullstride.nets.weights.hub import HUB, by_name
 from fullstride.nets.weights.reader import read_shapes
 from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks, resolutions_around
 
-# With which weights may a network begin? What is known of them, and whose licence permits it.
+# What is known of weights that a network may begin with, and whose licence permits it.
 
 
 RGB = 3  # channels that released weights take
@@ -198,7 +198,7 @@ def cached(starts: Iterable[Start]) -> Iterator[Start]:
             yield start
 
 
-# Which networks do the files of a folder hold? By their names and shapes; no values are read.
+# The networks of the files of a folder, by their names and shapes; no values are read.
 
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz")

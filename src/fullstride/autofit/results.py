@@ -1,8 +1,9 @@
-"""What did a fit find out? All numbers of its stages as JSON, and the last lines of the command."""
+"""The results of a fit: the numbers of all stages as JSON, and the last lines of the command."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,9 @@ class FitResults:
     @property
     def last_scores(self) -> dict[str, RungScore]:
         """The score of each candidate at the end of the last rung that it was in."""
-        return {each.candidate: each for each in sorted(self.outcome.scores, key=rung_of)}
+        return {
+            each.candidate: each for each in sorted(self.outcome.scores, key=attrgetter("rung"))
+        }
 
     @property
     def fastest(self) -> dict[str, CandidateTime]:
@@ -60,10 +63,6 @@ class FitResults:
         """Why each candidate was not tried that may be within the budget, by its name."""
         before = {each.candidate: each.left_out for each in self.times if each.left_out}
         return before | dict(self.plan.left_out)
-
-
-def rung_of(score: RungScore) -> int:
-    return score.rung
 
 
 class Within(NamedTuple):

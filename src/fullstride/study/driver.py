@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -151,8 +150,9 @@ def run_study(
     job.check()
     if not options.dry_run:
         job = replace(job, executor=find_executor(options, folder, study.cores_per_trial))
-    with open_study(study, job) as note:
-        if note:
+    check_folder(study, folder)  # before anything is written there
+    with hold(folder / LOCK):
+        if note := create_or_resume(study, job):
             yield Event(study.stages[0].name, note)
         results: dict[str, Any] = {}
         for stage in study.stages:
@@ -215,18 +215,6 @@ class StudyConfig:
     def arguments(self) -> dict[str, Any]:
         changes = {f"recipe.{name}": value for name, value in self.changes.items()}
         return {**self.settings, "recipe": self.recipe, **changes}
-
-
-@contextmanager
-def open_study(study: Study, job: StudyJob) -> Iterator[str]:
-    """`create_or_resume` for one process at a time, until the body ends.
-
-    Raises ValueError, in one line, for a folder of something else, and as `LockedError` where
-    another process works in the folder.
-    """
-    check_folder(study, job.folder)  # before anything is written there
-    with hold(job.folder / LOCK):
-        yield create_or_resume(study, job)
 
 
 def check_folder(study: Study, folder: Path) -> None:

@@ -75,8 +75,13 @@ class Task:
                         return Report(has_result=stop.value)
         except Exception as error:
             traceback.print_exc(file=sys.stderr)  # in the log files of the engine
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            return Report(error=f"{self.trial.name} on {platform.node()}: {text}")
+            return Report(error=f"{self.trial.name} on {platform.node()}: {_line(error)}")
+
+    def checkpoint(self) -> Any:
+        """What submitit runs where Slurm takes the machine away: the trial has checkpoints."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
 
 
 class Engine(Protocol):
@@ -132,7 +137,8 @@ class ClusterExecutor:
             Task(kind=kind, trial=trial, device=self.device, cores=self.cores, folder=folder)
             for trial in trials
         ]
-        sizes = [log_size(trial) for trial in trials]  # before a job writes its first line
+        logs = [log_path(trial) for trial in trials]
+        sizes = [log.stat().st_size if log.exists() else 0 for log in logs]  # before new lines
         jobs = self.engine.start(tasks)
         self._running += (_Running(*each) for each in zip(trials, jobs, sizes, strict=True))
 
@@ -141,7 +147,8 @@ class ClusterExecutor:
         for each in list(self._running):
             outcome = self.engine.outcome(each.job)  # before its last lines are read
             yield from each.read()
-            if outcome is None or (is_complete(outcome) and not self._is_visible(each)):
+            has_result = isinstance(outcome, Report) and outcome.has_result
+            if outcome is None or (has_result and not self._is_visible(each)):
                 continue
             self._running.remove(each)
             if isinstance(outcome, Crash):
@@ -169,19 +176,9 @@ class ClusterExecutor:
         return False
 
 
-def is_complete(outcome: Report | Crash) -> bool:
-    return isinstance(outcome, Report) and outcome.has_result
-
-
 def log_path(trial: Trial) -> Path:
     """Where the lines of a trial on a cluster are."""
     return trial.result.with_suffix(".log")
-
-
-def log_size(trial: Trial) -> int:
-    """Bytes of the log of a trial; 0 before its first line."""
-    path = log_path(trial)
-    return path.stat().st_size if path.exists() else 0
 
 
 # On a Ray cluster trials are core tasks, for which Ray chooses machines and GPUs.
@@ -300,7 +297,7 @@ class SlurmEngine:
 
     def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
         with self._executor.batch():  # one array of jobs
-            return [self._executor.submit(RequeuedTask(task)) for task in tasks]
+            return [self._executor.submit(task) for task in tasks]
 
     def outcome(self, job: Any) -> Report | Crash | None:
         if not job.done():
@@ -317,21 +314,6 @@ class SlurmEngine:
 
     def stop(self, job: Any) -> None:
         job.cancel(check=False)
-
-
-class RequeuedTask:
-    """A task that is the same one when Slurm takes its machine away: the trial has checkpoints."""
-
-    def __init__(self, task: Task):
-        self.task = task
-
-    def __call__(self) -> Report:
-        return self.task()
-
-    def checkpoint(self) -> Any:
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
 
 def find_executor(

@@ -102,7 +102,7 @@ def score_images_of(
     return scores, "".join(str(int(name not in skipped and next(correct))) for name in names)
 
 
-# Is one network really better than another? McNemar's exact test on the same images.
+# McNemar's exact test tells whether one network is better than another on the same images.
 
 
 def mcnemar(one: str, other: str) -> float:

@@ -1,4 +1,4 @@
-"""What do the finished trainings of a scaling study say? The front, the law, and the next step."""
+"""Analyses finished trainings of a scaling study: the front, the law, and the next step."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from fullstride.search.scale.finished import (
 from fullstride.search.scale.power_law import PowerLaw, fit_power_law
 from fullstride.study.scores import mcnemar
 
-# What is the best network to train next? A law in the axes that vary, and the steps by it.
+# The best network to train next follows from a law in the axes that vary.
 
 
 # A step of less than this share of the time counts as this share, or noise would be the best step.
@@ -118,7 +118,7 @@ def neighbours(points: Sequence[FinishedPoint]) -> list[Candidate]:
         for resolution in values["resolution"]
     )
     return [
-        Candidate(size_name(size), size, math.exp(coefficients @ [1.0, *log_sizes(size, axes)]))
+        Candidate(str(size), size, math.exp(coefficients @ [1.0, *log_sizes(size, axes)]))
         for size in sizes
         if size not in done
     ]
@@ -139,10 +139,6 @@ def rounded(axis: str, value: float) -> Any:
     if axis == "resolution":
         return max(8, 8 * round(value / 8))
     return float(round(value)) if value >= 10 else round(value, 2)
-
-
-def size_name(size: Size) -> str:
-    return f"width {size.width:g}, depth {size.depth:g}, {size.resolution} pixels"
 
 
 def next_steps(
@@ -325,7 +321,7 @@ def analyse_regime(
     return RegimeAnalysis(
         epochs=epochs,
         regime=points[0].regime,
-        points=tuple(shown(each, deviation) for each in points),
+        points=tuple(front_point(each, deviation) for each in points),
         front=with_tests(front, deviation),
         seed_deviation=deviation,
         gains=() if by_time else tuple(gains_at(points, front, deviation)),
@@ -343,7 +339,7 @@ def front_of(points: Sequence[FinishedPoint]) -> list[FinishedPoint]:
     return pareto_front(points, lambda point: point.ms, lambda point: -point.error)
 
 
-def shown(point: FinishedPoint, deviation: float | None) -> FrontPoint:
+def front_point(point: FinishedPoint, deviation: float | None) -> FrontPoint:
     half = point.bar(deviation)
     return FrontPoint(
         name=point.name,
@@ -358,7 +354,7 @@ def shown(point: FinishedPoint, deviation: float | None) -> FrontPoint:
 
 def with_tests(front: Sequence[FinishedPoint], deviation: float | None) -> tuple[FrontPoint, ...]:
     """The front, each with McNemar's test against the one before where its images are known."""
-    rows = [shown(each, deviation) for each in front]
+    rows = [front_point(each, deviation) for each in front]
     for number, (before, point) in enumerate(pairwise(front), 1):
         one, other = (each.trainings[0].correct for each in (before, point))
         if one and len(one) == len(other):

@@ -37,6 +37,9 @@ class Size(NamedTuple):
     depth: float  # multiplier, or layers
     resolution: int  # pixels a side
 
+    def __str__(self) -> str:
+        return f"width {self.width:g}, depth {self.depth:g}, {self.resolution} pixels"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:

@@ -1,4 +1,4 @@
-"""How does the error fall with size? A power law with a floor, fitted to finished trainings.
+"""Fits a power law with a floor to the errors of finished trainings over their sizes.
 
 error = floor + exp(constant - exponents . log(sizes)). The sizes are a time alone, or width, depth
 and resolution together. A law without the floor is the pure one: on Table 7 of ResNet-RS,
