@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fullstride.autofit.budget import (
     MOST_ROWS,
     CandidateTime,
     CandidateTimes,
+    FitJob,
     budget_figure,
     budget_note,
     budget_table,
@@ -25,16 +27,17 @@ from fullstride.autofit.budget import (
     within_budget,
 )
 from fullstride.autofit.candidates import Candidate, list_candidates
+from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.times import (
     MOST_OF_FAMILY,
     MOST_TRIED,
-    Conditions,
     corrected,
     estimate_candidates,
     read_times,
     shortlist,
     time_candidates,
 )
+from fullstride.data.dataset import open_data
 from fullstride.deploy.choose_form import (
     UntrainedFiles,
     data_formats,
@@ -51,7 +54,7 @@ from fullstride.nets.weights import hub
 from fullstride.report import plots
 
 MS = Budget(ms_per_image=1.0)
-SMALL = dict(classes=10, channels=1)
+DIGITS = open_data("digits")
 
 
 def result(stage):
@@ -75,9 +78,14 @@ def candidates(*sides, model="genet_tiny"):
     return [Candidate(model=model, resolution=side, family="genet") for side in sides]
 
 
-def times_of(candidates, folder, budget=MS, **conditions):
+def job_of(folder, budget=MS, channels=1, **settings):
+    settings = FitSettings(budget_ms=budget.ms_per_image, call_batch=budget.batch, **settings)
+    return FitJob(folder=folder, data=replace(DIGITS, channels=channels), settings=settings)
+
+
+def times_of(candidates, *arguments, **settings):
     """The stage that times the candidates."""
-    return time_candidates(candidates, Conditions(budget=budget, **SMALL | conditions), folder)
+    return time_candidates(job_of(*arguments, **settings), candidates)
 
 
 @pytest.fixture
@@ -86,7 +94,7 @@ def fake_times(monkeypatch):
     names = []
 
     def install(ms):
-        def time_one(candidate, conditions, scratch, earlier):
+        def time_one(candidate, job, scratch, earlier):
             names.append(candidate.name)
             return (fixed(ms(candidate), candidate.name),), earlier
 
@@ -259,9 +267,8 @@ def test_of_released_networks_the_best_known_are_tried_and_no_family_displaces_o
     """Within the budget is the most accurate network that the table and the estimates know."""
     device = CPU if profile == "cpu" else load_profile(profile)
     budget = Budget(ms_per_image=ms_per_image)
-    batch = Budget(ms_per_image=ms_per_image, batch=1 if profile == "cpu" else 64)
-    conditions = Conditions(budget=batch, classes=10, channels=3)
-    rows = estimate_candidates(released, device, conditions)
+    calls = Budget(ms_per_image=ms_per_image, batch=1 if profile == "cpu" else 64)
+    rows = estimate_candidates(released, device, job_of(Path("unused"), calls, channels=3))
     ms = {name: row.ms_per_image for name, row in rows.items()}
     chosen = shortlist(released, ms, budget)
     families = Counter(each.family for each in chosen)
@@ -280,8 +287,8 @@ def test_of_released_networks_the_best_known_are_tried_and_no_family_displaces_o
 
 
 def test_of_hundreds_that_fit_elsewhere_some_dozens_reach_the_plan(released, tmp_path):
-    profile, budget = load_profile("rtx4090-compiled"), Budget(ms_per_image=1.0, batch=64)
-    how = dict(budget=budget, channels=3, profile=profile)
+    budget = Budget(ms_per_image=1.0, batch=64)
+    how = dict(budget=budget, channels=3, target="rtx4090-compiled")
     lines, times = result(times_of(released, tmp_path, **how))
     inside = {each.candidate for each in within_budget(times, budget)}
     chosen = fits(released, times, budget).affordable
@@ -298,7 +305,7 @@ def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
     each = Candidate(model="genet_tiny", resolution=64, width=2.0)
     unknown = Candidate(model="genet_tinny", resolution=64)
     budget = Budget(ms_per_image=1.0, batch=batch)
-    _, (time, failure) = result(times_of([each, unknown], tmp_path, budget, profile=profile))
+    _, (time, failure) = result(times_of([each, unknown], tmp_path, budget, target="rtx4090"))
     net = zoo.create("genet_tiny", classes=10, in_channels=1, width=2.0)
     expected = estimate(net, profile, batch, 64, in_channels=1)
     assert time.ms == pytest.approx(expected.ms_per_image)
@@ -306,7 +313,7 @@ def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
     assert (time.format, time.precision, time.measured) == ("", "fp16", False)
     assert failure.failure
     with pytest.raises(ValueError, match="rtx4090"):
-        result(times_of([each], tmp_path, budget, profile=profile, precisions=("int8",)))
+        result(times_of([each], tmp_path, budget, target="rtx4090", precisions=("int8",)))
 
 
 def test_a_measured_time_fits_itself_and_an_estimate_by_its_upper_end_or_its_middle():

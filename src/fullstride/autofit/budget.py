@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fullstride.autofit.candidates import Candidate, check_source, find_specs
 from fullstride.autofit.settings import FitSettings
-from fullstride.deploy.choose_form import runnable
+from fullstride.deploy.choose_form import Label, runnable
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.io.console import printable
 from fullstride.latency.devices import load_profile
@@ -40,6 +40,11 @@ class FitJob(StudyJob):
         """Of the device that files are for; None: this machine, where they are measured."""
         return None if self.settings.is_here else load_profile(self.settings.target)
 
+    @cached_property
+    def labels(self) -> tuple[Label, ...]:
+        """The formats and precisions that are timed here. Raises ValueError if one does not run."""
+        return runnable(self.settings.formats, self.settings.precisions)
+
     def check(self) -> None:
         """Raise ValueError, in one line, so that a typing error is found before many images are."""
         for name in ("resolution", "fit"):
@@ -54,7 +59,7 @@ class FitJob(StudyJob):
         find_specs(settings.candidates)
         check_source(settings.source_of_weights)
         if settings.is_here:
-            runnable(settings.formats, settings.precisions)
+            _ = self.labels
 
 
 # Of a measured time, by how much another program may have made it longer: phases of tens of seconds

@@ -30,7 +30,7 @@ from fullstride.autofit.plan import FitPlan, make_plan, plan_lines
 from fullstride.autofit.results import FitResults, closing_lines
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import Shipment, ship
-from fullstride.autofit.times import Conditions, time_candidates
+from fullstride.autofit.times import time_candidates
 from fullstride.data.dataset import DataSet
 from fullstride.io.records import read_json
 from fullstride.report.plots import save_png
@@ -201,7 +201,7 @@ FIT = Study(
         Stage("candidates", list_networks, tuple[Candidate, ...], candidates_line),
         Stage(
             "times",
-            lambda job, done: time_candidates(done["candidates"], Conditions.of(job), job.folder),
+            lambda job, done: time_candidates(job, done["candidates"]),
             tuple[CandidateTime, ...],
         ),
         Stage("budget", compare_with_budget, render=budget_parts),

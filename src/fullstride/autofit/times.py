@@ -5,8 +5,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
@@ -26,7 +26,6 @@ from fullstride.deploy.choose_form import (
     UntrainedFiles,
     measure_files,
     quickly_written,
-    runnable,
     untrained_files,
 )
 from fullstride.deploy.exported import ExportedModel, Precision
@@ -57,68 +56,26 @@ QUICK_RATIO = 4.0
 QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """What is the same for the times of all candidates."""
-
-    budget: Budget
-    classes: int  # of the data, as the channels
-    channels: int
-    profile: Profile | None = None  # of a device that is not here, for which times are estimates
-    maybe: bool = False  # of estimates the middle must fit, not the upper end
-    formats: tuple[str, ...] = ()  # of the files; by default all that run here and are no programs
-    precisions: tuple[str, ...] = ()  # of the files; by default all that may be the fastest
-    percentile: float = 50  # of the times of a call
-
-    @classmethod
-    def of(cls, job: FitJob) -> "Conditions":
-        settings = job.settings
-        return cls(
-            budget=job.budget,
-            classes=len(job.data.classes),
-            channels=job.data.channels,
-            profile=job.profile,
-            maybe=settings.maybe,
-            formats=settings.formats,
-            precisions=settings.precisions,
-            percentile=settings.percentile,
-        )
-
-    @cached_property
-    def labels(self) -> tuple[Label, ...]:
-        """Raises ValueError, in one line, for formats and precisions that do not run here."""
-        return runnable(self.formats, self.precisions)
-
-    @property
-    def quick(self) -> Label:
-        """The first to be measured."""
-        return quickly_written(self.labels)
-
-    @property
-    def quick_limit_ms(self) -> float:
-        """Up to this time in the first format the others are tried."""
-        return QUICK_RATIO * self.budget.ms_per_image
-
-    def has_all(self, rows: Sequence[CandidateTime]) -> bool:
-        """Whether times of a candidate, maybe for another budget, are all that this one asks."""
-        ms = next((row.ms for row in rows if (row.format, row.precision) == self.quick), None)
-        return len(rows) >= len(self.labels) or ms is None or ms > self.quick_limit_ms
-
-    @property
-    def protocol(self) -> Protocol:
-        """Percentiles other than the median need some hundred calls."""
-        return MEDIANS if self.percentile == 50 else ONLINE
+def has_all(job: FitJob, rows: Sequence[CandidateTime]) -> bool:
+    """Whether times of a candidate, maybe for another budget, are all that this one asks."""
+    quick = quickly_written(job.labels)
+    ms = next((row.ms for row in rows if (row.format, row.precision) == quick), None)
+    limit_ms = QUICK_RATIO * job.budget.ms_per_image
+    return len(rows) >= len(job.labels) or ms is None or ms > limit_ms
 
 
 def time_one(
     candidate: Candidate,
-    conditions: Conditions,
+    job: FitJob,
     scratch: Path,
     earlier: UntrainedFiles | None,
 ) -> tuple[tuple[CandidateTime, ...], UntrainedFiles | None]:
     """Its times, that of the first format first, and its files; None where it cannot be built."""
-    quick, batch = conditions.quick, conditions.budget.batch
-    others = [label for label in conditions.labels if label != quick]
+    quick, batch = quickly_written(job.labels), job.budget.batch
+    others = [label for label in job.labels if label != quick]
+    limit_ms = QUICK_RATIO * job.budget.ms_per_image
+    # percentiles other than the median need some hundred calls
+    protocol = MEDIANS if job.settings.percentile == 50 else ONLINE
     models, failures = dict[Label, ExportedModel](), dict[Label, str]()
     rows = dict[Label, CandidateTime]()
 
@@ -130,12 +87,12 @@ def time_one(
                 failures[label] = last_line(error).replace(f"{scratch}/", "")
 
     try:
-        files = files_of(candidate, conditions, earlier)
+        files = files_of(candidate, job, earlier)
         write(files, [quick])
-        rows = timed(candidate, models, conditions, QUICK)
-        if quick in failures or cast(float, rows[quick].ms) <= conditions.quick_limit_ms:
+        rows = timed(candidate, models, job, QUICK)
+        if quick in failures or cast(float, rows[quick].ms) <= limit_ms:
             write(files, others)
-            rows = timed(candidate, models, conditions, conditions.protocol)
+            rows = timed(candidate, models, job, protocol)
     except OSError:  # such as a full disk, which is not the candidate's fault
         raise
     except Exception as error:  # a network of others, which may raise anything
@@ -151,23 +108,21 @@ def time_one(
     return tuple(rows[label] for label in (quick, *others) if label in rows), files
 
 
-def files_of(
-    candidate: Candidate, conditions: Conditions, earlier: UntrainedFiles | None
-) -> UntrainedFiles:
+def files_of(candidate: Candidate, job: FitJob, earlier: UntrainedFiles | None) -> UntrainedFiles:
     """`earlier` are those of the same network. Raises whatever its network raises."""
     if earlier is not None:
         pre = earlier.job.metadata.preprocessing
         return earlier.at(candidate.name, at_candidate(pre, candidate))
     net = zoo.create(
         candidate.model,
-        classes=conditions.classes,
-        in_channels=candidate.channels or conditions.channels,
+        classes=len(job.data.classes),
+        in_channels=candidate.channels or job.data.channels,
         width=candidate.width,
         depth=candidate.depth,
         resolution=candidate.resolution,
     )
     pre = at_candidate(zoo.family_preprocessing(net.spec), candidate)
-    return untrained_files(net, candidate.name, pre, conditions.classes, INPUT)
+    return untrained_files(net, candidate.name, pre, len(job.data.classes), INPUT)
 
 
 def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
@@ -177,17 +132,17 @@ def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
 def timed(
     candidate: Candidate,
     models: Mapping[Label, ExportedModel],
-    conditions: Conditions,
+    job: FitJob,
     protocol: Protocol,
 ) -> dict[Label, CandidateTime]:
     """The times of opened files, in turn inside every round; none where there are no files."""
     if not models:
         return {}
-    side, batch = candidate.resolution, conditions.budget.batch
+    side, batch = candidate.resolution, job.budget.batch
     protocol = replace(protocol, resolution=side, batch=batch)
     by_name = {" ".join(label): model for label, model in models.items()}
     measure = partial(measure_files, by_name, protocol)
-    times = quiet_times(measure, conditions.percentile)
+    times = quiet_times(measure, job.settings.percentile)
     return {
         (format, precision): CandidateTime(
             candidate=candidate.name,
@@ -289,7 +244,7 @@ def operators_of_candidate(candidate: Candidate, classes: int, channels: int) ->
 
 
 def estimate_candidates(
-    candidates: Sequence[Candidate], profile: Profile, conditions: Conditions
+    candidates: Sequence[Candidate], profile: Profile, job: FitJob
 ) -> dict[str, Estimate | str]:
     """By name the estimate, or the reason why there is none."""
     networks: dict[str, Operators] = {}
@@ -297,12 +252,12 @@ def estimate_candidates(
     for each in candidates:
         try:
             networks[each.name] = operators_of_candidate(
-                each, conditions.classes, conditions.channels
+                each, len(job.data.classes), job.data.channels
             )
         except (ValueError, RuntimeError) as error:  # of layers that do not fit the image
             results[each.name] = str(error).strip().split("\n")[0]
     if networks:
-        batches = [conditions.budget.batch] * len(networks)
+        batches = [job.budget.batch] * len(networks)
         rows = estimates([*networks.values()], profile, batches)
         results |= dict(zip(networks, rows, strict=True))
     return results
@@ -341,14 +296,14 @@ CANDIDATE_TIMES = json_output(
 
 
 def time_candidates(
-    candidates: Sequence[Candidate], conditions: Conditions, folder: Path
+    job: FitJob, candidates: Sequence[Candidate]
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
     """The times of candidates at the batch size of the budget; yields lines about the progress.
 
     Without a profile they are measured here: each candidate is exported untrained, timed by the
     online protocol, its files in turn, and removed. A first format is timed alone, and the others
     only where it takes at most `QUICK_RATIO` times the budget. The times of each are stored in
-    times of `folder`, that of the fit, at once, and read from there by a later call.
+    times of the folder at once, and read from there by a later call.
 
     With a profile, of a device that is not here, they are estimates.
 
@@ -359,14 +314,14 @@ def time_candidates(
     Raises ValueError, in one line, for formats and precisions that do not run here, and where there
     is no time at all.
     """
-    if conditions.profile is None:
-        times = yield from measured(candidates, conditions, folder / "times")
+    if job.profile is None:
+        times = yield from measured(job, candidates)
     else:
-        times = estimated(candidates, conditions.profile, conditions)
+        times = estimated(candidates, job.profile, job)
         if failures := sum(each.ms is None for each in times):
-            name = conditions.profile.name
+            name = job.profile.name
             yield f"without a time for {name}: {failures} of {len(times)} candidates"
-        times = yield from most_promising(candidates, times, conditions)
+        times = yield from most_promising(candidates, times, job)
     if all(each.ms is None for each in times):
         reason = next((f": {each.failure}" for each in times if each.failure), "")
         raise ValueError(f"none of {len(candidates)} candidates has a time{reason}")
@@ -374,10 +329,10 @@ def time_candidates(
 
 
 def estimated(
-    candidates: Sequence[Candidate], profile: Profile, conditions: Conditions
+    candidates: Sequence[Candidate], profile: Profile, job: FitJob
 ) -> tuple[CandidateTime, ...]:
     """Times on the device of `profile`, in its precision."""
-    precision, wanted = cast(Precision, profile.precision.split()[0]), conditions.precisions
+    precision, wanted = cast(Precision, profile.precision.split()[0]), job.settings.precisions
     if precision not in get_args(Precision) or (wanted and precision not in wanted):
         raise ValueError(
             f"{profile.name} has times in {profile.precision}: leave the precisions out, or choose "
@@ -392,15 +347,15 @@ def estimated(
             return replace(time, failure=result)
         return replace(time, ms=result.ms_per_image, low=result.low, high=result.high)
 
-    rows = estimate_candidates(candidates, profile, conditions)
+    rows = estimate_candidates(candidates, profile, job)
     return tuple(row(each.name, rows[each.name]) for each in candidates)
 
 
 def most_promising(
-    candidates: Sequence[Candidate], times: Sequence[CandidateTime], conditions: Conditions
+    candidates: Sequence[Candidate], times: Sequence[CandidateTime], job: FitJob
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
     """The estimates, of which those have a `left_out` that fit and are not on the shortlist."""
-    budget, maybe = conditions.budget, conditions.maybe
+    budget, maybe = job.budget, job.settings.maybe
     ms = {
         each.candidate: cast(float, limit_ms(each, maybe=maybe))
         for each in within_budget(times, budget, maybe=maybe)
@@ -417,31 +372,31 @@ def most_promising(
 
 
 def measured(
-    candidates: Sequence[Candidate], conditions: Conditions, folder: Path
+    job: FitJob, candidates: Sequence[Candidate]
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
     """Measured here; of many candidates those of the shortlist by estimated times."""
     times: dict[str, tuple[CandidateTime, ...]] = {}
     chosen = candidates
     if len(candidates) > MOST_TRIED:
-        results = estimate_candidates(candidates, profile_here(), conditions)
+        results = estimate_candidates(candidates, profile_here(), job)
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
-        times |= yield from measured_in_turn(anchors(candidates, ms), conditions, folder)
+        times |= yield from measured_in_turn(anchors(candidates, ms), job)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         ms = corrected(ms, quick)
-        chosen = shortlist(candidates, ms, conditions.budget)
+        chosen = shortlist(candidates, ms, job.budget)
         names = times.keys() | {each.name for each in chosen}
         yield f"{len(names)} of {len(candidates)} candidates are measured: {PROMISING}"
         for each in candidates:
             if each.name not in names:
-                times[each.name] = (unmeasured(each, conditions, len(names)),)
+                times[each.name] = (unmeasured(each, job, len(names)),)
     rest = [each for each in chosen if each.name not in times]
-    times |= yield from measured_in_turn(rest, conditions, folder)
-    near = [each for each in chosen if is_near(times[each.name], conditions.budget)]
+    times |= yield from measured_in_turn(rest, job)
+    near = [each for each in chosen if is_near(times[each.name], job.budget)]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
-        times |= yield from measured_in_turn(near, conditions, folder, again=True)
+        times |= yield from measured_in_turn(near, job, again=True)
     return tuple(row for each in candidates for row in times.get(each.name, ()))
 
 
@@ -451,9 +406,9 @@ def is_near(rows: Sequence[CandidateTime], budget: Budget) -> bool:
     return budget.ms_per_image < fastest <= NOISE * budget.ms_per_image
 
 
-def unmeasured(candidate: Candidate, conditions: Conditions, others: int) -> CandidateTime:
+def unmeasured(candidate: Candidate, job: FitJob, others: int) -> CandidateTime:
     """The row of a candidate that is not on the shortlist."""
-    format, precision = conditions.quick
+    format, precision = quickly_written(job.labels)
     return CandidateTime(
         candidate=candidate.name,
         format=format,
@@ -465,13 +420,13 @@ def unmeasured(candidate: Candidate, conditions: Conditions, others: int) -> Can
 
 
 def measured_in_turn(
-    candidates: Sequence[Candidate], conditions: Conditions, folder: Path, *, again: bool = False
+    candidates: Sequence[Candidate], job: FitJob, *, again: bool = False
 ) -> Generator[str, None, dict[str, tuple[CandidateTime, ...]]]:
     """The times of each by its name, stored or measured; the shorter ones of two if `again`.
 
     Candidates of the same network at other resolutions follow each other, to share a graph.
     """
-    times: dict[str, tuple[CandidateTime, ...]] = {}
+    folder, times = job.folder / "times", dict[str, tuple[CandidateTime, ...]]()
     same: dict[tuple, tuple[CandidateTime, ...]] = {}  # inputs of the same network and size
     earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
     order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
@@ -480,7 +435,7 @@ def measured_in_turn(
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
             stored = read_times(path) if path.exists() else ()
-            if stored and conditions.has_all(stored) and not (again and stored[0].measurements < 2):
+            if stored and has_all(job, stored) and not (again and stored[0].measurements < 2):
                 times[candidate.name] = same[place] = stored
                 yield f"{candidate.name}: {title}, as measured before"
                 continue
@@ -490,7 +445,7 @@ def measured_in_turn(
             if place in same:  # with another resize policy
                 rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
             else:
-                rows, files = time_one(candidate, conditions, scratch, earlier[1])
+                rows, files = time_one(candidate, job, scratch, earlier[1])
                 earlier = earlier[0], files or earlier[1]
             if again:
                 rows = shorter(rows, stored)
