@@ -35,6 +35,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import build_head, find_task, task_of
 from fullstride.tasks.task import Task
 from fullstride.train import run, run_folder
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_images
 
@@ -178,7 +179,7 @@ def study_rows(study: Study, folder: Path, with_peers: bool) -> Iterator[dict[st
     data = task.open_data(str(where))
     for number, model in enumerate(study.models):
         out, begin = folder / f"run{number}", time.process_time()
-        list(run.train(out, model, data, study.recipe, task=task))
+        list(run.train(out, model, data, study.recipe, RunOptions(task=task.name)))
         seconds = time.process_time() - begin
         bundle = Bundle.load(out / run_folder.BUNDLE, build_head)
         trained = task_of(bundle)

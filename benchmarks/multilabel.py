@@ -30,6 +30,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.tasks.multilabel import MultiLabelScore
 from fullstride.train import run, run_folder
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 
 FEW_LARGE = Look(most=2, sides=(0.5, 0.75), is_plain=True)
@@ -79,7 +80,7 @@ def base_rate(data: DataSet) -> float:
 
 
 def multilabel_scores(data: DataSet, recipe: Recipe, folder: Path) -> dict[str, float]:
-    list(run.train(folder, MODEL, data, recipe, task=find_task("multilabel")))
+    list(run.train(folder, MODEL, data, recipe, RunOptions(task="multilabel")))
     content = json.loads((folder / run_folder.BUNDLE / "bundle.json").read_text())
     return {name: content["scores"]["test"][name] for name in SCORES}
 

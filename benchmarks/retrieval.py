@@ -26,6 +26,7 @@ from fullstride.io.writing import Output, atomic_write, begins_with, json_output
 from fullstride.measure.environment import Environment
 from fullstride.tasks.retrieval import METRICS, Retrieval, retrieval_scores
 from fullstride.train import prepare, run
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_images
 
@@ -40,7 +41,7 @@ PAGE = Output("a page of it", ".md", begins_with(TITLE.encode()))
 def trained_scores(changes: Mapping[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Test scores of a network that is trained with `changes` of the recipe."""
     task, recipe = Retrieval(), replace(RECIPE, seed=seed, **changes)
-    list(run.train(folder, MODEL, task.open_data("digits"), recipe, task=task))
+    list(run.train(folder, MODEL, task.open_data("digits"), recipe, RunOptions(task=task.name)))
     return named(tasks.load(folder).scores["test"])
 
 

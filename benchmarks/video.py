@@ -29,6 +29,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.families.video import without_time
 from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
 
@@ -69,7 +70,7 @@ def train_one(name: str, seed: int, work: Path, recipe: Recipe) -> dict[str, Any
     if name == TWIN:
         model = str(work / f"twin{seed}.json")
         Path(model).write_text(without_time(zoo.spec(MODEL)).to_json())
-    list(run.train(out, model, data, replace(recipe, seed=seed), task=task))
+    list(run.train(out, model, data, replace(recipe, seed=seed), RunOptions(task=task.name)))
     bundle = Bundle.load(out / run_folder.BUNDLE)
     top1 = score_bundle(bundle, data.test, "cpu").scores["top1"]
     return {

@@ -19,8 +19,6 @@ PENDING = {
     "commands/shipping.py export": "being changed",
     "commands/shipping.py predict": "being changed",
     "commands/shipping.py pseudo_label": "being changed",
-    "commands/training.py train": "being changed",
-    "commands/training.py validate": "being changed",
     "data/loader.py __init__": "being changed",
     "deploy/choose_form.py fastest": "being changed",
     "deploy/export.py export": "being changed",
@@ -32,10 +30,6 @@ PENDING = {
     "measure/max_batch.py plan": "being changed",
     "measure/workload.py __init__": "being changed",
     "papers/suite.py measure": "being changed",
-    "train/prepare.py prepare": "being changed",
-    "train/run.py train": "being changed",
-    "train/run.py train_network": "being changed",
-    "train/timing.py recipe_within": "being changed",
 }
 
 

@@ -64,20 +64,21 @@ def learn(settings: Settings, recipe: Any) -> Result:
     """Epochs for two minutes of a longer recipe, scored with the weights at that time."""
     from fullstride.data.dataset import open_data
     from fullstride.train import run
+    from fullstride.train.recipes.choice import RunOptions
 
     last, limit = {}, 1.0 if settings.tiny else min(120.0, 0.6 * settings.seconds)
     start, rates = time.perf_counter(), []
-    options: dict[str, Any] = dict(device=settings.device, workers=workers(settings))
+    options = RunOptions(device=settings.device, workers=workers(settings))
     with tempfile.TemporaryDirectory() as folder:
         data = open_data("digits")
-        rows = run.train(Path(folder), "tresnet_tiny", data, recipe, **options)
+        rows = run.train(Path(folder), "tresnet_tiny", data, recipe, options)
         for last in rows:
             rates.append(last["images_per_s"])
             if time.perf_counter() - start > limit:
                 break
         rows.close()  # pyright: ignore[reportAttributeAccessIssue]
-    top1 = last["minival/top1"]
-    summary = f"{len(rates)} epochs, loss {last['loss']:.3f}, minival {top1:.1f} %"
+    top1 = last["val/top1"]
+    summary = f"{len(rates)} epochs, loss {last['loss']:.3f}, validation {top1:.1f} %"
     summary += f", {np.median(rates):,.0f} images/s, {last['data_share']:.0%} of the time waiting"
     return {
         "ok": settings.tiny or top1 > 90,

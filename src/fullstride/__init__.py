@@ -38,6 +38,7 @@ PUBLIC = {
     "open_data": "fullstride.data.dataset",
     "Recipe": "fullstride.train.recipes.recipe",
     "train_network": "fullstride.train.run",
+    "RunOptions": "fullstride.train.recipes.choice",
     "train_epochs": "fullstride.train.loop",
     "evaluate": "fullstride.train.scoring",
     "predict": "fullstride.deploy.predict",

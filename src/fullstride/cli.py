@@ -29,7 +29,13 @@ from fullstride.io.console import (
     without_frame,
 )
 from fullstride.io.writing import OutOfMemoryError, lacks_memory, lost_worker
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RecipeFields
+from fullstride.train.recipes.choice import (
+    DEFAULTS,
+    NamedRecipe,
+    RecipeChoice,
+    RecipeFields,
+    RunOptions,
+)
 from fullstride.train.recipes.named import BY_IMAGES, NOMINAL, RECIPES, default_recipe, find_recipe
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe, field_help
 
@@ -371,11 +377,12 @@ def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
     except SystemExit:
         return NamedRecipe(RECIPES["scratch"], "scratch")
     values = call.keywords
+    options = next((each for each in values.values() if isinstance(each, RunOptions)), DEFAULTS)
     case = replace(
         NOMINAL,
-        has_weights=bool(values.get("weights")),
+        has_weights=bool(options.weights),
         is_digits=values["data"] == "digits",
-        width=values.get("width", 1.0),
+        width=options.width,
         resolution=values["recipe"].resolution if "resolution" in given_fields(words) else None,
     )
     recipe = values["recipe_name"] or default_recipe(case)

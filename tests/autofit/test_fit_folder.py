@@ -10,6 +10,7 @@ from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.fit import FIT, fit
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
+from fullstride.io.locks import LockedError
 from fullstride.study.driver import (
     create_or_resume,
     read_seconds,
@@ -17,7 +18,6 @@ from fullstride.study.driver import (
     saved_stage,
     to_jsonable,
 )
-from fullstride.study.locks import LockedError
 
 SETTINGS = FitSettings(budget_ms=5, call_batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
 CANDIDATES = tuple(Candidate(model="genet_tiny", resolution=side, top1=70.5) for side in (32, 48))

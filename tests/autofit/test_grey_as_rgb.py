@@ -27,7 +27,7 @@ from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.distill import matching_teacher
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 from fullstride.train.scoring import images_to_score, score_images
@@ -97,7 +97,7 @@ def runs(gray, rgb, weights, tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for name, data in (("gray", gray), ("rgb", rgb)):
         folders[name] = tmp_path_factory.mktemp("runs") / name
-        list(train(folders[name], "genet_tiny", data, RECIPE, weights=str(weights)))
+        list(train(folders[name], "genet_tiny", data, RECIPE, RunOptions(weights=str(weights))))
     return folders
 
 
@@ -130,10 +130,10 @@ def test_scores_and_predictions_of_gray_images_are_those_of_rgb_files(runs, gray
 
 def test_a_run_on_gray_images_as_rgb_resumes(runs, gray, weights, tmp_path):
     part = tmp_path / "run"
-    rows = train(part, "genet_tiny", gray, RECIPE, weights=str(weights))
+    rows = train(part, "genet_tiny", gray, RECIPE, RunOptions(weights=str(weights)))
     next(rows)
     rows.close()
-    list(train(part, "genet_tiny", gray, RECIPE, weights=str(weights)))
+    list(train(part, "genet_tiny", gray, RECIPE, RunOptions(weights=str(weights))))
     one, other = (load_file(path / "bundle/weights.safetensors") for path in (part, runs["gray"]))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -154,7 +154,15 @@ def test_a_teacher_for_rgb_sees_a_gray_student_images_in_three_equal_channels(ru
 def test_weights_and_teachers_for_gray_images_are_refused_for_rgb_ones(runs, gray, rgb, tmp_path):
     list(train(tmp_path / "gray", "genet_tiny", gray, replace(RECIPE, epochs=1)))
     with pytest.raises(ValueError, match="3 input channels"):
-        next(train(tmp_path / "run", "genet_tiny", rgb, RECIPE, weights=str(tmp_path / "gray")))
+        next(
+            train(
+                tmp_path / "run",
+                "genet_tiny",
+                rgb,
+                RECIPE,
+                RunOptions(weights=str(tmp_path / "gray")),
+            )
+        )
     recipe = replace(RECIPE, teacher=str(tmp_path / "gray"))
     with pytest.raises(ValueError, match="takes gray images, the student RGB"):
         next(train(tmp_path / "run", "genet_tiny", rgb, recipe))

@@ -1,6 +1,5 @@
 """What Python offers in one call: names of networks, training, predictions, and short reprs."""
 
-import json
 from dataclasses import replace
 from fnmatch import fnmatch
 
@@ -10,8 +9,6 @@ import timm
 import torch
 
 import fullstride
-from fullstride.data.dataset import open_data
-from fullstride.data.readers.splits import SplitRule
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.latency import estimate, load_profile
 from fullstride.measure.bench import bench
@@ -20,6 +17,7 @@ from fullstride.nets import zoo
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.train.loop import Epoch
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.recipes.recipe import Recipe
 
@@ -30,7 +28,7 @@ SHORT = dict(steps=2, resolution=16, batch_size=16)
 @pytest.fixture(scope="module")
 def bundle(few_digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "few"
-    return fullstride.train_network(few_digits, "genet_tiny", out, device="cpu", **SHORT)
+    return fullstride.train_network(few_digits, "genet_tiny", out, options=RunOptions(), **SHORT)
 
 
 def test_the_zoo_lists_its_networks_and_those_of_timm_by_a_pattern():
@@ -45,7 +43,7 @@ def test_the_zoo_lists_its_networks_and_those_of_timm_by_a_pattern():
 def test_one_call_trains_and_returns_the_bundle_that_the_run_left(few_digits, bundle, tmp_path):
     rows = []
     again = fullstride.train_network(
-        few_digits, "genet_tiny", tmp_path / "run", recipe="digits", device="cpu",
+        few_digits, "genet_tiny", tmp_path / "run", recipe="digits", options=RunOptions(),
         on_epoch=rows.append, **SHORT,
     )  # fmt: skip
     assert [row["epoch"] for row in rows] == [1]
@@ -57,22 +55,6 @@ def test_one_call_trains_and_returns_the_bundle_that_the_run_left(few_digits, bu
             assert torch.equal(value, net.state_dict()[name])
     with pytest.raises(ValueError, match="has another run"):
         fullstride.train_network(few_digits, "genet_tiny", tmp_path / "run", lr=0.5, **SHORT)
-
-
-def test_one_call_takes_the_splits_that_the_command_takes(few_digits, tmp_path):
-    folder = tmp_path / "data"
-    for index in range(24):
-        path = folder / "ab"[index % 2] / f"p{index // 4}-{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        few_digits.train.picture(index).save(path)
-    how = dict(val=0.3, test=0, group=r"(p\d)", keep_duplicates=True)
-    out = tmp_path / "run"
-    fullstride.train_network(folder, "genet_tiny", out, device="cpu", **SHORT, **how)
-    config = json.loads((out / "run.json").read_text())
-    assert {name: config[name] for name in how} == how
-    assert config["fingerprint"] == open_data(str(folder), SplitRule(**how)).fingerprint
-    with pytest.raises(ValueError, match="open_data"):
-        fullstride.train_network(few_digits, "genet_tiny", out, device="cpu", **SHORT, **how)
 
 
 def test_a_bundle_predicts_a_path_a_picture_and_a_list(few_digits, bundle, tmp_path):

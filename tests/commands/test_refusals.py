@@ -31,6 +31,7 @@ from fullstride.train import run, run_folder
 from fullstride.train.batches import check_task
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import FINETUNE
 from fullstride.train.scoring import evaluate, matching_data
 
@@ -88,7 +89,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "mixed targets": (lambda: check_task(Detect(), replace(FINETUNE, mixup=0.2)), "recipe.mixup"),
     "auto": (lambda: learner(efficiency="auto"), "recipe.efficiency auto .*: use plain"),
     "steps of checkpoints": (
-        lambda: next(run.train(Path("r"), "m", DIGITS, FINETUNE, checkpoint_every_steps=-1)),
+        lambda: next(
+            run.train(Path("r"), "m", DIGITS, FINETUNE, RunOptions(checkpoint_every_steps=-1))
+        ),
         "checkpoint_every_steps -1: use",
     ),
     "no image to score on": (

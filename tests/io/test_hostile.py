@@ -204,7 +204,7 @@ OPENERS = {
     "measure/max_batch.py": "/proc",
     "nets/weights/reader.py": "checks before it reads",
     "study/executors.py": "the log of a trial, which it writes",
-    "study/locks.py": "/proc, and a lock that it makes",
+    "io/locks.py": "/proc, and a lock that it makes",
     "tables/__init__.py": "tables of the package",
     "train/distill.py": "writes the cache",
     "train/run_folder.py": "writes the checkpoint",

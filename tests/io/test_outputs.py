@@ -403,7 +403,7 @@ EXCEPT = {
     "examples/files.py": "writes to the temporary path",
     "train/run_folder.py": "appends to a log of its own",
     "study/executors.py": "appends to the log of a trial",
-    "study/locks.py": "a lock is made by a name that must not exist",
+    "io/locks.py": "a lock is made by a name that must not exist",
     "study/driver.py": "deletes results of a study that other arguments change",
     "autofit/halving.py": "deletes checkpoints of trials that do not ship",
     "train/distill.py": "maps files in a folder that its key recognises",

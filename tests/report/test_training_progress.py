@@ -23,6 +23,7 @@ from fullstride.train import autotune as plan_module
 from fullstride.train import prepare, run
 from fullstride.train.autotune import TimedBatches
 from fullstride.train.compute import DistributedContext
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, FINETUNE, RECIPES
 from fullstride.train.recipes.papers import GENET
 
@@ -56,7 +57,7 @@ def test_a_run_says_what_it_will_do_before_its_first_step(plan, few_digits):
 
 def test_a_resumed_run_says_where_and_a_finished_one_announces_nothing(few_digits, tmp_path):
     plans = []
-    settings = dict(announce=plans.append, checkpoint_every_steps=3)
+    settings = dict(options=RunOptions(checkpoint_every_steps=3), announce=plans.append)
     for _ in range(2):
         rows = run.train(tmp_path / "run", "genet_tiny", few_digits, SHORT, **settings)
         next(rows)

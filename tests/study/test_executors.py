@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sleeping_trials import SLEEP, STEPS, Slept, trials_in
 
+from fullstride.io.locks import find_holder, hold
 from fullstride.study import executors
 from fullstride.study import trials as trials_module
 from fullstride.study.executors import ClusterExecutor, Crash, Report, Task, find_executor, log_path
-from fullstride.study.locks import find_holder, hold
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import Failure, LocalExecutor, Trial, local_devices, run_trials
 
@@ -157,7 +157,7 @@ def test_a_trial_that_another_process_runs_is_waited_for(tmp_path):
         lines = [next(steps) for _ in range(2)]
         assert any(line.startswith("0: process ") for line in lines)
         assert "trial 1 from step 0" in lines
-        assert not trials[0].folder.exists()
+        assert not (trials[0].folder / "starts").exists()
     assert list(steps) == ["trial 0 from step 0"]
     assert SLEEP.read(trials[0]).begin == 0
 
@@ -166,7 +166,7 @@ def test_a_trial_that_loses_its_lock_ends_and_stores_nothing(tmp_path, monkeypat
     (trial,) = trials_in(tmp_path, 1, step_s=0)
     steps = trials_module.run_trial(SLEEP, trial, "cpu")
     assert next(steps) == "trial 0 from step 0"
-    for each in trial.result.parent.iterdir():
+    for each in trial.lock.parent.glob(f"{trial.lock.name}*"):
         each.unlink()
     assert list(steps) == []
     assert not trial.result.exists()

@@ -20,6 +20,7 @@ from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
@@ -97,18 +98,24 @@ def test_a_task_trains_resumes_bit_for_bit_and_is_loaded_from_its_bundle(
     name, age_with_head, few_ages, few_digits, tmp_path
 ):
     task = tasks.find_task(name)
-    rows = list(run.train(tmp_path / "whole", "genet_tiny", few_ages, SHORT, task=task))
+    rows = list(
+        run.train(tmp_path / "whole", "genet_tiny", few_ages, SHORT, RunOptions(task=task.name))
+    )
     assert [row["epoch"] for row in rows] == [1, 2]
     assert all(row["val/mae"] > 0 for row in rows)
     best = min(rows, key=lambda row: row["val/mae"])
     assert run_folder.best_row(rows, task.metric) is best
 
     started = run.train(
-        tmp_path / "stopped", "genet_tiny", few_ages, SHORT, task=task, checkpoint_every_steps=3
+        tmp_path / "stopped",
+        "genet_tiny",
+        few_ages,
+        SHORT,
+        RunOptions(task=task.name, checkpoint_every_steps=3),
     )
     next(started)
     started.close()
-    list(run.train(tmp_path / "stopped", "genet_tiny", few_ages, SHORT, task=task))
+    list(run.train(tmp_path / "stopped", "genet_tiny", few_ages, SHORT, RunOptions(task=task.name)))
     assert equal(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "whole"))
 
     bundle = tasks.load(tmp_path / "whole")
@@ -158,7 +165,11 @@ def test_a_step_with_a_head_is_the_same_in_the_fused_form(age_with_head, few_age
 def test_what_needs_one_class_for_each_image_is_refused(changes, age, few_ages, tmp_path):
     recipe = replace(SHORT, **changes)
     with pytest.raises(ValueError, match=f"^recipe.{next(iter(changes))} .* the task age "):
-        next(run.train(tmp_path / "run", "genet_tiny", few_ages, recipe, task=age.Age()))
+        next(
+            run.train(
+                tmp_path / "run", "genet_tiny", few_ages, recipe, RunOptions(task=age.Age.name)
+            )
+        )
 
 
 def test_the_commands_know_the_task_of_a_run(age, few_ages, tmp_path, capsys):

@@ -16,6 +16,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.depth import OUTSIDE, SAMPLES, Depth, DepthScore, fit_priors
 from fullstride.train import run
 from fullstride.train.batches import check_task
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
@@ -41,7 +42,9 @@ def floors(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(floors, tmp_path_factory):
     folder = tmp_path_factory.mktemp("depth") / "run"
-    return folder, list(run.train(folder, "resnet_rs_tiny", floors, SHORT, task=Depth()))
+    return folder, list(
+        run.train(folder, "resnet_rs_tiny", floors, SHORT, RunOptions(task=Depth.name))
+    )
 
 
 def depths(seed, invalid=True):
@@ -153,11 +156,11 @@ def test_the_command_prints_both_priors(trained, capsys):
 
 def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_priors(trained, floors, tmp_path):
     folder, _ = trained
-    how = dict(task=Depth(), checkpoint_every_steps=3)
-    started = run.train(tmp_path / "run", "resnet_rs_tiny", floors, SHORT, **how)
+    how = RunOptions(task=Depth.name, checkpoint_every_steps=3)
+    started = run.train(tmp_path / "run", "resnet_rs_tiny", floors, SHORT, how)
     next(started)
     started.close()
-    list(run.train(tmp_path / "run", "resnet_rs_tiny", floors, SHORT, task=Depth()))
+    list(run.train(tmp_path / "run", "resnet_rs_tiny", floors, SHORT, RunOptions(task=Depth.name)))
     whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
     state = resumed.net.state_dict()
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())

@@ -21,6 +21,7 @@ from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.scoring import score_bundle
 
@@ -42,7 +43,9 @@ def few_labels():
 @pytest.fixture(scope="module")
 def trained(few_labels, tmp_path_factory):
     folder = tmp_path_factory.mktemp("multilabel") / "run"
-    rows = list(run.train(folder, "genet_tiny", few_labels, SHORT, task=MultiLabel()))
+    rows = list(
+        run.train(folder, "genet_tiny", few_labels, SHORT, RunOptions(task=MultiLabel.name))
+    )
     return folder, rows
 
 
@@ -120,11 +123,15 @@ def test_a_run_resumes_bit_for_bit_and_stores_its_thresholds(trained, few_labels
     folder, rows = trained
     assert all(0 < row["val/map"] <= 100 for row in rows)
     assert run_folder.best_row(rows, MultiLabel.metric) is max(rows, key=lambda r: r["val/map"])
-    how = dict(task=MultiLabel(), checkpoint_every_steps=3)
-    started = run.train(tmp_path / "run", "genet_tiny", few_labels, SHORT, **how)
+    how = RunOptions(task=MultiLabel.name, checkpoint_every_steps=3)
+    started = run.train(tmp_path / "run", "genet_tiny", few_labels, SHORT, how)
     next(started)
     started.close()
-    list(run.train(tmp_path / "run", "genet_tiny", few_labels, SHORT, task=MultiLabel()))
+    list(
+        run.train(
+            tmp_path / "run", "genet_tiny", few_labels, SHORT, RunOptions(task=MultiLabel.name)
+        )
+    )
     whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
     state = resumed.net.state_dict()
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
@@ -144,7 +151,11 @@ def test_a_run_resumes_bit_for_bit_and_stores_its_thresholds(trained, few_labels
 
 def test_a_run_may_go_without_thresholds(few_labels, tmp_path):
     recipe = replace(SHORT, epochs=1, calibrate=False)
-    list(run.train(tmp_path / "run", "genet_tiny", few_labels, recipe, task=MultiLabel()))
+    list(
+        run.train(
+            tmp_path / "run", "genet_tiny", few_labels, recipe, RunOptions(task=MultiLabel.name)
+        )
+    )
     bundle = tasks.load(tmp_path / "run")
     assert not bundle.task_state
     assert tasks.task_of(bundle).decode(torch.tensor([[0.6, 0.4, 0.5, 0]]), LABELS, 5)[0][
@@ -210,7 +221,11 @@ def test_a_step_is_the_same_in_the_fused_form(few_labels):
 def test_what_needs_one_class_for_each_image_is_refused(changes, few_labels, tmp_path):
     recipe = replace(SHORT, **{"per_class": 2, **changes})
     with pytest.raises(ValueError, match=r"^recipe\.\w+ .* the task multilabel "):
-        next(run.train(tmp_path / "run", "genet_tiny", few_labels, recipe, task=MultiLabel()))
+        next(
+            run.train(
+                tmp_path / "run", "genet_tiny", few_labels, recipe, RunOptions(task=MultiLabel.name)
+            )
+        )
 
 
 def test_what_is_for_several_labels_is_refused_for_classes(few_digits, tmp_path):

@@ -29,6 +29,7 @@ from fullstride.train import prepare, run
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_bundle
 
@@ -238,14 +239,20 @@ def test_splits_of_the_data_stay_and_known_classes_are_a_note():
 def test_a_run_resumes_bit_for_bit_and_its_bundle_gives_embeddings(recipe, things, tmp_path):
     task = tasks.find_task("retrieval")
     data = task.open_data(str(things))
-    rows = list(run.train(tmp_path / "whole", "genet_tiny", data, recipe, task=task))
+    rows = list(
+        run.train(tmp_path / "whole", "genet_tiny", data, recipe, RunOptions(task=task.name))
+    )
     assert all(0 <= row["val/recall_at_1"] <= 100 for row in rows)
     started = run.train(
-        tmp_path / "stopped", "genet_tiny", data, recipe, task=task, checkpoint_every_steps=2
+        tmp_path / "stopped",
+        "genet_tiny",
+        data,
+        recipe,
+        RunOptions(task=task.name, checkpoint_every_steps=2),
     )
     next(started)
     started.close()
-    list(run.train(tmp_path / "stopped", "genet_tiny", data, recipe, task=task))
+    list(run.train(tmp_path / "stopped", "genet_tiny", data, recipe, RunOptions(task=task.name)))
     bundle, other = (tasks.load(tmp_path / name) for name in ("whole", "stopped"))
     x = torch.rand(3, 3, 16, 16)
     with torch.no_grad():
@@ -441,7 +448,7 @@ def test_what_does_not_fit_retrieval_is_refused_before_there_is_a_folder(
     recipe, task = replace(SHORT, **changes), Retrieval()
     data = task.open_data(str(things))
     with pytest.raises(ValueError, match=f"^recipe.{next(iter(changes))} .*{reason}"):
-        next(run.train(tmp_path / "run", "genet_tiny", data, recipe, task=task))
+        next(run.train(tmp_path / "run", "genet_tiny", data, recipe, RunOptions(task=task.name)))
     assert not (tmp_path / "run").exists()
 
 

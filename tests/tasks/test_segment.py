@@ -21,6 +21,7 @@ from fullstride.tasks.dense import PixelHead, class_colours
 from fullstride.tasks.segment import Segment, SegmentScore
 from fullstride.train import run, run_folder
 from fullstride.train.batches import training_batches
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
@@ -47,7 +48,9 @@ def boxes(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(boxes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("segment") / "run"
-    return folder, list(run.train(folder, "resnet_rs_tiny", boxes, SHORT, task=Segment()))
+    return folder, list(
+        run.train(folder, "resnet_rs_tiny", boxes, SHORT, RunOptions(task=Segment.name))
+    )
 
 
 def logits_and_classes(n=6, k=5, side=12, absent=()):
@@ -160,11 +163,11 @@ def test_training_finds_boxes_that_no_constant_finds(trained, boxes):
 
 def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_scores(trained, boxes, tmp_path):
     folder, _ = trained
-    how = dict(task=Segment(), checkpoint_every_steps=3)
-    started = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, **how)
+    how = RunOptions(task=Segment.name, checkpoint_every_steps=3)
+    started = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, how)
     next(started)
     started.close()
-    list(run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, task=Segment()))
+    list(run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, RunOptions(task=Segment.name)))
     whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
     state = resumed.net.state_dict()
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
@@ -213,7 +216,9 @@ def test_broken_masks_are_skipped_by_name_and_the_rest_goes_on(tmp_path):
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "masks" / "test" / "001.png")
     data = Segment().open_data(str(folder))
     recipe = replace(SHORT, epochs=1, resolution=32, batch_size=4)
-    rows = list(run.train(tmp_path / "run", "resnet_rs_tiny", data, recipe, task=Segment()))
+    rows = list(
+        run.train(tmp_path / "run", "resnet_rs_tiny", data, recipe, RunOptions(task=Segment.name))
+    )
     skipped = rows[-1]["skipped"]
     assert list(skipped) == ["train/003.png"]
     assert "9" in skipped["train/003.png"]
@@ -252,7 +257,7 @@ def test_a_recipe_of_the_paper_trains_its_task(name, boxes, tmp_path):
     )
     task = tasks.find_task("depth" if "depth" in name else "segment")
     data = task.open_data(boxes.where)
-    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", data, recipe, task=task)
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", data, recipe, RunOptions(task=task.name))
     assert np.isfinite(row["loss"])
     assert tasks.load(tmp_path / "run").preprocessing.fit == "pad"
 

@@ -24,6 +24,7 @@ from fullstride.tasks.video import Video, views_of
 from fullstride.train import run
 from fullstride.train.batches import mix, training_batches
 from fullstride.train.prepare import initial_network
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import find_recipe, scratch, video
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
@@ -102,12 +103,14 @@ def test_the_commands_train_report_and_validate_clips_and_name_the_unreadable(
 
 def test_a_run_resumes_bit_for_bit(data, tmp_path):
     recipe = replace(SHORT, mixup=0.2, cutmix=1.0)
-    rows = list(run.train(tmp_path / "whole", NET, data, recipe, task=Video()))
+    rows = list(run.train(tmp_path / "whole", NET, data, recipe, RunOptions(task=Video.name)))
     assert len(rows) == 2
-    started = run.train(tmp_path / "run", NET, data, recipe, task=Video(), checkpoint_every_steps=2)
+    started = run.train(
+        tmp_path / "run", NET, data, recipe, RunOptions(task=Video.name, checkpoint_every_steps=2)
+    )
     next(started)
     started.close()
-    list(run.train(tmp_path / "run", NET, data, recipe, task=Video()))
+    list(run.train(tmp_path / "run", NET, data, recipe, RunOptions(task=Video.name)))
     whole, resumed = (tasks.load(tmp_path / name) for name in ("whole", "run"))
     state = resumed.net.state_dict()
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
@@ -120,7 +123,9 @@ def test_frozen_stages_stay_and_the_other_options_of_training_take_clips(data, t
     recipe = replace(recipe, precise_bn=True, soup=2)
     before, weights = make_bundle(PRE), str(tmp_path / "bundle")
     before.save(weights)
-    list(run.train(tmp_path / "run", NET, data, recipe, task=Video(), weights=weights))
+    list(
+        run.train(tmp_path / "run", NET, data, recipe, RunOptions(task=Video.name, weights=weights))
+    )
     old, new = before.net.state_dict(), tasks.load(tmp_path / "run").net.state_dict()
     changed = {name.rpartition(".")[0] for name in old if not torch.equal(old[name], new[name])}
     assert not [name for name in changed if name.startswith(("stem", "stages.0", "stages.1"))]

@@ -34,6 +34,7 @@ from fullstride.train.compute import (
     on_device,
 )
 from fullstride.train.loop import Learner
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import training_step
 from fullstride.train.recipes.recipe import Recipe
 
@@ -194,7 +195,7 @@ def test_workers_live_through_all_epochs_and_end_with_the_run(tmp_path):
         data = replace(data, **{part: replace(images, read=Recording(images.read, folder))})
     data = replace(data, test=data.test.subset(range(20)))
     recipe = replace(RECIPE, epochs=3, calibrate=False)
-    rows = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
+    rows = run.train(tmp_path / "run", "genet_tiny", data, recipe, RunOptions(workers=2))
     next(rows)
     for part in ("train", "val"):
         processes[part] = {int(path.name) for path in (tmp_path / part).iterdir()}
@@ -208,7 +209,7 @@ def test_workers_live_through_all_epochs_and_end_with_the_run(tmp_path):
 
 
 def test_a_run_that_is_abandoned_leaves_no_process(few_digits, tmp_path):
-    rows = run.train(tmp_path / "run", "genet_tiny", few_digits, RECIPE, workers=2)
+    rows = run.train(tmp_path / "run", "genet_tiny", few_digits, RECIPE, RunOptions(workers=2))
     next(rows)
     assert (
         len(active_children()) == 2

@@ -9,6 +9,7 @@ import pytest
 from fullstride import cli
 from fullstride.train import run, run_folder
 from fullstride.train.loop import FEWEST, MOST, Divergence
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 
 # at a rate that no network bears: with the digits the loss of a step is soon in the hundreds
@@ -87,7 +88,9 @@ def test_a_run_that_diverges_ends_with_its_rate_and_advice_also_after_a_stop(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(run_folder, "save_checkpoint", stop)
-    rows = run.train(tmp_path / "cut", "genet_tiny", few_digits, WILD, checkpoint_every_steps=1)
+    rows = run.train(
+        tmp_path / "cut", "genet_tiny", few_digits, WILD, RunOptions(checkpoint_every_steps=1)
+    )
     with pytest.raises(KeyboardInterrupt):
         list(rows)
     monkeypatch.setattr(run_folder, "save_checkpoint", save)

@@ -13,6 +13,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import autotune, run, run_folder
 from fullstride.train.loop import train_epochs
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
@@ -73,14 +74,22 @@ def test_a_fused_run_stopped_within_an_epoch_continues_to_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         list(
             run.train(
-                tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+                tmp_path / "stopped",
+                "tresnet_tiny",
+                few_digits,
+                recipe,
+                RunOptions(checkpoint_every_steps=1),
             )
         )
     monkeypatch.setattr(run_folder, "save_checkpoint", save)
     assert {"output", "input"} <= set(saved[0])
     list(
         run.train(
-            tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+            tmp_path / "stopped",
+            "tresnet_tiny",
+            few_digits,
+            recipe,
+            RunOptions(checkpoint_every_steps=1),
         )
     )
     ours, theirs = (

@@ -14,7 +14,7 @@ from fullstride.train import linear_probe, run_folder
 from fullstride.train.batches import training_batches
 from fullstride.train.linear_probe import is_clearly_better
 from fullstride.train.loop import BATCH_NORM, train_epochs
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.recipes.named import FEW_IMAGES, FEW_STEPS, FINETUNE_BATCH, Case, finetune
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
@@ -33,7 +33,7 @@ def start(few_digits, tmp_path_factory):
 
 
 def trained(folder, data, start, recipe):
-    list(train(folder, "genet_tiny", data, recipe, weights=str(start)))
+    list(train(folder, "genet_tiny", data, recipe, RunOptions(weights=str(start))))
     return Bundle.load(folder / run_folder.BUNDLE)
 
 
@@ -95,7 +95,9 @@ def test_frozen_statistics_are_those_of_the_weights_and_gains_train(start, few_d
 def test_training_begins_with_the_probe_where_statistics_are_frozen(start, few_digits, tmp_path):
     for name, recipe in (("frozen", FROZEN), ("batches", SHORT)):
         still = replace(recipe, lr=1e-12, weight_decay=0.0, precise_bn=False)
-        rows = list(train(tmp_path / name, "genet_tiny", few_digits, still, weights=str(start)))
+        rows = list(
+            train(tmp_path / name, "genet_tiny", few_digits, still, RunOptions(weights=str(start)))
+        )
         probe = Bundle.load(tmp_path / name / run_folder.PROBE)
         is_probe = rows[-1]["val/top1"] == probe.scores["val"]["top1"]
         assert is_probe == (name == "frozen")
@@ -148,7 +150,9 @@ def test_a_run_without_a_val_begins_with_the_probe_and_ends_with_the_last_epoch(
 
 def test_a_frozen_run_that_is_stopped_ends_in_the_same_bits(start, few_digits, tmp_path):
     whole = trained(tmp_path / "whole", few_digits, start, FROZEN)
-    rows = train(tmp_path / "part", "genet_tiny", few_digits, FROZEN, weights=str(start))
+    rows = train(
+        tmp_path / "part", "genet_tiny", few_digits, FROZEN, RunOptions(weights=str(start))
+    )
     next(rows)
     rows.close()
     part = trained(tmp_path / "part", few_digits, start, FROZEN)
@@ -162,15 +166,15 @@ def test_frozen_statistics_need_weights(few_digits, tmp_path):
 
 
 def test_the_plan_says_where_a_given_length_is_short(start, few_digits, tmp_path):
-    plans = []
+    plans, options = [], RunOptions(weights=str(start))
     named = run_folder.resolve(
         RecipeChoice("finetune", {"epochs": 1.0, "resolution": 16}),
         tmp_path / "run",
         few_digits,
-        start,
+        options,
     )
-    settings = dict(weights=str(start), announce=plans.append)
-    next(iter(train(tmp_path / "run", "genet_tiny", few_digits, named, **settings)))
+    rows = train(tmp_path / "run", "genet_tiny", few_digits, named, options, announce=plans.append)
+    next(iter(rows))
     (line,) = (each for each in plan_lines(plans[0]) if each.startswith("length"))
     usual = finetune(len(few_digits.train))
     steps = round(usual.epochs * (len(few_digits.train) // usual.batch_size))

@@ -20,6 +20,7 @@ from fullstride.train import run
 from fullstride.train.batches import JointBatches, run_batches
 from fullstride.train.compute import DistributedContext
 from fullstride.train.distill import read_pseudo_labels
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, find_recipe
 
 PIXELS = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,))
@@ -115,7 +116,7 @@ def test_a_run_resumes_bit_for_bit_and_only_with_the_same_labels(few_digits, sto
     rows = list(run.train(tmp_path / "whole", "genet_tiny", few_digits, recipe))
     assert len(rows) == 2
     started = run.train(
-        tmp_path / "stopped", "genet_tiny", few_digits, recipe, checkpoint_every_steps=3
+        tmp_path / "stopped", "genet_tiny", few_digits, recipe, RunOptions(checkpoint_every_steps=3)
     )
     next(started)
     started.close()

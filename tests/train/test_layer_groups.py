@@ -15,6 +15,7 @@ from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import build_optimizer, lr_at, lr_scales
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
@@ -223,8 +224,8 @@ def test_a_run_with_frozen_layers_goes_on_to_the_same_weights_bit_for_bit(
     weights = tmp_path / "start"
     list(run.train(weights, "genet_tiny", few_digits, replace(SHORT, bn_momentum=0.1)))
     recipe = replace(SHORT, lr=1e-3, **fields)
-    how = dict(weights=str(weights), checkpoint_every_steps=2)
-    whole = list(run.train(tmp_path / "whole", "genet_tiny", few_digits, recipe, **how))
+    how = RunOptions(weights=str(weights), checkpoint_every_steps=2)
+    whole = list(run.train(tmp_path / "whole", "genet_tiny", few_digits, recipe, how))
     save, count = run_folder.save_checkpoint, []
 
     def stop(folder, state):
@@ -235,9 +236,9 @@ def test_a_run_with_frozen_layers_goes_on_to_the_same_weights_bit_for_bit(
 
     monkeypatch.setattr(run_folder, "save_checkpoint", stop)
     with pytest.raises(KeyboardInterrupt):
-        list(run.train(tmp_path / "stopped", "genet_tiny", few_digits, recipe, **how))
+        list(run.train(tmp_path / "stopped", "genet_tiny", few_digits, recipe, how))
     monkeypatch.setattr(run_folder, "save_checkpoint", save)
-    again = list(run.train(tmp_path / "stopped", "genet_tiny", few_digits, recipe, **how))
+    again = list(run.train(tmp_path / "stopped", "genet_tiny", few_digits, recipe, how))
     assert [row["loss"] for row in again] == [row["loss"] for row in whole]
     ours, theirs = (zoo.load(tmp_path / name).net.state_dict() for name in ("stopped", "whole"))
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())

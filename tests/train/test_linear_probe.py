@@ -12,6 +12,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import linear_probe, run_folder
 from fullstride.train.linear_probe import STRENGTHS, features, fit_probe
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 from fullstride.train.scoring import score_bundle
@@ -28,7 +29,7 @@ def weights(few_digits, tmp_path_factory):
 
 
 def trained(folder, data, weights, recipe):
-    list(train(folder, "genet_tiny", data, recipe, weights=weights))
+    list(train(folder, "genet_tiny", data, recipe, RunOptions(weights=weights)))
     return Bundle.load(folder / run_folder.BUNDLE)
 
 
@@ -105,7 +106,7 @@ def test_a_run_that_was_stopped_after_its_probe_does_not_make_it_again(
     weights, few_digits, tmp_path
 ):
     whole = trained(tmp_path / "whole", few_digits, weights, HOPELESS)
-    rows = train(tmp_path / "part", "genet_tiny", few_digits, HOPELESS, weights=weights)
+    rows = train(tmp_path / "part", "genet_tiny", few_digits, HOPELESS, RunOptions(weights=weights))
     next(rows)
     rows.close()
     probe = tmp_path / "part" / run_folder.PROBE

@@ -11,6 +11,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.train import averages, run, run_folder
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import FinalNetwork
 
@@ -77,7 +78,9 @@ def test_statistics_of_frozen_stages_stay(few_digits, tmp_path):
     first = tmp_path / "first"
     list(run.train(first, "genet_tiny", few_digits, SHORT))
     recipe = replace(SHORT, freeze_stages=2)
-    start = prepare(tmp_path / "run", "genet_tiny", few_digits, recipe, weights=str(first))
+    start = prepare(
+        tmp_path / "run", "genet_tiny", few_digits, recipe, RunOptions(weights=str(first))
+    )
     before = statistics(start.net)
     frozen = frozen_names(start.net, recipe)
     after = statistics(precise_of(start, start.net, frozen=frozen))

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from fullstride.data.loader import Batches
 from fullstride.tasks import find_task
 from fullstride.train import loop, run, run_folder
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, RECIPES, finetune, scratch
 from fullstride.train.recipes.recipe import Recipe
 
@@ -85,7 +86,9 @@ def test_a_run_that_stops_between_two_scores_goes_on_to_the_same_weights(
 ):
     folder, stopped = tmp_path / "run", replace(SHORT, score_every_epochs=3)
     every = 1 if way == "within an epoch" else 0
-    rows = run.train(folder, "genet_tiny", few_digits, stopped, checkpoint_every_steps=every)
+    rows = run.train(
+        folder, "genet_tiny", few_digits, stopped, RunOptions(checkpoint_every_steps=every)
+    )
     for _ in range(5):
         next(rows)
     if way != "closed":  # as a process that is killed, which writes nothing

@@ -5,7 +5,6 @@ import time
 import pytest
 
 from fullstride.measure.budget import deadline_s, time_limit_s
-from fullstride.tasks.classify import Classify
 from fullstride.train import timing
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.recipe import Recipe
@@ -24,7 +23,7 @@ def steady(monkeypatch):
 
 def within(folder, data, seconds, choice=LONG):
     deadline = time.perf_counter() + seconds
-    named = recipe_within(choice, deadline, folder, "genet_tiny", data, task=Classify(), workers=0)
+    named = recipe_within(choice, deadline, folder, "genet_tiny", data)
     return named.recipe
 
 

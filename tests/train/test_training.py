@@ -38,6 +38,7 @@ from fullstride.train.distill import (
 )
 from fullstride.train.loop import Learner, train_epochs
 from fullstride.train.optimizer import lr_at
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import evaluate, matching_data
@@ -176,7 +177,7 @@ def test_reproducible_algorithms_are_used_for_the_steps_alone_where_a_recipe_ask
 
 
 def rows_of(folder, digits, recipe=SHORT, **how):
-    return list(run.train(folder, "genet_tiny", digits, recipe, **how))
+    return list(run.train(folder, "genet_tiny", digits, recipe, RunOptions(**how)))
 
 
 def equal_weights(*folders):

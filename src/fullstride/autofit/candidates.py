@@ -32,6 +32,7 @@ from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.key_maps import meta_network
 from fullstride.tables import SMALL_RESOLUTIONS
+from fullstride.train.recipes.choice import RunOptions
 
 NON_SQUARE = 1.2  # longer / shorter side, from which a crop leaves out much of a picture
 ENLARGED = 1.25  # pictures are enlarged by up to this factor, small ones by more
@@ -81,6 +82,19 @@ class Candidate:
         policy = [self.fit] * (self.fit != "crop")
         distilled = ["distilled"] * bool(self.teacher)
         return "-".join([label_of(source), *scale, str(self.resolution), *policy, *distilled])
+
+    def options(
+        self, device: str = "cpu", workers: int | None = 0, checkpoint_every_steps: int = 0
+    ) -> RunOptions:
+        """How it is trained on a device."""
+        return RunOptions(
+            weights=self.weights,
+            width=self.width,
+            depth=self.depth,
+            device=device,
+            workers=workers,
+            checkpoint_every_steps=checkpoint_every_steps,
+        )
 
 
 def label_of(source: str) -> str:

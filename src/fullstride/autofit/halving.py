@@ -4,7 +4,6 @@ import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
@@ -96,13 +95,12 @@ def train_rung(
     """
     begin, candidate, data = time.perf_counter(), training.candidate, training.data
     named = candidate_recipe(candidate, data, training.choice, device, training.epochs, folder)
-    settings: dict[str, Any] = dict(weights=candidate.weights, width=candidate.width)
-    settings |= dict(depth=candidate.depth, device=device, workers=training.workers)
-    reached, every = 0, training.every_steps
+    options = candidate.options(device, training.workers, training.every_steps)
+    reached = 0
     if training.stop != 0:
-        rows = train(folder, candidate.model, data, named, **settings, checkpoint_every_steps=every)
+        rows = train(folder, candidate.model, data, named, options)
         reached = yield from train_to(candidate.name, rows, training.stop)
-    run = prepare(folder, candidate.model, data, named, **settings)
+    run = prepare(folder, candidate.model, data, named, options)
     try:
         if training.stop == 0:
             save_probe(run)

@@ -80,7 +80,7 @@ def candidate_recipe(
         whole = RecipeChoice(choice.source, changes | {"epochs": epochs})
         named = whole.resolve(case)
     if folder is not None:
-        return run_folder.resolve(whole, folder, data, candidate.weights, candidate.width)
+        return run_folder.resolve(whole, folder, data, candidate.options())
     return named
 
 
@@ -124,17 +124,8 @@ def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
     begin = time.perf_counter()
     data, device = job.unseen, job.devices[0]
     named = candidate_recipe(candidate, data, job.recipe, device)
-    run = prepare(
-        folder,
-        candidate.model,
-        data,
-        named,
-        weights=candidate.weights,
-        width=candidate.width,
-        depth=candidate.depth,
-        device=device,
-        workers=job.workers,
-    )
+    options = candidate.options(device, job.workers)
+    run = prepare(folder, candidate.model, data, named, options)
     times = time_run(run, time.perf_counter() - begin)
     for_statistics = min(len(data.train), MAX_IMAGES)
     return TrainingTime(

@@ -72,22 +72,27 @@ NO_PROFILE = ProfileFlags()
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFlags:
-    """How the splits of the images are taken, as for `train`."""
+    """How the splits of the images are taken."""
 
-    # As for `train`: share of the training images that networks are compared on.
+    # Share of the training images for validation, where the data have none; by default it depends
+    # on their number. 0: no validation, not even val/; `train` then saves the last epoch.
     val: float | None = None
-    # As for `train`: share of the images for the final score.
+    # Share of the images for the test, where the data have none; by default a tenth. 0: no test,
+    # not even test/; its images are for training.
     test: float | None = None
-    # As for `train`: what images have in common that must be in one split.
+    # What images have in common that must be in one split, such as a patient: a column of a table,
+    # a level of folders below the class (1, 2, ... or parent), or a pattern such as
+    # '(patient[0-9]+)' for the names.
     group: str = ""
-    # As for `train`: leave copies of an image in several splits.
+    # Allow the same image in several splits; by default copies are in one.
     keep_duplicates: bool = False
 
-    def open(self, data: str) -> "DataSet":
-        """The images, with a note on what was ignored."""
-        from fullstride.data.dataset import SplitRule, open_data
+    def open(self, data: str, task: str = "classify") -> "DataSet":
+        """The images for a task, with a note on what was ignored."""
+        from fullstride.data.dataset import SplitRule
+        from fullstride.tasks import find_task
 
-        images = open_data(data, SplitRule(**asdict(self)))
+        images = find_task(task).open_data(data, SplitRule(**asdict(self)))
         report_ignored(images.ignored, images.notes)
         return images
 

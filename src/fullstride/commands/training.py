@@ -1,14 +1,15 @@
-"""How are networks trained? Commands that pack images, train, evaluate and time the data path."""
+"""Commands that pack images, train, evaluate, and time the data path."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import Data, Device, Loading, Run
+from fullstride.commands.flags import SPLITS, Data, Device, Loading, Run, Splits
 from fullstride.io.console import Bar, console, printable, report_ignored, report_skipped
-from fullstride.nets.preprocessing import BY_DEFAULT, WeightsKind
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.nets.preprocessing import BY_DEFAULT
+from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 
 
 def pack(
@@ -58,28 +59,29 @@ def pack(
     print(f"{before:,.1f} MiB of images became {after:,.1f} MiB in {out}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainFlags:
+    """The limits of a run, and what it leaves beside its folder's files."""
+
+    # Hours that the whole may take: training has as many epochs as fit, at most those of the
+    # recipe, and its schedule is made for them.
+    hours: float | None = None
+    # As --hours; the two add up.
+    minutes: float | None = None
+    # Write a log for TensorBoard too, in the run folder.
+    tensorboard: bool = False
+    # Seconds after which a process fails that waits for another one.
+    ddp_timeout_s: float = 50
+
+
 def train(
     data: Data,
     model: str,
     out: Path,
     recipe: RecipeChoice,
-    weights: str = "",
-    weights_kind: WeightsKind = "averaged",
-    width: float = 1.0,
-    depth: float = 1.0,
-    device: Device = "auto",
-    workers: int | None = None,
-    hours: float | None = None,
-    minutes: float | None = None,
-    checkpoint_every_steps: int = 0,
-    val: float | None = None,
-    test: float | None = None,
-    group: str = "",
-    keep_duplicates: bool = False,
-    teacher_cache: Path | None = None,
-    tensorboard: bool = False,
-    task: str = "classify",
-    ddp_timeout_s: float = 50,
+    options: Annotated[RunOptions, arg(name="")] = HERE,
+    splits: Splits = SPLITS,
+    flags: Annotated[TrainFlags, arg(name="")] = TrainFlags(),
 ) -> None:
     """Train a network and leave a run folder: log, checkpoint, best weights and a bundle.
 
@@ -95,64 +97,48 @@ def train(
         model: A name that `fullstride zoo` lists, or timm/NAME.
         out: The run folder.
         recipe: How to train.
-        weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
-            they are random.
-        weights_kind: Which weights of a checkpoint that has both.
-        width: Multiplier of the network's widths, which are rounded to multiples of 8.
-        depth: Multiplier of the numbers of blocks in its stages.
-        device: Where to train.
-        workers: Processes that decode images beside this one; 0 decodes in this one, None chooses
-            by the cores, the images and the device.
-        hours: Hours that the whole may take: training has as many epochs as fit, at most those of
-            the recipe, and its schedule is made for them.
-        minutes: As --hours; the two add up.
-        checkpoint_every_steps: Steps from one checkpoint to the next within an epoch; 0 writes one
-            after each epoch that is scored only.
-        val: Share of the training images for validation, where the data have none; by default it
-            depends on their number. 0: no validation, not even val/; the last epoch is saved.
-        test: Share of the images for the test, where the data have none; by default a tenth. 0: no
-            test, not even test/; its images are for training.
-        group: What images have in common that must be in one split, such as a patient: a column of
-            a table, a level of folders below the class (1, 2, ... or parent), or a pattern such as
-            '(patient[0-9]+)' for the names.
-        keep_duplicates: Allow the same image in several splits; by default copies are in one.
-        teacher_cache: A folder for the outputs of the recipe's teacher, for this run and others on
-            the same views.
-        tensorboard: Write a log for TensorBoard too, in the run folder.
-        task: What the network is trained for.
-        ddp_timeout_s: Seconds after which a process fails that waits for another one.
+        options: What training begins with, and where it computes.
+        splits: How the splits of the images are taken.
+        flags: Limits and logs.
     """
-    from fullstride.data.dataset import SplitRule
     from fullstride.measure.budget import deadline_s
     from fullstride.measure.environment import choose_device
     from fullstride.report.training_progress import TrainingProgress
     from fullstride.tasks import find_task
-    from fullstride.train import run
-    from fullstride.train.compute import init_distributed
-    from fullstride.train.run_folder import open_board
-    from fullstride.train.timing import recipe_within
+    from fullstride.train import compute, run, run_folder, timing
 
-    board = open_board(out / "tensorboard") if tensorboard else None
-    kind = find_task(task)
-    deadline = deadline_s(hours, minutes)
-    settings: dict[str, Any] = dict(weights=weights, workers=workers, teacher_cache=teacher_cache)
-    settings |= dict(task=kind, weights_kind=weights_kind, width=width, depth=depth)
-    images = kind.open_data(data, SplitRule(val, test, group, keep_duplicates))
-    report_ignored(images.ignored, images.notes)
+    board = run_folder.open_board(out / "tensorboard") if flags.tensorboard else None
+    deadline = deadline_s(flags.hours, flags.minutes)
+    images = splits.open(data, options.task)
+    device = choose_device(options.device)
     with (
-        init_distributed(choose_device(device), ddp_timeout_s) as (context, place),
+        compute.init_distributed(device, flags.ddp_timeout_s) as (context, place),
         Bar(shown=context.is_rank_zero) as bar,
     ):
-        settings |= dict(device=place, context=context)
-        named = recipe_within(recipe, deadline, out, model, images, **settings)
-        progress = TrainingProgress(bar, kind.find_metric(named.recipe.score))
-        settings |= dict(announce=progress.announce, watch=progress.watch)
-        settings |= dict(checkpoint_every_steps=checkpoint_every_steps)
-        for row in run.train(out, model, images, named, **settings):
+        options = replace(options, device=str(place))
+        named = timing.recipe_within(recipe, deadline, out, model, images, options, context)
+        progress = TrainingProgress(bar, find_task(options.task).find_metric(named.recipe.score))
+        hooks = progress.announce, progress.watch
+        for row in run.train(out, model, images, named, options, context, *hooks):
             progress.print(row)
             if board and context.is_rank_zero:
                 board(row)
         progress.end(out, images, named.recipe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewFlags:
+    """Which views of an image or a video are scored by the mean of their probabilities."""
+
+    # With flip, score the mean of the probabilities of an image and of its mirror image.
+    tta: Literal["none", "flip"] = "none"
+    # Of a video, CLIPSxCROPS: score the mean of the probabilities of so many clips all over it, and
+    # 3 crops of each from side to side, or 1. 10x3 is the 30-view protocol; --resolution 256
+    # --crop 1 make its crops as large as the shorter side.
+    views: str = ""
+    # Where the clips of --views begin: inclusive, evenly up to the last possible start
+    # (TensorFlow's code), or slowfast, which does not reach it (PySlowFast's).
+    clip_starts: Literal["inclusive", "slowfast"] = "inclusive"
 
 
 def validate(
@@ -161,9 +147,7 @@ def validate(
     split: Literal["test", "val", "train", "all"] | None = None,
     device: Device = "auto",
     per_class: bool = False,
-    tta: Literal["none", "flip"] = "none",
-    views: str = "",
-    clip_starts: Literal["inclusive", "slowfast"] = "inclusive",
+    views: Annotated[ViewFlags, arg(name="")] = ViewFlags(),
     out: Path | None = None,
     loading: Loading = BY_DEFAULT,
 ) -> None:
@@ -178,12 +162,7 @@ def validate(
             without one. Of data that are not the run's and have no splits of their own, all images.
         device: Where to compute.
         per_class: Print the precision, recall and F1 of each class too, where the task has classes.
-        tta: With flip, score the mean of the probabilities of an image and of its mirror image.
-        views: Of a video, CLIPSxCROPS: score the mean of the probabilities of so many clips all
-            over it, and 3 crops of each from side to side, or 1. 10x3 is the 30-view protocol;
-            --resolution 256 --crop 1 make its crops as large as the shorter side.
-        clip_starts: Where the clips of --views begin: inclusive, evenly up to the last possible
-            start (TensorFlow's code), or slowfast, which does not reach it (PySlowFast's).
+        views: Which views of an image are scored.
         out: A JSON file for all scores, those of each class and the confusion matrix.
     """
     from fullstride import tasks
@@ -199,10 +178,12 @@ def validate(
     bundle, place = tasks.load(run, options=loading), choose_device(device)
     on = images_to_score(run, bundle, data, split)
     report_ignored(on.data.ignored, on.notes)
-    if tta == "flip":
+    if mirrored := views.tta == "flip":
         check_tta(bundle, on.data)
-    several = views_of(views, bundle.preprocessing, clip_starts) if views else None
-    result = score_bundle(bundle, on.images, place, mirrored=tta == "flip", views=several)
+    several = None
+    if views.views:
+        several = views_of(views.views, bundle.preprocessing, views.clip_starts)
+    result = score_bundle(bundle, on.images, place, mirrored=mirrored, views=several)
     report_skipped(result.skipped)
     metrics = tasks.find_task(bundle.task).metrics(tasks.common_metric([bundle]))
     for line in validation_lines(on.split, result, metrics, bundle.classes, on.missing):
@@ -249,8 +230,9 @@ def bench_data(
     images, place = open_data(data), choose_device(device)
     report_ignored(images.ignored)
     numbers = on_device(recipe.resolve(case_of(images)).recipe, place)
-    settings: dict[str, Any] = dict(workers=workers, device=place, seconds=seconds)
-    bench = timing.bench_data(model, images, numbers, **settings)
+    bench = timing.bench_data(
+        model, images, numbers, workers=workers, device=place, seconds=seconds
+    )
     console().print(data_bench_table(bench))
     environment = Environment.here(place)
     suggestions = bench.suggestions(numbers, from_files=images.train.file is not None)

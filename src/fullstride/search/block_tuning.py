@@ -22,7 +22,7 @@ from fullstride.study.scores import score_run, train_to
 from fullstride.study.trials import Trial, TrialKind
 from fullstride.train import run_folder
 from fullstride.train.prepare import prepare
-from fullstride.train.recipes.choice import RecipeChoice, case_of
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.named import following, scratch
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
 from fullstride.train.run import train
@@ -149,12 +149,16 @@ def train_network(
         changes["epochs"] = training.epochs
     if torch.device(device).type == "cuda":
         changes.setdefault("grad_accum_steps", 0)  # the fewest passes that fit
-    named = run_folder.resolve(RecipeChoice(recipe.source, changes), folder / RUN, data, weights)
-    how: dict[str, Any] = dict(weights=weights, device=device, workers=training.workers)
-    run_at = folder / RUN, model, data, named
-    rows = train(*run_at, **how, checkpoint_every_steps=training.checkpoint_every_steps)
-    yield from train_to(folder.name, rows)
-    run = prepare(*run_at, **how)
+    options = RunOptions(
+        weights=weights,
+        device=device,
+        workers=training.workers,
+        checkpoint_every_steps=training.checkpoint_every_steps,
+    )
+    named = run_folder.resolve(RecipeChoice(recipe.source, changes), folder / RUN, data, options)
+    run_at = folder / RUN, model, data, named, options
+    yield from train_to(folder.name, train(*run_at))
+    run = prepare(*run_at)
     try:
         scores, correct = score_run(run)
     finally:

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
+from fullstride.io.locks import hold
 from fullstride.io.records import from_json, read_json
 from fullstride.io.writing import Output, atomic_write, check_output, json_output
 from fullstride.study.executors import find_executor
-from fullstride.study.locks import hold
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import (
     CORES_PER_TRIAL,

@@ -12,6 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from fullstride.io.locks import (
+    RUN_LOCK,
+    Lock,
+    LockedError,
+    LostLockError,
+    find_holder,
+    hold,
+)
 from fullstride.io.records import from_json, read_json, to_json
 from fullstride.io.writing import (
     Output,
@@ -22,7 +30,6 @@ from fullstride.io.writing import (
     lacks_memory,
     lost_worker,
 )
-from fullstride.study.locks import Lock, LockedError, LostLockError, find_holder, hold
 from fullstride.study.processes import DeviceProcess, wait_for
 
 STARTS = 2  # of a trial's process, if something ends it
@@ -51,7 +58,7 @@ class Trial:
     @property
     def lock(self) -> Path:
         """The name of the lock of the process that runs it."""
-        return self.result.with_name(f".{self.result.stem}.lock")
+        return self.folder / RUN_LOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +132,7 @@ def run_trials(
     result `Failure`, and the others go on. To try it again, delete that file. Everything else, such
     as a full disk, a killed process that decodes images or Ctrl-C, is raised; the same call then
     goes on where it was. It may be called by several processes at the same time: a trial that one
-    of them runs is waited for by the others, and run if its process was killed (`study.locks`).
+    of them runs is waited for by the others, and run if its process was killed (`io.locks`).
     """
     for trial in trials:
         check_output(trial.result, kind.output)
@@ -192,12 +199,14 @@ def _fail(kind: TrialKind, trial: Trial, how: str) -> bool:
 def run_trial(kind: TrialKind, trial: Trial, device: str) -> Generator[str, None, bool]:
     """Run `trial` in this process, and store its result; False if another process runs it."""
     try:
-        with hold(trial.lock) as lock:
+        with hold(trial.lock, lends=True) as lock:
             if kind.read(trial) is not None:
                 return True
             try:
                 with closing(kind.work(trial.folder, device, **trial.arguments)) as steps:
                     result = yield from _while_locked(steps, lock)
+            except LockedError:  # `train` runs in its folder
+                raise
             except FAILURES as error:
                 result = Failure(failure=reason(error, device))
             if device.startswith("cuda"):

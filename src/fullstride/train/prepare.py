@@ -1,4 +1,4 @@
-"""What does a training run need before its first step? The network, batches and configuration."""
+"""Builds what a training run needs before its first step: network, batches and configuration."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import nn
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.io.console import print_note
-from fullstride.measure.environment import Environment
+from fullstride.measure.environment import Environment, find_device
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.bundle import Bundle, copy_weights, reorder_outputs
@@ -32,7 +32,7 @@ from fullstride.train.batches import (
 )
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, choose_workers, on_device
 from fullstride.train.distill import TeacherProbabilities, build_teacher
-from fullstride.train.recipes.choice import NamedRecipe, case_of
+from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RunOptions, case_of
 from fullstride.train.recipes.named import Case
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import (
@@ -302,15 +302,7 @@ def prepare(
     model: str,
     data: DataSet,
     recipe: Recipe | NamedRecipe,
-    *,
-    task: Task | None = None,
-    weights: str = "",
-    weights_kind: WeightsKind = "averaged",
-    width: float = 1.0,
-    depth: float = 1.0,
-    device: torch.device | str = "cpu",
-    workers: int | None = 0,
-    teacher_cache: Path | None = None,
+    options: RunOptions = DEFAULTS,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> PreparedRun:
     """Build what `run.train` needs, with its arguments, and create the folder or check it.
@@ -318,51 +310,35 @@ def prepare(
     Raises ValueError if the folder holds another run.
     """
     context.on_rank_zero(run_folder.check_folder, folder)
-    case = case_of(data, weights, width)
+    case = case_of(data, options.weights, options.width)
     named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe, case=case)
     recipe = named.recipe
-    check_recipe(recipe, data, weights)
+    check_recipe(recipe, data, options.weights)
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
         recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
-    task = (task or find_task()).with_options(recipe).for_data(data)
+    task = find_task(options.task).with_options(recipe).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
-    start = initial_weights(model, weights, weights_kind)
-    spec, net, pre = network_to_train(model, task, data, recipe, start, width, depth)
+    start = initial_weights(model, options.weights, options.weights_kind)
+    spec, net, pre = network_to_train(
+        model, task, data, recipe, start, options.width, options.depth
+    )
+    device, workers = find_device(options.device), options.workers
     if workers is None:
-        per_epoch = len(data.train) // recipe.batch_size
-        workers = choose_workers(data.train, per_epoch, device)
-    how = (device, workers, context)
-    batches, in_steps, pseudo_labels = run_batches(data, task, pre, recipe, *how)
-    scored = bool(len(data.val))
-    val = scoring_batches(task, data.val, pre, device, workers, context) if scored else None
+        workers = choose_workers(data.train, len(data.train) // recipe.batch_size, device)
+    batches, in_steps, pseudo_labels = run_batches(
+        data, task, pre, recipe, device, workers, context
+    )
+    val = scoring_batches(task, data.val, pre, device, workers, context) if data.val else None
     resolved = recipe_here(in_steps, data, len(batches), device, saved)
-    teacher = build_teacher(data, pre, resolved, device, teacher_cache)
+    teacher = build_teacher(data, pre, resolved, device, options.teacher_cache)
     resolved = with_passes(resolved, net, len(data.train), device, saved, context)
     if resolved.efficiency == "auto":
         few = measurement_batches(data, task, pre, recipe, device, batch=8)
         efficiency = efficiency_here(resolved, task, net, few, device, saved, context)
         resolved = resolved.with_efficiency(efficiency)
-    config = run_folder.RunConfig(
-        model=model,
-        weights=weights,
-        weights_kind=weights_kind,
-        data=data.where,
-        fingerprint=data.fingerprint,
-        classes=data.classes,
-        spec=json.loads(spec.to_json()),
-        preprocessing=asdict(pre),
-        recipe=asdict(recipe),
-        efficiency=resolved.efficiency,
-        score_every_epochs=resolved.score_every_epochs,
-        precision=resolved.precision,
-        channels_last=bool(resolved.channels_last),
-        grad_accum_steps=resolved.grad_accum_steps,
-        task=task.name,
-        recipe_name=named.name,
-        pseudo_labels=pseudo_labels,
-        **asdict(data.rule),
-    )
+    named = replace(named, recipe=recipe)
+    config = run_config(model, options, data, spec, pre, named, resolved, pseudo_labels)
     context.on_rank_zero(run_folder.create_or_resume, folder, config)
     return PreparedRun(
         folder=folder,
@@ -380,9 +356,41 @@ def prepare(
         val=val,
         weights_resolution=start.preprocessing.resolution if start else None,
         teacher=teacher,
-        device=torch.device(device),
+        device=device,
         workers=workers,
         context=context,
+    )
+
+
+def run_config(
+    model: str,
+    options: RunOptions,
+    data: DataSet,
+    spec: Spec,
+    pre: Preprocessing,
+    named: NamedRecipe,
+    resolved: Recipe,
+    pseudo_labels: str,
+) -> run_folder.RunConfig:
+    return run_folder.RunConfig(
+        model=model,
+        weights=options.weights,
+        weights_kind=options.weights_kind,
+        data=data.where,
+        fingerprint=data.fingerprint,
+        classes=data.classes,
+        spec=json.loads(spec.to_json()),
+        preprocessing=asdict(pre),
+        recipe=asdict(named.recipe),
+        efficiency=resolved.efficiency,
+        score_every_epochs=resolved.score_every_epochs,
+        precision=resolved.precision,
+        channels_last=bool(resolved.channels_last),
+        grad_accum_steps=resolved.grad_accum_steps,
+        task=options.task,
+        recipe_name=named.name,
+        pseudo_labels=pseudo_labels,
+        **asdict(data.rule),
     )
 
 

@@ -1,37 +1,27 @@
-"""How does a training run go from data and a model's name to a bundle, and resume after a stop?"""
+"""Trains a run from data and the name of a network to a bundle, and resumes it after a stop."""
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fullstride.data.dataset import DataSet
-from fullstride.data.readers.splits import SplitRule
 from fullstride.measure.budget import deadline_s
 from fullstride.measure.environment import choose_device
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.preprocessing import WeightsKind
 from fullstride.tasks import build_head, find_task
-from fullstride.tasks.task import Task
 from fullstride.train import averages, linear_probe, loop, run_folder
 from fullstride.train.autotune import TrainingPlan
 from fullstride.train.batches import TrainingBatches
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
 from fullstride.train.prepare import PreparedRun, prepare
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
+from fullstride.train.recipes.choice import DEFAULTS, HERE, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.scoring import (
-    FinalNetwork,
-    all_skipped,
-    save_scores,
-)
+from fullstride.train.scoring import FinalNetwork, all_skipped, save_scores
 from fullstride.train.timing import recipe_within
-
-# How does a training run end? With the weights that are chosen, their scores, and a bundle.
 
 
 def finish(run: PreparedRun) -> None:
@@ -93,57 +83,45 @@ def train(
     model: str,
     data: DataSet,
     recipe: Recipe | NamedRecipe,
-    *,
-    task: Task | None = None,
-    weights: str = "",
-    weights_kind: WeightsKind = "averaged",
-    width: float = 1.0,
-    depth: float = 1.0,
-    device: torch.device | str = "cpu",
-    workers: int | None = 0,
-    checkpoint_every_steps: int = 0,
-    teacher_cache: Path | None = None,
+    options: RunOptions = DEFAULTS,
     context: DistributedContext = SINGLE_PROCESS,
     announce: Callable[[TrainingPlan], None] = lambda plan: None,
     watch: Callable[[TrainingBatches], loop.BatchSource] = lambda batches: batches,
 ) -> Generator[dict[str, Any], None, None]:
     """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
 
-    `data` is from `task.open_data`; the task is classification if None. `width` and `depth`
-    multiply those of `model`. After a stop, the same call resumes from the last checkpoint.
-    Checkpoints are written after every epoch that is scored, and within an epoch after every
-    `checkpoint_every_steps` steps; also where this generator is closed after an epoch. The weights
-    of the epoch with the best validation score are saved as a bundle in the folder; with the
-    recipe's `early_stop_patience` these are scored on the test images at the end, else the last
-    ones. `teacher_cache` is a folder for the probabilities of the teacher. `workers` decode images
-    until the run ends; their number is chosen if None. `announce` is called before the first step
-    of a run that has not ended; `watch` may wrap the training batches, to show progress.
+    `data` is from `open_data` of the task. After a stop, the same call resumes from the last
+    checkpoint; these are written after every epoch that is scored, and where this generator is
+    closed after an epoch. The weights of the epoch with the best validation score are saved as a
+    bundle in the folder; with the recipe's `early_stop_patience` these are scored on the test
+    images at the end, else the last ones. `announce` is called before the first step of a run that
+    has not ended; `watch` may wrap the training batches, to show progress.
 
-    Raises ValueError if the folder holds another run.
+    Raises ValueError if the folder holds another run, and LockedError if another process trains in
+    it.
     """
-    if checkpoint_every_steps < 0:
+    if (steps := options.checkpoint_every_steps) < 0:
         raise ValueError(
-            f"checkpoint_every_steps {checkpoint_every_steps}: use a number of steps, or 0 for "
-            "after each epoch only"
+            f"checkpoint_every_steps {steps}: use a number of steps, or 0 for after each epoch only"
         )
-    run = prepare(
-        folder,
-        model,
-        data,
-        recipe,
-        task=task,
-        weights=weights,
-        weights_kind=weights_kind,
-        width=width,
-        depth=depth,
-        device=device,
-        workers=workers,
-        teacher_cache=teacher_cache,
-        context=context,
-    )
-    resume = run_folder.load_checkpoint(folder)
-    rows = run_folder.read_log(folder, run.metric, resume["epochs"] if resume else 0)
-    has_ended = (folder / run_folder.BUNDLE).is_dir()
+    with run_folder.locked(folder, context):
+        run = prepare(folder, model, data, recipe, options, context)
+        try:
+            yield from trained_epochs(run, steps, announce, watch)
+        finally:
+            run.close()
+
+
+def trained_epochs(
+    run: PreparedRun,
+    checkpoint_every_steps: int,
+    announce: Callable[[TrainingPlan], None],
+    watch: Callable[[TrainingBatches], loop.BatchSource],
+) -> Iterator[dict[str, Any]]:
+    """The rows of a run whose folder is locked; it goes on from its last checkpoint."""
+    resume = run_folder.load_checkpoint(run.folder)
+    rows = run_folder.read_log(run.folder, run.metric, resume["epochs"] if resume else 0)
+    has_ended = (run.folder / run_folder.BUNDLE).is_dir()
     if not has_ended:
         announce(run.plan((resume["epochs"], resume["index"]) if resume else (0, 0)))
     yield from rows
@@ -153,24 +131,21 @@ def train(
         linear_probe.save_probe(run)
         if run.recipe.frozen_statistics:
             linear_probe.begin_with_probe(run)
-    run.net.to(device)
-    context.on_rank_zero(averages.check_slots, run)
-    try:
-        if not run_folder.should_stop_early(rows, run.recipe, run.metric):
-            epochs = loop.train_epochs(
-                run.net,
-                run.task,
-                watch(run.batches),
-                run.resolved,
-                resume,
-                teacher=run.teacher,
-                checkpoint_every_steps=checkpoint_every_steps,
-                context=context,
-            )
-            yield from saved_epochs(run, epochs, rows)
-        finish(run)
-    finally:
-        run.close()
+    run.net.to(run.device)
+    run.context.on_rank_zero(averages.check_slots, run)
+    if not run_folder.should_stop_early(rows, run.recipe, run.metric):
+        epochs = loop.train_epochs(
+            run.net,
+            run.task,
+            watch(run.batches),
+            run.resolved,
+            resume,
+            teacher=run.teacher,
+            checkpoint_every_steps=checkpoint_every_steps,
+            context=run.context,
+        )
+        yield from saved_epochs(run, epochs, rows)
+    finish(run)
 
 
 def saved_epochs(
@@ -244,26 +219,14 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
         run.context.on_rank_zero(averages.save_epoch, run, rows, epoch.average, scores)
 
 
-# How does one call train a network? From the names of data, network and recipe to a bundle.
-
-
 def train_network(
     data: str | Path | DataSet,
     model: str,
     out: str | Path,
     *,
     recipe: str | Recipe = "",
-    weights: str = "",
-    width: float = 1.0,
-    depth: float = 1.0,
-    task: str = "classify",
-    device: str = "auto",
-    workers: int | None = None,
+    options: RunOptions = HERE,
     minutes: float | None = None,
-    val: float | None = None,
-    test: float | None = None,
-    group: str = "",
-    keep_duplicates: bool = False,
     on_epoch: Callable[[Mapping[str, Any]], object] = lambda row: None,
     **changes: Any,
 ) -> Bundle:
@@ -273,53 +236,31 @@ def train_network(
     generator behind it, which yields the row of each epoch.
 
     Args:
-        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        data: A folder with one subfolder of images per class, or what else `open_data` opens; or a
+            `DataSet` of it, such as `open_data(folder, val=0.2, group="parent")`.
         model: A name that `zoo.list()` has, or timm/NAME.
         out: The run folder, for log, checkpoint, best weights and the bundle.
         recipe: A recipe, or the name, run, bundle or JSON file of one; by default digits for the
-            digits, else finetune with `weights` and scratch without, whose numbers follow the
+            digits, else finetune with weights and scratch without, whose numbers follow the
             number of images.
-        weights: Initial weights: a run, a bundle, a file of released weights, or hub. By default
-            they are random.
-        width: Multiplier of the network's widths, see `NetSpec.scaled`.
-        depth: Multiplier of its depths.
-        task: What the network is trained for.
-        device: cpu, cuda, cuda:1, or auto: cuda where there is one.
-        workers: Processes that decode images beside this one; None: by the cores and the images, or
-            0 where a process does not begin as a fork, as it would run an unguarded script again.
+        options: Initial weights, task and device; by default random weights, classification and
+            cuda where there is one. `workers` None is 0 where a process does not begin as a fork,
+            as it would run an unguarded script again.
         minutes: Minutes that the whole may take: training has as many epochs as fit.
-        val: Share of the training images for validation, where the data have none; None: by their
-            number. 0: no validation, and the last epoch is saved.
-        test: Share of the images for the test, where the data have none; None: a tenth. 0: no test.
-        group: What images have in common that must be in one split: a column of a table, a level of
-            folders below the class (1, 2, ... or parent), or a pattern for the names.
-        keep_duplicates: Allow the same image in several splits; by default copies are in one.
         on_epoch: Called with the row of each epoch, such as `print`.
-        **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch`
+        **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch_size`
             unless `lr` is given too.
 
     Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
     """
     deadline = deadline_s(None, minutes)
-    out, kind = Path(out), find_task(task)
-    rule = SplitRule(val, test, group, keep_duplicates)
+    out = Path(out)
     if not isinstance(data, DataSet):
-        data = kind.open_data(str(data), rule)
-    elif rule != SplitRule():
-        raise ValueError(
-            "val, test, group and keep_duplicates are for the name of data: give them to "
-            "open_data where you give a DataSet"
-        )
-    choice = RecipeChoice(recipe, changes)
-    if workers is None and default_start_method() != "fork":
-        workers = 0
-    settings: dict[str, Any] = dict(task=kind, weights=weights, workers=workers)
-    settings |= dict(width=width, depth=depth, device=choose_device(device))
-    named = recipe_within(choice, deadline, out, model, data, **settings)
-    for row in train(out, model, data, named, **settings):
+        data = find_task(options.task).open_data(str(data))
+    starts_fresh = (get_start_method(allow_none=True) or get_all_start_methods()[0]) != "fork"
+    workers = 0 if options.workers is None and starts_fresh else options.workers
+    options = replace(options, workers=workers, device=str(choose_device(options.device)))
+    named = recipe_within(RecipeChoice(recipe, changes), deadline, out, model, data, options)
+    for row in train(out, model, data, named, options):
         on_epoch(row)
     return Bundle.load(out / run_folder.BUNDLE, build_head)
-
-
-def default_start_method() -> str:
-    return get_start_method(allow_none=True) or get_all_start_methods()[0]

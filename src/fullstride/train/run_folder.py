@@ -1,11 +1,11 @@
-"""What is in a run folder? The run's configuration, log, last checkpoint and best weights."""
+"""Reads and writes a run folder: configuration, log, last checkpoint and best weights."""
 
 import json
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import Share, SplitRule
+from fullstride.io.locks import RUN_LOCK, hold
 from fullstride.io.records import Bounds, from_json, read_json, to_json
 from fullstride.io.writing import (
     Output,
@@ -30,8 +31,10 @@ from fullstride.nets import bundle
 from fullstride.nets.preprocessing import Preprocessing, WeightsKind
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights.reader import read_data
-from fullstride.tasks.task import Metric, Task
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Metric
+from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
+from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import (
     LEFT_TO_THE_DEVICE,
     NonNegative,
@@ -228,7 +231,9 @@ def check_folder(folder: Path) -> None:
         check_output(folder / name, output)
     if (folder / RUN_CONFIG).exists():
         read_config(folder, "give another --out")
-    elif files := sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []:
+        return
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    if files := [name for name in names if not name.startswith(RUN_LOCK)]:
         raise ValueError(
             f"{folder} exists and is not a run, but has {files[0]}: give another --out"
         )
@@ -298,21 +303,32 @@ def left_to_the_device(recipe: Recipe, saved: RunConfig) -> dict[str, Any]:
 
 
 def resolve(
-    choice: RecipeChoice,
-    folder: Path,
-    data: DataSet,
-    weights: str = "",
-    width: float = 1.0,
-    task: Task | None = None,
+    choice: RecipeChoice, folder: Path, data: DataSet, options: RunOptions = DEFAULTS
 ) -> NamedRecipe:
-    """The recipe that `choice` gives on `data` from `weights`, at a multiple of the widths.
+    """The recipe that `choice` gives on `data` with `options`.
 
-    The task is classification if None. A run in `folder` that can be resumed keeps its own recipe,
-    with the changes of the choice.
+    A run in `folder` that can be resumed keeps its own recipe, with the changes of the choice.
     """
     config = resumable_config(folder)
     saved = config and NamedRecipe(Recipe(**config.recipe), config.recipe_name)
-    return choice.resolve(case_of(data, weights, width, task), saved)
+    task = find_task(options.task)
+    return choice.resolve(case_of(data, options.weights, options.width, task), saved)
+
+
+@contextmanager
+def locked(folder: Path, context: DistributedContext = SINGLE_PROCESS) -> Iterator[None]:
+    """Hold the lock of a run's folder, which no other process trains in while the body runs.
+
+    Nothing is written in the folder of something else. Raises LockedError with the holder.
+    """
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            check_folder(folder)
+            stack.enter_context(hold(folder / RUN_LOCK))
+
+        context.on_rank_zero(lock)
+        yield
 
 
 def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

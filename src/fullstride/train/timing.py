@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ from fullstride.train.compute import (
 )
 from fullstride.train.loop import Learner
 from fullstride.train.prepare import PreparedRun, initial_network, prepare
-from fullstride.train.recipes.choice import LENGTHS, NamedRecipe, RecipeChoice
+from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
 
 DATA_BENCH = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
@@ -306,12 +305,8 @@ def recipe_within(
     folder: Path,
     model: str,
     data: DataSet,
-    *,
-    task: Task,
-    weights: str = "",
-    width: float = 1.0,
+    options: RunOptions = DEFAULTS,
     context: DistributedContext = SINGLE_PROCESS,
-    **how: Any,
 ) -> NamedRecipe:
     """The recipe that `choice` gives, with as many epochs as end by `deadline` where it has more.
 
@@ -323,14 +318,14 @@ def recipe_within(
         choice: Of the user, without a length.
         deadline: Of the run with its linear probe and its scores, by `time.perf_counter`.
         folder: Of the run, beside which measurements are made.
-        model: As for `run.train`, as are `data` and the arguments from `task` on.
+        model: As for `run.train`, as are `data`, `options` and `context`.
 
     Raises ValueError, in one line, for a length beside the time, for several processes, and where
     not even a tenth of an epoch fits.
     """
     begin = time.perf_counter()
     run_folder.check_folder(folder)
-    named = run_folder.resolve(choice, folder, data, weights, width, task)
+    named = run_folder.resolve(choice, folder, data, options)
     if deadline is None or run_folder.resumable_config(folder):
         return named
     if context.is_distributed:
@@ -340,9 +335,8 @@ def recipe_within(
             f"{length} {choice.changes[length]:g} and a time both set the length of training: "
             "leave one of them out"
         )
-    how |= dict(task=task, weights=weights, width=width)
     with scratch_folder(folder) as scratch:
-        run = prepare(scratch / folder.name, model, data, named, **how)
+        run = prepare(scratch / folder.name, model, data, named, options)
         times = time_run(run, time.perf_counter() - begin)
     train, val, test = len(data.train), len(data.val), len(data.test)
     scored = 2 * val + test
@@ -364,7 +358,7 @@ def recipe_within(
             f"{math.ceil(more_s / 6) / 10:g} minutes more"
         )
     shorter = replace(choice, changes={**choice.changes, "epochs": math.floor(10 * epochs) / 10})
-    return run_folder.resolve(shorter, folder, data, weights, width, task)
+    return run_folder.resolve(shorter, folder, data, options)
 
 
 def time_run(run: PreparedRun, build_s: float) -> RunTimes:

@@ -24,6 +24,7 @@ from fullstride.data.loader import Batches, TestView
 from fullstride.data.readers.splits import SplitRule
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run, run_folder
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 
 DIGITS_DATA = open_data("digits")
@@ -297,7 +298,7 @@ def test_workers_read_what_one_process_reads(tmp_path, form):
 def test_a_network_trains_on_it_from_the_first_epoch_to_the_bundle(tmp_path):
     data = open_data(str(as_parquet(tmp_path / "data", train=table())))
     recipe = replace(DIGITS, epochs=1, warmup_epochs=0, resolution=16, batch_size=8)
-    (row,) = run.train(tmp_path / "run", "genet_tiny", data, recipe, workers=2)
+    (row,) = run.train(tmp_path / "run", "genet_tiny", data, recipe, RunOptions(workers=2))
     assert row["skipped"] == {}
     assert (
         json.loads((tmp_path / "run" / run_folder.BUNDLE / "bundle.json").read_text())["classes"]

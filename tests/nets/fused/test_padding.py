@@ -25,6 +25,7 @@ from fullstride.nets.spec import NetSpec, Stage
 from fullstride.tasks import find_task
 from fullstride.train import prepare, run, run_folder
 from fullstride.train.optimizer import build_optimizer
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import Recipe
 
@@ -362,13 +363,21 @@ def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         list(
             run.train(
-                tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+                tmp_path / "stopped",
+                "tresnet_tiny",
+                few_digits,
+                recipe,
+                RunOptions(checkpoint_every_steps=1),
             )
         )
     monkeypatch.setattr(run_folder, "save_checkpoint", save)
     list(
         run.train(
-            tmp_path / "stopped", "tresnet_tiny", few_digits, recipe, checkpoint_every_steps=1
+            tmp_path / "stopped",
+            "tresnet_tiny",
+            few_digits,
+            recipe,
+            RunOptions(checkpoint_every_steps=1),
         )
     )
     ours, theirs = trained(tmp_path / "stopped"), trained(tmp_path / "whole")

@@ -20,7 +20,7 @@ from fullstride.tasks.task import json_values
 from fullstride.train import run
 from fullstride.train.batches import check_task
 from fullstride.train.optimizer import lr_at
-from fullstride.train.recipes.choice import RecipeChoice, case_of
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import score_bundle
@@ -108,7 +108,9 @@ def rectangles(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(rectangles, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    rows = list(run.train(folder, "resnet_rs_tiny", rectangles, RECIPE, task=DETECT))
+    rows = list(
+        run.train(folder, "resnet_rs_tiny", rectangles, RECIPE, RunOptions(task=DETECT.name))
+    )
     return folder, rows
 
 
@@ -128,12 +130,15 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangl
         "resnet_rs_tiny",
         rectangles,
         RECIPE,
-        task=DETECT,
-        checkpoint_every_steps=3,
+        RunOptions(task=DETECT.name, checkpoint_every_steps=3),
     )
     next(started)
     started.close()
-    list(run.train(tmp_path / "run", "resnet_rs_tiny", rectangles, RECIPE, task=DETECT))
+    list(
+        run.train(
+            tmp_path / "run", "resnet_rs_tiny", rectangles, RECIPE, RunOptions(task=DETECT.name)
+        )
+    )
     whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
     state = resumed.net.state_dict()
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
@@ -158,7 +163,9 @@ def test_a_named_recipe_trains_a_step(name, rectangles, tmp_path):
     small = dict(steps=1, resolution=64, batch_size=8, head_width=16, head_convs=1)
     recipe = replace(RECIPES[name], **small)
     few = replace(rectangles, test=rectangles.test.subset(range(1, 3)))
-    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", few, recipe, task=DETECT)
+    (row,) = run.train(
+        tmp_path / "run", "resnet_rs_tiny", few, recipe, RunOptions(task=DETECT.name)
+    )
     assert 0 < row["loss"] < 20
 
 

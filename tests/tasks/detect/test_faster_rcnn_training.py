@@ -15,6 +15,7 @@ from fullstride.deploy.export import export
 from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
 from fullstride.tasks.detect.task import Detect
 from fullstride.train import run
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
 
@@ -31,7 +32,7 @@ SHORT = Recipe(
     head_convs=1,
     clip_norm=5.0,
 )
-HOW = dict(task=Detect())
+HOW = RunOptions(task=Detect.name)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def boxes(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(boxes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("faster") / "run"
-    return folder, list(run.train(folder, "resnet_rs_tiny", boxes, SHORT, **HOW))
+    return folder, list(run.train(folder, "resnet_rs_tiny", boxes, SHORT, HOW))
 
 
 def test_the_loss_falls_and_the_bundle_knows_its_detector(trained, boxes):
@@ -60,11 +61,15 @@ def test_the_loss_falls_and_the_bundle_knows_its_detector(trained, boxes):
 def test_a_run_resumes_bit_for_bit(trained, boxes, tmp_path):
     folder, _ = trained
     started = run.train(
-        tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, checkpoint_every_steps=2, **HOW
+        tmp_path / "run",
+        "resnet_rs_tiny",
+        boxes,
+        SHORT,
+        replace(HOW, checkpoint_every_steps=2),
     )
     next(started)
     started.close()
-    list(run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, **HOW))
+    list(run.train(tmp_path / "run", "resnet_rs_tiny", boxes, SHORT, HOW))
     whole, resumed = (tasks.load(each).net.state_dict() for each in (folder, tmp_path / "run"))
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
@@ -74,7 +79,7 @@ def test_the_recipe_of_the_paper_trains(boxes, tmp_path):
     assert (recipe.resolution, recipe.jitter, recipe.batch_size) == (896, (0.5, 2.0), 32)
     assert (recipe.weight_decay, recipe.schedule) == (1e-4, "cosine")
     small = replace(recipe, steps=2, batch_size=4, resolution=64, head_width=8, warmup_epochs=0)
-    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, small, **HOW)
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, small, HOW)
     assert np.isfinite(row["loss"])
 
 
@@ -87,7 +92,7 @@ def test_steps_are_not_compiled(boxes, tmp_path, efficiency):
                 "resnet_rs_tiny",
                 boxes,
                 replace(SHORT, efficiency=efficiency),
-                **HOW,
+                HOW,
             )
         )
     assert not (tmp_path / "run").exists()
@@ -113,5 +118,5 @@ def test_two_processes_train_and_score(boxes, tmp_path):
 
 def test_passes_of_a_batch_have_their_own_targets(boxes, tmp_path):
     recipe = replace(SHORT, steps=2, grad_accum_steps=4, box_augmentation="ssd", jitter=(0.6, 1.5))
-    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, recipe, **HOW)
+    (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, recipe, HOW)
     assert np.isfinite(row["loss"])

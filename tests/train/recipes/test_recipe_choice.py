@@ -12,7 +12,7 @@ from fullstride.nets import zoo
 from fullstride.report.training_progress import plan_lines
 from fullstride.train import run, run_folder
 from fullstride.train.autotune import TrainingPlan
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.named import BY_IMAGES, DIGITS, RECIPES, Case, find_recipe
 from fullstride.train.recipes.papers import scaling
 from fullstride.train.recipes.recipe import Recipe
@@ -122,7 +122,7 @@ def test_a_flag_is_set_also_where_its_value_is_the_default():
 
 
 def test_a_run_keeps_its_numbers_and_refuses_others(few_digits, tmp_path):
-    settings = dict(device="cpu", epochs=1, resolution=16)
+    settings = dict(epochs=1, resolution=16, options=RunOptions())
     folder = tmp_path / "run"
     fullstride.train_network(
         few_digits, "genet_tiny", folder, recipe="scratch", batch_size=8, **settings
@@ -152,9 +152,10 @@ def test_a_run_keeps_its_numbers_and_refuses_others(few_digits, tmp_path):
 def plan_of(folder, data, source="", weights="", **changes):
     """The lines of the plan by their first word."""
     plans: list[TrainingPlan] = []
-    named = run_folder.resolve(RecipeChoice(source, changes), folder, data, weights)
-    settings = dict(weights=weights, announce=plans.append)
-    next(iter(run.train(folder, "genet_tiny", data, named, **settings)))
+    options = RunOptions(weights=weights)
+    named = run_folder.resolve(RecipeChoice(source, changes), folder, data, options)
+    rows = run.train(folder, "genet_tiny", data, named, options, announce=plans.append)
+    next(iter(rows))
     return plans[0], {line.split()[0]: line for line in plan_lines(plans[0])}
 
 
@@ -198,7 +199,7 @@ def test_fine_tuning_begins_at_the_resolution_of_the_weights(few_digits, tmp_pat
     settings = dict(epochs=1, batch_size=8)
     weights = str(tmp_path / "weights")
     fullstride.train_network(
-        few_digits, "genet_tiny", weights, device="cpu", resolution=48, **settings
+        few_digits, "genet_tiny", weights, options=RunOptions(), resolution=48, **settings
     )
     plan, lines = plan_of(tmp_path / "a", few_digits, weights=weights, **settings)
     assert plan.resolution == 48 != zoo.create("genet_tiny").spec.resolution
@@ -212,11 +213,13 @@ def test_fine_tuning_begins_at_the_resolution_of_the_weights(few_digits, tmp_pat
 def test_a_network_is_trained_at_multiples_of_its_width_and_depth(few_digits, tmp_path):
     folder = tmp_path / "run"
     words = ["train", "digits", "--model", "resnet_rs_tiny", "--out", "o", "--width", "2"]
-    assert cli.parse([*words, "--depth", "1.5"]).keywords["depth"] == 1.5
-    settings = dict(device="cpu", resolution=32, epochs=1, batch_size=16, recipe="scratch")
+    assert cli.parse([*words, "--depth", "1.5"]).keywords["options"].depth == 1.5
+    settings = dict(resolution=32, epochs=1, batch_size=16, recipe="scratch")
     scale = dict(width=2, depth=2)
     for _ in range(2):  # the second call finds the run that the first has left
-        bundle = fullstride.train_network(few_digits, "resnet_rs_tiny", folder, **scale, **settings)
+        bundle = fullstride.train_network(
+            few_digits, "resnet_rs_tiny", folder, options=RunOptions(**scale), **settings
+        )
     channels = dict(classes=10, in_channels=1)
     expected = zoo.create("resnet_rs_tiny", **channels, **scale)
     plain = zoo.create("resnet_rs_tiny", **channels)
@@ -226,7 +229,9 @@ def test_a_network_is_trained_at_multiples_of_its_width_and_depth(few_digits, tm
     ]
     assert shapes[0] == shapes[1] == shapes[2] != shapes[3]
     with pytest.raises(ValueError, match="has another run: spec"):
-        fullstride.train_network(few_digits, "resnet_rs_tiny", folder, **settings)
+        fullstride.train_network(
+            few_digits, "resnet_rs_tiny", folder, options=RunOptions(), **settings
+        )
 
 
 def test_the_recipe_of_the_scaling_study_follows_width_and_resolution(capsys):

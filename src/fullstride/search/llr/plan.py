@@ -34,7 +34,7 @@ from fullstride.study.trials import Trial, TrialKind
 from fullstride.train.averages import MAX_IMAGES
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.prepare import prepare
-from fullstride.train.recipes.choice import RecipeChoice, case_of
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.timing import RunTimes, time_run
 
@@ -366,8 +366,7 @@ def measure_steps(job: SearchJob) -> RunTimes:
             str(model),
             job.unseen,
             master_choice(job).resolve(case_of(job.data)),
-            device=job.devices[0],
-            workers=job.workers,
+            RunOptions(device=job.devices[0], workers=job.workers),
         )
         return time_run(run, perf_counter() - begin)
 

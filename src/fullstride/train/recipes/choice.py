@@ -1,10 +1,12 @@
-"""Which recipe does a user's choice give, once data and weights are known?"""
+"""Holds what a user chooses of a training: the recipe, and where and how it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullstride.io.records import check_bounds
+from fullstride.nets.preprocessing import WeightsKind
 from fullstride.train.recipes.named import (
     BY_IMAGES,
     FINETUNE_BATCH,
@@ -32,6 +34,36 @@ class RecipeFields(Recipe):
     def __post_init__(self) -> None:
         check_size(self)
         check_bounds(self, "recipe.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a run begins with and where it computes; the comment on a field is its help."""
+
+    # Initial weights: a run, a bundle, a file of released weights, or hub; by default random ones.
+    weights: str = ""
+    # Which weights of a checkpoint that has both.
+    weights_kind: WeightsKind = "averaged"
+    # Multiplier of the network's widths, which are rounded to multiples of 8.
+    width: float = 1.0
+    # Multiplier of the numbers of blocks in its stages.
+    depth: float = 1.0
+    # What the network is trained for.
+    task: str = "classify"
+    # What computes: cpu, cuda, cuda:1, or auto: cuda where there is one.
+    device: str = "cpu"
+    # Processes that decode images beside this one; 0 decodes in this one, None chooses by the
+    # cores, the images and the device.
+    workers: int | None = 0
+    # Steps from one checkpoint to the next within an epoch; 0 writes one after each epoch that is
+    # scored only.
+    checkpoint_every_steps: int = 0
+    # A folder for the outputs of the recipe's teacher, for this run and others on the same views.
+    teacher_cache: Path | None = None
+
+
+DEFAULTS = RunOptions()
+HERE = RunOptions(device="auto", workers=None)  # of a command, whose user chooses neither
 
 
 @dataclass(frozen=True)

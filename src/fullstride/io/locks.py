@@ -1,4 +1,4 @@
-"""Locks that one process holds, which others may outlive or see from other machines.
+"""Locks that one process holds, also where others are killed or run on other machines.
 
 A lock is a file with the name of its holder, and the holder renews the time of the file. All
 machines see the same files, and creating one is atomic on them.
@@ -25,6 +25,7 @@ HEARTBEAT_S = 10.0  # between two renewals
 # files to other machines with a delay of up to a minute.
 TAKEOVER_S = 90.0
 MAX_BYTES = 4096  # of a lock
+RUN_LOCK = ".run.lock"  # in the folder of a run, and of the trial that trains it
 GONE = (errno.ENOENT, errno.ESTALE)
 
 
@@ -59,18 +60,26 @@ class LostLockError(OSError):
 
 
 @contextmanager
-def hold(path: Path) -> Iterator["Lock"]:
+def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
     """Hold the lock with the name `path` while the body runs.
 
     It is held by files `path`-1, `path`-2, ... A lock of a process of this machine that does not
     run any more is taken over at once, on Linux; any other one `TAKEOVER_S` after its last renewal.
+    With `lends`, the body may hold it again: a trial has the lock of the run that it trains.
 
     Raises `LockedError` where another process has it.
     """
+    place = path.absolute()
+    if place in LENT:
+        yield LENT[place]
+        return
     lock = _acquire(path)
+    if lends:
+        LENT[place] = lock
     try:
         yield lock
     finally:
+        LENT.pop(place, None)
         lock.release()
 
 
@@ -105,6 +114,9 @@ class Lock:
         while not self._released.wait(HEARTBEAT_S):
             with suppress(OSError):  # the next time; `check` tells whether it is lost
                 os.utime(self.path)
+
+
+LENT: dict[Path, Lock] = {}  # locks of this process that it may hold again
 
 
 def _acquire(path: Path) -> Lock:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.io.records import to_json
-from fullstride.study import locks
-from fullstride.study.locks import (
+from fullstride.io import locks
+from fullstride.io.locks import (
     LockedError,
     LostLockError,
     find_holder,
@@ -20,11 +19,12 @@ from fullstride.study.locks import (
     machine,
     this_process,
 )
+from fullstride.io.records import to_json
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from fullstride.study.locks import hold
+from fullstride.io.locks import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(100)
